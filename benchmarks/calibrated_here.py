@@ -17,7 +17,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
-from launcher.steps.shared_construction import Drawings
+from launcher.steps.shared_construction import SharedMetaModels
 
 RANKS = 4
 NAME = "this machine, calibrated in between"
@@ -43,7 +43,7 @@ def _work(
     (copy, replicas), (_, stages) = copies
     works = Works(copy.job.train.precision, replicas.estimate.work, stages.estimate.work)
     machine = machine_of(world, works, NAME)
-    timed = [*samples(world, machine), *trainings(world, copies, folder, Drawings())]
+    timed = [*samples(world, machine), *trainings(world, copies, folder, SharedMetaModels())]
     return measured(world, seconds, timed), machine
 
 

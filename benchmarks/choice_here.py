@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.predict_here import MODEL, Measured, together, training, watched
 from launcher.errors import RequestError
 from launcher.extras.layout_search import candidates
-from launcher.extras.layout_search.candidates import Layout
-from launcher.extras.layout_search.evaluate import Question
+from launcher.extras.layout_search.candidates import LayoutCandidate
+from launcher.extras.layout_search.evaluate import SearchContext
 from launcher.extras.layout_search.search import search
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
@@ -88,7 +88,7 @@ def others(size: int, job: Job) -> Iterator[tuple[str, Job]]:
     fast = speeds(job)
     assert fast is not None
     there = candidates.space(job)
-    asked = Question(job, there.named, fast)
+    asked = SearchContext(job, there.named, fast)
     for layout in there.layouts:
         settled = asked.of(layout)
         parallel = settled.parallel.model_copy(update={"recompute": None})
@@ -103,7 +103,7 @@ def planned(job: Job) -> Plan | None:
         return None
 
 
-def named(size: int, layout: Layout) -> str:
+def named(size: int, layout: LayoutCandidate) -> str:
     shown = layout.shown()
     words = [f"{size} rank{'s' if size > 1 else ''}: tp {layout.tp}"]
     words += [f"{shown[key]} {what}" for key, what in (("stages", "stages"), ("micros", "micro batches"))]

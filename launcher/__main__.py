@@ -24,7 +24,7 @@ from launcher.runtime.stdio import open_missing, spare_streams
 
 if TYPE_CHECKING:
     from launcher.job.compose import Depth
-    from launcher.run.external_ranks.leader import Others
+    from launcher.run.external_ranks.leader import FollowerRanks
 
 UNSAID = 120
 """The exit code when the output cannot be flushed: Python uses the same one."""
@@ -105,7 +105,7 @@ def _main(words: list[str], rank: int | None) -> int:
 
 
 @contextmanager
-def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Others | None]:
+def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[FollowerRanks | None]:
     """The other ranks of an outer launcher, released when the block ends; ``None`` if no other is needed."""
     if launch_env.place() is None or _only_prints(args):
         yield None

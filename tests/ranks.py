@@ -10,10 +10,10 @@ from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.fork_server import start_here
 from launcher.runtime.processes.start import run_ranks
-from launcher.steps.shared_construction import Drawings
+from launcher.steps.shared_construction import SharedMetaModels
 
 T = TypeVar("T")
-DRAWN = Drawings()
+DRAWN = SharedMetaModels()
 
 
 def on_ranks(size: int, work: Callable[..., T], *args: Any, timeout_s: float = 120, **options: Any) -> list[T]:

@@ -20,7 +20,7 @@ from launcher.parallel.trace.fx_tracer import Tracer, follow, said
 from launcher.parallel.trace.graph_recorder import UnderModes
 from launcher.parallel.trace.model_facts import dtype_of, meta, skeleton
 from launcher.plan.cut.params import Placed, wide
-from launcher.plan.cut.stages import Crossing, Stage
+from launcher.plan.cut.stages import BoundaryTensor, Stage
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import TensorSpec
 
@@ -274,7 +274,7 @@ def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def _send(out: fx.Graph, value: Any, c: Crossing) -> list[fx.Node]:
+def _send(out: fx.Graph, value: Any, c: BoundaryTensor) -> list[fx.Node]:
     """Return the nodes that send ``value``, one per tensor."""
     if not c.packed:
         flat = [value]

@@ -10,7 +10,7 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.communication.fusion import Group
 from launcher.plan.communication.gather_order import Visit
 from launcher.plan.cut.params import Placed, Tie, by_stage
-from launcher.plan.cut.stages import Crossing, Stage, covers
+from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
 from launcher.plan.schedule.schedules import RULES, Schedule
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.facts import Graph
@@ -35,7 +35,7 @@ class CutModel:
     stages: tuple[Stage, ...]
     graphs: tuple[Graph, ...]
     lengths: tuple[int, ...]
-    boundaries: tuple[tuple[Crossing, ...], ...]
+    boundaries: tuple[tuple[BoundaryTensor, ...], ...]
     params: tuple[Placed, ...]
     ties: tuple[Tie, ...]
     groups: tuple[Group, ...]

@@ -11,11 +11,11 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.optional import matrices
 from launcher.plan import certify_copy, settings, step_order
 from launcher.plan.communication import gather_order
-from launcher.plan.communication.fusion import Bucket, Fused, Group, buckets, groups, sums
+from launcher.plan.communication.fusion import Bucket, Communication, Group, buckets, groups, sums
 from launcher.plan.communication.gather_order import AHEAD, Gathering, Visit, gatherings, visits
 from launcher.plan.cut import param_groups, stage_config, stages
 from launcher.plan.cut.params import Placed, Tie, placed, ties
-from launcher.plan.cut.stages import Crossing, Stage
+from launcher.plan.cut.stages import BoundaryTensor, Stage
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.cut_model import CutModel
 from launcher.plan.drill import Fault
@@ -42,17 +42,17 @@ from launcher.plan.settings import stage_config as stage_config_setting
 from launcher.plan.settings.dataset_strategy import BatchReading, BatchRole, roles
 from launcher.plan.settings.loss import Objective
 from launcher.plan.settings.pipeline import ScheduleChoice
-from launcher.plan.settings.stage_config import Asked
+from launcher.plan.settings.stage_config import StageRequest
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.step_order import Phase
-from launcher.plan.tensor_parallel.operators import Flow, splits
+from launcher.plan.tensor_parallel.operators import TensorParallelPlan, splits
 from launcher.plan.time import step_work as work_of_step
 from launcher.plan.time.before_cut import Rerun, rerun, step_time
 from launcher.plan.time.prediction import Prediction, predict
 from launcher.plan.time.speeds import speeds
 from launcher.plan.time.step_work import StepWork, step_flops, step_work
 from launcher.plan.time.traffic import Traffic, messages, scatters, traffic
-from launcher.plan.values.facts import Graph, Lookup, Skeleton, TensorSpec
+from launcher.plan.values.facts import Graph, Lookup, ModelStructure, TensorSpec
 from launcher.plan.values.optimizer import OptimizerTraits, ParamGroup
 from launcher.plan.values.resolved import EngineChoice, SwitchesFile
 from launcher.plan.values.setting import Compilation, Precision, Recomputed, Setting, precision
@@ -133,7 +133,7 @@ class Plan:
     hsdp: Hsdp | None
     leaves: tuple[str, ...] | None
     stages: tuple[Stage, ...]
-    boundaries: tuple[tuple[Crossing, ...], ...]
+    boundaries: tuple[tuple[BoundaryTensor, ...], ...]
     pieces: tuple[int, ...]
     inputs: tuple[TensorSpec, ...]
     output: tuple[TensorSpec, ...]
@@ -148,7 +148,7 @@ class Plan:
     scatters: tuple[Bucket, ...]
     reduces_early: bool
     overlaps: tuple[str, ...]
-    operators: Flow
+    operators: TensorParallelPlan
     recomputed: tuple[Recomputed, ...]
     compilation: Compilation | None
     sums: tuple[Bucket, ...]
@@ -192,7 +192,7 @@ def ask(
     found: Sequence[Problem] = (),
     switches_file: SwitchesFile | None = None,
     engine: EngineChoice | None = None,
-) -> Asked:
+) -> StageRequest:
     """Decides everything that needs no model; ``found`` are problems that are known already.
 
     ``switches_file``: the file that has switches of ``transformer_opt``. ``engine``: how operators are cut,
@@ -203,16 +203,16 @@ def ask(
         raise RequestError((*found, *wrong))
     config = job.parallel.pipeline.stage_config
     flat = None if config == "auto" else stage_config.flatten(config)
-    return Asked(sizes, flat, switches_file=switches_file)
+    return StageRequest(sizes, flat, switches_file=switches_file)
 
 
-def impossible(asked: Asked) -> list[Problem]:
+def impossible(asked: StageRequest) -> list[Problem]:
     """Returns the problems that a plan would report for any model."""
     config = asked.config or {}
     return stage_config.impossible(config, asked.sizes.grid["pp"], asked.sizes.chunks) if config else []
 
 
-def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, ...] | None:
+def leaves(asked: StageRequest, skeleton: ModelStructure, stacks: bool = True) -> tuple[str, ...] | None:
     """Returns the modules that stages do not cut, or ``None`` if there is only one stage.
 
     ``stacks``: automatic choices look into modules that contain layers. Raises ``RequestError`` if
@@ -227,7 +227,7 @@ def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, 
 
 def plan(
     job: Job,
-    asked: Asked,
+    asked: StageRequest,
     model: TracedModel,
     notes: Sequence[Note] = (),
     traits: OptimizerTraits | None = None,
@@ -330,10 +330,10 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
 
 def _fused(
     job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice, compilation: Compilation | None
-) -> Fused:
+) -> Communication:
     """Decides which tensors are sent in one collective."""
     limits = comm_fusion.limits(job)
-    return Fused(
+    return Communication(
         limits=limits,
         params=at.params,
         groups=at.groups,
@@ -350,7 +350,7 @@ def _fused(
     )
 
 
-def _operators(job: Job, model: TracedModel, fused: Fused) -> Flow:
+def _operators(job: Job, model: TracedModel, fused: Communication) -> TensorParallelPlan:
     """Returns the operators that are cut over ``tp``, with the switches of ``transformer_opt`` applied."""
     swaps, overlapped = transformer_opt.swaps_bias(job), transformer_opt.overlapped(job, fused)
     return replace(model.operators, bias_in_terms=swaps, overlapped=overlapped)
@@ -377,7 +377,7 @@ def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits
 
 
 def _estimate(
-    job: Job, at: CutModel, fused: Fused, *, timeline: Timeline, traits: OptimizerTraits | None
+    job: Job, at: CutModel, fused: Communication, *, timeline: Timeline, traits: OptimizerTraits | None
 ) -> Estimate:
     """Estimates what a step costs; ``timeline`` is that of the schedule, without messages."""
     sent = traffic(at, fused)

@@ -11,12 +11,12 @@ from typing import TypeVar
 from launcher.optional import matrices
 from launcher.plan.communication.fusion import Group
 from launcher.plan.cut.params import Placed
-from launcher.plan.cut.stages import Crossing, Stage, covers
+from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
 from launcher.plan.memory.device_memory import tightest
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.settings import compile
-from launcher.plan.tensor_parallel.operators import Comm, Cut, Flow, Spread, tp_dim
+from launcher.plan.tensor_parallel.operators import Comm, Cut, ShardedOperator, TensorParallelPlan, tp_dim
 from launcher.plan.tensor_parallel.reader import axes_text
 from launcher.plan.time.prediction import Prediction
 from launcher.plan.time.traffic import KINDS
@@ -38,12 +38,12 @@ NAMES = {"all_gather": "all-gather", "all_reduce": "all-reduce", "reduce_scatter
 Rows = Iterator[tuple[str, str]]
 
 
-def operator_rows(flow: Flow, output: Sequence[TensorSpec], ways: int) -> Rows:
+def operator_rows(flow: TensorParallelPlan, output: Sequence[TensorSpec], ways: int) -> Rows:
     """Yields one row for operators that are alike, and one for what all of them send.
 
     ``output``: the model's output on a rank; ``ways``: the size of ``tp``.
     """
-    alike: dict[tuple[object, ...], list[Spread]] = {}
+    alike: dict[tuple[object, ...], list[ShardedOperator]] = {}
     for s in flow.spreads:
         o = s.operator
         alike.setdefault((o.key, o.kind, o.weights, s.arrives, s.takes, s.makes, s.gives), []).append(s)
@@ -68,7 +68,7 @@ def repeated(sent: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{many(len(ns), NAMES[op])} ({bytes_text(sum(ns))})" for op, ns in found.items())
 
 
-def _row(same: list[Spread]) -> str:
+def _row(same: list[ShardedOperator]) -> str:
     first = same[0]
     o = first.operator
     kinds = {"": o.kind, "column": "linear by columns", "row": "linear by rows"}
@@ -85,7 +85,7 @@ def _change(before: Cut, after: Cut) -> str:
     return _words(before) if before == after else f"{_words(before)} -> {_words(after)}"
 
 
-def _out(s: Spread) -> str:
+def _out(s: ShardedOperator) -> str:
     return f"terms -> {_words(s.gives)}" if s.sums else _change(s.makes, s.gives)
 
 
@@ -361,7 +361,7 @@ def _sends(plan: Plan) -> Rows:
         yield "sends", f"{where}: {names}{what}, {bytes_text(size)} a micro batch{each}{on}"
 
 
-def _crossings(crossing: tuple[Crossing, ...]) -> str:
+def _crossings(crossing: tuple[BoundaryTensor, ...]) -> str:
     return ", ".join(c.name for c in crossing)
 
 

@@ -12,7 +12,7 @@ from launcher.plan.memory.memory import Memory
 from launcher.plan.plan import VERSION, Estimate, Plan
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.sizes import Sizes
-from launcher.plan.tensor_parallel.operators import Operator, Spread
+from launcher.plan.tensor_parallel.operators import Operator, ShardedOperator
 from launcher.plan.time.prediction import Prediction
 
 DERIVED: dict[type, tuple[str, ...]] = {
@@ -28,7 +28,7 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
     Prediction: ("timeline", "shares", "networks"),
     Plan: ("sharding", "graph", "drill"),
     Operator: ("where",),
-    Spread: ("dims",),
+    ShardedOperator: ("dims",),
 }
 """Fields that are not written. Starts of actions are in ``timeline.json``; the grid of layouts and the notes
 of sizes are those of the plan.

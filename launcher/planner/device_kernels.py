@@ -13,7 +13,7 @@ from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.facts import COMPUTE, Graph
 
 if TYPE_CHECKING:
-    from launcher.parallel.cost.kernels import Fused
+    from launcher.parallel.cost.kernels import FusedKernel
 
 KEY = "launch.device"
 CUDA = "cuda"
@@ -48,19 +48,19 @@ def counted(job: Job, sizes: Sizes) -> Iterator[None]:
         _kind.reset(before)
 
 
-def kernels_of(kind: str, here: bool) -> Fused:
+def kernels_of(kind: str, here: bool) -> FusedKernel:
     """The kernels of devices of a ``kind``; ``here``: this process's torch supports it and can be queried.
 
     A device that torch does not support here is assumed to have CUDA's kernels.
     """
     import torch
 
-    from launcher.parallel.cost.kernels import CPU, Fused
+    from launcher.parallel.cost.kernels import CPU, FusedKernel
 
     if kind == "cpu":
         return CPU
     if kind == CUDA or not here:
-        return Fused(norms=True, wide=True)
+        return FusedKernel(norms=True, wide=True)
     outside = kind == torch._C._get_privateuse1_backend_name()
     key = "PrivateUse1" if outside else kind.upper()
 
@@ -70,7 +70,7 @@ def kernels_of(kind: str, here: bool) -> Fused:
         return any(op.default.has_kernel_for_dispatch_key(key) for op in found if op is not None)
 
     attention = one_of(ATTENTION_OPERATORS)
-    return Fused(attention=attention, norms=one_of(NORM_OPERATORS), wide=attention)
+    return FusedKernel(attention=attention, norms=one_of(NORM_OPERATORS), wide=attention)
 
 
 def notes(job: Job, graph: Graph) -> Iterator[Note]:

@@ -22,7 +22,7 @@ from launcher.job.schema.job import Job
 from launcher.optional import install_command
 from launcher.plan.plan import Plan
 from launcher.plan.sizes import Note
-from launcher.plan.values.facts import COMPUTE, DTYPE, Param, Skeleton, TensorSpec
+from launcher.plan.values.facts import COMPUTE, DTYPE, ModelStructure, Param, TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.untrusted.files import read_json
 
@@ -165,7 +165,7 @@ def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[
         yield few(unlike, "; ")
 
 
-def with_stored(job: Job, skeleton: Skeleton) -> Skeleton:
+def with_stored(job: Job, skeleton: ModelStructure) -> ModelStructure:
     """Records for frozen parameters the dtype in which the folder stores their weights."""
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return skeleton

@@ -19,7 +19,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.tensor_parallel import files, reader
 from launcher.plan.tensor_parallel.files import KEY, SHARD, ParamLayouts, on_grid
 from launcher.plan.tensor_parallel.reader import TP
-from launcher.plan.values.facts import Skeleton, TensorSpec
+from launcher.plan.values.facts import ModelStructure, TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import many
@@ -92,7 +92,7 @@ def _entries(stored: Strategy | mindspore.StrategyFile) -> Strategy:
     return mindspore.on_paper(stored, None)[0] if not isinstance(stored, Strategy) else stored
 
 
-def with_threshold(resolved: Resolved, skeleton: Skeleton, grid: Grid) -> Resolved:
+def with_threshold(resolved: Resolved, skeleton: ModelStructure, grid: Grid) -> Resolved:
     """Sets ``hsdp.threshold`` so that exactly the parameters that are sharded in the file are sharded."""
     job, hsdp = resolved.job, resolved.job.parallel.hsdp
     file = laid_out(job, skeleton, grid.size) if resolved.threshold_from_file else None
@@ -113,7 +113,7 @@ def with_threshold(resolved: Resolved, skeleton: Skeleton, grid: Grid) -> Resolv
     return resolved.of(job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})}))
 
 
-def laid_out(job: Job, skeleton: Skeleton, ranks: int) -> ParamLayouts | None:
+def laid_out(job: Job, skeleton: ModelStructure, ranks: int) -> ParamLayouts | None:
     """The file's layouts for the parameters of this model; ``None`` without a file or for other ranks.
 
     Raises ``RequestError`` if names or shapes do not fit.

@@ -26,9 +26,9 @@ from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import optimizer
 from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.settings.device_matrix import over_slices
-from launcher.plan.settings.stage_config import Asked
+from launcher.plan.settings.stage_config import StageRequest
 from launcher.plan.sizes import Note
-from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
+from launcher.plan.values.facts import COMPUTE, DTYPE, ModelStructure, TensorSpec
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.text import listed
@@ -37,8 +37,8 @@ from launcher.planner.param_layouts import fits, with_threshold
 from launcher.planner.recompute_auto import drawn_graph, solved
 from launcher.planner.request_files import inlined
 from launcher.planner.trace_model import (
-    Followed,
     ModelRead,
+    TracedForward,
     Traces,
     breaks,
     follow,
@@ -86,18 +86,18 @@ def settled(job: Job) -> Resolved:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedRequest:
     """A request whose settings are compatible, with the content of its files, and its needs."""
 
     resolved: Resolved
-    asked: Asked
+    asked: StageRequest
 
     @property
     def job(self) -> Job:
         return self.resolved.job
 
 
-def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> Checked:
+def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> CheckedRequest:
     """Reads the files of a ``settled`` job; ``found``: problems that are known already.
 
     Raises ``RequestError`` with all problems that can be detected without torch.
@@ -108,10 +108,10 @@ def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> Checked:
     found += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
     found += [*resolve.refused(job), *user_classes.nowhere(job)]
     supposed = resolve.with_placeholder_steps(resolve.with_placeholder_operators(job))
-    return Checked(resolved, _ask(resolved.of(supposed), found))
+    return CheckedRequest(resolved, _ask(resolved.of(supposed), found))
 
 
-def _ask(resolved: Resolved, found: Sequence[Problem] = ()) -> Asked:
+def _ask(resolved: Resolved, found: Sequence[Problem] = ()) -> StageRequest:
     asked = ask(resolved.job, found, resolved.switches_file, resolved.engine)
     return replace(asked, strategies=resolved.strategies)
 
@@ -165,7 +165,7 @@ def plan_like(
         return plan_checked(checked, traces)
 
 
-def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
+def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     """The plan of a request that has passed all earlier checks."""
     resolved, job, asked = checked.resolved, checked.job, checked.asked
     if resolve.operators_are_open(job) or resolve.steps_are_open(job):
@@ -195,7 +195,7 @@ def _backend(job: Job) -> list[Problem]:
     return list(compile.unknown_backend(job, backends()))
 
 
-def _made(resolved: Resolved, asked: Asked, traces: Traces | None) -> Plan:
+def _made(resolved: Resolved, asked: StageRequest, traces: Traces | None) -> Plan:
     """The plan, after recomputation has been decided."""
     if recompute_auto.asked(resolved.job):
         once = traces or Traces(own=False)
@@ -228,7 +228,7 @@ def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) 
     return replace(made, notes=(*made.notes, Note(device_matrix.OPERATORS, text)))
 
 
-def _cut(resolved: Resolved, asked: Asked, traces: Traces | None = None) -> Plan:
+def _cut(resolved: Resolved, asked: StageRequest, traces: Traces | None = None) -> Plan:
     """The plan; stacks of blocks that cannot be cut stay on one stage each."""
     reading = read if traces is None else traces.read
     model = reading(resolved.job, builder(resolved.job))
@@ -251,7 +251,7 @@ def _cut(resolved: Resolved, asked: Asked, traces: Traces | None = None) -> Plan
 
 
 def _undivided(
-    job: Job, asked: Asked, skeleton: Skeleton, found: tuple[str, ...] | None
+    job: Job, asked: StageRequest, skeleton: ModelStructure, found: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...] | None, list[Note]]:
     """The leaves, where automatic stages also leave uncut what is recomputed together."""
     if found is None or asked.config is not None:
@@ -261,7 +261,7 @@ def _undivided(
     return out, [Note(stage_config.KEY, text)] if whole else []
 
 
-def _unwrapped(asked: Asked, skeleton: Skeleton) -> tuple[Asked, list[Note]]:
+def _unwrapped(asked: StageRequest, skeleton: ModelStructure) -> tuple[StageRequest, list[Note]]:
     """Removes the prefix of MindSpore's wrapper from module names in the request."""
     if asked.config is None:
         return asked, []
@@ -296,7 +296,7 @@ def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
     return Note(stage_config.KEY, f"auto: {shut} stays in one piece, for it could not be cut: {why.text}")
 
 
-def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
+def _tried(job: Job, skeleton: ModelStructure) -> OptimizerTraits | None:
     """What the user's optimizer class does; ``None`` for built-in ones or if nothing is trained."""
     shapes = [p.spec.shape for p in skeleton.params if p.trainable and not p.buffer and p.same_as == p.name]
     if not isinstance(job.optim, Target) or not shapes:
@@ -326,8 +326,12 @@ def _unrated(job: Job, steps: int, traces: Traces | None) -> list[Problem]:
 
 
 def _followed(
-    job: Job, asked: Asked, model: ModelRead, whole: tuple[str, ...] | None, specs: tuple[TensorSpec, ...]
-) -> Followed:
+    job: Job,
+    asked: StageRequest,
+    model: ModelRead,
+    whole: tuple[str, ...] | None,
+    specs: tuple[TensorSpec, ...],
+) -> TracedForward:
     """Traces one forward, in the precision that the model computes in."""
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.stages import narrow
@@ -344,12 +348,12 @@ def _followed(
 
 def _shallow(
     job: Job,
-    asked: Asked,
+    asked: StageRequest,
     model: ModelRead,
     whole: tuple[str, ...] | None,
     specs: tuple[TensorSpec, ...],
     traces: Traces,
-) -> Followed:
+) -> TracedForward:
     """Traces a forward; a deep model with equal layers is extrapolated from two shallow ones."""
     two = equal_layers.shallow(job, whole) if traces.shallow else None
     if two is not None:
@@ -363,7 +367,7 @@ def _shallow(
 
 def _planned(
     resolved: Resolved,
-    asked: Asked,
+    asked: StageRequest,
     model: ModelRead,
     whole: tuple[str, ...] | None,
     traits: OptimizerTraits | None,

@@ -19,10 +19,10 @@ from launcher.plan.refusals import evaluation
 from launcher.plan.refusals import model as model_refusals
 from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
-from launcher.plan.settings.stage_config import Asked
+from launcher.plan.settings.stage_config import StageRequest
 from launcher.plan.tensor_parallel import files as layouts_of_files
-from launcher.plan.tensor_parallel.operators import Flow, Operator, resolve, splits, uncalled
-from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
+from launcher.plan.tensor_parallel.operators import Operator, TensorParallelPlan, resolve, splits, uncalled
+from launcher.plan.values.facts import DTYPE, Graph, ModelStructure, TensorSpec
 from launcher.plan.values.setting import STAGE, Compilation, Recomputed
 from launcher.planner import hugging_face
 from launcher.planner.device_kernels import planned_kind
@@ -45,10 +45,12 @@ class ModelRead:
     """
 
     make: Callable[[], nn.Module]
-    skeleton: Skeleton
+    skeleton: ModelStructure
     lost: str
     marks: dict[str, tuple[str, ...]]
-    flows: dict[tuple[tuple[Operator, ...], int, tuple[TensorSpec, ...]], Flow] = field(default_factory=dict)
+    flows: dict[tuple[tuple[Operator, ...], int, tuple[TensorSpec, ...]], TensorParallelPlan] = field(
+        default_factory=dict
+    )
     initial: InitialTensors | None = None
     mixing: dict[tuple[TensorSpec, ...], str | None] = field(default_factory=dict)
 
@@ -151,26 +153,28 @@ def keeps_messages() -> bool:
 
 
 @dataclass(frozen=True)
-class Followed:
+class TracedForward:
     """One forward as a rank of ``tp`` runs it; ``pieces``: the forwards of sequence chunks, if any."""
 
-    operators: Flow
+    operators: TensorParallelPlan
     recomputed: tuple[Recomputed, ...]
     graph: Graph
     pieces: Pieces | None = None
 
 
 def _settled(
-    operators: Flow, recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: Skeleton
-) -> Followed:
+    operators: TensorParallelPlan, recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: ModelStructure
+) -> TracedForward:
     """A traced forward with the recomputation that ``graph`` permits. Raises ``RequestError``."""
     recomputed, found = recompute.settled(recomputed, graph, skeleton)
     refuse(found)
     together = dict.fromkeys((*graph.recomputed, *(r.module for r in recomputed)))
-    return Followed(operators, recomputed, replace(graph, recomputed=tuple(together)))
+    return TracedForward(operators, recomputed, replace(graph, recomputed=tuple(together)))
 
 
-def _operators(job: Job, skeleton: Skeleton, asked: Asked) -> tuple[tuple[Operator, ...], list[Problem]]:
+def _operators(
+    job: Job, skeleton: ModelStructure, asked: StageRequest
+) -> tuple[tuple[Operator, ...], list[Problem]]:
     """The operators that the request shards, and those that follow from parameter layouts."""
     grid = asked.sizes.grid
     if asked.sizes.engine.over_matrices:
@@ -183,12 +187,12 @@ def _operators(job: Job, skeleton: Skeleton, asked: Asked) -> tuple[tuple[Operat
 
 def follow(
     job: Job,
-    asked: Asked,
+    asked: StageRequest,
     built: ModelRead,
     *,
     whole: tuple[str, ...] | None,
     specs: tuple[TensorSpec, ...],
-) -> Followed:
+) -> TracedForward:
     """Traces the operators and the forward of one rank of ``tp``; the model keeps that rank's shards."""
     from launcher.parallel import recompute as recomputation
     from launcher.parallel import sequence
@@ -246,7 +250,7 @@ SAMPLES = 8
 @contextmanager
 def tried(
     job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]
-) -> Iterator[Callable[[Followed], Followed]]:
+) -> Iterator[Callable[[TracedForward], TracedForward]]:
     """Tries data-dependent code with real samples while tracing, and records reads of the environment.
 
     Yields a function that adds to a traced forward whether samples of a batch depend on one another.
@@ -261,7 +265,7 @@ def tried(
         mixing = _mixing(job, model, specs)
         untried = too_large(model.module) if isinstance(job.model, Target) else 0
 
-        def finished(seen: Followed) -> Followed:
+        def finished(seen: TracedForward) -> TracedForward:
             effects = replace(seen.graph.effects, mixing=mixing, untried=untried)
             return replace(seen, graph=replace(seen.graph, effects=effects))
 
@@ -356,7 +360,7 @@ class Traces:
         self.shallow = shallow
         self.keeps_messages = keeps_messages
         self._reads: dict[str, ReadOnce] = {}
-        self._followed: dict[Any, Followed] = {}
+        self._followed: dict[Any, TracedForward] = {}
         self._rated: dict[str, Problem | None] = {}
 
     def rated(self, key: Any, rate: Callable[[], Problem | None]) -> Problem | None:
@@ -371,7 +375,7 @@ class Traces:
         key = repr((job.model, job.seed, job.train.precision, job.parallel.deferred_init))
         return self._reads.setdefault(key, ReadOnce(self._own))(job, build)
 
-    def followed(self, key: Any, job: Job, follow: Callable[[], Followed]) -> Followed:
+    def followed(self, key: Any, job: Job, follow: Callable[[], TracedForward]) -> TracedForward:
         """The result of ``follow``; ``key``: what it depends on besides the settings that are added here.
 
         Full compiler graphs are not cached: they need the traced model itself.

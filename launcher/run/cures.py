@@ -36,7 +36,7 @@ _NAMED = re.compile(r"[\w.*/@^$-]+")
 """Matches a key that an override can name."""
 Words = tuple[str, ...]
 Said = set[tuple[str, str]]
-Look = Callable[[Words], list["ListedProblem"]]
+VisibilityCheck = Callable[[Words], list["ListedProblem"]]
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _added_up(listed: list[ListedProblem]) -> list[ListedProblem]:
     return out
 
 
-def _seeing(typed: Sequence[str], look: Callable[[Words, Depth], None], deep: Depth) -> Look:
+def _seeing(typed: Sequence[str], look: Callable[[Words, Depth], None], deep: Depth) -> VisibilityCheck:
     """Returns a cached function from words to their problems.
 
     It imports no package that ``typed`` does not trust. Only torch knows whether there is a device for each
@@ -211,7 +211,9 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
     return pasted(words, replace(problem, cure=cure), origins)
 
 
-def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -> list[ListedProblem]:
+def _holding(
+    words: Sequence[str], listed: Sequence[ListedProblem], see: VisibilityCheck
+) -> list[ListedProblem]:
     """``listed`` without cures that cause new problems, alone or together."""
     bare = {f.said for f in see(_mended(words, listed, (), 1))}
     out = [_alone(f, words, listed, bare=bare, see=see) for f in listed]
@@ -225,7 +227,12 @@ def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -
 
 
 def _alone(
-    f: ListedProblem, words: Sequence[str], listed: Sequence[ListedProblem], *, bare: Said, see: Look
+    f: ListedProblem,
+    words: Sequence[str],
+    listed: Sequence[ListedProblem],
+    *,
+    bare: Said,
+    see: VisibilityCheck,
 ) -> ListedProblem:
     """``f`` with a cure that causes no new problem: its own or a corrected one; else why it has none."""
     if not f.problem.cure:
@@ -252,5 +259,5 @@ def _alone(
     return replace(f, problem=replace(f.problem, text=text, cure=""))
 
 
-def _new(words: Words, known: Said, see: Look) -> list[ListedProblem]:
+def _new(words: Words, known: Said, see: VisibilityCheck) -> list[ListedProblem]:
     return [f for f in see(words) if f.said not in known]

@@ -31,7 +31,7 @@ from launcher.runtime.signals import check
 from launcher.steps import module, on_files
 
 if TYPE_CHECKING:
-    from launcher.run.external_ranks.leader import Others
+    from launcher.run.external_ranks.leader import FollowerRanks
     from launcher.runtime.cluster.world import World
     from launcher.runtime.training.metrics_file import Metrics
     from launcher.runtime.training.progress import SilentProgress
@@ -59,7 +59,7 @@ class Run:
     plan: Plan
     folder: Path
     start: Start
-    others: Others | None
+    others: FollowerRanks | None
     resume: Path | None
     trial: bool = False
 
@@ -110,9 +110,9 @@ def _reads_data(job: Job, left: Sequence[Phase]) -> bool:
 def _prepare(job: Job) -> None:
     """Makes once, in this process, the tokens that every rank reads."""
     from launcher.data.prepare import text_cache
-    from launcher.data.prepare.shards import Speed
+    from launcher.data.prepare.shards import ProgressReporter
 
-    with Speed(job.logger.progress, say) as speed:
+    with ProgressReporter(job.logger.progress, say) as speed:
         if isinstance(job.data, Chat):
             from launcher.data.chat import tokens
 

@@ -47,7 +47,7 @@ from launcher.runtime.signals import stoppable
 
 if TYPE_CHECKING:
     from launcher.job.compose import Request
-    from launcher.run.external_ranks.leader import Others
+    from launcher.run.external_ranks.leader import FollowerRanks
 
 Until = Literal["settings", "plan", "start"]
 """How far a request is prepared.
@@ -78,7 +78,12 @@ class Prepared:
 
 
 def prepare(
-    request: Request, others: Others | None, until: Until, *, shown: bool = False, measure: bool = False
+    request: Request,
+    others: FollowerRanks | None,
+    until: Until,
+    *,
+    shown: bool = False,
+    measure: bool = False,
 ) -> Prepared:
     """Checks the settings, the plan and this machine, in this order.
 
@@ -123,7 +128,7 @@ def prepare(
     return Prepared(settled, chosen, plan, start, tuple(remarks), previews)
 
 
-def run(request: Request, command: Sequence[str], others: Others | None = None) -> dict[str, Any]:
+def run(request: Request, command: Sequence[str], others: FollowerRanks | None = None) -> dict[str, Any]:
     """Prepares a request and carries it out, here or on the cluster that it names.
 
     Args:
@@ -153,7 +158,7 @@ def run(request: Request, command: Sequence[str], others: Others | None = None) 
             return record.results
 
 
-def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
+def run_request(request: Request, words: Sequence[str], others: FollowerRanks | None = None) -> int:
     """Shows or runs a composed request; ``words`` is the command line. Returns the exit code."""
     show = request.job.show
     if show not in (None, "search"):
@@ -265,7 +270,7 @@ def _saved(job: Job) -> Iterator[None]:
         raise
 
 
-def _others(job: Job) -> AbstractContextManager[Others | None]:
+def _others(job: Job) -> AbstractContextManager[FollowerRanks | None]:
     """The other ranks of an outer launcher, released when the block ends."""
     outer = launch.outer_size()
     if outer is None or launch.mode(job, outer) != "external":
@@ -275,7 +280,7 @@ def _others(job: Job) -> AbstractContextManager[Others | None]:
     return leading()
 
 
-def _make_tokens(request: Request, others: Others | None) -> None:
+def _make_tokens(request: Request, others: FollowerRanks | None) -> None:
     """Makes the tokens that the plan reads and a step makes, after all other checks of the request."""
     if not stand_in_tokens.makers(request.job):
         return
@@ -289,7 +294,7 @@ def _make_tokens(request: Request, others: Others | None) -> None:
     stand_in_tokens.make(request.job, ready.settled.done)
 
 
-def _choose_layout(job: Job, measure: bool, others: Others | None) -> Chosen:
+def _choose_layout(job: Job, measure: bool, others: FollowerRanks | None) -> Chosen:
     """The layout that a search finds; that of ``job`` if it leaves nothing open. Raises ``RequestError``."""
     return layout_search.settled(job, measure, others) if open_ended(job) else Chosen(job)
 
@@ -312,7 +317,7 @@ def _shortage(job: Job, plan: Plan) -> list[str]:
 
 
 @contextmanager
-def _opened(settled: Settled, others: Others | None) -> Iterator[Path]:
+def _opened(settled: Settled, others: FollowerRanks | None) -> Iterator[Path]:
     """The locked run folder, which every rank sees."""
     job = settled.job
     if others is not None:
@@ -372,7 +377,7 @@ def _carry_out(
     record: status.RunStatus,
     *,
     command: Sequence[str],
-    others: Others | None,
+    others: FollowerRanks | None,
 ) -> None:
     """Runs the phases that are ``left``, and keeps the status in the run folder up to date."""
     settled, plan, start = ready.settled, ready.plan, ready.start

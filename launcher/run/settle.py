@@ -21,7 +21,7 @@ from launcher.runtime import run_folder
 
 if TYPE_CHECKING:
     from launcher.job.compose import Request
-    from launcher.run.external_ranks.leader import Others
+    from launcher.run.external_ranks.leader import FollowerRanks
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Settled:
         return self.job.checkpoint.resume == "never"
 
 
-def settle(request: Request, others: Others | None, shown: bool = False) -> Settled:
+def settle(request: Request, others: FollowerRanks | None, shown: bool = False) -> Settled:
     """Resolves a request. Raises ``RequestError`` if the folder of an earlier start cannot be read.
 
     ``others``: the ranks of an outer launcher. ``shown``: the request is only shown and may run on another
@@ -120,7 +120,7 @@ def _of_finished_run(job: Job) -> tuple[Job, tuple[Note, ...]]:
     return job.model_copy(update={"steps": {**job.steps, **new}}), notes
 
 
-def _again(job: Job, config: str, others: Others | None) -> Job:
+def _again(job: Job, config: str, others: FollowerRanks | None) -> Job:
     """Keeps a job that its outer launcher restarts in its first folder, whatever it resumed from."""
     run = others.folder(job.launch.elastic) if others is not None else None
     if run is None and job.run_dir is None:

@@ -63,11 +63,11 @@ def with_stand_ins(request: Request) -> Iterator[Request]:
 def make(job: Job, done: tuple[str, ...]) -> None:
     """Runs ``makers``, except steps that an earlier start has ``done``."""
     from launcher.data.prepare.prepare import prepare
-    from launcher.data.prepare.shards import Speed
+    from launcher.data.prepare.shards import ProgressReporter
 
     for name, step in makers(job).items():
         if name not in done:
-            with Speed(job.logger.progress, say) as speed:
+            with ProgressReporter(job.logger.progress, say) as speed:
                 say(f"{name}: {prepare(step, say, speed).text(step.dst)}")
 
 

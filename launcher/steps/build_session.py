@@ -57,7 +57,7 @@ from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Callbacks, Session
 from launcher.runtime.training.throughput import RankTimes, device_figures
-from launcher.steps.shared_construction import Drawings
+from launcher.steps.shared_construction import SharedMetaModels
 
 
 @torch.no_grad()
@@ -215,7 +215,7 @@ def build(
     plan: Plan,
     folder: Path,
     data: Dataset | None = None,
-    drawn: Drawings | None = None,
+    drawn: SharedMetaModels | None = None,
 ) -> Session:
     """Builds a session with the weights of step 0; every rank calls this.
 
@@ -227,7 +227,7 @@ def build(
     first = FirstStep(plan.compilation)
     with first.groups():
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
-    model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
+    model = parallelize((drawn or SharedMetaModels()).take(job, plan), plan, meshes, device)
     module_state.said(model)  # refuse now what no checkpoint can store
 
     # the samples of this rank

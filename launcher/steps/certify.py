@@ -38,7 +38,7 @@ from launcher.steps import build_session, train
 from launcher.steps.certification.compare import Certificate, Judge, Piece, as_json, gathered, pieces, verdict
 from launcher.steps.certification.oracle.equal_draws import EqualDraws
 from launcher.steps.certification.oracle.samples import First, Narrow, Samples, held_out
-from launcher.steps.shared_construction import Drawings
+from launcher.steps.shared_construction import SharedMetaModels
 
 FILE = "certificate.json"
 FOLDER = "certify"
@@ -58,7 +58,11 @@ def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan]
 
 
 def run_copies(
-    step: steps.Certify, world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
+    step: steps.Certify,
+    world: World,
+    copies: Sequence[tuple[Copy, Plan]],
+    folder: Path,
+    drawn: SharedMetaModels,
 ) -> str:
     """Writes ``certificate.json``; returns the verdict.
 
@@ -88,7 +92,7 @@ def run_copies(
 
 
 def examine(
-    world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset, drawn: Drawings | None = None
+    world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset, drawn: SharedMetaModels | None = None
 ) -> Certificate | None:
     """Trains all steps of ``copy`` in both ways; rank 0 compares them and returns the result.
 
@@ -103,7 +107,7 @@ def examine(
         folder=folder / FOLDER / job.train.precision,
         data=data,
         judge=Judge(copy, plan, data, device, prepare=_undropped) if world.rank == 0 else None,
-        drawn=drawn or Drawings(),
+        drawn=drawn or SharedMetaModels(),
     )
     with forked_streams(device):
         _compare(setup, plan.sizes.steps - MORE)
@@ -126,7 +130,7 @@ class Setup:
     folder: Path
     data: Dataset
     judge: Judge | None
-    drawn: Drawings
+    drawn: SharedMetaModels
 
 
 def _compare(s: Setup, steps: int) -> None:

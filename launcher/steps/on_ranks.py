@@ -23,7 +23,7 @@ from launcher.runtime.training.monitored_metrics import forget_absent
 from launcher.runtime.training.session import Session
 from launcher.steps import build_session, module, out_of_memory
 from launcher.steps.build_session import newest_whole
-from launcher.steps.shared_construction import Drawings
+from launcher.steps.shared_construction import SharedMetaModels
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RankSteps:
 
 def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
     """The work of every rank; constructs the models once, before the ranks are forked."""
-    drawn = Drawings()
+    drawn = SharedMetaModels()
     for name in todo.names:
         step = todo.job.steps[name]
         for copy, plan in todo.copies.get(name, ()):
@@ -62,12 +62,12 @@ def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
     return partial(work, todo=todo, drawn=drawn)
 
 
-def work(world: World, todo: RankSteps, drawn: Drawings | None = None) -> dict[str, Any]:
+def work(world: World, todo: RankSteps, drawn: SharedMetaModels | None = None) -> dict[str, Any]:
     """Runs the steps, and after a drill the undisturbed training. Returns the results of the steps.
 
     ``drawn``: blueprints that ranks share; without them a rank constructs its own.
     """
-    drawn = drawn or Drawings()
+    drawn = drawn or SharedMetaModels()
     figures = _work(world, todo, drawn)
     if todo.undisturbed is not None:
         if world.rank == 0:
@@ -80,7 +80,7 @@ def _unheard(_: object) -> None:
     """Drops what the undisturbed training reports: the run's metrics are those of the drill."""
 
 
-def _work(world: World, todo: RankSteps, drawn: Drawings) -> dict[str, Any]:
+def _work(world: World, todo: RankSteps, drawn: SharedMetaModels) -> dict[str, Any]:
     """Builds the model, resumes from a checkpoint if there is one, and runs the steps."""
     if todo.job.deterministic:
         deterministic()
@@ -112,7 +112,7 @@ def _work(world: World, todo: RankSteps, drawn: Drawings) -> dict[str, Any]:
     return {**live.results, **{name: n for name, n in counts.items() if n}}
 
 
-def _session(world: World, todo: RankSteps, drawn: Drawings) -> Session:
+def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
     """A session, with the weights to start or resume from."""
     live = build_session.build(world, todo.job, todo.plan, todo.folder, drawn=drawn)
     resume = _again(live, todo) if world.attempt else todo.resume

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.data.prepare import prepare as checks
 from launcher.data.prepare.prepare import prepare
-from launcher.data.prepare.shards import Speed
+from launcher.data.prepare.shards import ProgressReporter
 from launcher.errors import Problem
 from launcher.job.schema.steps import Prepare
 from launcher.steps.file_checks import FileChecks, RunFiles
@@ -15,7 +15,7 @@ def check(step: Prepare, at: FileChecks) -> list[Problem]:
 
 
 def run_on_files(step: Prepare, run: RunFiles) -> dict[str, float]:
-    with Speed(run.job.logger.progress, run.say) as speed:
+    with ProgressReporter(run.job.logger.progress, run.say) as speed:
         done = prepare(step, run.say, speed)
     run.say(f"prepare: {done.text(step.dst)}")
     return {"prepared_tokens": done.tokens, "prepared_documents": done.documents, "left_out": done.skipped}

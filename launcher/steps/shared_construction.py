@@ -23,7 +23,7 @@ def draw(job: Job, plan: Plan) -> Blueprint:
     return blueprint(model, whole, plan, inputs(job, plan.sizes.micro_batch))
 
 
-class Drawings:
+class SharedMetaModels:
     """Blueprints by plan; ranks that are forked afterwards each build from their own copy.
 
     Each is constructed as if it were the first: counters of constructors in Python are reset.

@@ -12,8 +12,8 @@ from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
-from launcher.plan.settings.stage_config import Asked
-from launcher.plan.values.facts import Graph, Node, Param, Skeleton, TensorSpec
+from launcher.plan.settings.stage_config import StageRequest
+from launcher.plan.values.facts import Graph, ModelStructure, Node, Param, TensorSpec
 
 
 def job(*overrides: str) -> Job:
@@ -45,7 +45,7 @@ def skeleton(
     buffers: Sequence[str] = (),
     containers: Sequence[str] = (),
     bare: Sequence[str] = (),
-) -> Skeleton:
+) -> ModelStructure:
     """A model with tensors of these names and shapes; ``bare`` are modules that have none."""
     owners = [n.rpartition(".")[0] for n in shapes] + list(bare)
     names = [".".join(o.split(".")[: i + 1]) for o in owners if o for i in range(o.count(".") + 1)]
@@ -53,7 +53,7 @@ def skeleton(
         Param(n, spec(*shape), (same or {}).get(n, n), n not in frozen and n not in buffers, n in buffers)
         for n, shape in shapes.items()
     )
-    return Skeleton(tuple(dict.fromkeys(names)), params, frozenset(containers))
+    return ModelStructure(tuple(dict.fromkeys(names)), params, frozenset(containers))
 
 
 def graph(*rows: str, out: Mapping[str, tuple[TensorSpec, ...] | None] | None = None) -> Graph:
@@ -79,7 +79,7 @@ def chain(*modules: str) -> Graph:
     return graph("x: input x", *rows, f"output: output output < {names[-1]}")
 
 
-def planned(j: Job, model: Skeleton, glue: Graph) -> Plan:
+def planned(j: Job, model: ModelStructure, glue: Graph) -> Plan:
     """The plan of ``j`` for a model of plain values."""
-    asked: Asked = ask(j)
+    asked: StageRequest = ask(j)
     return plan(j, asked, TracedModel(model, glue, leaves(asked, model)))

@@ -8,14 +8,14 @@ import pytest
 from launcher.plan.plan import Plan
 from launcher.plan.show import LEAST, SHORT, short, text
 from launcher.plan.sizes import Note
-from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.facts import Graph, ModelStructure
 from launcher.plan.values.setting import Recomputed
 from tests.plan.made import chain, graph, job, planned, skeleton
 
 ONE = graph("x: input x", "model: module . < x", "output: output output < model")
 
 
-def decoder(layers: int, dim: int = 64) -> tuple[Skeleton, Graph]:
+def decoder(layers: int, dim: int = 64) -> tuple[ModelStructure, Graph]:
     """An embedding, so many equal layers, a norm, and a head tied to the embedding."""
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (256, dim)}
     for i in range(layers):

@@ -16,7 +16,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps import shared_construction
 from launcher.steps.certification.compare import pieces
-from launcher.steps.shared_construction import Drawings
+from launcher.steps.shared_construction import SharedMetaModels
 from tests.parallel import python_state_nets as nets
 from tests.parity import CPU, job, own, rank_step
 from tests.ranks import here, on_ranks
@@ -32,7 +32,7 @@ JOBS: dict[str, Job] = {
 }
 
 
-def held(world: World, j: Job, plan: Plan, drawn: Drawings) -> list[Any]:
+def held(world: World, j: Job, plan: Plan, drawn: SharedMetaModels) -> list[Any]:
     """What a rank has when it has built: the code and the names of its stages, and its numbers."""
     par = parallelize(drawn.take(j, plan), plan, mesh.build(plan.sizes.grid, "cpu", plan.ties), CPU)
     names = [[n for n, _ in part.module.named_modules()] for part in par.parts]
@@ -60,7 +60,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("j", JOBS.values(), ids=JOBS)
 def test_a_rank_holds_the_same_whether_it_draws_or_was_forked_with_it(j: Job, count: list[int]) -> None:
-    plan, drawn = plan_job(j), Drawings()
+    plan, drawn = plan_job(j), SharedMetaModels()
     drawn.add(j, plan)
 
     def work(world: World) -> tuple[bool, list[int]]:
@@ -98,7 +98,7 @@ def test_a_step_comes_to_the_same() -> None:
 
 
 def test_ranks_tell_what_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    j, drawn = JOBS["stages, sharded"], Drawings()
+    j, drawn = JOBS["stages, sharded"], SharedMetaModels()
     plan = plan_job(j)
 
     def failing(*_: Any) -> None:
@@ -111,7 +111,7 @@ def test_ranks_tell_what_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_each_is_drawn_as_if_it_were_the_first() -> None:
-    j, drawn = own("python_state_nets.ByNumber", [6], stages={"a": 0, "b": 0, "head": 1}), Drawings()
+    j, drawn = own("python_state_nets.ByNumber", [6], stages={"a": 0, "b": 0, "head": 1}), SharedMetaModels()
     made = nets.Numbered.made
     plan = plan_job(j)
     drawn.add(j, plan, builds=2)

@@ -23,7 +23,7 @@ from launcher.data.file_checks import BadFile
 from launcher.data.prepare import shards
 from launcher.data.prepare.corpus import Position
 from launcher.data.prepare.prepare import content_digest, writing
-from launcher.data.prepare.shards import Progress, Speed
+from launcher.data.prepare.shards import Progress, ProgressReporter
 from launcher.data.prepare.tasks import cores, encoders
 from launcher.errors import Problem, RunError, said
 from launcher.job.schema.components import Chat, Paths
@@ -185,7 +185,7 @@ ARRAYS: dict[str, type[np.generic]] = {"tokens": np.uint32, "counted": np.uint8,
 """The files of a part, and the types of their numbers."""
 
 
-def make(settings: Chat, say: Callable[[str], None], speed: Speed) -> None:
+def make(settings: Chat, say: Callable[[str], None], speed: ProgressReporter) -> None:
     """Tokenizes the conversations, unless they are cached.
 
     Raises ``RunError`` for a file that cannot be read or written.
@@ -220,7 +220,7 @@ def opened(settings: Chat) -> dict[str, ChatTokens] | None:
     }
 
 
-def _make(settings: Chat, folder: Path, speed: Speed) -> str:
+def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
     """Tokenizes every part into ``folder``; returns a summary for people."""
     said = []
     label = partial(labelled_rows, settings)
@@ -234,7 +234,7 @@ def _make(settings: Chat, folder: Path, speed: Speed) -> str:
     return "; ".join(said)
 
 
-def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: Speed) -> Counts:
+def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: ProgressReporter) -> Counts:
     """Writes the answers in the order of the rows, whichever process encoded them. Raises ``BadFile``."""
     counts, size, before, last = Counts(), 0, 0, Row("", b"")
     with ExitStack() as stack:

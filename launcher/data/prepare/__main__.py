@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from launcher.console import say, tell
 from launcher.data.file_checks import BadFile
 from launcher.data.prepare.prepare import prepare, problems
-from launcher.data.prepare.shards import Speed
+from launcher.data.prepare.shards import ProgressReporter
 from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, refuse
 from launcher.job.compose import Request, compose, late
 from launcher.job.config_files import CONF
@@ -32,7 +32,7 @@ def main(words: Sequence[str]) -> int:
         return DONE
     try:
         settings = _settings(words)
-        with Speed("auto", say) as speed:
+        with ProgressReporter("auto", say) as speed:
             say(prepare(settings, say, speed).text(settings.dst))
     except RequestError as error:
         tell(render(error.problems, getattr(error, "origins", Origins()), typed(words)))

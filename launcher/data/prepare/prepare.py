@@ -20,7 +20,7 @@ from launcher.data.prepare import shards
 from launcher.data.prepare.corpus import Bad, Block, Kind, Position, blocks, documents
 from launcher.data.prepare.corpus_files import LINES, CorpusFile, corpus_file, named, packing_errors, unpacked
 from launcher.data.prepare.encode import NoEnd, Recipe, Vocabulary, trained_end, vocabulary
-from launcher.data.prepare.shards import Progress, Speed
+from launcher.data.prepare.shards import Progress, ProgressReporter
 from launcher.data.prepare.tables import check_column
 from launcher.data.prepare.tasks import Encode, Encoded, Train, cores, encode, encoders, train
 from launcher.data.tokens.formats import TokenWriter
@@ -60,7 +60,7 @@ class Prepared:
         return f"{dst}: {what}{left}; {rate}"
 
 
-def prepare(settings: Prepare, say: Say, speed: Speed) -> Prepared:
+def prepare(settings: Prepare, say: Say, speed: ProgressReporter) -> Prepared:
     """Prepares the corpus, unless ``dst`` already has it. Complete files are kept for the next start.
 
     Raises ``BadFile`` for a corpus that cannot be read, and ``RunError`` for everything else.
@@ -155,7 +155,7 @@ def content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _make(corpus: Corpus, folder: Path, say: Say, speed: Speed) -> Prepared:
+def _make(corpus: Corpus, folder: Path, say: Say, speed: ProgressReporter) -> Prepared:
     settings = corpus.settings
     start = time.monotonic()
     begun = done = shards.kept(folder, corpus.digest, corpus.skips)
@@ -215,7 +215,7 @@ def _sample(corpus: Corpus) -> Train:
 
 def _shard(
     corpus: Corpus, folder: Path, made: Vocabulary, encoded: Iterator[tuple[Block, Encoded]], done: Progress,
-    speed: Speed,
+    speed: ProgressReporter,
 ) -> Progress | None:  # fmt: skip
     """Writes one more file of tokens; returns ``None`` if no block is left."""
     first = next(encoded, None)

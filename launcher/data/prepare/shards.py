@@ -213,7 +213,7 @@ DRAWN_S = 0.1  # seconds between updates of a bar
 MB = 1_000_000
 
 
-class Speed:
+class ProgressReporter:
     """Reports the work done and MB of text per second; as a context manager it closes its bar."""
 
     def __init__(
@@ -232,7 +232,7 @@ class Speed:
         self._sizes: list[int] = []
         self._start, self._told, self._before = 0.0, 0.0, 0
 
-    def __enter__(self) -> Speed:
+    def __enter__(self) -> ProgressReporter:
         return self
 
     def __exit__(

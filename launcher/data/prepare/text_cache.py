@@ -21,7 +21,7 @@ from launcher.data.prepare.corpus import BLOCK, Position
 from launcher.data.prepare.corpus_files import CorpusFile
 from launcher.data.prepare.encode import Recipe
 from launcher.data.prepare.prepare import content_digest, writing
-from launcher.data.prepare.shards import Progress, Speed
+from launcher.data.prepare.shards import Progress, ProgressReporter
 from launcher.data.prepare.tasks import EncodeLines, TrainText, cores, encode, encoders, train
 from launcher.data.tokens.formats import TokenWriter, mapped, token_file
 from launcher.job.schema.components import Chat, Text
@@ -61,7 +61,7 @@ def with_cache(job: Job) -> Job:
     return job.model_copy(update={"data": data.model_copy(update={"cache": str(cache)})})
 
 
-def make(settings: Text, say: Callable[[str], None], speed: Speed) -> None:
+def make(settings: Text, say: Callable[[str], None], speed: ProgressReporter) -> None:
     """Makes the tokens, unless they are cached. Raises ``RunError`` if they cannot be written."""
     if settings.cache is None or settings.tokenizer == "bytes":
         return
@@ -106,7 +106,9 @@ def _whole(folder: Path) -> bool:
     return shards.published(folder) is not None
 
 
-def _make(settings: Text, folder: Path, final: Path, say: Callable[[str], None], speed: Speed) -> None:
+def _make(
+    settings: Text, folder: Path, final: Path, say: Callable[[str], None], speed: ProgressReporter
+) -> None:
     path = text_files.where(settings)
     say(f"data: {path} as tokens, once: {final}")
     shards.empty(folder)

@@ -38,7 +38,7 @@ UserData.register(torch_data.Dataset)
 
 
 @dataclass(frozen=True)
-class Halves:
+class TrainValSplit:
     """The targets that build the training and the validation data.
 
     ``val``: ``None`` if a ``fraction`` of the training data is used for validation.
@@ -49,7 +49,7 @@ class Halves:
     fraction: float
 
 
-def halves(settings: Target, allow: tuple[str, ...]) -> Halves:
+def halves(settings: Target, allow: tuple[str, ...]) -> TrainValSplit:
     """Determines how validation samples are obtained. Raises ``RequestError``.
 
     ``val`` and ``val_fraction`` are settings of the launcher unless the constructor has such parameters. If
@@ -57,7 +57,7 @@ def halves(settings: Target, allow: tuple[str, ...]) -> Halves:
     """
     made, takes = _made(settings, allow)
     if inspect.isclass(made) and issubclass(made, Source):
-        return Halves(_with(settings, split="train"), _with(settings, split="val"), FRACTION)
+        return TrainValSplit(_with(settings, split="train"), _with(settings, split="val"), FRACTION)
     given = settings.arguments
     ours = {k: v for k, v in given.items() if k in ("val", "val_fraction") and k not in takes}
     train = Target.model_validate(
@@ -72,13 +72,13 @@ def halves(settings: Target, allow: tuple[str, ...]) -> Halves:
             "~data.val_fraction",
         )
     if "val" in ours:
-        return Halves(train, _other(train, ours["val"]), FRACTION)
+        return TrainValSplit(train, _other(train, ours["val"]), FRACTION)
     named = {"split": ("train", "val"), "train": (True, False)}
     for name, (to_train, to_hold) in named.items():
         if name in takes and name not in given:
             val = None if "val_fraction" in ours else _with(train, **{name: to_hold})
-            return Halves(_with(train, **{name: to_train}), val, _fraction(ours))
-    return Halves(train, None, _fraction(ours))
+            return TrainValSplit(_with(train, **{name: to_train}), val, _fraction(ours))
+    return TrainValSplit(train, None, _fraction(ours))
 
 
 def _made(settings: Target, allow: tuple[str, ...]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
@@ -169,7 +169,7 @@ def _source(made: Any, settings: Target | None, seed: int, allow: tuple[str, ...
     return MapStyle(made, np.arange(_length(made, settings)), settings.target, (seed, part))
 
 
-def _beside_stream(settings: Target, found: Halves, seed: int, allow: tuple[str, ...]) -> Source:
+def _beside_stream(settings: Target, found: TrainValSplit, seed: int, allow: tuple[str, ...]) -> Source:
     """The validation data of a stream; they must have a length. Empty if the request names none."""
     if found.val is None:
         if "val_fraction" in settings.arguments:

@@ -18,7 +18,7 @@ from launcher.steps.file_checks import FileChecks
 
 if TYPE_CHECKING:
     from launcher.runtime.cluster.world import World
-    from launcher.steps.shared_construction import Drawings
+    from launcher.steps.shared_construction import SharedMetaModels
 
 BUILDS = 1
 
@@ -46,7 +46,7 @@ def copies(step: Calibrate, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ..
 
 
 def run_copies(
-    step: Calibrate, world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
+    step: Calibrate, world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: SharedMetaModels
 ) -> str:
     """Writes the cluster file; returns its path, and how noisy the machine was.
 

@@ -12,14 +12,14 @@ from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.loop import step
 from launcher.steps import build_session
-from launcher.steps.shared_construction import Drawings
+from launcher.steps.shared_construction import SharedMetaModels
 
 SEVERAL = 0.15
 """Seconds of steps that are timed together, as the time that ranks wait for each other varies."""
 
 
 def trainings(
-    world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
+    world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: SharedMetaModels
 ) -> Iterator[Sample]:
     """Samples of ``copies`` on replicas and on stages; all ranks call it."""
     layouts = (Trained("replicas"), Trained("stages"))
@@ -28,7 +28,9 @@ def trainings(
         yield Sample(what, work, joint=True, least=SEVERAL)
 
 
-def _step(world: World, copy: Copy, plan: Plan, folder: Path, drawn: Drawings) -> Callable[[], object]:
+def _step(
+    world: World, copy: Copy, plan: Plan, folder: Path, drawn: SharedMetaModels
+) -> Callable[[], object]:
     live = build_session.build(world, copy.job, plan, folder, drawn=drawn)
 
     def one() -> None:

@@ -19,7 +19,7 @@ from launcher.extras.device_matrix.traffic import sharded_traffic
 from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
 from launcher.plan.cut.params import Placed
-from launcher.plan.cut.stages import Crossing
+from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import model as model_refusals
@@ -101,7 +101,7 @@ def _placed(p: Placed, made: Plan, sharding: Sharding) -> Placed:
     return replace(p, layout=global_layout(found.rest, p.spec, made.sizes.grid["pp"], places))
 
 
-def _crossings(crossings: tuple[Crossing, ...], stage: StageSharding) -> Iterator[Crossing]:
+def _crossings(crossings: tuple[BoundaryTensor, ...], stage: StageSharding) -> Iterator[BoundaryTensor]:
     """The shards of each boundary tensor that a rank sends."""
     parts = iter(stage.gives)
     for c in crossings:

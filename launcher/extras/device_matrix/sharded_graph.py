@@ -13,7 +13,7 @@ from launcher.plan.values.facts import WIDTH
 
 
 @dataclass(frozen=True)
-class Taken:
+class InputLayout:
     """A value in the ``layout`` in which operators take it.
 
     ``terms``: axes of the layout over which the gradient consists of terms of a sum.
@@ -46,7 +46,7 @@ class ShardedGraph:
     strategies: tuple[OpStrategy, ...]
     made: tuple[TensorLayout, ...]
     layouts: tuple[TensorLayout, ...]
-    taken: tuple[Taken, ...]
+    taken: tuple[InputLayout, ...]
     takes: tuple[tuple[int, ...], ...]
     returns: tuple[int, ...]
     changes: tuple[int, ...] = ()
@@ -55,11 +55,11 @@ class ShardedGraph:
     def ranks(self) -> int:
         return self.layouts[0].ranks
 
-    def still(self, taken: Taken) -> bool:
+    def still(self, taken: InputLayout) -> bool:
         """Whether a value is taken in its layout at rest, and its gradient needs no sum."""
         return self.arrives(taken) and not taken.terms
 
-    def arrives(self, taken: Taken) -> bool:
+    def arrives(self, taken: InputLayout) -> bool:
         """Whether a value is taken in its layout at rest."""
         return taken.layout.canonical == self.layouts[taken.value].canonical
 
@@ -69,9 +69,9 @@ class ShardedGraph:
         return frozenset(v for _, v in self.graph.params)
 
     @cached_property
-    def users(self) -> tuple[tuple[Taken, ...], ...]:
+    def users(self) -> tuple[tuple[InputLayout, ...], ...]:
         """The ways in which each value is taken."""
-        out: list[list[Taken]] = [[] for _ in self.graph.values]
+        out: list[list[InputLayout]] = [[] for _ in self.graph.values]
         for t in self.taken:
             out[t.value].append(t)
         return tuple(map(tuple, out))
@@ -163,11 +163,11 @@ class _Takes:
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
-        self.ways: list[Taken] = []
+        self.ways: list[InputLayout] = []
         self._places: dict[tuple[int, TensorLayout], int] = {}
 
     def place(self, value: int, layout: TensorLayout, terms: tuple[int, ...]) -> int:
-        way = Taken(value, layout, terms if self.graph.values[value].trains else ())
+        way = InputLayout(value, layout, terms if self.graph.values[value].trains else ())
         key = (value, way.gradient.canonical)
         if key not in self._places:
             self._places[key] = len(self.ways)
@@ -198,7 +198,7 @@ class Move:
     itemsize: int
 
 
-def taken(graph: ShardedGraph, way: Taken) -> Move | None:
+def taken(graph: ShardedGraph, way: InputLayout) -> Move | None:
     """The move of a value from its layout at rest to the layout in which an operator takes it.
 
     ``None`` if both layouts are the same, or for a parameter whose gradient is summed once per step.

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.plan.cut.params import Placed
-from launcher.plan.cut.stages import Crossing
+from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.memory.memory import Memory, StateSize
-from launcher.plan.memory.walk import Moment
+from launcher.plan.memory.walk import MemoryInUse
 from launcher.plan.schedule.schedules import Row, Schedule
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
@@ -65,40 +65,42 @@ class Messages:
         )
 
 
-def fullest(row: Row, stages: Mapping[int, StageBytes], sent: Mapping[int, Messages]) -> Moment:
+def fullest(row: Row, stages: Mapping[int, StageBytes], sent: Mapping[int, Messages]) -> MemoryInUse:
     """Returns the moment with the most memory in a step of the pipeline rank that runs ``row``."""
     alone = {s: sent[s].beside(held) for s, held in stages.items()}
     return max(_moments(row, alone, sent), key=lambda m: m.total)
 
 
-def _moments(row: Row, stages: Mapping[int, StageBytes], sent: Mapping[int, Messages]) -> Iterator[Moment]:
+def _moments(
+    row: Row, stages: Mapping[int, StageBytes], sent: Mapping[int, Messages]
+) -> Iterator[MemoryInUse]:
     gathered = sum(s.gathered for s in stages.values())
     grads = 0
     kept = sum(sent[a.stage].takes if a.kind == "F" else sent[a.stage].answer for a in row)  # buffers
     begun: set[int] = set()
-    yield Moment(grads, gathered, kept)
+    yield MemoryInUse(grads, gathered, kept)
     for action in row:
         here = stages[action.stage]
         if action.kind == "F":
-            yield Moment(grads, gathered, kept + here.forward)
+            yield MemoryInUse(grads, gathered, kept + here.forward)
             kept += here.kept + sent[action.stage].gives
             continue
         kept -= here.kept
-        yield Moment(grads, gathered, kept + (here.later if action.stage in begun else here.first))
+        yield MemoryInUse(grads, gathered, kept + (here.later if action.stage in begun else here.first))
         if action.stage not in begun:
             begun.add(action.stage)
             grads, gathered = grads + here.grads, gathered + here.whole
 
     # the stages reduce their gradients one after the other
     for here in stages.values():
-        yield Moment(grads, gathered, kept + here.reduced)
+        yield MemoryInUse(grads, gathered, kept + here.reduced)
         grads, gathered = grads + here.left - here.grads, gathered - here.whole - here.gathered
-        yield Moment(grads, gathered, kept)
+        yield MemoryInUse(grads, gathered, kept)
 
 
 def sharded_memory(
     stages: Sequence[StageBytes],
-    boundaries: Sequence[tuple[Crossing, ...]],
+    boundaries: Sequence[tuple[BoundaryTensor, ...]],
     schedule: Schedule,
     sizes: Sizes,
     *,
@@ -129,7 +131,7 @@ def sharded_memory(
     return tuple(sorted(out, key=lambda m: m.rank))
 
 
-def _messages(boundaries: Sequence[tuple[Crossing, ...]], places: Sequence[int], s: int) -> Messages:
+def _messages(boundaries: Sequence[tuple[BoundaryTensor, ...]], places: Sequence[int], s: int) -> Messages:
     out = Messages()
     if s and places[s - 1] != places[s]:
         specs = [t for c in boundaries[s - 1] for t in c.specs]

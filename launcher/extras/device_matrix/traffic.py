@@ -21,7 +21,7 @@ from launcher.extras.device_matrix.sharded_graph import (
     taken,
 )
 from launcher.plan.cut.params import Placed, Tie
-from launcher.plan.cut.stages import Crossing
+from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.sizes import Sizes
 from launcher.plan.time.traffic import Event, Traffic, added_up, between_copies, between_stages, scalars
@@ -73,7 +73,7 @@ def sharded_traffic(
     sharding: Sharding,
     sizes: Sizes,
     schedule: Schedule,
-    boundaries: tuple[tuple[Crossing, ...], ...],
+    boundaries: tuple[tuple[BoundaryTensor, ...], ...],
     *,
     params: Iterable[Placed],
     ties: tuple[Tie, ...],

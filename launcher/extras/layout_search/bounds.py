@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from launcher.extras.layout_search.candidates import Layout
+from launcher.extras.layout_search.candidates import LayoutCandidate
 from launcher.job.schema.job import Job
 from launcher.job.schema.search import AUTO
 from launcher.plan import recompute_auto
@@ -19,7 +19,7 @@ from launcher.plan.values.text import GB
 
 
 @dataclass(frozen=True)
-class Whole:
+class ModelCost:
     """The full model on one rank of ``tp``: seconds and bytes of a micro batch of one sample.
 
     ``device``: seconds of its kernels; ``again``: those of a forward; ``late``: those of the part of a
@@ -64,7 +64,7 @@ class Whole:
         return 1 + (n - 1) * self.grows
 
 
-def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> Whole:
+def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> ModelCost:
     """Measures a plan with micro batches of one sample, unsharded weights and no recomputation."""
     work, grid = plan.estimate.work, plan.sizes.grid
     memory = plan.estimate.memory
@@ -75,7 +75,7 @@ def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> Whole:
     passes = [one for s in work.stages for one in (s.forward, s.backward)]
     blocks = recompute_auto.blocks(plan)
     block, head = _shares(plan, blocks, speeds)
-    return Whole(
+    return ModelCost(
         device=forward + backward,
         again=forward,
         late=sum(speeds.device_seconds(s.late, True) for s in work.stages),
@@ -140,12 +140,12 @@ class Bound:
     handed: float
     room: float | None
 
-    def seconds(self, uneven: Uneven, policies: Policies, margin: float) -> float:
+    def seconds(self, uneven: Imbalance, policies: Policies, margin: float) -> float:
         """Seconds for pipelines with this imbalance, times ``margin``; ``inf`` if the layout does not fit."""
         again = min(self.again(uneven, policies).values(), default=0.0)
         return margin * uneven.seconds * (self.pipeline + again * self.forward) + self.rest
 
-    def again(self, uneven: Uneven, policies: Policies) -> dict[str, float]:
+    def again(self, uneven: Imbalance, policies: Policies) -> dict[str, float]:
         """The share of the forwards that each policy must recompute so that the layout fits."""
         if self.room is None:
             return {}
@@ -153,10 +153,10 @@ class Bound:
         need = max(0.0, self.states + kept - self.room) / max(kept - self.handed, 1.0)
         return {policy: min(_again(need, *one) for one in seen) for policy, seen in policies.items()}
 
-    def uneven(self, pipeline: float, nbytes: int) -> Uneven:
+    def uneven(self, pipeline: float, nbytes: int) -> Imbalance:
         """The imbalance of the layout's plan, from its pipeline seconds and its bytes without recompute."""
         seconds = max(1.0, pipeline / self.pipeline)
-        return Uneven(seconds, max(1.0, (nbytes - self.states) / max(self.kept, 1.0)))
+        return Imbalance(seconds, max(1.0, (nbytes - self.states) / max(self.kept, 1.0)))
 
     @property
     def nbytes(self) -> float:
@@ -165,14 +165,14 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Uneven:
+class Imbalance:
     """How many times longer a pipeline takes than an even one, and how much more its fullest rank keeps."""
 
     seconds: float = 1.0
     bytes: float = 1.0
 
 
-def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
+def bound(layout: LayoutCandidate, of: ModelCost, speeds: Speeds, job: Job) -> Bound:
     """The bound without what only a plan knows: transfers, uneven stages, an allocator near its limit."""
     costs = speeds.cluster.overheads
     alone = speeds.cluster.kernels.alone if speeds.cores is not None else 1.0  # the other ranks may be idle
@@ -216,7 +216,7 @@ def _again(need: float, freed: float, costs: float) -> float:
     return min(share, 1.0) * costs if share < TOO_MUCH else inf
 
 
-def _fill(layout: Layout, of: Whole, one: float) -> float:
+def _fill(layout: LayoutCandidate, of: ModelCost, one: float) -> float:
     """Seconds in which the pipeline fills and drains; ``one``: those of a micro batch on one stage."""
     stages = layout.stages - 1
     if RULES[layout.scheduler].v:
@@ -226,7 +226,7 @@ def _fill(layout: Layout, of: Whole, one: float) -> float:
     return stages * one / layout.chunks
 
 
-def _bytes(layout: Layout, of: Whole) -> tuple[float, float, float]:
+def _bytes(layout: LayoutCandidate, of: ModelCost) -> tuple[float, float, float]:
     """Bytes of an average rank: states, what is kept for backwards, and the part that is always kept."""
     hsdp, stages, chunks = layout.hsdp, layout.stages, layout.chunks
     shard = 1 if hsdp is None else hsdp.shard_size
@@ -246,7 +246,7 @@ def _bytes(layout: Layout, of: Whole) -> tuple[float, float, float]:
     return states / stages, kept, handed
 
 
-def _network(layout: Layout, of: Whole, speeds: Speeds) -> float:
+def _network(layout: LayoutCandidate, of: ModelCost, speeds: Speeds) -> float:
     """Seconds of an average rank's collectives for gradients and weights."""
     if layout.replicas == 1:
         return 0.0

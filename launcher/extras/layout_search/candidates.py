@@ -30,16 +30,16 @@ KEYS = {
 """The setting of each field."""
 
 
-Cut = tuple[int, str]
+TpChoice = tuple[int, str]
 """The number of tp ranks, and the name of the operator strategies that use them."""
 
 
-Trace = tuple[Cut, int, bool]
+TraceKey = tuple[TpChoice, int, bool]
 """Everything that a traced forward depends on: the cut, samples per micro batch, whether one stage is all."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class LayoutCandidate:
     """``replicas``: the number of data-parallel ranks; ``micro``: samples per micro batch.
 
     ``operators`` and ``recompute`` name candidates; ``chunks`` 1 means one stage per rank.
@@ -64,7 +64,7 @@ class Layout:
         return (*plain, sharing, self.recompute, self.micros)
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> TpChoice:
         return self.tp, self.operators
 
     @property
@@ -89,7 +89,7 @@ class Candidates:
     recompute: Mapping[str, Recompute | None]
 
 
-def job_of(job: Job, layout: Layout, named: Candidates, speeds: Speeds | None = None) -> Job:
+def job_of(job: Job, layout: LayoutCandidate, named: Candidates, speeds: Speeds | None = None) -> Job:
     """``job`` in this layout; ``speeds``: the network to which sizes of collectives are fitted."""
     par = job.parallel
     pipe = par.pipeline.model_copy(
@@ -113,7 +113,7 @@ def job_of(job: Job, layout: Layout, named: Candidates, speeds: Speeds | None = 
     return job.model_copy(update={"parallel": par.model_copy(update=settings), "search": Search()})
 
 
-def fitted(fusion: CommFusion, layout: Layout, speeds: Speeds) -> CommFusion:
+def fitted(fusion: CommFusion, layout: LayoutCandidate, speeds: Speeds) -> CommFusion:
     """Adds the latency and bandwidth of the data-parallel ring."""
     latency, rate = speeds.ring(range(0, layout.replicas * layout.tp, layout.tp))
     network = Network(latency_us=max(latency * 1e6, 1e-3), gb_per_s=rate / 1e9)
@@ -139,7 +139,7 @@ ASKED = "as asked"
 class Space:
     """The possible ``layouts`` of a request, and the number of the others by reason."""
 
-    layouts: list[Layout]
+    layouts: list[LayoutCandidate]
     named: Candidates
     out: Counter[str] = field(default_factory=Counter)
 
@@ -157,7 +157,7 @@ def space(job: Job) -> Space:
     return found
 
 
-def _of_grid(open_: _Open, tp: int, operators: str, stages: int, found: Space) -> Iterator[Layout]:
+def _of_grid(open_: _Open, tp: int, operators: str, stages: int, found: Space) -> Iterator[LayoutCandidate]:
     """The layouts with these degrees of tp and pipeline stages."""
     world, batch = open_.world, open_.job.train.batch_size
     if world % (stages * tp):
@@ -182,7 +182,7 @@ def _of_grid(open_: _Open, tp: int, operators: str, stages: int, found: Space) -
                     continue
                 for recompute in found.named.recompute:
                     pipe = (stages, scheduler, chunks, micros)
-                    yield Layout(tp, operators, *pipe, hsdp, recompute, replicas, local // micros)
+                    yield LayoutCandidate(tp, operators, *pipe, hsdp, recompute, replicas, local // micros)
 
 
 def _dropped(hsdp: Hsdp) -> bool:

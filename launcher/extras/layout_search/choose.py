@@ -26,7 +26,7 @@ from launcher.run.settle import Chosen, open_ended
 from launcher.runtime.processes.fork_server import serving
 
 if TYPE_CHECKING:
-    from launcher.run.external_ranks.leader import Others
+    from launcher.run.external_ranks.leader import FollowerRanks
 
 MOST_PROCESSES = 8
 CLUSTER = "cluster.yaml"
@@ -64,7 +64,7 @@ def _beside(best: Path, job: Job) -> Problem | None:
     return problem
 
 
-def settled(job: Job, measure: bool = False, others: Others | None = None) -> Chosen:
+def settled(job: Job, measure: bool = False, others: FollowerRanks | None = None) -> Chosen:
     """``job`` with all settings decided; by measurements if ``measure`` and the job requests them.
 
     ``others``: the ranks of an outer launcher.
@@ -83,7 +83,7 @@ def settled(job: Job, measure: bool = False, others: Others | None = None) -> Ch
     return Chosen(_with_open_steps(taken.job, job), notes, measuring.file(told))
 
 
-def shown(job: Job, others: Others | None = None) -> Iterator[str]:
+def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
     """The report of a search, and the path of the recipe that it writes."""
     job = memory_check.told(_at_home(job))
     check(job)

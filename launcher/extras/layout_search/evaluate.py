@@ -8,8 +8,8 @@ from math import inf
 
 from launcher.errors import RequestError
 from launcher.extras.layout_search import bounds, candidates
-from launcher.extras.layout_search.bounds import CLOSE, NEAR, Bound, Policies, Whole
-from launcher.extras.layout_search.candidates import Candidates, Layout, Trace, job_of
+from launcher.extras.layout_search.bounds import CLOSE, NEAR, Bound, ModelCost, Policies
+from launcher.extras.layout_search.candidates import Candidates, LayoutCandidate, TraceKey, job_of
 from launcher.job.schema.job import Job
 from launcher.job.schema.search import AUTO
 from launcher.plan import recompute_auto
@@ -27,7 +27,7 @@ from launcher.planner.trace_model import Traces, keeps_messages
 class Refused:
     """A layout that cannot be planned."""
 
-    layout: Layout
+    layout: LayoutCandidate
     why: str
 
 
@@ -45,7 +45,7 @@ class Predicted:
     recomputed. ``works``: the work of those plans, if layouts will be measured.
     """
 
-    layout: Layout
+    layout: LayoutCandidate
     seconds: float
     nbytes: int
     ranks: tuple[int, ...]
@@ -73,7 +73,7 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Question:
+class SearchContext:
     """What all layouts of a search share."""
 
     job: Job
@@ -85,7 +85,7 @@ class Question:
         gb = self.job.cluster.memory_gb
         return None if gb is None else int(gb * GB)
 
-    def of(self, layout: Layout) -> Job:
+    def of(self, layout: LayoutCandidate) -> Job:
         """The request for this layout."""
         fuses = "parallel.comm_fusion" in self.job.search.over
         return job_of(self.job, layout, self.named, self.speeds if fuses else None)
@@ -95,7 +95,7 @@ class Question:
 class Slower:
     """A layout that is too slow with any recomputation; ``pipeline`` and ``plain`` as in ``Predicted``."""
 
-    layout: Layout
+    layout: LayoutCandidate
     pipeline: float
     plain: int
 
@@ -109,14 +109,14 @@ class Trial:
     ``below`` seconds or more.
     """
 
-    layout: Layout
+    layout: LayoutCandidate
     least: Bound | None = None
     likely: Policies = field(default_factory=dict)
     surely: Policies = field(default_factory=dict)
     below: float = inf
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> TraceKey:
         return self.layout.cut, self.layout.micro, self.layout.stages == 1
 
     def again(self, plain: Predicted, policies: Policies) -> dict[str, float]:
@@ -139,7 +139,7 @@ class Trial:
         return tuple(p for p in recompute_auto.POLICIES[1:] if takes.get(p, few) <= CLOSE * few)
 
 
-def evaluate(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
+def evaluate(asked: SearchContext, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
     """Predicts a layout from its plan.
 
     If as few blocks as fit are recomputed, it interpolates between plans that recompute no block and all
@@ -151,7 +151,7 @@ def evaluate(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refus
     return replace(found, works=())
 
 
-def _evaluated(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
+def _evaluated(asked: SearchContext, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
     layout = trial.layout
     job = asked.of(layout)
     choosing = recompute_auto.asked(job)
@@ -169,7 +169,7 @@ def _evaluated(asked: Question, trial: Trial, traces: Traces) -> Predicted | Ref
         return Refused(layout, "; ".join(f"{p.key}: {p.text}" for p in error.problems[:1]))
 
 
-def predicted(layout: Layout, plan: Plan) -> Predicted:
+def predicted(layout: LayoutCandidate, plan: Plan) -> Predicted:
     """Reads the prediction from the layout's plan, which has seconds."""
     step = plan.estimate.step
     assert step is not None
@@ -256,7 +256,7 @@ class Choice:
     found: Predicted
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> TraceKey:
         layout = self.found.layout
         return layout.cut, layout.micro, layout.stages == 1
 
@@ -269,7 +269,7 @@ class Finalist:
     predicted: Predicted
 
 
-def settle(asked: Question, choice: Choice, traces: Traces) -> Finalist | Refused:
+def settle(asked: SearchContext, choice: Choice, traces: Traces) -> Finalist | Refused:
     """Lets a plan choose the recomputed blocks; if it finds no choice, recomputes all of them."""
     found, job = choice.found, asked.of(choice.found.layout)
     if not recompute_auto.asked(job):
@@ -347,14 +347,14 @@ def best_change(job: Job, leanest: Callable[[Job], int | None]) -> tuple[Change,
 class OneSample:
     """Layouts with the same cut, one for each number of stages."""
 
-    layouts: tuple[Layout, ...]
+    layouts: tuple[LayoutCandidate, ...]
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> TraceKey:
         return self.layouts[0].cut, 1, all(layout.stages == 1 for layout in self.layouts)
 
 
-def whole(asked: Question, sample: OneSample, traces: Traces) -> Whole | str:
+def whole(asked: SearchContext, sample: OneSample, traces: Traces) -> ModelCost | str:
     """The cost of the model, or why it cannot be planned; uses the fewest stages, but several if possible."""
     kept = traces.keeps_messages
     found = _planned(asked, sample, traces)
@@ -364,7 +364,7 @@ def whole(asked: Question, sample: OneSample, traces: Traces) -> Whole | str:
     return bounds.whole(plan, asked.speeds, keeps_messages() if kept is None else kept)
 
 
-def growth(asked: Question, sample: OneSample, traces: Traces) -> float:
+def growth(asked: SearchContext, sample: OneSample, traces: Traces) -> float:
     """The seconds of a second sample relative to those of the first. The sample must have a plan."""
     found = _planned(asked, sample, traces)
     assert not isinstance(found, str), found
@@ -372,7 +372,7 @@ def growth(asked: Question, sample: OneSample, traces: Traces) -> float:
     return bounds.growth(plan, plan_job(_unsharded(asked, layout, 2), traces), asked.speeds)
 
 
-def _planned(asked: Question, sample: OneSample, traces: Traces) -> tuple[Layout, Plan] | str:
+def _planned(asked: SearchContext, sample: OneSample, traces: Traces) -> tuple[LayoutCandidate, Plan] | str:
     why = ""
     for layout in sorted(sample.layouts, key=lambda one: (one.stages == 1, one.stages)):
         try:
@@ -382,7 +382,7 @@ def _planned(asked: Question, sample: OneSample, traces: Traces) -> tuple[Layout
     return why
 
 
-def _unsharded(asked: Question, layout: Layout, micro: int = 1) -> Job:
+def _unsharded(asked: SearchContext, layout: LayoutCandidate, micro: int = 1) -> Job:
     """The request for ``layout``: unsharded weights, no recomputation, ``micro`` samples a micro batch."""
     job = job_of(asked.job, layout, asked.named)
     pipe = job.parallel.pipeline.model_copy(

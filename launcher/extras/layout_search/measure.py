@@ -13,7 +13,7 @@ from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.console import say
 from launcher.errors import Problem, RunError
 from launcher.extras.layout_search import show
-from launcher.extras.layout_search.evaluate import Finalist, Predicted, Question
+from launcher.extras.layout_search.evaluate import Finalist, Predicted, SearchContext
 from launcher.extras.layout_search.show import Ranking
 from launcher.job.schema.job import Checkpoint, Debug, Job
 from launcher.job.schema.logger import Logger
@@ -28,7 +28,7 @@ from launcher.runtime import run_folder
 from launcher.runtime.run_folder import scratch
 
 if TYPE_CHECKING:
-    from launcher.run.external_ranks.leader import Others
+    from launcher.run.external_ranks.leader import FollowerRanks
 
 
 WARM = 2
@@ -70,7 +70,7 @@ def _nowhere(job: Job, outer: int | None) -> list[Problem]:
     return launch.mismatched(job, outer, job.launch.nproc * job.launch.nnodes)
 
 
-def measured(job: Job, finalists: Sequence[Finalist], others: Others | None) -> list[MeasuredLayout]:
+def measured(job: Job, finalists: Sequence[Finalist], others: FollowerRanks | None) -> list[MeasuredLayout]:
     """Measures all layouts; returns the fastest first, failed ones last. Raises ``RunError`` if all fail."""
     if others is not None:
         others.gather(job.launch.timeout_s)
@@ -83,7 +83,7 @@ def measured(job: Job, finalists: Sequence[Finalist], others: Others | None) -> 
     return sorted(found, key=lambda one: math.inf if one.seconds is None else one.seconds)
 
 
-def _measured(one: Finalist, steps: int, others: Others | None) -> MeasuredLayout:
+def _measured(one: Finalist, steps: int, others: FollowerRanks | None) -> MeasuredLayout:
     job = _short(one.job, steps)
     plan = plan_job(job)
     took: list[float] = []
@@ -195,7 +195,7 @@ def measured_cluster(ranking: Ranking, ran: Sequence[MeasuredLayout]) -> Measure
     )
 
 
-def _step(asked: Question, predicted: Predicted, seconds: float) -> calibration.MeasuredStep:
+def _step(asked: SearchContext, predicted: Predicted, seconds: float) -> calibration.MeasuredStep:
     job = asked.job
     (work,) = predicted.works
     return calibration.MeasuredStep(work, job.cluster, job.train.precision, job.launch.nproc, seconds)

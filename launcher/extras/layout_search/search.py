@@ -21,19 +21,19 @@ from launcher.extras.layout_search.bounds import (
     UNSEEN,
     Bound,
     Effect,
+    Imbalance,
+    ModelCost,
     Policies,
-    Uneven,
-    Whole,
     bound,
 )
-from launcher.extras.layout_search.candidates import Cut, Layout, Trace
+from launcher.extras.layout_search.candidates import LayoutCandidate, TpChoice, TraceKey
 from launcher.extras.layout_search.evaluate import (
     Choice,
     Finalist,
     OneSample,
     Predicted,
-    Question,
     Refused,
+    SearchContext,
     Slower,
     Trial,
     evaluate,
@@ -51,32 +51,32 @@ ROOMY = 0.85
 """A layout certainly fits if its bound is below this share of the memory."""
 
 Shape = tuple[str, int, int, int]
-Family = tuple[Cut, Shape]
+Family = tuple[TpChoice, Shape]
 """Layouts that differ only in how weights and optimizer states are sharded."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class PlannedStatistics:
     """What the plans of a family have shown."""
 
-    uneven: Uneven
+    uneven: Imbalance
     policies: Policies
 
 
 @dataclass
-class Waiting:
+class CandidateQueue:
     """Layouts that may be the best, the one with the smallest lower bound first.
 
     A plan shows how uneven its pipeline is, and what recomputation frees and costs in it. The layouts of its
     family have the same values, and pipelines with more stages are at least as uneven.
     """
 
-    asked: Question
-    wholes: Mapping[Cut, Whole | str]
-    heap: list[tuple[float, tuple[Any, ...], Layout]] = field(default_factory=list)
-    least: dict[Layout, Bound] = field(default_factory=dict)
-    families: dict[Family, Seen] = field(default_factory=dict)
-    kinds: dict[tuple[str, bool, Cut], Policies] = field(default_factory=dict)
+    asked: SearchContext
+    wholes: Mapping[TpChoice, ModelCost | str]
+    heap: list[tuple[float, tuple[Any, ...], LayoutCandidate]] = field(default_factory=list)
+    least: dict[LayoutCandidate, Bound] = field(default_factory=dict)
+    families: dict[Family, PlannedStatistics] = field(default_factory=dict)
+    kinds: dict[tuple[str, bool, TpChoice], Policies] = field(default_factory=dict)
 
     @property
     def free(self) -> bool:
@@ -84,7 +84,7 @@ class Waiting:
         over = self.asked.job.search.over
         return AUTO in (over.get(candidates.STAGES), over.get(candidates.CHUNKS))
 
-    def add(self, layout: Layout) -> Bound | str:
+    def add(self, layout: LayoutCandidate) -> Bound | str:
         """Queues a layout unless it cannot fit; returns its bound, or why it cannot be planned."""
         of = self.wholes[layout.cut]
         if isinstance(of, str):
@@ -98,9 +98,9 @@ class Waiting:
             heappush(self.heap, (self.seconds(layout), layout.order, layout))
         return least
 
-    def take(self, most: int, below: float) -> list[Layout]:
+    def take(self, most: int, below: float) -> list[LayoutCandidate]:
         """Up to ``most`` layouts that may take less than ``below`` seconds, all with different pipelines."""
-        out: list[Layout] = []
+        out: list[LayoutCandidate] = []
         put_back = []
         while self.heap and len(out) < most and self.heap[0][0] < below:
             seconds, order, layout = heappop(self.heap)
@@ -115,9 +115,9 @@ class Waiting:
             heappush(self.heap, one)
         return out
 
-    def plain(self) -> list[Layout]:
+    def plain(self) -> list[LayoutCandidate]:
         """The first simple layout of each cut that certainly fits without recomputation: likely good ones."""
-        found: dict[Cut, Layout] = {}
+        found: dict[TpChoice, LayoutCandidate] = {}
         room = self.asked.room
         for _, _, layout in sorted(self.heap):
             least = self.least[layout]
@@ -129,18 +129,18 @@ class Waiting:
         heapify(self.heap)
         return list(found.values())
 
-    def seconds(self, layout: Layout) -> float:
+    def seconds(self, layout: LayoutCandidate) -> float:
         """The lower bound of the seconds, as known so far; ``inf`` if the layout does not fit."""
         least, seen = self.least[layout], self.families.get(_family(layout))
         if seen is not None:
             return least.seconds(seen.uneven, self._surely(layout), NEAR)
         return least.seconds(self._uneven(layout), self._surely(layout), FAR)
 
-    def trial(self, layout: Layout, below: float) -> Trial:
+    def trial(self, layout: LayoutCandidate, below: float) -> Trial:
         """The layout with its bound and the expected effects of policies."""
         return Trial(layout, self.least[layout], self._likely(layout), self._surely(layout), below)
 
-    def _surely(self, layout: Layout) -> Policies:
+    def _surely(self, layout: LayoutCandidate) -> Policies:
         """Effects for bounds: of its family, else of its kind, else of all schedulers with such backwards."""
         seen = self.families.get(_family(layout))
         if seen is not None and seen.policies:
@@ -150,7 +150,7 @@ class Waiting:
         alike = (of for other, of in self.kinds.items() if RULES[other[0]].split == split)
         return {**UNSEEN, **(self.kinds.get(kind) or _together(alike))}
 
-    def _likely(self, layout: Layout) -> Policies:
+    def _likely(self, layout: LayoutCandidate) -> Policies:
         """Likely effects: those of its family, else of its kind, else of the nearest kind."""
         seen = self.families.get(_family(layout))
         if seen is not None and seen.policies:
@@ -163,12 +163,12 @@ class Waiting:
         )
         return {} if nearest is None else self.kinds[nearest]
 
-    def _uneven(self, layout: Layout) -> Uneven:
+    def _uneven(self, layout: LayoutCandidate) -> Imbalance:
         """The imbalance that similar pipelines with at most as many stages have shown."""
         scheduler, stages, chunks, _ = layout.shape
         exact = [seen.uneven for (_, shape), seen in self.families.items() if shape == layout.shape]
         if exact:
-            return Uneven(min(one.seconds for one in exact), min(one.bytes for one in exact))
+            return Imbalance(min(one.seconds for one in exact), min(one.bytes for one in exact))
 
         every = [(shape, seen.uneven) for (_, shape), seen in self.families.items()]
         fewer = [
@@ -177,7 +177,7 @@ class Waiting:
             if (name, each > 1) == (scheduler, chunks > 1) and n <= stages
         ]
         tight = [uneven.bytes for _, uneven in every if uneven.bytes > 1]
-        return Uneven(
+        return Imbalance(
             seconds=max((one.seconds for one in fewer), default=1.0),
             bytes=min(tight, default=1.0),
         )
@@ -187,23 +187,23 @@ class Waiting:
         least, family, kind = self.least[found.layout], _family(found.layout), _kind(found.layout)
         uneven = least.uneven(found.pipeline, found.plain)
         policies = {} if isinstance(found, Slower) else _effects(found, least, uneven)
-        before = self.families.get(family, Seen(uneven, {}))
-        both = Uneven(min(uneven.seconds, before.uneven.seconds), min(uneven.bytes, before.uneven.bytes))
-        self.families[family] = Seen(both, _together((before.policies, policies)))
+        before = self.families.get(family, PlannedStatistics(uneven, {}))
+        both = Imbalance(min(uneven.seconds, before.uneven.seconds), min(uneven.bytes, before.uneven.bytes))
+        self.families[family] = PlannedStatistics(both, _together((before.policies, policies)))
         if policies:
             self.kinds[kind] = _together((self.kinds.get(kind, {}), policies))
 
 
-def _family(layout: Layout) -> Family:
+def _family(layout: LayoutCandidate) -> Family:
     return layout.cut, layout.shape
 
 
-def _kind(layout: Layout) -> tuple[str, bool, Cut]:
+def _kind(layout: LayoutCandidate) -> tuple[str, bool, TpChoice]:
     """Layouts with the same kind have about the same effects of recomputation."""
     return layout.scheduler, layout.chunks > 1, layout.cut
 
 
-def _effects(found: Predicted, least: Bound, uneven: Uneven) -> Policies:
+def _effects(found: Predicted, least: Bound, uneven: Imbalance) -> Policies:
     """The effect of each policy that was tried."""
     frees = max(least.kept * uneven.bytes - least.handed, 1.0)
     forward = uneven.seconds * least.forward
@@ -243,7 +243,7 @@ def search(
     fast = speeds(job)
     assert fast is not None
     there = candidates.space(job)
-    asked = Question(job, there.named, fast)
+    asked = SearchContext(job, there.named, fast)
     known = traces or Traces(own=False, shallow=True)
     ranking = Ranking(asked, len(there.layouts) + there.out.total(), refused=there.out)
     with planners(asked, known, processes if len(there.layouts) > FEW else 1, start) as work:
@@ -262,7 +262,7 @@ def _least_bytes(job: Job, traces: Traces) -> int | None:
     fast = speeds(job)
     assert fast is not None
     there = candidates.space(job)
-    ranking = Ranking(Question(job, there.named, fast), len(there.layouts))
+    ranking = Ranking(SearchContext(job, there.named, fast), len(there.layouts))
     with planners(ranking.question, traces) as work:
         waiting = _waiting(ranking.question, there.layouts, ranking, work)
         ranking.too_large += [(least.nbytes, layout) for layout, least in waiting.least.items()]
@@ -277,9 +277,11 @@ def _leanest(ranking: Ranking, work: Planners) -> None:
     ranking.found += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
 
 
-def _waiting(asked: Question, layouts: Sequence[Layout], ranking: Ranking, work: Planners) -> Waiting:
+def _waiting(
+    asked: SearchContext, layouts: Sequence[LayoutCandidate], ranking: Ranking, work: Planners
+) -> CandidateQueue:
     """A queue of the layouts that may fit; counts the others in ``ranking``."""
-    out = Waiting(asked, _wholes(asked, layouts, work))
+    out = CandidateQueue(asked, _wholes(asked, layouts, work))
     refuse(list(_batch_dependent(out.wholes.values(), layouts)))
     for layout in layouts:
         least = out.add(layout)
@@ -290,7 +292,9 @@ def _waiting(asked: Question, layouts: Sequence[Layout], ranking: Ranking, work:
     return out
 
 
-def _batch_dependent(wholes: Iterable[Whole | str], layouts: Sequence[Layout]) -> Iterator[Problem]:
+def _batch_dependent(
+    wholes: Iterable[ModelCost | str], layouts: Sequence[LayoutCandidate]
+) -> Iterator[Problem]:
     """Refuses layouts that would compute different results."""
     sizes = sorted({layout.micro for layout in layouts})
     if len(sizes) > 1 and any(not isinstance(of, str) and of.batch_dependent for of in wholes):
@@ -299,9 +303,11 @@ def _batch_dependent(wholes: Iterable[Whole | str], layouts: Sequence[Layout]) -
         yield Problem(candidates.MICROS, text)
 
 
-def _wholes(asked: Question, layouts: Sequence[Layout], work: Planners) -> dict[Cut, Whole | str]:
+def _wholes(
+    asked: SearchContext, layouts: Sequence[LayoutCandidate], work: Planners
+) -> dict[TpChoice, ModelCost | str]:
     """The cost of the model on one rank of tp for each cut, or why it cannot be planned."""
-    by_cut: dict[Cut, dict[int, Layout]] = defaultdict(dict)
+    by_cut: dict[TpChoice, dict[int, LayoutCandidate]] = defaultdict(dict)
     for layout in layouts:
         by_cut[layout.cut].setdefault(layout.stages, layout)
     samples = [OneSample(tuple(mine.values())) for mine in by_cut.values()]
@@ -315,7 +321,7 @@ def _wholes(asked: Question, layouts: Sequence[Layout], work: Planners) -> dict[
     return {cut: of if isinstance(of, str) else replace(of, grows=grows) for cut, of in out.items()}
 
 
-def _look(waiting: Waiting, ranking: Ranking, work: Planners) -> None:
+def _look(waiting: CandidateQueue, ranking: Ranking, work: Planners) -> None:
     """Plans the layouts that may be among the best, one round at a time."""
     count = _count(ranking.question.job)
     some, looked, below = waiting.plain(), 0, inf
@@ -335,7 +341,7 @@ def _look(waiting: Waiting, ranking: Ranking, work: Planners) -> None:
     ranking.beyond += len(waiting.heap) - len(too_large)
 
 
-def _noted(one: Predicted | Refused | Slower, ranking: Ranking, waiting: Waiting) -> None:
+def _noted(one: Predicted | Refused | Slower, ranking: Ranking, waiting: CandidateQueue) -> None:
     if isinstance(one, Refused):
         ranking.refused[one.why] += 1
         return
@@ -353,7 +359,7 @@ def _count(job: Job) -> int:
 
 def _finalists(ranking: Ranking, work: Planners, count: int) -> list[Finalist]:
     """The best ``count`` layouts that fit, after deciding which blocks the first few recompute."""
-    settled: dict[Layout, Finalist] = {}
+    settled: dict[LayoutCandidate, Finalist] = {}
     while ranking.best:
         some = ranking.best[: max(count, FINALISTS)]
         rest = [one for one in some if one.layout not in settled]
@@ -379,7 +385,7 @@ class Task(Protocol):
     """A layout to plan."""
 
     @property
-    def trace(self) -> Trace: ...
+    def trace(self) -> TraceKey: ...
 
 
 T = TypeVar("T", bound=Task)
@@ -390,11 +396,11 @@ R = TypeVar("R")
 class Planners:
     """Processes that plan layouts in parallel: this one, with its ``traces``, and ``others``."""
 
-    asked: Question
+    asked: SearchContext
     traces: Traces
     others: Workers
 
-    def __call__(self, tasks: Sequence[T], do: Callable[[Question, T, Traces], R]) -> list[R]:
+    def __call__(self, tasks: Sequence[T], do: Callable[[SearchContext, T, Traces], R]) -> list[R]:
         """Returns the result of each task, in order. A process that has traced a task's forward takes it."""
         there = partial(_in_child, do, self.asked, self.traces.keeps_messages, self.traces.shallow)
         return list(
@@ -409,7 +415,7 @@ class Planners:
 
 @contextmanager
 def planners(
-    asked: Question, traces: Traces, count: int = 1, start: Start | None = None
+    asked: SearchContext, traces: Traces, count: int = 1, start: Start | None = None
 ) -> Iterator[Planners]:
     """``count`` processes with this one, which is alone without ``start``. The others end with the block."""
     with ExitStack() as stack:
@@ -425,8 +431,8 @@ def _traces(keeps_messages: bool | None, shallow: bool) -> Traces:
 
 
 def _in_child(
-    do: Callable[[Question, T, Traces], R],
-    asked: Question,
+    do: Callable[[SearchContext, T, Traces], R],
+    asked: SearchContext,
     keeps_messages: bool | None,
     shallow: bool,
     task: T,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from textwrap import shorten
 
 from launcher.errors import Problem
-from launcher.extras.layout_search.candidates import KEYS, Layout
-from launcher.extras.layout_search.evaluate import Change, Predicted, Question, best
+from launcher.extras.layout_search.candidates import KEYS, LayoutCandidate
+from launcher.extras.layout_search.evaluate import Change, Predicted, SearchContext, best
 from launcher.plan.sizes import Note
 from launcher.plan.values.text import bytes_text, many, scaled, spans
 
@@ -22,11 +22,11 @@ class Ranking:
     the best. ``too_large``: layouts whose bound exceeds the memory. ``left``: layouts that were not examined.
     """
 
-    question: Question
+    question: SearchContext
     layouts: int
     found: list[Predicted] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
-    too_large: list[tuple[float, Layout]] = field(default_factory=list)
+    too_large: list[tuple[float, LayoutCandidate]] = field(default_factory=list)
     beyond: int = 0
     left: int = 0
 

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.optional import matrices
-from launcher.plan.tensor_parallel.operators import LINEARS, Cut, Flow, Operator, Spread
+from launcher.plan.tensor_parallel.operators import (
+    LINEARS,
+    Cut,
+    Operator,
+    ShardedOperator,
+    TensorParallelPlan,
+)
 from launcher.plan.tensor_parallel.reader import DP, TP, Axes
 from launcher.plan.values.resolved import Origins, StrategyOrigin
 from launcher.untrusted.files import DIMS, brief
@@ -256,7 +262,7 @@ def _row(file: NodeStrategies, node: str) -> dict[str, Any]:
     return row
 
 
-def of_flow(flow: Flow, dp: int, tp: int, stage_of: Callable[[str], int]) -> NodeStrategies:
+def of_flow(flow: TensorParallelPlan, dp: int, tp: int, stage_of: Callable[[str], int]) -> NodeStrategies:
     """Returns the strategy of every operator, as layouts over ``dp`` data-parallel ranks and ``tp``.
 
     Inputs and outputs that the request does not set have the layouts that they were resolved to. ``stage_of``
@@ -284,7 +290,7 @@ def _node_of(module: str, kind: str) -> str:
     return "/".join(["Default", *(f"{part}-Cell" for part in outer), f"{last}-{cell}", f"{primitive}-op0"])
 
 
-def _inputs(s: Spread) -> Iterable[Axes]:
+def _inputs(s: ShardedOperator) -> Iterable[Axes]:
     """Returns the layouts of the inputs that MindSpore's primitive takes, in its order.
 
     An embedding's table comes first. The bias of a linear layer is left out: another primitive adds it.

@@ -15,7 +15,7 @@ from launcher.errors import RequestError, said
 from launcher.extras.sweep import cell_process, folder, report, summary
 from launcher.extras.sweep.cell_process import CellProcess, CellResult
 from launcher.extras.sweep.forecast import Forecast
-from launcher.extras.sweep.requests import Checked, SweepRequest
+from launcher.extras.sweep.requests import CheckedCell, SweepRequest
 from launcher.extras.sweep.results import Gap, Line, Results, curves, gaps, results
 from launcher.extras.sweep.sampler import RowReader, Sampler, measured, reports
 from launcher.extras.sweep.summary import Watch, figure
@@ -270,7 +270,7 @@ class CellRuns:
 
     def run(self) -> tuple[CellResult, ...]:
         """Runs all cells; returns their results once no process is left."""
-        waiting: Checked | None = None
+        waiting: CheckedCell | None = None
         while True:
             try:
                 if waiting is None and not self._over and not self.sampler.finished:
@@ -298,7 +298,7 @@ class CellRuns:
         late = self.deadline is not None and time.monotonic() > self.deadline
         return bool(self.told.signum) or late
 
-    def _begin(self, one: Checked) -> bool:
+    def _begin(self, one: CheckedCell) -> bool:
         """Starts a cell, unless it need not run; returns false if there is no free slot."""
         cell, wanted = one.cell, one.forecast
         if wanted is not None:

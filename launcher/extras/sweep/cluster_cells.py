@@ -14,7 +14,7 @@ from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import Problem
 from launcher.extras.sweep import cell_process, folder
 from launcher.extras.sweep.cell_process import CellResult
-from launcher.extras.sweep.requests import Checked, SweepRequest
+from launcher.extras.sweep.requests import CheckedCell, SweepRequest
 from launcher.job.compose import BadRequest, Request, compose
 from launcher.job.overrides import quoted
 from launcher.job.schema.job import Slurm
@@ -26,7 +26,7 @@ from launcher.run.slurm_files import ManyRuns, Ranks
 Size = tuple[Ranks, Slurm]
 
 
-def refuse_long_array(asked: SweepRequest, checked: Sequence[Checked]) -> None:
+def refuse_long_array(asked: SweepRequest, checked: Sequence[CheckedCell]) -> None:
     """Raises ``BadRequest`` if more cells have the same size than an array of the cluster may have tasks."""
     slurm = asked.first.job.launch.slurm
     if slurm is None or not slurm.submit or not slurm.array:
@@ -42,7 +42,7 @@ def refuse_long_array(asked: SweepRequest, checked: Sequence[Checked]) -> None:
         raise BadRequest((problem,), asked.first.origins)
 
 
-def submitted(asked: SweepRequest, at: Path, checked: Sequence[Checked]) -> tuple[CellResult, ...]:
+def submitted(asked: SweepRequest, at: Path, checked: Sequence[CheckedCell]) -> tuple[CellResult, ...]:
     """The known result of each cell; submits those that are missing or failed. Raises ``RunError``."""
     numbers = folder.texts(at / slurm_files.NUMBERS)
     slurm = asked.first.job.launch.slurm

@@ -23,7 +23,7 @@ from optuna.trial import TrialState
 
 from launcher.errors import RequestError
 from launcher.extras.sweep.cell_process import CellResult
-from launcher.extras.sweep.requests import Checked, SweepRequest, check, reason
+from launcher.extras.sweep.requests import CheckedCell, SweepRequest, check, reason
 from launcher.extras.sweep.results import value
 from launcher.extras.sweep.sampler import Reports
 from launcher.job import sweep_grid
@@ -78,7 +78,7 @@ class OptunaSampler:
         self._known = deque(_params(asked.axes, known))
         self._trials: list[_Trial] = []
         self._told = self._counted = self._idle = 0
-        self._repeats: deque[Checked] = deque()
+        self._repeats: deque[CheckedCell] = deque()
         self._seen: set[str] = set()
         self.size = self._settings.cells and self._settings.cells * self._settings.seeds
 
@@ -88,7 +88,7 @@ class OptunaSampler:
         enough = most is not None and self._counted >= most
         return not self._repeats and (enough or self._idle >= IDLE)
 
-    def ask(self) -> Checked | None:
+    def ask(self) -> CheckedCell | None:
         while not self._repeats and not self.finished:
             if len(self._trials) - self._told >= self._window:
                 return None
@@ -144,12 +144,12 @@ class OptunaSampler:
         self._seen |= {first.digest} if first is not None else set()
         cells = self._named(made)
         trial.cells = tuple(cell.name for cell in cells)
-        self._repeats.extend(Checked(cell, first) for cell in cells)
+        self._repeats.extend(CheckedCell(cell, first) for cell in cells)
 
     def _refused(self, trial: _Trial, one: Cell, why: str) -> None:
         (cell,) = self._named((one,))
         trial.cells = (cell.name,)
-        self._repeats.append(Checked(cell, refused=why))
+        self._repeats.append(CheckedCell(cell, refused=why))
 
     def _cell(self, number: int, params: Mapping[str, Any]) -> Cell:
         words = tuple(_word(axis, params) for axis in self._asked.axes)

@@ -172,7 +172,7 @@ class SweepRequest:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedCell:
     """A cell with its forecast, or the reason why it is ``refused``."""
 
     cell: Cell

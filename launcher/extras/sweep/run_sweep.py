@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import Problem, RequestError
 from launcher.extras.sweep import cluster_cells, folder, requests
 from launcher.extras.sweep.cells import CellRuns, Outcome, Slots, machine
-from launcher.extras.sweep.requests import Checked, SweepRequest, composed, impossible, reason, together
+from launcher.extras.sweep.requests import CheckedCell, SweepRequest, composed, impossible, reason, together
 from launcher.extras.sweep.sampler import GridSampler, Sampler
 from launcher.extras.sweep.summary import Watch, planned, reasons
 from launcher.job import sweep_grid
@@ -64,25 +64,25 @@ def check(args: Args, depth: Depth | None) -> None:
         raise together(wrong)
 
 
-def _checked(asked: SweepRequest) -> tuple[Checked, ...]:
+def _checked(asked: SweepRequest) -> tuple[CheckedCell, ...]:
     """Plans all cells of a grid, or those at the ends of a sampler's axes. Raises if none can run."""
-    out: list[Checked] = []
+    out: list[CheckedCell] = []
     wrong: dict[Cell, BadRequest] = {}
     for one, request in asked.cells.items():
         seeds = [request.job.seed + n for n in range(request.job.sweep.seeds)]
         for cell in sweep_grid.repeated(one, seeds):
             try:
                 again = request if cell is one else asked.compose(cell)
-                out.append(Checked(cell, requests.check(again)))
+                out.append(CheckedCell(cell, requests.check(again)))
             except BadRequest as error:
                 wrong[cell] = error
-                out.append(Checked(cell, refused=reason(error, asked.words)))
+                out.append(CheckedCell(cell, refused=reason(error, asked.words)))
     if len(wrong) == len(out):
         raise together(wrong)
     return tuple(out)
 
 
-def _run(asked: SweepRequest, checked: Sequence[Checked], at: Path, command: Sequence[str]) -> int:
+def _run(asked: SweepRequest, checked: Sequence[CheckedCell], at: Path, command: Sequence[str]) -> int:
     said = asked.settings
     metric = requests.metric(said, [r.job for r in asked.cells.values()])
     slots = Slots(machine(), requests.side_by_side(said, metric))
@@ -99,7 +99,7 @@ def _run(asked: SweepRequest, checked: Sequence[Checked], at: Path, command: Seq
     return int(not right or any(r.status in _wrong(asked) for r in done))
 
 
-def _hand_over(asked: SweepRequest, checked: Sequence[Checked], at: Path) -> int:
+def _hand_over(asked: SweepRequest, checked: Sequence[CheckedCell], at: Path) -> int:
     """Hands cells over to a cluster; reports the results of those that it has already run."""
     metric = requests.metric(asked.settings, [r.job for r in asked.cells.values()])
     found = cluster_cells.submitted(asked, at, _named(checked, at))
@@ -108,9 +108,9 @@ def _hand_over(asked: SweepRequest, checked: Sequence[Checked], at: Path) -> int
     return int(not right or any(r.status in _wrong(asked) for r in found))
 
 
-def _named(checked: Sequence[Checked], at: Path) -> list[Checked]:
+def _named(checked: Sequence[CheckedCell], at: Path) -> list[CheckedCell]:
     cells = folder.named(at, [one.cell for one in checked])
-    named = [Checked(c, o.forecast, o.refused) for c, o in zip(cells, checked, strict=True)]
+    named = [CheckedCell(c, o.forecast, o.refused) for c, o in zip(cells, checked, strict=True)]
     _announce(named)
     return named
 
@@ -129,7 +129,9 @@ def _alone(at: Path) -> Iterator[None]:
         yield
 
 
-def _sampler(asked: SweepRequest, checked: Sequence[Checked], at: Path, metric: str, slots: Slots) -> Sampler:
+def _sampler(
+    asked: SweepRequest, checked: Sequence[CheckedCell], at: Path, metric: str, slots: Slots
+) -> Sampler:
     if asked.settings.sampler == GRID:
         return GridSampler(_named(checked, at))
     from launcher.extras.sweep.optuna_sampler import OptunaSampler
@@ -176,7 +178,7 @@ def _shown(request: Request) -> str:
     return "\n".join(shown_lines(request))
 
 
-def _announce(cells: Sequence[Checked]) -> None:
+def _announce(cells: Sequence[CheckedCell]) -> None:
     refused = sum(bool(one.refused) for one in cells)
     if refused:
         print(f"{refused} of {len(cells)} cells cannot run, the others do:", flush=True)

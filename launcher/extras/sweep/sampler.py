@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from launcher.extras.sweep.cell_process import CellResult
-from launcher.extras.sweep.requests import MEASURED, Checked
+from launcher.extras.sweep.requests import MEASURED, CheckedCell
 
 Reports = Sequence[tuple[int, float]]
 """The metric after some steps, as (step, value) in order."""
@@ -27,7 +27,7 @@ class Sampler(Protocol):
     def size(self) -> int | None:
         """The total number of cells, if it is known."""
 
-    def ask(self) -> Checked | None:
+    def ask(self) -> CheckedCell | None:
         """The next cell; ``None`` while it waits for results of others."""
 
     def tell(self, result: CellResult, reports: Reports) -> None:
@@ -40,7 +40,7 @@ class Sampler(Protocol):
 class GridSampler:
     """The cells of a grid, in order."""
 
-    def __init__(self, cells: Sequence[Checked]) -> None:
+    def __init__(self, cells: Sequence[CheckedCell]) -> None:
         self._left = deque(cells)
         self.size = len(cells)
 
@@ -48,7 +48,7 @@ class GridSampler:
     def finished(self) -> bool:
         return not self._left
 
-    def ask(self) -> Checked | None:
+    def ask(self) -> CheckedCell | None:
         return self._left.popleft()
 
     def tell(self, result: CellResult, reports: Reports) -> None:

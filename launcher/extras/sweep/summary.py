@@ -19,7 +19,7 @@ from rich.text import Text
 
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.extras.sweep.cell_process import CellResult
-from launcher.extras.sweep.requests import MEASURED, Checked
+from launcher.extras.sweep.requests import MEASURED, CheckedCell
 from launcher.extras.sweep.results import Gap, Line, Results
 from launcher.extras.sweep.sampler import Row
 from launcher.job import sweep_grid
@@ -126,7 +126,7 @@ def printed(found: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
             yield f"  {name}: not the numbers of {gap.of}: off by {gap.early:.1e}, {gap.allowed:.0e} allowed"
 
 
-def planned(checked: Sequence[Checked]) -> Iterator[str]:
+def planned(checked: Sequence[CheckedCell]) -> Iterator[str]:
     """Yields a table of the forecast of each cell that can run, the fastest first, then why others cannot."""
     first: dict[str, str] = {}
     for one in checked:
@@ -148,7 +148,7 @@ def planned(checked: Sequence[Checked]) -> Iterator[str]:
     yield from reasons(checked)
 
 
-def reasons(checked: Sequence[Checked]) -> Iterator[str]:
+def reasons(checked: Sequence[CheckedCell]) -> Iterator[str]:
     """Yields each reason why cells cannot run, once."""
     found: dict[str, list[str]] = {}
     for one in checked:
@@ -158,12 +158,12 @@ def reasons(checked: Sequence[Checked]) -> Iterator[str]:
         yield f"  cannot run: {why} ({'cell' if len(numbers) == 1 else 'cells'} {', '.join(numbers)})"
 
 
-def _seconds(one: Checked) -> float:
+def _seconds(one: CheckedCell) -> float:
     seconds = None if one.forecast is None else one.forecast.seconds
     return inf if seconds is None else seconds
 
 
-def _runs(one: Checked, first: Mapping[str, str]) -> str:
+def _runs(one: CheckedCell, first: Mapping[str, str]) -> str:
     twin = one.cell.name if one.forecast is None else first[one.forecast.digest]
     return "yes" if twin == one.cell.name else f"as {number(twin)}"
 

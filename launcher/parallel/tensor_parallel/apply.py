@@ -17,7 +17,7 @@ from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand, wit
 from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear
 from launcher.parallel.trace.model_facts import ADAPTER, adds
 from launcher.plan.plan import Plan
-from launcher.plan.tensor_parallel.operators import Spread, all_reduced, splits, tp_dim
+from launcher.plan.tensor_parallel.operators import ShardedOperator, all_reduced, splits, tp_dim
 from launcher.plan.tensor_parallel.reader import Axes
 
 
@@ -66,7 +66,7 @@ def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
 
 
 def install(
-    model: nn.Module, spreads: Iterable[Spread], axis: Axis, overlapped: Collection[str] = ()
+    model: nn.Module, spreads: Iterable[ShardedOperator], axis: Axis, overlapped: Collection[str] = ()
 ) -> None:
     """Give each operator's module the forward that its spread describes; ``overlapped`` is ``Flow``'s."""
     for s in spreads:
@@ -83,7 +83,7 @@ class OperatorForward:
 
     module: nn.Module
     plain: Callable[..., Any]
-    spread: Spread
+    spread: ShardedOperator
     axis: Axis
     overlaps: bool = False
 

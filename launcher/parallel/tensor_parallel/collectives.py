@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from launcher.errors import RunError
-from launcher.plan.tensor_parallel.operators import Comm, Cut, Spread
+from launcher.plan.tensor_parallel.operators import Comm, Cut, ShardedOperator
 
 
 class Results:
@@ -361,7 +361,7 @@ def with_bias(term: Tensor, bias: Tensor, axis: Axis) -> Tensor:
     return _Bias.apply(term, bias, axis.rank == 0)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def hand(y: Tensor, spread: Spread, axis: Axis) -> Tensor:
+def hand(y: Tensor, spread: ShardedOperator, axis: Axis) -> Tensor:
     """Convert ``y`` to the layout of the output: terms are summed, split tensors stay so or are gathered."""
     axis.last = None
     if not spread.sums:

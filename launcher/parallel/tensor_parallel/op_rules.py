@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from launcher.parallel.dispatch import modes
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.plan.tensor_parallel.operators import KEY, Cut, Operator, Spread
+from launcher.plan.tensor_parallel.operators import KEY, Cut, Operator, ShardedOperator
 from launcher.plan.tensor_parallel.reader import axes_text
 
 Shape = tuple[int, ...]
@@ -285,7 +285,7 @@ OpRow = tuple[str, tuple[tuple[int, ...], ...]]
 
 
 @dataclass
-class CutRun:
+class ShardingTracker:
     """One pass.
 
     ``rows`` has its operations in order, ``whole`` those of the full model's pass to compare with.
@@ -295,7 +295,7 @@ class CutRun:
     whole: list[OpRow] = field(default_factory=list)
     rows: list[OpRow] = field(default_factory=list)
     states: dict[int, tuple[Tensor, CutState]] = field(default_factory=dict)
-    spreads: dict[Operator, Spread] = field(default_factory=dict)
+    spreads: dict[Operator, ShardedOperator] = field(default_factory=dict)
     terms: set[str] = field(default_factory=set)
     full: set[str] = field(default_factory=set)
     where: list[str] = field(default_factory=lambda: [""])
@@ -344,7 +344,7 @@ class CutRun:
 class FollowOps(Dispatch):
     """Tracks every operator of torch, except those inside of a call that counts as one operation."""
 
-    def __init__(self, run: CutRun) -> None:
+    def __init__(self, run: ShardingTracker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.run = run
 
@@ -362,7 +362,7 @@ class FollowOps(Dispatch):
 class FollowCalls(TorchFunctionMode):
     """Tracks functions that count as one operation, whatever they consist of."""
 
-    def __init__(self, run: CutRun) -> None:
+    def __init__(self, run: ShardingTracker) -> None:
         super().__init__()
         self.run = run
 

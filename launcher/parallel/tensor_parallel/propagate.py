@@ -22,7 +22,13 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.sequence import Carry, attach
 from launcher.parallel.tensor_parallel import apply
 from launcher.parallel.tensor_parallel.collectives import Axis, bring
-from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutRun, CutState, FollowCalls, FollowOps
+from launcher.parallel.tensor_parallel.op_rules import (
+    CutRefused,
+    CutState,
+    FollowCalls,
+    FollowOps,
+    ShardingTracker,
+)
 from launcher.parallel.trace.fx_tracer import RUNNING, refusing
 from launcher.parallel.trace.model_facts import NORMS, meta
 from launcher.parallel.trace.watch import looking
@@ -33,9 +39,9 @@ from launcher.plan.tensor_parallel.operators import (
     KEY,
     Comm,
     Cut,
-    Flow,
     Operator,
-    Spread,
+    ShardedOperator,
+    TensorParallelPlan,
     splits,
     tp_dim,
 )
@@ -52,19 +58,19 @@ def follow(
     tp: int,
     inputs: Sequence[TensorSpec],
     lengths: Lengths = (),
-) -> Flow:
+) -> TensorParallelPlan:
     """Return how ``operators`` run in ``model`` (on meta), on full sequences or on pieces of these lengths.
 
     Raises ``RequestError`` if the results would be wrong.
     """
     if not operators or tp == 1:
-        return Flow()
+        return TensorParallelPlan()
     forwards = _Forwards(operators, inputs, lengths)
 
     # in full, and then with the pieces of one rank
-    whole = CutRun()
+    whole = ShardingTracker()
     _pass(copied(model), forwards, whole)
-    run = CutRun(Axis(tp, planned=True), whole.rows)
+    run = ShardingTracker(Axis(tp, planned=True), whole.rows)
     part = copied(model)
     apply.cut(part, splits(operators), Axis(tp, planned=True))
     outs = _pass(part, forwards, run)
@@ -83,10 +89,14 @@ def follow(
     first: dict[int, str] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         first.setdefault(id(p), name)
-    return Flow(tuple(run.spreads.values()), tuple(n for n in first.values() if n in run.terms), output)
+    return TensorParallelPlan(
+        tuple(run.spreads.values()), tuple(n for n in first.values() if n in run.terms), output
+    )
 
 
-def in_pieces(model: nn.Module, flow: Flow, tp: int, inputs: Sequence[TensorSpec], lengths: Lengths) -> Flow:
+def in_pieces(
+    model: nn.Module, flow: TensorParallelPlan, tp: int, inputs: Sequence[TensorSpec], lengths: Lengths
+) -> TensorParallelPlan:
     """Return ``flow`` for sequences in pieces, with the same splits and other collectives.
 
     Raises ``RequestError`` if the pieces get other splits.
@@ -115,7 +125,7 @@ class _Forwards:
         return [[shortened(s, n, total) for s in self.inputs] for n in self.lengths] or [list(self.inputs)]
 
 
-def _pass(model: nn.Module, forwards: _Forwards, run: CutRun) -> list[list[tuple[Tensor, CutState]]]:
+def _pass(model: nn.Module, forwards: _Forwards, run: ShardingTracker) -> list[list[tuple[Tensor, CutState]]]:
     """Run a pass, and return the outputs of each forward.
 
     A model that reads values runs on zeros in memory.
@@ -129,7 +139,7 @@ def _pass(model: nn.Module, forwards: _Forwards, run: CutRun) -> list[list[tuple
 
 
 def _passed(
-    model: nn.Module, forwards: _Forwards, run: CutRun, device: torch.device
+    model: nn.Module, forwards: _Forwards, run: ShardingTracker, device: torch.device
 ) -> list[list[tuple[Tensor, CutState]]]:
     carry = Carry(forwards.lengths)
     attach(model, carry)
@@ -137,7 +147,7 @@ def _passed(
 
     # piece after piece, each with what the pieces before it have left
     outs = []
-    found = dict[Operator, Spread]()
+    found = dict[Operator, ShardedOperator]()
     for piece, specs in enumerate(forwards.pieces):
         run.spreads = {}
         with carry.running(0, piece) if forwards.lengths else nullcontext():
@@ -148,7 +158,7 @@ def _passed(
     return outs
 
 
-def _prepare(model: nn.Module, operators: tuple[Operator, ...], run: CutRun) -> None:
+def _prepare(model: nn.Module, operators: tuple[Operator, ...], run: ShardingTracker) -> None:
     """Let ``run`` track the operators of ``model`` one by one, and where each operation is called."""
     # at first no tensor is split
     for b in model.buffers():
@@ -165,7 +175,9 @@ def _prepare(model: nn.Module, operators: tuple[Operator, ...], run: CutRun) -> 
         module.register_forward_hook(partial(_end, run))
 
 
-def _together(before: dict[Operator, Spread], now: dict[Operator, Spread]) -> dict[Operator, Spread]:
+def _together(
+    before: dict[Operator, ShardedOperator], now: dict[Operator, ShardedOperator]
+) -> dict[Operator, ShardedOperator]:
     """Merge the operators of a sequence's pieces: their collectives add up."""
     out = {}
     for o, s in now.items():
@@ -182,7 +194,7 @@ class _Looks(Exception):
 
 
 def _forward(
-    model: nn.Module, run: CutRun, xs: list[Tensor], device: torch.device
+    model: nn.Module, run: ShardingTracker, xs: list[Tensor], device: torch.device
 ) -> list[tuple[Tensor, CutState]]:
     for x in xs:
         run.tag(x, CutState())
@@ -203,27 +215,27 @@ def _forward(
 
 
 @contextmanager
-def _following(run: CutRun, branches: AbstractContextManager[None]) -> Iterator[None]:
+def _following(run: ShardingTracker, branches: AbstractContextManager[None]) -> Iterator[None]:
     with FollowOps(run), FollowCalls(run), branches:
         yield
 
 
-def _refuse(run: CutRun) -> None:
+def _refuse(run: ShardingTracker) -> None:
     """Refuse a branch on values, because only one side of it was traced."""
     at = run.where[-1] or "the model's own forward"
     text = f"{at} branches on the values of its inputs or weights"
     raise CutRefused(f"{text}, which cannot be traced next to operators that are cut over tp", KEY)
 
 
-def _begin(run: CutRun, name: str, *_: Any) -> None:
+def _begin(run: ShardingTracker, name: str, *_: Any) -> None:
     run.where.append(name)
 
 
-def _end(run: CutRun, *_: Any) -> None:
+def _end(run: ShardingTracker, *_: Any) -> None:
     run.where.pop()
 
 
-def _told(p: Problem, why: BaseException | None, run: CutRun) -> Problem:
+def _told(p: Problem, why: BaseException | None, run: ShardingTracker) -> Problem:
     """Return the problem with its cause: what fails only with pieces is the strategy's fault."""
     at = run.where[-1] or "the model's own forward"
     if isinstance(why, CutRefused):
@@ -237,7 +249,7 @@ def _told(p: Problem, why: BaseException | None, run: CutRun) -> Problem:
     return Problem(KEY, f"{text}: {line}{hint}")
 
 
-def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
+def _output(outs: list[tuple[Tensor, CutState]], run: ShardingTracker) -> Cut:
     """Return the layout of the model's output: the loss takes full outputs, or one split on its classes."""
     for _, s in outs:
         run.full |= s.made
@@ -255,7 +267,7 @@ def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
 
 
 def _operate(
-    run: CutRun, module: nn.Module, plain: Callable[..., Any], o: Operator, *args: Any, **kwargs: Any
+    run: ShardingTracker, module: nn.Module, plain: Callable[..., Any], o: Operator, *args: Any, **kwargs: Any
 ) -> Any:
     """Run an operator and record what it communicates."""
     x, *rest = args or (kwargs.pop("input", None),)
@@ -295,7 +307,7 @@ def _operate(
     return y
 
 
-def _whole(run: CutRun, o: Operator, call: Callable[[], Any]) -> Any:
+def _whole(run: ShardingTracker, o: Operator, call: Callable[[], Any]) -> Any:
     """Run an operator of the full model as it is."""
     run.quiet += bool(o.mode)
     y = call()
@@ -304,7 +316,7 @@ def _whole(run: CutRun, o: Operator, call: Callable[[], Any]) -> Any:
     return y
 
 
-def _note(run: CutRun, o: Operator, module: nn.Module, planned: Spread) -> None:
+def _note(run: ShardingTracker, o: Operator, module: nn.Module, planned: ShardedOperator) -> None:
     """Record the spread of an operator; every call of it must need the same."""
     if run.spreads.setdefault(o, planned) != planned:
         raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", o.where)
@@ -314,7 +326,7 @@ def _note(run: CutRun, o: Operator, module: nn.Module, planned: Spread) -> None:
         run.terms.add(f"{o.module}.{'lora_A' if o.mode == 'column' else 'lora_B'}")
 
 
-def _quietly(run: CutRun, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor:
+def _quietly(run: ShardingTracker, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor:
     """Run an operator's own work untracked, and log only what it would send."""
     assert run.axis is not None
     run.axis.log = log
@@ -331,12 +343,12 @@ def _tensor(y: Any, o: Operator) -> Tensor:
     return y
 
 
-def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> Spread:
+def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> ShardedOperator:
     """Return the spread with the layouts that arrive and that the operator takes."""
     asked = _asked(o, "input", x, n, now=arrives)
     if not o.mode:
         takes = arrives if o.input is None else asked
-        return Spread(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
+        return ShardedOperator(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
     takes = x.dim() - 1 if o.mode == "row" else None
     if o.input is not None and asked not in (arrives, takes):
         text = f"input {axes_text(o.input)} is not what arrives, which is {_words(arrives)}"
@@ -344,10 +356,10 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> Spread:
     if takes is not None and arrives != takes and x.shape[takes] % n:
         text = f"{o.module}: its input has {x.shape[takes]} features, no multiple of tp={n}"
         raise CutRefused(text, o.where)
-    return Spread(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
+    return ShardedOperator(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
 
 
-def _out_of(o: Operator, y: Tensor, s: Spread, n: int) -> Spread:
+def _out_of(o: Operator, y: Tensor, s: ShardedOperator, n: int) -> ShardedOperator:
     """Return the spread with the layouts that the operator computes and that it returns."""
     sums = o.mode in ("row", "vocabulary")
     makes = y.dim() - 1 if o.mode else s.makes

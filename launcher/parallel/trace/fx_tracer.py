@@ -23,7 +23,7 @@ from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable
 from launcher.parallel.trace.moving_state import unentangled
 from launcher.parallel.trace.specs import spec
 from launcher.parallel.trace.state_effects import SideChannels
-from launcher.parallel.trace.watch import Watch, watching
+from launcher.parallel.trace.watch import ForwardObserver, watching
 from launcher.parallel.trace.zero_inputs import InMemory, Observers, cast, run_module
 from launcher.plan.cut.stages import covers
 from launcher.plan.refusals.model import DTYPES
@@ -60,7 +60,7 @@ class Tracer(Capture):
         origins: where gradients of each node's value arrive.
     """
 
-    watch: Watch
+    watch: ForwardObserver
     side_channels: SideChannels | None = None
     evaluation: Tracer | None = None
 

@@ -31,7 +31,7 @@ from launcher.parallel.trace.fx_tracer import (
 )
 from launcher.parallel.trace.moving_state import moving
 from launcher.parallel.trace.specs import output_specs, spec, specs
-from launcher.parallel.trace.watch import Watch, watching
+from launcher.parallel.trace.watch import ForwardObserver, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
 from launcher.plan.cut.stage_config import owner, units
 from launcher.plan.cut.stages import covers
@@ -40,12 +40,12 @@ from launcher.plan.values.facts import (
     Backward,
     Effects,
     Graph,
+    ModelStructure,
     ModelTraits,
     Node,
     Param,
     Role,
     Segment,
-    Skeleton,
     TensorSpec,
 )
 from launcher.plan.values.operations import Operations, total
@@ -128,7 +128,7 @@ def meta(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
     return [torch.empty(s.shape, dtype=dtype_of(s.dtype), device="meta") for s in specs]
 
 
-def skeleton(model: nn.Module) -> Skeleton:
+def skeleton(model: nn.Module) -> ModelStructure:
     """Return modules in definition order, and parameters and persistent buffers under each of their names."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -159,7 +159,7 @@ def skeleton(model: nn.Module) -> Skeleton:
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
     lists = frozenset(n for n, m in model.named_modules() if type(m).forward is nn.Module.forward)
     kinds = [(n, kind_of(m)) for n, m in model.named_modules(remove_duplicate=False) if n]
-    return Skeleton(
+    return ModelStructure(
         modules=modules,
         params=tuple(params),
         containers=boxes,
@@ -234,7 +234,7 @@ def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
     return sum(flops for _, flops, _ in follow(model, leaves, meta(inputs)).costs.values())
 
 
-def facts(tracer: Tracer, known: Skeleton) -> Graph:
+def facts(tracer: Tracer, known: ModelStructure) -> Graph:
     """Return the traced graph as plain values."""
     # first, as modules run again for their backward, which may change the observations
     watched = _watched(tracer.watch, known, _returned(tracer), tracer.meter)
@@ -301,7 +301,7 @@ def _evaluated(graph: Graph, other: Effects) -> Graph:
     return replace(graph, effects=effects)
 
 
-def _loaded(known: Skeleton, model: nn.Module) -> tuple[str, ...]:
+def _loaded(known: ModelStructure, model: nn.Module) -> tuple[str, ...]:
     """Return the units that have parameters; those that are recomputed together count as one."""
     loaded = [u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params)]
     regions = [name for name, module in model.named_modules() if hasattr(module.forward, "recomputed")]
@@ -309,7 +309,7 @@ def _loaded(known: Skeleton, model: nn.Module) -> tuple[str, ...]:
     return tuple(dict.fromkeys(around.values()))
 
 
-def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[str, Any]:
+def _watched(watch: ForwardObserver, known: ModelStructure, output: Any, meter: Meter) -> dict[str, Any]:
     """Return the fields of a graph that ``watch`` knows."""
 
     def among(seen: Collection[str]) -> tuple[str, ...]:
@@ -345,7 +345,7 @@ def _detached(output: Any) -> bool:
     return bool(floating) and not any(t.requires_grad for t in floating)
 
 
-def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
+def _effects(watch: ForwardObserver, output: Any, meter: Meter) -> Effects:
     return Effects(
         changes=watch.effects.changes(output, meter.kept),
         inner=tuple(dict.fromkeys(watch.taken)),
@@ -365,7 +365,7 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
     )
 
 
-def _segments(watch: Watch, saved: int, outside: Operations) -> tuple[Segment, ...]:
+def _segments(watch: ForwardObserver, saved: int, outside: Operations) -> tuple[Segment, ...]:
     """Return the calls of units in order, and the bytes kept outside of them.
 
     ``outside`` starts with the operations of the full model.
@@ -406,7 +406,7 @@ def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -
     return replace(graph, effects=replace(graph.effects, kept=kept))
 
 
-def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> tuple[Graph, bool]:
+def _whole(model: nn.Module, known: ModelStructure, inputs: Sequence[TensorSpec]) -> tuple[Graph, bool]:
     """Run the model in its present mode; also return whether Python state changed.
 
     A model that reads values is traced with its units as leaves, as the code that does so may lie inside of
@@ -426,7 +426,7 @@ def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> t
 
 
 def _single(
-    model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run: Callable[..., Any]
+    model: nn.Module, known: ModelStructure, inputs: Sequence[TensorSpec], run: Callable[..., Any]
 ) -> tuple[Graph, bool]:
     model, xs = copied(model), meta(inputs)  # a forward may count or cache
     meter = Meter((*model.parameters(), *model.buffers()))
@@ -441,7 +441,9 @@ def _single(
     return _node(known, inputs, value, meter=meter, watch=watch), watch.moved
 
 
-def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: Meter, watch: Watch) -> Graph:
+def _node(
+    known: ModelStructure, inputs: Sequence[TensorSpec], value: Any, *, meter: Meter, watch: ForwardObserver
+) -> Graph:
     made, packed, keys = output_specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
     ins = tuple(Node(n, "input", n, (), out=(s,)) for n, s in zip(names, inputs, strict=True))

@@ -162,7 +162,7 @@ class ModuleCall:
     saved: int
 
 
-class Watch(TorchFunctionMode):
+class ForwardObserver(TorchFunctionMode):
     """Records a forward of a model.
 
     Attributes:
@@ -474,10 +474,10 @@ def _batched(t: Any) -> bool:
 @contextmanager
 def watching(
     model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
-) -> Iterator[Watch]:
+) -> Iterator[ForwardObserver]:
     """Watch a forward while entered. ``model`` keeps the hooks, so pass a copy."""
     forget()
-    watch = Watch(model, units, saved, given)
+    watch = ForwardObserver(model, units, saved, given)
     names = files(*map(type, model.modules()))
     streams, before, around = streams_now(), held(model), variables(names)
 

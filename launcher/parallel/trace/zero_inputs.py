@@ -19,13 +19,13 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.graph_recorder import Uncuttable
 from launcher.parallel.trace.sample_values import FEW, SampleValues, initial, trying
 from launcher.parallel.trace.state_effects import StateEffects
-from launcher.parallel.trace.watch import Watch
+from launcher.parallel.trace.watch import ForwardObserver
 
 Made = dict[int, torch.Tensor]
 """Tensors in memory by the ids of the tensors that they stand for."""
 
 
-def cast(func: Any, args: Any, kwargs: Any, watch: Watch) -> Any:
+def cast(func: Any, args: Any, kwargs: Any, watch: ForwardObserver) -> Any:
     """Run one call under autocast on values in memory, because autocast does nothing on meta tensors."""
     given = tensors((args, kwargs))
     with torch.device("cpu"):
@@ -36,7 +36,7 @@ def cast(func: Any, args: Any, kwargs: Any, watch: Watch) -> Any:
     return _returned(out, given, made, watch.effects)
 
 
-def _stand_ins(given: list[torch.Tensor], watch: Watch | None, zeros: bool = False) -> Made:
+def _stand_ins(given: list[torch.Tensor], watch: ForwardObserver | None, zeros: bool = False) -> Made:
     """Return tensors in memory by the id of each of the ``given``: with its values, drawn ones, or zeros."""
     stream = torch.Generator().manual_seed(0)
     made = {}
@@ -101,7 +101,7 @@ class Observers:
     """
 
     meter: Meter | None = None
-    watch: Watch | None = None
+    watch: ForwardObserver | None = None
     told: Callable[[str], None] | None = None
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
@@ -281,7 +281,7 @@ SCALES = 1.0, 1e3, 1e-3
 """Scales of drawn values to try a module with."""
 
 
-def _tried(call: InMemory, seen: Observers, watch: Watch) -> list[tuple[list[str], Any]]:
+def _tried(call: InMemory, seen: Observers, watch: ForwardObserver) -> list[tuple[list[str], Any]]:
     """Return the units that ran with other values, and the result: ``MISSING`` if the call failed.
 
     The data's other batches are tried first, then drawn values. Only the effects of these runs are kept.
@@ -301,7 +301,7 @@ def _tried(call: InMemory, seen: Observers, watch: Watch) -> list[tuple[list[str
     return found
 
 
-def _others(call: InMemory, given: int | float, watch: Watch) -> tuple[Any, Any]:
+def _others(call: InMemory, given: int | float, watch: ForwardObserver) -> tuple[Any, Any]:
     """Return other arguments: those of batch ``given``, or drawn ones of scale ``given`` with new weights."""
     stream = torch.Generator().manual_seed(round(given * 1e3))
 

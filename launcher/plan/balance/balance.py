@@ -15,8 +15,8 @@ from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import Stage
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.memory.before_cut import (
-    Crossing,
-    Moment,
+    BoundaryBytes,
+    InFlight,
     PartMemory,
     crossings,
     kept,
@@ -62,7 +62,7 @@ class _Rows:
 
     order: Order
     ahead: tuple[int, ...]
-    moments: tuple[tuple[Mapping[tuple[int, int], Moment], ...], ...]
+    moments: tuple[tuple[Mapping[tuple[int, int], InFlight], ...], ...]
 
 
 def balanced_stages(
@@ -178,7 +178,7 @@ def _ahead(schedule: Schedule, stage: int, rank: int) -> int:
 
 
 def _times(
-    job: Job, sizes: Sizes, model: TracedModel, nodes: Parts, crossing: Sequence[Sequence[Crossing]]
+    job: Job, sizes: Sizes, model: TracedModel, nodes: Parts, crossing: Sequence[Sequence[BoundaryBytes]]
 ) -> PartTimes:
     sent = tuple(sum(c.nbytes for c in part) for part in zip(*crossing, strict=True))
     fast = speeds(job)
@@ -201,7 +201,7 @@ def _memory(
     model: TracedModel,
     at: Mapping[str, int],
     *,
-    crossing: tuple[tuple[Crossing, ...], ...],
+    crossing: tuple[tuple[BoundaryBytes, ...], ...],
     optimizer: StateSize,
     rows: _Rows,
     nodes: Parts,

@@ -9,8 +9,8 @@ from launcher.plan.cut.params import Placed, by_stage
 from launcher.plan.cut.stage_config import owner, units
 from launcher.plan.cut.stages import Stage, covers
 from launcher.plan.sizes import Sizes
-from launcher.plan.tensor_parallel.operators import InputGradients, Spread, input_gradients_of
-from launcher.plan.values.facts import ITEMSIZE, Graph, Skeleton
+from launcher.plan.tensor_parallel.operators import InputGradients, ShardedOperator, input_gradients_of
+from launcher.plan.values.facts import ITEMSIZE, Graph, ModelStructure
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Fused:
+class Communication:
     """The fused communication of a plan.
 
     ``scatters`` is what level1 scatters, ``terms`` are the buckets over ``tp``, ``tied`` is the number of
@@ -78,7 +78,7 @@ class Fused:
     terms: tuple[Bucket, ...] = ()
     tied: int = 0
     late: bool = False
-    spreads: tuple[Spread, ...] = ()
+    spreads: tuple[ShardedOperator, ...] = ()
     loss_cut: bool = False
     compiled: tuple[str, ...] = ()
 
@@ -118,7 +118,11 @@ class _Gather:
 
 
 def groups(
-    params: tuple[Placed, ...], stages: tuple[Stage, ...], skeleton: Skeleton, graph: Graph, limits: Limits
+    params: tuple[Placed, ...],
+    stages: tuple[Stage, ...],
+    skeleton: ModelStructure,
+    graph: Graph,
+    limits: Limits,
 ) -> tuple[Group, ...]:
     """Returns groups: one for each unit (such as a block) or for several that fit the limit, and the rest.
 
@@ -196,7 +200,7 @@ def _group(gather: _Gather, held: Sequence[Placed], stage: Stage, graph: Graph, 
     )
 
 
-def _units(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
+def _units(skeleton: ModelStructure, graph: Graph, limits: Limits) -> list[str]:
     """Returns the modules that may be gathered separately, in definition order.
 
     A module that reads tensor values is gathered with everything inside it. If it contains units, they stay

@@ -11,7 +11,7 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import Stage
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.facts import HALF, ITEMSIZE, Param, Role, Skeleton, TensorSpec
+from launcher.plan.values.facts import HALF, ITEMSIZE, ModelStructure, Param, Role, TensorSpec
 from launcher.plan.values.layout import Layout
 
 ROLES: tuple[Role, ...] = ("embedding", "head", "adapter")
@@ -100,7 +100,7 @@ class Tie:
 
 
 def placed(
-    skeleton: Skeleton,
+    skeleton: ModelStructure,
     stages: tuple[Stage, ...],
     sizes: Sizes,
     hsdp: Hsdp | None,
@@ -137,7 +137,7 @@ def placed(
     return tuple(out)
 
 
-def _usual(skeleton: Skeleton) -> str:
+def _usual(skeleton: ModelStructure) -> str:
     """Returns the dtype of most parameters, by bytes: an FSDP2 group has only one dtype."""
     sizes: dict[str, int] = {}
     for p in skeleton.params:
@@ -146,7 +146,7 @@ def _usual(skeleton: Skeleton) -> str:
     return max(sizes, key=lambda dtype: sizes[dtype], default="")
 
 
-def wide(skeleton: Skeleton) -> frozenset[str]:
+def wide(skeleton: ModelStructure) -> frozenset[str]:
     """Returns the first names of tensors that are never cast to half precision.
 
     These are buffers, and the parameters of modules with running statistics: BatchNorm takes half-precision

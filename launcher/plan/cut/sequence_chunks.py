@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import sqrt
 
-from launcher.plan.tensor_parallel.operators import Flow, tp_dim
+from launcher.plan.tensor_parallel.operators import TensorParallelPlan, tp_dim
 from launcher.plan.values.facts import Graph, TensorSpec
 
 
@@ -80,7 +80,7 @@ class _Sequence:
         return ends
 
 
-def grain(flow: Flow, tp: int) -> int:
+def grain(flow: TensorParallelPlan, tp: int) -> int:
     """Returns the number of which every length must be a multiple.
 
     If an operator cuts the sequence over ``tp``, each rank has a part of each piece.

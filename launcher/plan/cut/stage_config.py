@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.keys import did_you_mean
-from launcher.plan.values.facts import Graph, Node, Param, Skeleton
+from launcher.plan.values.facts import Graph, ModelStructure, Node, Param
 from launcher.plan.values.module_names import best_key, is_glob, matches, prefixes
 
 KEY = "parallel.pipeline.stage_config"
@@ -36,7 +36,7 @@ BACKBONE, LOSS = "_backbone", "_loss_fn"
 """The names of the network and of the loss in MindSpore's ``WithLossCell``."""
 
 
-def unwrapped(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[str, Any]:
+def unwrapped(keys: Mapping[str, Any], skeleton: ModelStructure, stages: int) -> dict[str, Any]:
     """Returns ``keys`` with the model's own names if they are those of a ``WithLossCell`` around it.
 
     The loss is on the last stage, so ``keys`` may place it there; that entry is dropped.
@@ -67,7 +67,9 @@ def owner(param: str) -> str:
     return param.rpartition(".")[0]
 
 
-def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: int = 1) -> list[Problem]:
+def complaints(
+    keys: Mapping[str, Any], skeleton: ModelStructure, ranks: int, chunks: int = 1
+) -> list[Problem]:
     """Returns all problems of a ``stage_config`` for this model on ``ranks`` x ``chunks`` stages."""
     stages, there = ranks * chunks, _there(ranks, chunks)
     names = (*skeleton.modules, *(p.name for p in skeleton.params))
@@ -153,7 +155,7 @@ def _near(key: str, names: Sequence[str], tops: Sequence[str]) -> str | None:
     return next((t + dot + rest for t in get_close_matches(first, fits, 1, 0.5)), None)
 
 
-def _without(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[str, int]:
+def _without(keys: Mapping[str, Any], skeleton: ModelStructure, stages: int) -> dict[str, int]:
     """Returns the largest modules (or single parameters) without a stage, each with a suggested stage.
 
     The modules before and after it suggest the stage.
@@ -191,7 +193,7 @@ def _no_stage(without: Mapping[str, int]) -> Problem:
     return Problem(KEY, f"{', '.join(map(repr, names[:6]))}{more} {verb} parameters but no stage", cure)
 
 
-def units(skeleton: Skeleton, at_least: int = 1, stacks: bool = True) -> tuple[str, ...]:
+def units(skeleton: ModelStructure, at_least: int = 1, stacks: bool = True) -> tuple[str, ...]:
     """Returns the modules that automatic choices do not cut, in definition order.
 
     They are the children of the root. Containers are replaced by their contents and, with ``stacks``, modules
@@ -225,7 +227,7 @@ Inside = Mapping[str, Sequence[Param]]
 """The parameters below each module."""
 
 
-def _inside(skeleton: Skeleton) -> Inside:
+def _inside(skeleton: ModelStructure) -> Inside:
     found: dict[str, list[Param]] = {}
     for p in skeleton.params:
         for module in prefixes(p.name)[:-1]:
@@ -234,7 +236,7 @@ def _inside(skeleton: Skeleton) -> Inside:
 
 
 def _around_layers(
-    skeleton: Skeleton, children: Mapping[str, Sequence[str]], inside: Inside
+    skeleton: ModelStructure, children: Mapping[str, Sequence[str]], inside: Inside
 ) -> frozenset[str]:
     """Returns modules that are mostly layers: most of their bytes are in containers of alike modules.
 
@@ -263,7 +265,7 @@ def _bytes(inside: Inside, module: str) -> int:
     return sum(p.spec.nbytes for p in inside.get(module, ()))
 
 
-def leaves(keys: Mapping[str, int], skeleton: Skeleton) -> frozenset[str]:
+def leaves(keys: Mapping[str, int], skeleton: ModelStructure) -> frozenset[str]:
     """Returns the modules that are entirely on one stage: they stay eager and are never traced into."""
     whole: dict[str, set[int | None]] = {}
     for name in skeleton.modules:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stage_config import owner
-from launcher.plan.cut.stages import Crossing, Stage, around
+from launcher.plan.cut.stages import BoundaryTensor, Stage, around
 from launcher.plan.values.facts import Graph, Node, Segment, TensorSpec
 from launcher.plan.values.text import bytes_text, many, scaled, spans
 
@@ -64,7 +64,7 @@ class Staged:
     """A model cut into stages; ``whole``: its only stage runs the model as it is."""
 
     stages: Sequence[Stage]
-    boundaries: Sequence[Sequence[Crossing]]
+    boundaries: Sequence[Sequence[BoundaryTensor]]
     params: Sequence[Placed]
     whole: bool
 

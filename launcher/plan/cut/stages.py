@@ -9,7 +9,7 @@ from functools import lru_cache
 from launcher.errors import Problem
 from launcher.plan.cut import stage_config
 from launcher.plan.cut.stage_config import KEY, components, owner, together, why
-from launcher.plan.values.facts import Graph, Node, Segment, Skeleton, TensorSpec
+from launcher.plan.values.facts import Graph, ModelStructure, Node, Segment, TensorSpec
 
 EXACT = frozenset({
     "unsqueeze", "squeeze", "getitem", "expand", "expand_as", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
@@ -224,7 +224,7 @@ def _unheard(graph: Graph, at: Mapping[str, int], told: Mapping[str, int]) -> li
 
 
 def cut(
-    graph: Graph, at: Mapping[str, int], stages: int, skeleton: Skeleton
+    graph: Graph, at: Mapping[str, int], stages: int, skeleton: ModelStructure
 ) -> tuple[tuple[Stage, ...], list[Problem]]:
     """Returns the stages into which ``at`` cuts ``graph``, and problems such as edges that cannot cross."""
     runs: list[set[str]] = [set() for _ in range(stages)]
@@ -272,7 +272,7 @@ def cut(
     return made, problems or _homeless(skeleton, made)
 
 
-def _homeless(skeleton: Skeleton, stages: tuple[Stage, ...]) -> list[Problem]:
+def _homeless(skeleton: ModelStructure, stages: tuple[Stage, ...]) -> list[Problem]:
     """Returns a problem if no stage holds some tensors, because no module that runs has them.
 
     They would be missing in checkpoints.
@@ -299,7 +299,7 @@ def _crossing(graph: Graph, at: Mapping[str, int], wants: list[set[str]], stage:
 
 def _stage(
     g: Graph,
-    skeleton: Skeleton,
+    skeleton: ModelStructure,
     index: int,
     nodes: tuple[str, ...],
     *,
@@ -349,7 +349,7 @@ def _what(node: Node) -> str:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class BoundaryTensor:
     """A value that crosses a stage boundary: ``specs`` of its tensors, ``packed`` if they are a tuple.
 
     ``trains``: a gradient comes back for it. A value that is only read without gradients must get none, not
@@ -362,8 +362,10 @@ class Crossing:
     trains: bool = True
 
 
-def boundary(graph: Graph, stages: tuple[Stage, ...], index: int) -> tuple[Crossing, ...]:
+def boundary(graph: Graph, stages: tuple[Stage, ...], index: int) -> tuple[BoundaryTensor, ...]:
     """Returns the values that stage ``index`` sends to the next."""
     later = [graph[n] for s in stages[index + 1 :] for n in s.nodes]
     trains = frozenset[str]().union(*(n.trains for n in later))
-    return tuple(Crossing(n, graph[n].out or (), graph[n].packed, n in trains) for n in stages[index].sends)
+    return tuple(
+        BoundaryTensor(n, graph[n].out or (), graph[n].packed, n in trains) for n in stages[index].sends
+    )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from launcher.plan.cut.sequence_chunks import Pieces
 from launcher.plan.sizes import Note
-from launcher.plan.tensor_parallel.operators import WHOLE, Flow
-from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.tensor_parallel.operators import WHOLE, TensorParallelPlan
+from launcher.plan.values.facts import Graph, ModelStructure
 from launcher.plan.values.setting import Recomputed
 
 
@@ -23,11 +23,11 @@ class TracedModel:
     the backward of their micro batch.
     """
 
-    skeleton: Skeleton
+    skeleton: ModelStructure
     graph: Graph
     leaves: tuple[str, ...] | None
     built_whole: Note | None = None
-    operators: Flow = WHOLE
+    operators: TensorParallelPlan = WHOLE
     recomputed: tuple[Recomputed, ...] = ()
     pieces: Pieces | None = None
     keeps_messages: bool = True

@@ -47,7 +47,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class BoundaryBytes:
     """The bytes of one piece that leave a part for later ones; ``grads``: those that come back."""
 
     nbytes: int
@@ -55,7 +55,7 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Moment:
+class InFlight:
     """The progress of one stage and piece at one moment.
 
     ``held`` counts forwards whose backward has not run, ``waiting`` second halves of backwards that have not
@@ -79,10 +79,10 @@ class PartMemory:
 
     tensors: tuple[Tensor, ...]
     kept: tuple[tuple[Kept, ...], ...]
-    crossings: tuple[tuple[Crossing, ...], ...]
+    crossings: tuple[tuple[BoundaryBytes, ...], ...]
     logits: tuple[int, int]
     places: tuple[int, ...]
-    moments: tuple[tuple[Mapping[tuple[int, int], Moment], ...], ...]
+    moments: tuple[tuple[Mapping[tuple[int, int], InFlight], ...], ...]
     micros: int
     keeps_messages: bool
 
@@ -173,16 +173,16 @@ class PartMemory:
                 gone += row[part].saved
         return most
 
-    def _sizes(self, run: Run, piece: int) -> Moment:
+    def _sizes(self, run: Run, piece: int) -> InFlight:
         """Returns the bytes of one item of each kind that a ``Moment`` counts."""
         stage, start, end = run
         (saved, waits), (saved_end, waits_end) = self._sums[piece][start], self._sums[piece][end]
         last = end == self.parts
         crossing = self.crossings[piece]
-        made = crossing[end - 1] if not last else Crossing(self.logits[0], 0)
+        made = crossing[end - 1] if not last else BoundaryBytes(self.logits[0], 0)
         away = not last and self.places[stage + 1] != self.places[stage]
         far = stage > 0 and self.places[stage - 1] != self.places[stage]
-        took = crossing[start - 1] if far else Crossing(0, 0)
+        took = crossing[start - 1] if far else BoundaryBytes(0, 0)
 
         held = saved_end - saved + (self.logits[1] if last else 0)
         sent = made.nbytes if away and self.keeps_messages else 0
@@ -190,7 +190,7 @@ class PartMemory:
             held += made.nbytes
         if not self.keeps_messages:
             held += took.nbytes
-        return Moment(held, waits_end - waits, sent, took.grads)
+        return InFlight(held, waits_end - waits, sent, took.grads)
 
     def _buffers(self, run: Run) -> int:
         """Returns the bytes of torch's receive buffers for all micro batches."""
@@ -203,7 +203,7 @@ class PartMemory:
         return self.micros * out
 
 
-def _bytes(size: Moment, n: Moment) -> int:
+def _bytes(size: InFlight, n: InFlight) -> int:
     return (
         size.held * n.held
         + size.waiting * n.waiting
@@ -248,7 +248,7 @@ def kept(nodes: Sequence[Node]) -> Kept:
     )
 
 
-def crossings(graph: Graph, at: Mapping[str, int], parts: int) -> tuple[Crossing, ...]:
+def crossings(graph: Graph, at: Mapping[str, int], parts: int) -> tuple[BoundaryBytes, ...]:
     """Returns what leaves each part; ``at``: the part of each node."""
     ends = {n.name: at[n.name] for n in graph.nodes}
     for n in graph.nodes:
@@ -260,7 +260,7 @@ def crossings(graph: Graph, at: Mapping[str, int], parts: int) -> tuple[Crossing
         for part in range(at[n.name], ends[n.name]):
             nbytes[part] += sum(t.nbytes for t in specs)
             grads[part] += sum(t.nbytes for t in specs if "float" in t.dtype)
-    return tuple(map(Crossing, nbytes, grads))
+    return tuple(map(BoundaryBytes, nbytes, grads))
 
 
 def logits(graph: Graph) -> tuple[int, int]:
@@ -269,7 +269,7 @@ def logits(graph: Graph) -> tuple[int, int]:
     return sum(t.nbytes for t in specs), sum(prod(t.shape) * max(4, WIDTH[t.dtype]) for t in specs[:1])
 
 
-def moments(schedule: Schedule, pieces: int) -> tuple[tuple[Mapping[tuple[int, int], Moment], ...], ...]:
+def moments(schedule: Schedule, pieces: int) -> tuple[tuple[Mapping[tuple[int, int], InFlight], ...], ...]:
     """Returns for each rank the moments with most in flight: in all its stages together, and in each one.
 
     Of equal moments the last one counts.
@@ -277,7 +277,7 @@ def moments(schedule: Schedule, pieces: int) -> tuple[tuple[Mapping[tuple[int, i
     return tuple(tuple(_fullest(row, pieces)) for row in schedule)
 
 
-def _fullest(row: Row, pieces: int) -> Iterator[Mapping[tuple[int, int], Moment]]:
+def _fullest(row: Row, pieces: int) -> Iterator[Mapping[tuple[int, int], InFlight]]:
     """Yields the fullest moments of a rank.
 
     Moments after forwards and those after first halves of backwards hold different things, so the fullest of
@@ -300,7 +300,7 @@ def _fullest(row: Row, pieces: int) -> Iterator[Mapping[tuple[int, int], Moment]
     for i, a in enumerate(row):
         _count(counts[a.stage, a.micro % pieces], a.kind)
         if i in wanted:
-            yield {key: Moment(*n) for key, n in counts.items()}
+            yield {key: InFlight(*n) for key, n in counts.items()}
 
 
 def _count(n: list[int], kind: str) -> None:

@@ -11,7 +11,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.optim import SGD, Adafactor, Lion, Momentum, Muon, any_momentum
 from launcher.plan.cut.param_groups import orthogonal
 from launcher.plan.cut.params import Placed
-from launcher.plan.memory.walk import Moment
+from launcher.plan.memory.walk import MemoryInUse
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.plan.values.layout import Layout
@@ -103,7 +103,7 @@ class Memory:
 
 
 def memory(
-    params: tuple[Placed, ...], sizes: Sizes, state: StateSize, moments: tuple[Moment, ...]
+    params: tuple[Placed, ...], sizes: Sizes, state: StateSize, moments: tuple[MemoryInUse, ...]
 ) -> tuple[Memory, ...]:
     """Returns one row a rank, in the order of ranks.
 

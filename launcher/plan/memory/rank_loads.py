@@ -10,10 +10,19 @@ from math import prod
 from launcher.plan.communication.fusion import Bucket, Group
 from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stage_config import owner
-from launcher.plan.cut.stages import Crossing, Stage, covers, segments
+from launcher.plan.cut.stages import BoundaryTensor, Stage, covers, segments
 from launcher.plan.cut_model import CutModel
 from launcher.plan.memory.memory import Memory
-from launcher.plan.memory.walk import Gather, Habits, Level, Moment, Pass, StageLoad, fullest, levels
+from launcher.plan.memory.walk import (
+    ActionMemory,
+    FsdpPolicy,
+    Gather,
+    MemoryInUse,
+    Pass,
+    StageLoad,
+    fullest,
+    levels,
+)
 from launcher.plan.schedule.schedules import Row
 from launcher.plan.schedule.simulate import Event, Timeline
 from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
@@ -26,14 +35,14 @@ class RankLoad:
 
     row: Row
     stages: tuple[tuple[int, StageLoad], ...]
-    habits: Habits
+    habits: FsdpPolicy
 
     @property
-    def fullest(self) -> Moment:
+    def fullest(self) -> MemoryInUse:
         return fullest(self.row, dict(self.stages), self.habits)
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[ActionMemory, ...]:
         return tuple(levels(self.row, dict(self.stages), self.habits))
 
 
@@ -46,7 +55,7 @@ def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tup
         here = model.sizes.held(pp)
         stages = tuple((s, _load(model, model.stages[s], here)) for s in here)
         largest = max((b.nbytes for b in buckets if places[b.stage] == pp), default=0)
-        habits = Habits(again=level == "level3", each=level != "level1", early=early, copied=largest)
+        habits = FsdpPolicy(again=level == "level3", each=level != "level1", early=early, copied=largest)
         out.append(RankLoad(row, stages, habits))
     return tuple(out)
 
@@ -99,7 +108,7 @@ def _floats(specs: Sequence[TensorSpec]) -> int:
     return sum(t.nbytes for t in specs if "float" in t.dtype)
 
 
-def _specs(crossing: Sequence[Crossing]) -> list[TensorSpec]:
+def _specs(crossing: Sequence[BoundaryTensor]) -> list[TensorSpec]:
     return [t for c in crossing for t in c.specs]
 
 

@@ -72,7 +72,7 @@ class StageLoad:
 
 
 @dataclass(frozen=True)
-class Moment:
+class MemoryInUse:
     """The bytes in use at one moment.
 
     ``grads`` are gradients in the form in which they are kept, ``gathered`` the full tensors of sharded
@@ -87,19 +87,19 @@ class Moment:
     def total(self) -> int:
         return self.grads + self.gathered + self.activations
 
-    def __add__(self, other: Moment) -> Moment:
-        return Moment(
+    def __add__(self, other: MemoryInUse) -> MemoryInUse:
+        return MemoryInUse(
             self.grads + other.grads, self.gathered + other.gathered, self.activations + other.activations
         )
 
-    def __sub__(self, other: Moment) -> Moment:
-        return Moment(
+    def __sub__(self, other: MemoryInUse) -> MemoryInUse:
+        return MemoryInUse(
             self.grads - other.grads, self.gathered - other.gathered, self.activations - other.activations
         )
 
 
 @dataclass(frozen=True)
-class Habits:
+class FsdpPolicy:
     """What FSDP2 does at the plan's ``optimizer_level``.
 
     ``again``: it is level3; ``each``: it is level2 or level3. ``early``: level1 scatters during its last
@@ -113,19 +113,19 @@ class Habits:
 
 
 @dataclass(frozen=True)
-class Level:
+class ActionMemory:
     """The fullest moment of an action (``most``), and what is held when it is over (``after``)."""
 
-    most: Moment
-    after: Moment
+    most: MemoryInUse
+    after: MemoryInUse
 
 
-def fullest(row: Row, loads: Mapping[int, StageLoad], habits: Habits) -> Moment:
+def fullest(row: Row, loads: Mapping[int, StageLoad], habits: FsdpPolicy) -> MemoryInUse:
     """Returns the fullest moment of a step on one rank; ``loads`` by stage."""
     return max((level.most for level in levels(row, loads, habits)), key=lambda m: m.total)
 
 
-def levels(row: Row, loads: Mapping[int, StageLoad], habits: Habits) -> Iterator[Level]:
+def levels(row: Row, loads: Mapping[int, StageLoad], habits: FsdpPolicy) -> Iterator[ActionMemory]:
     """Yields the level before the first action, that of each action, and that after the last action."""
     return _Walk(loads, habits).levels(row)
 
@@ -133,7 +133,7 @@ def levels(row: Row, loads: Mapping[int, StageLoad], habits: Habits) -> Iterator
 @dataclass
 class _Walk:
     loads: Mapping[int, StageLoad]
-    habits: Habits
+    habits: FsdpPolicy
     grads: int = 0
     gathered: int = 0
     activations: int = 0
@@ -144,26 +144,26 @@ class _Walk:
     dropped: set[tuple[int, int]] = field(default_factory=set)
     lingering: int = 0
     last: bool = False
-    known: dict[Hashable, tuple[Moment, Moment, int]] = field(default_factory=dict)
+    known: dict[Hashable, tuple[MemoryInUse, MemoryInUse, int]] = field(default_factory=dict)
 
-    def now(self, *, gathered: int = 0, activations: int = 0) -> Moment:
-        return Moment(self.grads, self.gathered + gathered, self.activations + activations)
+    def now(self, *, gathered: int = 0, activations: int = 0) -> MemoryInUse:
+        return MemoryInUse(self.grads, self.gathered + gathered, self.activations + activations)
 
-    def levels(self, row: Row) -> Iterator[Level]:
+    def levels(self, row: Row) -> Iterator[ActionMemory]:
         """Yields the level before the first action, that of each action, and that after the last action."""
         self.activations += sum(load.buffers for load in self.loads.values())
         self.gathered += sum(load.repeated_modules for load in self.loads.values())
         if not self.habits.again:
             self.gathered += sum(g.whole for load in self.loads.values() for g in load.gathers)
         left = Counter(a.stage for a in row if a.kind in "BW")
-        yield Level(self.now(), self.now())
+        yield ActionMemory(self.now(), self.now())
         for a in row:
             self.last = left[a.stage] == 1
             left[a.stage] -= a.kind in "BW"
             yield self._level(a, over=not left[a.stage] and a.kind != "F")
-        yield Level(self.now(activations=self.habits.copied), self.now())
+        yield ActionMemory(self.now(activations=self.habits.copied), self.now())
 
-    def _level(self, a: Action, over: bool) -> Level:
+    def _level(self, a: Action, over: bool) -> ActionMemory:
         """Returns the level of one action, from an equal action in the same state if there was one.
 
         ``over``: it is the last action of its stage.
@@ -178,17 +178,17 @@ class _Walk:
             most, after = max(moments, key=lambda m: m.total), self.now()
             if (self._grown(), frozenset(self.unreduced)) == there:
                 self.known[key] = most - before, after - before, self.lingering
-            return Level(most, after)
+            return ActionMemory(most, after)
         most, change, self.lingering = self.known[key]
         after = before + change
         self.grads, self.gathered, self.activations = after.grads, after.gathered, after.activations
-        return Level(before + most, after)
+        return ActionMemory(before + most, after)
 
     def _grown(self) -> tuple[int, ...]:
         """The sizes of the sets that only grow: equal sizes mean equal sets."""
         return tuple(len(grown) for grown in (self.reduced, self.summed, self.begun, self.dropped))
 
-    def _act(self, a: Action, load: StageLoad, piece: int) -> Iterator[Moment]:
+    def _act(self, a: Action, load: StageLoad, piece: int) -> Iterator[MemoryInUse]:
         one = load.passes[piece]
         if a.kind == "F":
             yield from self._forward(a.stage, load, one)
@@ -199,7 +199,7 @@ class _Walk:
         else:
             yield from self._inputs(a.stage, one)
 
-    def _forward(self, stage: int, load: StageLoad, one: Pass) -> Iterator[Moment]:
+    def _forward(self, stage: int, load: StageLoad, one: Pass) -> Iterator[MemoryInUse]:
         first = stage not in self.begun
         self.begun.add(stage)
         self.activations += one.received
@@ -228,7 +228,7 @@ class _Walk:
         used = [g.whole for g in load.gathers if g.first <= i <= g.last] if self.habits.again else []
         return max(used, default=0)
 
-    def _backward(self, stage: int, load: StageLoad, piece: int) -> Iterator[Moment]:
+    def _backward(self, stage: int, load: StageLoad, piece: int) -> Iterator[MemoryInUse]:
         one = load.passes[piece]
         yield self.now(activations=2 * one.loss)
         self.activations += one.answer - one.loss
@@ -256,7 +256,7 @@ class _Walk:
         )
         return max(segment.backward.work, segment.backward.summed) if new else segment.backward.work
 
-    def _inputs(self, stage: int, one: Pass) -> Iterator[Moment]:
+    def _inputs(self, stage: int, one: Pass) -> Iterator[MemoryInUse]:
         """The first half of a backward: inputs and output gradients of matrix products stay saved."""
         yield self.now(activations=2 * one.loss)
         self.activations += one.answer - one.loss
@@ -271,7 +271,7 @@ class _Walk:
         self.activations += one.returned - one.passed
         yield self.now()
 
-    def _weights(self, stage: int, one: Pass) -> Iterator[Moment]:
+    def _weights(self, stage: int, one: Pass) -> Iterator[MemoryInUse]:
         """The second half of a backward: frees what was kept for it, one product after the other."""
         yield self.now()
         self.activations -= sum(s.backward.kept for s in one.segments)
@@ -294,7 +294,7 @@ class _Walk:
                 self.unreduced.add((stage, n))
                 self.gathered += g.grads
 
-    def _close(self, stage: int, i: int, one: Pass) -> Iterator[Moment]:
+    def _close(self, stage: int, i: int, one: Pass) -> Iterator[MemoryInUse]:
         """Scatters the gradients of segment ``i``, while the gradient for the next segment already exists."""
         load = self.loads[stage]
         last = self.habits.early and self.last and not self.habits.each
@@ -308,7 +308,7 @@ class _Walk:
                 self.gathered += g.scattered  # FSDP2 lets go of it when the next group comes
                 self.lingering = g.scattered
 
-    def _scatter(self, stage: int, n: int, g: Gather, *, ahead: int = 0, grad: int = 0) -> Moment:
+    def _scatter(self, stage: int, n: int, g: Gather, *, ahead: int = 0, grad: int = 0) -> MemoryInUse:
         """Returns the moment before the full gradients are freed."""
         held = self.now(gathered=g.scattered + g.shard + ahead, activations=grad)
         if (stage, n) in self.unreduced:
@@ -324,7 +324,7 @@ class _Walk:
             self.dropped.add((stage, n))
             self.gathered -= g.whole
 
-    def _finish(self, stage: int) -> Iterator[Moment]:
+    def _finish(self, stage: int) -> Iterator[MemoryInUse]:
         """Ends the last backward of a stage: scatters what is left and frees kept weights, group by group."""
         for n, g in enumerate(self.loads[stage].gathers):
             if not self.habits.again:

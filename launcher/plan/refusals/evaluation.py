@@ -16,7 +16,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export
 from launcher.plan.sizes import Note
-from launcher.plan.values.facts import Change, Graph, Skeleton, TensorSpec
+from launcher.plan.values.facts import Change, Graph, ModelStructure, TensorSpec
 from launcher.plan.values.text import listed, many
 from launcher.plan.verbs import evaluates
 
@@ -28,17 +28,17 @@ def asked(job: Job) -> tuple[str, ...]:
     return (*(["train.eval_every"] if job.train.eval_every is not None and trains else []), *names)
 
 
-def unsteady(skeleton: Skeleton, graph: Graph) -> tuple[str, ...]:
+def unsteady(skeleton: ModelStructure, graph: Graph) -> tuple[str, ...]:
     """Returns what a forward in evaluation mode changes and the next forward's output depends on."""
     return tuple(c.name for c in _unsteady(skeleton, graph))
 
 
-def _unsteady(skeleton: Skeleton, graph: Graph) -> Iterator[Change]:
+def _unsteady(skeleton: ModelStructure, graph: Graph) -> Iterator[Change]:
     weights = {p.name for p in skeleton.params if not p.buffer}
     return (c for c in graph.effects.evaluated if not c.once and (c.read or weights & {*c.names}))
 
 
-def evaluation_problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+def evaluation_problems(job: Job, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields what the loss of an evaluation would depend on besides the weights, if the request evaluates."""
     who = asked(job)
     for c in _unsteady(skeleton, graph) if who else ():
@@ -59,7 +59,7 @@ def evaluation_problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[
             yield Problem(f"steps.{name}", text)
 
 
-def notes(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+def notes(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     """Returns notes on what is restored after an evaluation, and on what is not evaluated."""
     out = []
     drifting = unsteady(skeleton, graph)

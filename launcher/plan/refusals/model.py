@@ -12,7 +12,7 @@ from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut_model import CutModel
 from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, Skeleton, TensorSpec
+from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, ModelStructure, TensorSpec
 from launcher.plan.values.text import listed, many, some
 from launcher.plan.verbs import verb
 
@@ -21,7 +21,7 @@ Why = tuple[str, str]
 """The reason, and an override to paste ("" if there is none)."""
 
 
-def unfit(skeleton: Skeleton) -> Iterator[Problem]:
+def unfit(skeleton: ModelStructure) -> Iterator[Problem]:
     """Yields what no layout can train; this is known before the model runs."""
     for p in skeleton.params:
         if p.name == p.same_as:
@@ -64,7 +64,7 @@ def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
         yield Problem(KEY, text + (cure or f"; keep it in one of {', '.join(ITEMSIZE)}"))
 
 
-def untrained(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+def untrained(job: Job, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields a problem if training would change nothing: no gradient leads from the output to a parameter."""
     trains = any(verb(step).trains or verb(step).copies for step in job.steps.values())
     if graph.detached and trains and any(p.trainable for p in skeleton.params):
@@ -72,7 +72,7 @@ def untrained(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
         yield Problem(KEY, f"{text}; compute it without torch.no_grad(), detach() and .data")
 
 
-def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+def refused(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields what this layout cannot train as one process does."""
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)
@@ -113,7 +113,7 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
             yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
 
 
-def _around(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+def _around(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields what differs between ranks and would make them train different models."""
     n = at.sizes.grid.size
     asking = [f"the constructor asks for {what}" for what in skeleton.traits.world]
@@ -136,7 +136,7 @@ def _around(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
             yield Problem(KEY, f"{text}: they would train different models; use one data-parallel rank")
 
 
-def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields tensors that would miss updates of shared memory, get no gradient, or have no values."""
     learning = {p.name for p in skeleton.params if p.trainable}
     changed = {n for c in graph.effects.changes for n in c.names}
@@ -230,7 +230,7 @@ def _mixed(at: CutModel, graph: Graph) -> Problem:
     return Problem(KEY, f"{graph.effects.mixing} {MIXED}, and {why}; {way_out}", cure)
 
 
-def remarks(job: Job, skeleton: Skeleton, graph: Graph, sizes: Sizes) -> list[Note]:
+def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> list[Note]:
     """Returns notes on models that train, but to numbers that depend on other settings."""
     out = _unsaved(job, skeleton, graph)
     if _mixes(graph):
@@ -249,7 +249,7 @@ def remarks(job: Job, skeleton: Skeleton, graph: Graph, sizes: Sizes) -> list[No
     return out
 
 
-def _unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     """Returns notes on state that a resumed run starts anew, because no checkpoint contains it."""
     kinds = [step.kind for step in job.steps.values()]
     if job.checkpoint.every is None and "save" not in kinds:
@@ -363,7 +363,7 @@ def _inner(i: Inner, at: CutModel) -> Why | None:
     return None
 
 
-def _hooks(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
+def _hooks(at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed]) -> Iterator[Problem]:
     for name in skeleton.traits.hooked:
         why = _hooked(placed[name], at)
         if why:
@@ -442,7 +442,7 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
             yield Problem(KEY, f"{text} gather its own", "parallel.hsdp.optimizer_level=level2")
 
 
-def _twins(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
+def _twins(at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed]) -> Iterator[Problem]:
     """Yields modules with sharded weights that several stages of one rank run: FSDP2 wraps a module once."""
     for names in skeleton.traits.twins:
         found = (at.stage_of(n) for n in names)
@@ -501,7 +501,7 @@ def lora_notes(job: Job, params: Sequence[Placed]) -> Iterator[Note]:
     yield Note(LORA, text)
 
 
-def recording_problems(skeleton: Skeleton) -> Iterator[Problem]:
+def recording_problems(skeleton: ModelStructure) -> Iterator[Problem]:
     """Yields what the recording of a forward does not capture: hooks of parameters."""
     for name in skeleton.traits.hooked:
         text = f"the parameter {name} has hooks, and ranks of a device matrix have parts of its gradient"

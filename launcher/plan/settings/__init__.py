@@ -14,7 +14,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan import drill
 from launcher.plan import sizes as engine_mode
-from launcher.plan.communication.fusion import Fused
+from launcher.plan.communication.fusion import Communication
 from launcher.plan.cut import param_groups
 from launcher.plan.cut.params import Placed
 from launcher.plan.memory import device_memory
@@ -90,7 +90,7 @@ def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
 
 
 def rows(
-    job: Job, sizes: Sizes, fused: Fused | None = None, recomputed: tuple[Recomputed, ...] = ()
+    job: Job, sizes: Sizes, fused: Communication | None = None, recomputed: tuple[Recomputed, ...] = ()
 ) -> Iterator[Setting]:
     """Yields the settings that are not at their default, as the plan shows them.
 

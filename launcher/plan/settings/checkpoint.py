@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from launcher.errors import Problem
 from launcher.job.schema import redact
 from launcher.job.schema.job import Job
-from launcher.plan.values.facts import Skeleton
+from launcher.plan.values.facts import ModelStructure
 from launcher.plan.values.setting import Outcome, Setting
 
 PLACE = re.compile(r"(env):([A-Za-z_][A-Za-z0-9_]*)|(file):(.+)")
@@ -89,7 +89,7 @@ def _plain(job: Job) -> Outcome:
     return "applied", "checkpoints that are not encrypted are read too; nothing vouches for what they hold"
 
 
-def misnamed(skeleton: Skeleton, device: str) -> list[Problem]:
+def misnamed(skeleton: ModelStructure, device: str) -> list[Problem]:
     """Returns problems for tensors whose names checkpoints use for optimizer state or random streams.
 
     ``device`` is the requested kind; the kind that ``auto`` selects is checked where it is known.

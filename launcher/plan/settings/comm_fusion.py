@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import CommFusion, Fusion, FusionIndex, Network
-from launcher.plan.communication.fusion import Fused, Limits
+from launcher.plan.communication.fusion import Communication, Limits
 from launcher.plan.cut.params import Placed
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.setting import ALONE, Setting
@@ -74,7 +74,7 @@ def refused_for(job: Job, params: tuple[Placed, ...]) -> list[Problem]:
     return [Problem(key, text, f"{key}=[{kept}]")]
 
 
-def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+def rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields the settings that are not at their default."""
     fusion = job.parallel.comm_fusion
     if not fusion.openstate:
@@ -87,7 +87,7 @@ def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
     yield from _reduces(fusion, sizes, fused)
 
 
-def _nothing_fused(sizes: Sizes, fused: Fused | None) -> Setting:
+def _nothing_fused(sizes: Sizes, fused: Communication | None) -> Setting:
     key = f"{KEY}.openstate"
     if sizes.replicas == 1:
         return Setting(key, "false", "satisfied", ALONE)
@@ -107,7 +107,7 @@ def _nothing_fused(sizes: Sizes, fused: Fused | None) -> Setting:
     return Setting(key, "false", "applied", why)
 
 
-def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Fused | None) -> Setting:
+def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Communication | None) -> Setting:
     key, value = f"{KEY}.network", f"{network.latency_us:g} us + {network.gb_per_s:g} GB/s"
     if sizes.replicas == 1:
         return Setting(key, value, "satisfied", ALONE)
@@ -117,7 +117,7 @@ def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Fused | 
     return Setting(key, value, "applied", why)
 
 
-def _fitted(fusion: CommFusion, fused: Fused) -> bool:
+def _fitted(fusion: CommFusion, fused: Communication) -> bool:
     """Whether ``auto`` decides the size of any collective of this plan."""
     both = size(fusion.reducescatter) if fused.limits.scatter is None else None
     gathers = size(fusion.allgather) is None and both is None
@@ -148,7 +148,7 @@ def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
             yield Setting(key, value, "applied", "units that feed each other travel together up to this size")
 
 
-def _reduces(fusion: CommFusion, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+def _reduces(fusion: CommFusion, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields the setting of all-reduces."""
     asked = fusion.allreduce
     if asked is None or asked.mode == "auto":

@@ -16,7 +16,7 @@ from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.cut_model import CutModel
 from launcher.plan.schedule.schedules import Rule
 from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.facts import Graph, ModelStructure
 from launcher.plan.values.module_names import uncallable
 from launcher.plan.values.setting import INDUCTOR, STAGE, Compilation
 from launcher.plan.values.text import listed, some
@@ -136,7 +136,7 @@ def notes(made: Compilation | None) -> Iterator[Note]:
 
 
 def _named(
-    asked: Compile, skeleton: Skeleton, graph: Graph, at: CutModel
+    asked: Compile, skeleton: ModelStructure, graph: Graph, at: CutModel
 ) -> tuple[tuple[str, ...], list[Problem]]:
     if asked.modules == STAGES:
         return (STAGE,), []
@@ -155,7 +155,7 @@ def _named(
     return tuple(chosen), problems
 
 
-def _blocks(skeleton: Skeleton, graph: Graph, at: CutModel) -> tuple[str, ...]:
+def _blocks(skeleton: ModelStructure, graph: Graph, at: CutModel) -> tuple[str, ...]:
     """The units that contain modules; without such, all units with parameters; without these, the stages.
 
     Units that torch cannot put in one graph are left out, unless that leaves none.
@@ -169,13 +169,13 @@ def _blocks(skeleton: Skeleton, graph: Graph, at: CutModel) -> tuple[str, ...]:
     return tuple(quiet or made or loaded or [STAGE])
 
 
-def _called(skeleton: Skeleton, graph: Graph) -> Iterator[str]:
+def _called(skeleton: ModelStructure, graph: Graph) -> Iterator[str]:
     """The modules that a forward calls, in definition order."""
     calls = dict(graph.calls)
     return (m for m in skeleton.modules if calls.get(m, 1) and m not in skeleton.lists)
 
 
-def _idle(key: str, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+def _idle(key: str, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields a problem if ``key`` matches only modules that no forward calls."""
     named = [m for m in skeleton.modules if fnmatchcase(m, key) and m not in skeleton.lists]
     if named and not any(m in named for m in _called(skeleton, graph)):

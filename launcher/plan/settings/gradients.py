@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.communication.fusion import Fused
+from launcher.plan.communication.fusion import Communication
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.setting import Outcome, Setting
 from launcher.plan.values.text import many
@@ -33,7 +33,7 @@ def repeats(job: Job, sizes: Sizes, cut: bool) -> int:
     return 1 if job.parallel.loss_repeated_mean or cut else sizes.grid["tp"]
 
 
-def loss_repeated_mean_rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+def loss_repeated_mean_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields the setting if it is ``false``: then the ranks that repeat a loss add it up, without a mean."""
     if job.parallel.loss_repeated_mean:
         return
@@ -61,7 +61,7 @@ def local_norm_problems(job: Job) -> Iterator[Problem]:
         yield Problem(f"{LOCAL_NORM}.device", text, f"{LOCAL_NORM}.print=true")
 
 
-def local_norm_rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+def local_norm_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields a row for printed norms and a row for dumped norms."""
     asked = job.parallel.local_norm
     what = "one number a rank" if asked.device else "one a parameter"
@@ -73,7 +73,7 @@ def local_norm_rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Set
         yield Setting(f"{LOCAL_NORM}.dump", asked.dump, status, f"{what}, {often}, in rank<N>.jsonl: {why}")
 
 
-def _local_norm_outcome(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
+def _local_norm_outcome(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
     """Returns what the norms measure.
 
     A local gradient is that of a rank's own samples, summed over micro batches, before any sum over ranks.

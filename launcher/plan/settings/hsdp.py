@@ -8,7 +8,7 @@ from shlex import quote
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.communication.fusion import Fused
+from launcher.plan.communication.fusion import Communication
 from launcher.plan.cut.params import Placed
 from launcher.plan.schedule.schedules import Rule
 from launcher.plan.sizes import Note, Sizes
@@ -72,7 +72,7 @@ def dropped(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
         yield Problem(LEVEL, f"level3: {DROPPED.format(job.parallel.pipeline.scheduler)}", f"{LEVEL}=level2")
 
 
-def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+def rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields the setting of the optimizer level."""
     hsdp = job.parallel.hsdp
     if hsdp is None or sizes.engine.over_matrices:  # how each parameter is sharded is not known yet
@@ -87,7 +87,7 @@ def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
         yield Setting(LEVEL, level, "applied", LEVELS[level].replace("every micro batch", often))
 
 
-def _why_not_sharded(hsdp: Hsdp, fused: Fused) -> str:
+def _why_not_sharded(hsdp: Hsdp, fused: Communication) -> str:
     largest = max((p.spec.nbytes for p in fused.params if not p.buffer), default=0)
     if largest < hsdp.threshold * 1024:
         why = f"the largest has {bytes_text(largest)}, {KEY}.threshold is {hsdp.threshold} KB"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from launcher.job.schema.job import Job
-from launcher.plan.communication.fusion import Bucket, Fused, Group
+from launcher.plan.communication.fusion import Bucket, Communication, Group
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.operators import EVERY
 from launcher.plan.values.setting import Outcome, Status
@@ -16,7 +16,7 @@ AT_THE_END = "gradients are reduced after the last backward of a step"
 AT_USE = "each group of weights is gathered once a step, when it is used first"
 
 
-def reducing(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
+def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
     """Whether the reduction of gradients overlaps with the backward."""
     if sizes.replicas == 1:
         return "satisfied", "one data-parallel rank: no gradient travels"
@@ -46,7 +46,7 @@ def reducing(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
     return status, text
 
 
-def gathering(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
+def gathering(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
     """Whether the gathering of weights overlaps with computation."""
     if sizes.grid["dp_shard"] == 1 or (fused is not None and not fused.groups):
         return "satisfied", "no weight is sharded: nothing is gathered"
@@ -74,7 +74,7 @@ def _beside(job: Job, what: str) -> Outcome:
     return "degraded", f"{what} where launch.device=auto finds an accelerator; on CPUs ranks wait"
 
 
-def matmul(sizes: Sizes, fused: Fused | None, ops: Collection[str]) -> Outcome:
+def matmul(sizes: Sizes, fused: Communication | None, ops: Collection[str]) -> Outcome:
     """Whether collectives ``ops`` send input gradients while weight gradients are computed."""
     if sizes.grid["tp"] == 1:
         return "satisfied", "no operator is cut: no such collective"
@@ -107,7 +107,7 @@ def _listed(ops: Collection[str]) -> str:
 
 
 def lines(
-    job: Job, sizes: Sizes, fused: Fused, *, gathers: bool, reduces: bool, ops: Collection[str]
+    job: Job, sizes: Sizes, fused: Communication, *, gathers: bool, reduces: bool, ops: Collection[str]
 ) -> Iterator[str]:
     """Yields a line for each kind of collective that this plan has.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.job.schema.job import Job
-from launcher.plan.communication.fusion import Fused
+from launcher.plan.communication.fusion import Communication
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.setting import ALONE, Outcome, Precision, Setting, precision
 
 COMMUNICATION, SYNC = "parallel.fp32_communication", "parallel.gradient_fp32_sync"
 
 
-def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+def rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields the settings that are not at their default."""
     dtypes = precision(job)
     if dtypes.mixed:
@@ -42,7 +42,7 @@ def _loss_scale(job: Job, dtypes: Precision) -> Iterator[Setting]:
         yield Setting(key, f"{job.train.loss_scale:g}", "satisfied", why)
 
 
-def _raised(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> Outcome:
+def _raised(job: Job, sizes: Sizes, dtypes: Precision, fused: Communication | None) -> Outcome:
     """Returns the outcome of ``fp32_communication``: gradients are to be sent in fp32."""
     if not dtypes.mixed:
         return "satisfied", f"gradients are {job.train.precision} already; they travel as they are"
@@ -51,7 +51,7 @@ def _raised(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> O
     return "applied", _travel(dtypes, fused)
 
 
-def _lowered(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> Outcome:
+def _lowered(job: Job, sizes: Sizes, dtypes: Precision, fused: Communication | None) -> Outcome:
     """Returns the outcome of ``gradient_fp32_sync`` off: gradients may be sent in half precision."""
     if not dtypes.mixed:
         return "satisfied", f"gradients are {job.train.precision} already; nothing to lower"
@@ -62,7 +62,7 @@ def _lowered(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> 
     return "applied", _travel(dtypes, fused)
 
 
-def _travel(dtypes: Precision, fused: Fused | None) -> str:
+def _travel(dtypes: Precision, fused: Communication | None) -> str:
     """Describes the dtype in which gradients are sent.
 
     Those that are not summed over data-parallel ranks are sent in the dtype that they are kept in.

@@ -12,7 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Recompute
 from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import around, covers
-from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.facts import Graph, ModelStructure
 from launcher.plan.values.module_names import globs, uncallable
 from launcher.plan.values.setting import Recomputed, Setting
 from launcher.plan.values.text import listed, many
@@ -22,7 +22,7 @@ MODULES = f"{KEY}.modules"
 
 
 def resolve(
-    asked: Recompute | None, skeleton: Skeleton, leaves: tuple[str, ...] | None
+    asked: Recompute | None, skeleton: ModelStructure, leaves: tuple[str, ...] | None
 ) -> tuple[tuple[Recomputed, ...], list[Problem]]:
     """Returns the requested modules in definition order, without modules inside of other ones, and problems.
 
@@ -54,7 +54,7 @@ def resolve(
 
 
 def undivided(
-    asked: Recompute | None, skeleton: Skeleton, leaves: tuple[str, ...], stages: int
+    asked: Recompute | None, skeleton: ModelStructure, leaves: tuple[str, ...], stages: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns ``leaves`` with recomputed modules in place of the leaves inside of them, and these modules.
 
@@ -96,7 +96,7 @@ def _key(policies: Mapping[str, str], patterns: Sequence[str], module: str) -> s
 
 
 def settled(
-    recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: Skeleton
+    recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: ModelStructure
 ) -> tuple[tuple[Recomputed, ...], list[Problem]]:
     """Adds the buffers to restore to ``recomputed``, and returns problems for modules that cannot run twice.
 

@@ -20,7 +20,7 @@ from launcher.plan.memory import device_memory
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.settings import pipeline
 from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.facts import Graph, ModelStructure
 from launcher.plan.values.resolved import Origins, SwitchesFile
 from launcher.plan.values.text import many
 
@@ -31,7 +31,7 @@ Config = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Asked:
+class StageRequest:
     """What a request says before the model is read: the sizes, and explicit stages if any.
 
     ``like``: stages from another plan, which are taken in place of an automatic choice. ``switches_file``:
@@ -47,7 +47,7 @@ class Asked:
 
 
 def cut(
-    job: Job, asked: Asked, model: TracedModel, optimizer: StateSize
+    job: Job, asked: StageRequest, model: TracedModel, optimizer: StateSize
 ) -> tuple[tuple[Stage, ...], list[Note]]:
     """Cuts ``model`` into stages, and returns them with notes on how they were chosen.
 
@@ -77,7 +77,7 @@ def cut(
 
 
 def _as_asked(
-    config: Config, called: Sequence[str], glued: Collection[str], skeleton: Skeleton
+    config: Config, called: Sequence[str], glued: Collection[str], skeleton: ModelStructure
 ) -> dict[str, int]:
     """Returns the stages of the ``called`` modules, and of the parameters that glue uses (``glued``).
 
@@ -122,7 +122,7 @@ def _output(graph: Graph) -> list[Problem]:
 
 
 def automatic(
-    job: Job, asked: Asked, model: TracedModel, called: Sequence[str], optimizer: StateSize
+    job: Job, asked: StageRequest, model: TracedModel, called: Sequence[str], optimizer: StateSize
 ) -> tuple[dict[str, int], list[Note]]:
     """Chooses a stage for each of the ``called`` modules with parameters, so that a step is short and fits.
 
@@ -149,7 +149,7 @@ def automatic(
     return told, notes
 
 
-def _bytes(skeleton: Skeleton) -> Counter[str]:
+def _bytes(skeleton: ModelStructure) -> Counter[str]:
     """The bytes of the parameters inside of each module."""
     out = Counter[str]()
     for p in skeleton.params:
@@ -211,7 +211,7 @@ def _virtual(job: Job, changed: dict[str, Any]) -> int | None:
     return None if found or sizes is None else sizes.virtual
 
 
-def _as_far(skeleton: Skeleton, now: int, then: int, grouped: bool) -> bool:
+def _as_far(skeleton: ModelStructure, now: int, then: int, grouped: bool) -> bool:
     """Whether a cut into ``then`` stages divides modules into the same units as one into ``now`` stages.
 
     Only then does it keep the same modules together.

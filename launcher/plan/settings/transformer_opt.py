@@ -11,11 +11,11 @@ from typing import Any, Literal
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.keys import did_you_mean
-from launcher.plan.communication.fusion import Fused
+from launcher.plan.communication.fusion import Communication
 from launcher.plan.settings import comm_fusion, overlap
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel import operators
-from launcher.plan.tensor_parallel.operators import Spread, all_reduced
+from launcher.plan.tensor_parallel.operators import ShardedOperator, all_reduced
 from launcher.plan.values.resolved import SwitchesFile
 from launcher.plan.values.setting import Setting, Status
 from launcher.plan.values.text import bytes_text
@@ -176,7 +176,7 @@ def reduces_early(job: Job) -> bool:
     return asked_for(job).get(REDUCING, True) is True
 
 
-def overlapped(job: Job, fused: Fused) -> tuple[str, ...]:
+def overlapped(job: Job, fused: Communication) -> tuple[str, ...]:
     """Modules whose input gradient is sent while their weight gradient is computed."""
     return fused.input_gradients(_collectives(job)).beside
 
@@ -186,7 +186,7 @@ def _collectives(job: Job) -> frozenset[str]:
     return operators.named(asked_for(job).get(MATMUL, False))
 
 
-def overlaps(job: Job, sizes: Sizes, fused: Fused) -> tuple[str, ...]:
+def overlaps(job: Job, sizes: Sizes, fused: Communication) -> tuple[str, ...]:
     """Describes which collectives overlap with computation and which do not, also for default switches."""
     ops = _collectives(job)
     gathers, reduces = gathers_ahead(job), reduces_early(job)
@@ -204,7 +204,7 @@ def refused(job: Job, sizes: Sizes | None, file: SwitchesFile | None) -> Iterato
     yield from _half_done(job, early, file)
 
 
-def refused_for(job: Job, sizes: Sizes, fused: Fused, file: SwitchesFile | None) -> Iterator[Problem]:
+def refused_for(job: Job, sizes: Sizes, fused: Communication, file: SwitchesFile | None) -> Iterator[Problem]:
     """Yields the problems of ``strict`` for all switches, once the fused collectives are known."""
     return _half_done(job, switches(job, sizes, fused), file)
 
@@ -235,21 +235,21 @@ def _place(file: SwitchesFile | None, name: str, value: str, off: str) -> tuple[
     return f"{KEY}.{name}", value, cure
 
 
-def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+def rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields one row per switch; rejected switches have been refused before."""
     for s in switches(job, sizes, fused):
         assert s.status != "rejected", s
         yield Setting(f"{KEY}.{s.name}", s.value, s.status, s.why)
 
 
-def switches(job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Switch, ...]:
+def switches(job: Job, sizes: Sizes, fused: Communication | None) -> tuple[Switch, ...]:
     """Returns every switch that is on, in MindSpore's order; ``fused``: the fused collectives, if known."""
     values = asked_for(job)
     on = [n for n in SWITCHES if n in values and (n == BROADCAST or values[n] not in (False, 0))]
     return tuple(Switch(n, _written(values[n]), *_outcome(n, values[n], job, sizes, fused=fused)) for n in on)
 
 
-def _outcome(name: str, value: Any, job: Job, sizes: Sizes, *, fused: Fused | None) -> SwitchOutcome:
+def _outcome(name: str, value: Any, job: Job, sizes: Sizes, *, fused: Communication | None) -> SwitchOutcome:
     if name == BROADCAST:
         return _broadcast(value, sizes)
     if name in OUTCOMES:
@@ -280,7 +280,7 @@ TENSOR = (SLICED_MATMUL, BIAS, SLICED_SUM, BRANCHES)
 """The switches for collectives of operators that are cut over tp."""
 
 
-def _biased(spread: Spread) -> bool:
+def _biased(spread: ShardedOperator) -> bool:
     row = spread.operator.mode == "row" and "bias" in dict(spread.operator.weights)
     return row and all_reduced(spread)
 
@@ -306,7 +306,7 @@ def _broadcast(level: int, sizes: Sizes) -> SwitchOutcome:
     return "applied", "each tensor-parallel rank reads inputs and targets for itself"
 
 
-def _fusing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
+def _fusing(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOutcome:
     """Describes the groups and buckets of the plan; without ``fused``, those of any plan."""
     if not job.parallel.comm_fusion.openstate:
         why = "parallel.comm_fusion.openstate=false: each collective carries one module or one parameter"
@@ -337,7 +337,7 @@ def _fusing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
     return "satisfied", f"{whole}, sharded ones {sharded}"
 
 
-def _rerunning(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
+def _rerunning(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOutcome:
     """Describes whether recomputation repeats the collectives of operators over tp."""
     asked = job.parallel.recompute
     if sizes.grid["tp"] == 1:
@@ -351,7 +351,7 @@ def _rerunning(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
     return "degraded", f"what operators over tp send is sent again, and waited for; {keep}"
 
 
-OUTCOMES: dict[str, Callable[[Job, Sizes, Fused | None], SwitchOutcome]] = {
+OUTCOMES: dict[str, Callable[[Job, Sizes, Communication | None], SwitchOutcome]] = {
     RERUNNING: _rerunning,
     MATMUL: lambda job, sizes, fused: overlap.matmul(sizes, fused, _collectives(job)),
     REDUCING: overlap.reducing,

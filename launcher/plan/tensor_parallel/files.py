@@ -12,9 +12,9 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.plan.tensor_parallel.operators import KEY as OPERATORS
-from launcher.plan.tensor_parallel.operators import Flow, Lookup, Operator, resolve, unwrapped
+from launcher.plan.tensor_parallel.operators import Lookup, Operator, TensorParallelPlan, resolve, unwrapped
 from launcher.plan.tensor_parallel.reader import TP, Axes, Reading, axes_text
-from launcher.plan.values.facts import Skeleton
+from launcher.plan.values.facts import ModelStructure
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
@@ -50,7 +50,7 @@ def digest(rows: Rows) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 
-def as_json(flow: Flow, tp: int) -> str:
+def as_json(flow: TensorParallelPlan, tp: int) -> str:
     """Returns the resolved ``parallel.operators``, without globs and slices: a module a line, in order."""
     return text({s.operator.module: _row(s.operator) for s in flow.spreads}, tp)
 
@@ -146,7 +146,7 @@ class ParamLayouts:
 
 def resolved(
     config: Mapping[str, Any],
-    skeleton: Skeleton,
+    skeleton: ModelStructure,
     grid: Grid,
     file: ParamLayouts,
     origins: Origins = NO_FILE,
@@ -191,7 +191,9 @@ def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str
             yield Problem(o.where, text, cure)
 
 
-def _over_tp(file: ParamLayouts, skeleton: Skeleton, grid: Grid) -> tuple[dict[str, Axes], list[Problem]]:
+def _over_tp(
+    file: ParamLayouts, skeleton: ModelStructure, grid: Grid
+) -> tuple[dict[str, Axes], list[Problem]]:
     """Returns by first name which dims ``tp`` cuts, and a problem for every layout that is not possible."""
     firsts = {p.name: p.same_as for p in skeleton.params}
     out: dict[str, Axes] = {}

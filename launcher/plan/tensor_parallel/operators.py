@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.plan.tensor_parallel.reader import DP, TP, Axes, Reading, axes_text, readings
-from launcher.plan.values.facts import Param, Skeleton
+from launcher.plan.values.facts import ModelStructure, Param
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.module_names import globs, no_such_module
 from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
@@ -66,7 +66,7 @@ def splits(operators: Sequence[Operator]) -> dict[str, Axes]:
 
 
 def resolve(
-    config: Mapping[str, Any], skeleton: Skeleton, grid: Grid, origins: Origins = NO_FILE
+    config: Mapping[str, Any], skeleton: ModelStructure, grid: Grid, origins: Origins = NO_FILE
 ) -> tuple[tuple[Operator, ...], list[Problem]]:
     """Returns one operator for each module that ``config`` names, in definition order, or the problems.
 
@@ -101,7 +101,7 @@ def resolve(
 
 
 def unwrapped(
-    config: Mapping[str, Any], skeleton: Skeleton, origins: Origins
+    config: Mapping[str, Any], skeleton: ModelStructure, origins: Origins
 ) -> tuple[dict[str, Any], Origins, list[Problem]]:
     """Returns ``config`` and ``origins`` without the prefixes that MindSpore's wrappers add to module names.
 
@@ -137,7 +137,7 @@ def unwrapped(
     return out, files, problems
 
 
-def _form(key: str, value: Any, skeleton: Skeleton, origin: StrategyOrigin | None) -> list[Problem]:
+def _form(key: str, value: Any, skeleton: ModelStructure, origin: StrategyOrigin | None) -> list[Problem]:
     if not isinstance(value, Mapping) or not value:
         text = f"{value!r}: not a strategy such as {{weight: [tp, null]}} or {{in: [[1, 2], [2, 1]]}}"
         return [strategy_problem(key, origin, text)]
@@ -330,7 +330,7 @@ def _uneven(module: _Module, reading: Reading, grid: Grid) -> Problem | None:
     return None
 
 
-def _ties(operators: Sequence[Operator], skeleton: Skeleton) -> list[Problem]:
+def _ties(operators: Sequence[Operator], skeleton: ModelStructure) -> list[Problem]:
     """Returns the problems of tensors that are cut differently under two names."""
     said = splits(operators)
     first: dict[str, tuple[str, Axes]] = {}
@@ -369,7 +369,7 @@ class Comm:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ShardedOperator:
     """How an operator runs over ``tp``.
 
     Its input ``arrives`` in one layout and is redistributed to the one that it ``takes``; its output is
@@ -388,13 +388,13 @@ class Spread:
     dims: tuple[int, int] = (0, 0)
 
 
-def all_reduced(spread: Spread) -> bool:
+def all_reduced(spread: ShardedOperator) -> bool:
     """Whether the output is summed over ``tp`` and each rank then has the full tensor."""
     return spread.sums and spread.gives is None
 
 
 @dataclass(frozen=True)
-class Flow:
+class TensorParallelPlan:
     """The tensor-parallel plan of a model: its operators in the order in which they run.
 
     ``partial``: uncut parameters (first names) whose gradient on each rank is a term of a sum over ``tp``.
@@ -403,14 +403,14 @@ class Flow:
     rank. ``overlapped``: modules that send their input gradient while they compute their weight gradient.
     """
 
-    spreads: tuple[Spread, ...] = ()
+    spreads: tuple[ShardedOperator, ...] = ()
     partial: tuple[str, ...] = ()
     output: Cut = None
     bias_in_terms: bool = False
     overlapped: tuple[str, ...] = ()
 
 
-WHOLE = Flow()
+WHOLE = TensorParallelPlan()
 """The plan of a model of which ``tp`` cuts nothing."""
 
 
@@ -462,7 +462,7 @@ def known(value: str) -> bool:
 
 
 def input_gradients_of(
-    spreads: Iterable[Spread],
+    spreads: Iterable[ShardedOperator],
     ops: Collection[str],
     learn: Collection[str],
     compiled: Collection[str],
@@ -487,7 +487,7 @@ def input_gradients_of(
     )
 
 
-def sends(s: Spread) -> str | None:
+def sends(s: ShardedOperator) -> str | None:
     """Returns the collective by which a linear layer sends the gradient of its input, or ``None``.
 
     If consecutive layers share one input, the first of them sends it.
@@ -506,7 +506,7 @@ def sends(s: Spread) -> str | None:
     return "all_gather" if s.arrives is not None or len(back) > len(out) else None
 
 
-def _learns(s: Spread, learn: Collection[str]) -> bool:
+def _learns(s: ShardedOperator, learn: Collection[str]) -> bool:
     """Whether the layer has a weight gradient to compute meanwhile.
 
     The bias of a row-parallel layer does not count, because it is added after the sum.

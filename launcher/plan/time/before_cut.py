@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 from launcher.plan.cut.stages import Stage, around
 from launcher.plan.schedule.simulate import Cost
-from launcher.plan.tensor_parallel.operators import Spread
+from launcher.plan.tensor_parallel.operators import ShardedOperator
 from launcher.plan.time.prediction import Load, load
 from launcher.plan.time.speeds import Speeds
 from launcher.plan.time.step_work import Pass, loss, work_of
@@ -184,7 +184,7 @@ def predicted(
     parts: Parts,
     crossings: tuple[int, ...],
     *,
-    spreads: Sequence[Spread],
+    spreads: Sequence[ShardedOperator],
     grid: Grid,
     places: tuple[int, ...],
     speeds: Speeds,
@@ -202,7 +202,7 @@ def predicted(
     """
     firsts = [grid.ranks(pp=pp)[0] for pp in places]
     links = tuple(speeds.link(*pair) for pair in pairwise(firsts))
-    cut = defaultdict[str, list[Spread]](list)
+    cut = defaultdict[str, list[ShardedOperator]](list)
     for spread in spreads:
         for module in around(spread.operator.module):
             cut[module].append(spread)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from launcher.plan.communication.fusion import Fused
+from launcher.plan.communication.fusion import Communication
 from launcher.plan.cut.stages import Stage, around, covers
 from launcher.plan.cut_model import CutModel
 from launcher.plan.memory.memory import Memory
 from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.sizes import Sizes
-from launcher.plan.tensor_parallel.operators import Spread
+from launcher.plan.tensor_parallel.operators import ShardedOperator
 from launcher.plan.time.traffic import between_copies, between_replicas
 from launcher.plan.values.facts import Compiled, Graph, Node, Segment
 from launcher.plan.values.grid import Grid
@@ -101,7 +101,7 @@ class StepWork:
         return max(r.memory for r in self.ranks)
 
 
-def step_work(at: CutModel, fused: Fused, memory: Sequence[Memory], flops: int) -> StepWork:
+def step_work(at: CutModel, fused: Communication, memory: Sequence[Memory], flops: int) -> StepWork:
     """Returns the work of a plan's step.
 
     ``at`` and ``fused`` are parts of the plan; ``memory`` has one row a rank; ``flops`` are the step's.
@@ -132,7 +132,7 @@ def _tokens(graphs: Sequence[Graph], samples: int) -> int | None:
     return samples * sum(s.shape[1] for s in specs) // inputs if specs else None
 
 
-def _stage(at: CutModel, stage: Stage, graph: Graph, spreads: Sequence[Spread]) -> StageWork:
+def _stage(at: CutModel, stage: Stage, graph: Graph, spreads: Sequence[ShardedOperator]) -> StageWork:
     last = stage.index == len(at.stages) - 1
     modules = frozenset(stage.modules if len(at.stages) > 1 else [""])
     here = [s for s in spreads if not modules.isdisjoint(around(s.operator.module))]
@@ -141,7 +141,7 @@ def _stage(at: CutModel, stage: Stage, graph: Graph, spreads: Sequence[Spread]) 
 
 
 def work_of(
-    nodes: Sequence[Node], spreads: Sequence[Spread], *, pieces: int, loss: Operations | None
+    nodes: Sequence[Node], spreads: Sequence[ShardedOperator], *, pieces: int, loss: Operations | None
 ) -> StageWork:
     """Returns the work of ``nodes``, followed by that of ``loss``.
 
@@ -171,7 +171,7 @@ def loss(graph: Graph, compiled: bool = False) -> Operations:
     return Operations(moved=LOSS.moved * logits, kernels=LOSS.kernels)
 
 
-def _rank(at: CutModel, fused: Fused, pp: int, memory: Sequence[Memory]) -> RankWork:
+def _rank(at: CutModel, fused: Communication, pp: int, memory: Sequence[Memory]) -> RankWork:
     grid = at.sizes.grid
     first = grid.ranks(pp=pp)[0]
     events = list(between_replicas(at, fused, at.named, pp))

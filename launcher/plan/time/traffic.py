@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from launcher.plan.communication.fusion import Bucket, Fused, Group
+from launcher.plan.communication.fusion import Bucket, Communication, Group
 from launcher.plan.cut.params import Placed, Tie
-from launcher.plan.cut.stages import Crossing
+from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.cut_model import CutModel
 from launcher.plan.schedule.schedules import Row
 from launcher.plan.sizes import Sizes
@@ -80,7 +80,7 @@ class Traffic:
     nbytes: int
 
 
-def traffic(model: CutModel, fused: Fused) -> tuple[Traffic, ...]:
+def traffic(model: CutModel, fused: Communication) -> tuple[Traffic, ...]:
     """Returns the traffic of each rank in turn, in the order of ``KINDS``, without kinds that do not occur.
 
     Collectives inside modules, which are those of tensor parallelism, are not included.
@@ -114,7 +114,9 @@ def added_up(rank: int, events: list[Event]) -> Iterator[Traffic]:
             yield Traffic(rank, kind, count[kind], sum(n for k, n in events if k == kind))
 
 
-def between_replicas(model: CutModel, fused: Fused, named: Mapping[str, Placed], pp: int) -> Iterator[Event]:
+def between_replicas(
+    model: CutModel, fused: Communication, named: Mapping[str, Placed], pp: int
+) -> Iterator[Event]:
     """Yields what the data-parallel ranks of a stage exchange: weights, gradients, and buffers."""
     place = model.sizes.places
     groups = [g for g in model.groups if place[g.stage] == pp] if model.hsdp else []
@@ -184,7 +186,7 @@ def _statistics(params: tuple[Placed, ...], sizes: Sizes, pp: int) -> Iterator[E
 
 
 def between_stages(
-    boundaries: Sequence[tuple[Crossing, ...]],
+    boundaries: Sequence[tuple[BoundaryTensor, ...]],
     row: Row,
     places: Sequence[int],
     pp: int,
@@ -206,7 +208,7 @@ def between_stages(
             yield from ((after, n) for n in _specs(boundaries[stage], forward, *part))
 
 
-def _specs(crossing: tuple[Crossing, ...], forward: bool, length: int, whole: int) -> list[int]:
+def _specs(crossing: tuple[BoundaryTensor, ...], forward: bool, length: int, whole: int) -> list[int]:
     """Returns the bytes of each tensor for ``length`` of ``whole`` positions."""
     return [t.nbytes * length // whole for c in crossing for t in c.specs if forward or "float" in t.dtype]
 

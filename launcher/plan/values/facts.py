@@ -112,7 +112,7 @@ class ModelTraits:
 
 
 @dataclass(frozen=True)
-class Skeleton:
+class ModelStructure:
     """The structure of a model before tracing: modules in definition order, parameters and module kinds.
 
     ``containers`` are modules that only hold others (ModuleList, ModuleDict, Sequential): automatic stages

@@ -9,9 +9,9 @@ from shlex import quote
 
 from launcher.errors import Problem
 from launcher.job.schema.keys import nearest
-from launcher.plan.values.facts import Skeleton
+from launcher.plan.values.facts import ModelStructure
 
-Asked = str | Sequence[str] | Mapping[str, str]
+StageNames = str | Sequence[str] | Mapping[str, str]
 """One name or glob, a sequence of them, or a mapping from each to its value."""
 
 
@@ -52,7 +52,7 @@ def globs(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(key for key in reversed([*keys]) if is_glob(key))
 
 
-def no_such_module(key: str, skeleton: Skeleton) -> str | None:
+def no_such_module(key: str, skeleton: ModelStructure) -> str | None:
     """Why ``key`` matches no module; ``None`` if it matches one."""
     if _matching(key, skeleton):
         return None
@@ -62,7 +62,7 @@ def no_such_module(key: str, skeleton: Skeleton) -> str | None:
     return f"no module is called so; there are {', '.join(near or (_beside(key, skeleton) or tops)[:12])}"
 
 
-def _beside(key: str, skeleton: Skeleton) -> list[str]:
+def _beside(key: str, skeleton: ModelStructure) -> list[str]:
     """The children of the innermost module on the path of ``key`` that exists; none if that is the model."""
     owner = key.rpartition(".")[0]
     while owner and owner not in skeleton.modules:
@@ -70,7 +70,7 @@ def _beside(key: str, skeleton: Skeleton) -> list[str]:
     return [m for m in skeleton.modules if owner and m.rpartition(".")[0] == owner]
 
 
-def uncallable(setting: str, asked: Asked, skeleton: Skeleton) -> Iterator[Problem]:
+def uncallable(setting: str, asked: StageNames, skeleton: ModelStructure) -> Iterator[Problem]:
     """Yields problems for keys of ``asked`` that match no module, or only lists of modules.
 
     ``asked`` is the value of ``setting``.
@@ -86,20 +86,20 @@ def uncallable(setting: str, asked: Asked, skeleton: Skeleton) -> Iterator[Probl
             yield Problem(setting, f"{key}: {text}", cure)
 
 
-def _matching(key: str, skeleton: Skeleton) -> list[str]:
+def _matching(key: str, skeleton: ModelStructure) -> list[str]:
     """The modules that ``key`` matches."""
     if not is_glob(key):
         return [key] if key in skeleton.modules else []
     return [m for m in skeleton.modules if fnmatchcase(m, key)]
 
 
-def _meant(key: str, skeleton: Skeleton) -> str | None:
+def _meant(key: str, skeleton: ModelStructure) -> str | None:
     """The module name, or the glob over a list of modules, that is most similar to ``key``."""
     globs = (re.sub(r"\.\d+(?=\.|$)", ".*", m) for m in skeleton.modules)
     return nearest(key, dict.fromkeys([*skeleton.modules, *globs]), alike=0.8)
 
 
-def _written(asked: Asked, key: str, name: str) -> str:
+def _written(asked: StageNames, key: str, name: str) -> str:
     """``asked`` with ``name`` in place of ``key``, as the value of an override."""
     if isinstance(asked, str):
         return name

@@ -28,7 +28,7 @@ from launcher.runtime import gc_thresholds
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import Messages, Unsigned, decode, interruptible, secret
 from launcher.runtime.cluster.network import Network, endpoint, network
-from launcher.runtime.cluster.rendezvous import SAY_S, Asked, Seconds, open_store
+from launcher.runtime.cluster.rendezvous import SAY_S, RendezvousRequest, Seconds, open_store
 from launcher.runtime.cluster.world import among
 from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
 from launcher.runtime.signals import heard
@@ -106,7 +106,7 @@ def _hear(own: Messages, at: Place, used: Network, look: Callable[[], None]) -> 
 
 def _word(own: Messages, at: Place, turn: int, used: Network, look: Callable[[], None]) -> Word:
     """The next message of rank 0."""
-    asked = Asked(own, f"word{turn}")
+    asked = RendezvousRequest(own, f"word{turn}")
 
     def watch() -> None:
         look()

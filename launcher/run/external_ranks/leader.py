@@ -67,7 +67,7 @@ class Order:
 Word = SeesFile | ListensAt | Reaches | Trial | Order | int
 
 
-class Others:
+class FollowerRanks:
     """Rank 0's messages to the other ranks: trials and questions, then one order or an exit code.
 
     ``notes``: lines on the network for the start of the run.
@@ -254,7 +254,7 @@ class Others:
 
 
 @contextmanager
-def leading(at: Place | None = None) -> Iterator[Others]:
+def leading(at: Place | None = None) -> Iterator[FollowerRanks]:
     """Yields the other ranks; however the block ends, none of them is left waiting."""
     at = at or here()
     found = secret(at)
@@ -262,7 +262,7 @@ def leading(at: Place | None = None) -> Iterator[Others]:
         text = f"messages between ranks are signed with a key that others can derive: {found.why}"
         _log.info("%s; %s, the same for all ranks, gives them a secret", text, VARIABLE)
     with network(at) as used:
-        others = Others(at, open_store(at, lambda: PATIENCE_S, tell, where=used.here()), used)
+        others = FollowerRanks(at, open_store(at, lambda: PATIENCE_S, tell, where=used.here()), used)
 
         # the exit code for the others, whatever ends the block
         code = FAILED

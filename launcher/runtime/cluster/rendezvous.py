@@ -134,7 +134,7 @@ def _try(place: Place) -> None:
     socket.create_connection((place.host, place.port), timeout=_CONNECT_S).close()
 
 
-class Asked:
+class RendezvousRequest:
     """A key of the store that a thread waits for; the wait ends with the block."""
 
     def __init__(self, store: Messages, key: str) -> None:

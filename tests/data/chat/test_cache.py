@@ -12,7 +12,7 @@ from launcher.__main__ import main
 from launcher.data.chat import tokens
 from launcher.data.chat.template import chat_tokenizer
 from launcher.data.chat.tokens import ROWS, in_memory
-from launcher.data.prepare.shards import Speed
+from launcher.data.prepare.shards import ProgressReporter
 from tests.data.chat.chats import CHATML, TURNS, asked, messages, written
 
 
@@ -22,7 +22,7 @@ def test_many_processes_make_what_one_makes(tokenizer: Tokenizer, tmp_path: Path
     one = in_memory(settings, chat_tokenizer(settings), settings.path)
     kept = settings.model_copy(update={"cache": str(tmp_path / "kept"), "val": settings.path})
     said: list[str] = []
-    with Speed("off", said.append) as speed:
+    with ProgressReporter("off", said.append) as speed:
         tokens.make(kept, said.append, speed)
     parts = tokens.opened(kept)
     assert parts is not None

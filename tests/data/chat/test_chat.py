@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, processors
 from launcher.__main__ import main
 from launcher.data.chat import tokens
 from launcher.data.chat.samples import open_chat
-from launcher.data.prepare.shards import Speed
+from launcher.data.prepare.shards import ProgressReporter
 from launcher.job.schema.components import Chat
 from tests.data.chat.chats import (
     CHATML,
@@ -139,7 +139,7 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
     kept = settings.model_copy(update={"cache": str(tmp_path / "kept")})
     said: list[str] = []
     for _ in range(2):
-        with Speed("off", said.append) as speed:
+        with ProgressReporter("off", said.append) as speed:
             tokens.make(kept, said.append, speed)
     (line,) = said
     assert line.startswith("data: 2 conversations, as tokens, once: ")

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from launcher.data import text_files
 from launcher.data.prepare.prepare import Prepared, prepare
-from launcher.data.prepare.shards import Speed
+from launcher.data.prepare.shards import ProgressReporter
 from launcher.data.tokens.formats import check_digest, mapped, token_file
 from launcher.job.schema.steps import Prepare
 
@@ -63,7 +63,7 @@ def prepared(**settings) -> Prepared:
 
 
 def quiet(settings: Prepare, lines: list[str]) -> Prepared:
-    return prepare(settings, lines.append, Speed("off", lines.append))
+    return prepare(settings, lines.append, ProgressReporter("off", lines.append))
 
 
 def tokens(folder: Path) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.data.open import open_data
 from launcher.data.prepare import text_cache
-from launcher.data.prepare.shards import Speed
+from launcher.data.prepare.shards import ProgressReporter
 from launcher.job.compose import compose
 from launcher.job.schema.components import Text
 from launcher.run.run import rehearse
@@ -27,7 +27,7 @@ def text(tmp_path: Path, **more) -> Text:
 
 def make(settings: Text) -> list[str]:
     lines: list[str] = []
-    text_cache.make(settings, lines.append, Speed("off", lines.append))
+    text_cache.make(settings, lines.append, ProgressReporter("off", lines.append))
     return lines
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import RequestError
-from launcher.extras.layout_search.candidates import Layout, space
+from launcher.extras.layout_search.candidates import LayoutCandidate, space
 from launcher.extras.layout_search.evaluate import Change
 from launcher.extras.layout_search.search import search
 from launcher.extras.layout_search.show import Ranking, notes, nothing, text
@@ -26,7 +26,7 @@ def job(*overrides: str) -> Job:
     return compose([*HERE, *overrides]).job
 
 
-def by_hand(asked: Job, layout: Layout) -> Job:
+def by_hand(asked: Job, layout: LayoutCandidate) -> Job:
     """The request of one layout, written out as a person would."""
     pipeline: dict[str, Any] = {
         "stages": layout.stages,
@@ -46,7 +46,7 @@ def by_hand(asked: Job, layout: Layout) -> Job:
     return asked.model_copy(update={"parallel": Parallel.model_validate(parallel), "search": search})
 
 
-def brute(asked: Job, traces: Traces) -> list[tuple[float, int, Layout]]:
+def brute(asked: Job, traces: Traces) -> list[tuple[float, int, LayoutCandidate]]:
     """Seconds and bytes of every layout that can be planned."""
     out = []
     for layout in space(asked).layouts:

@@ -14,14 +14,14 @@ from launcher.extras.mindspore import operator_strategies
 from launcher.extras.mindspore.operator_strategies import strategies
 from launcher.plan.tensor_parallel.operators import resolve
 from launcher.plan.tensor_parallel.reader import degree
-from launcher.plan.values.facts import Param, Skeleton
+from launcher.plan.values.facts import ModelStructure, Param
 from launcher.plan.values.grid import Grid
 from tests.extras.mindspore.truth import FIXTURES, exactly
 from tests.plan.made import spec
 
 REAL = FIXTURES / "real_strategy" / "opjson_ops.json"
 KEY = "parallel.operator_strategy.load"
-MODEL = Skeleton(
+MODEL = ModelStructure(
     ("layers", "layers.0", "layers.1", "table", "loss"),
     (
         *(
@@ -37,7 +37,7 @@ GRID = Grid.of(pp=1, dp_replicate=2, dp_shard=1, tp=4)
 BLOCK = "Default/network-Net/layers-CellList/0-Dense"
 
 
-def read(data: Any, model: Skeleton = MODEL) -> dict[str, str]:
+def read(data: Any, model: ModelStructure = MODEL) -> dict[str, str]:
     """What each module does, by kind of cut."""
     config, origins = strategies(operator_strategies.node_strategies(data), KEY, "o.json")
     found, problems = resolve(config, model, GRID, origins)

@@ -14,7 +14,7 @@ pytest.importorskip("optuna", reason="optuna is not installed")
 from launcher.extras.sweep import folder
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.optuna_sampler import OptunaSampler
-from launcher.extras.sweep.requests import Checked, composed
+from launcher.extras.sweep.requests import CheckedCell, composed
 from launcher.extras.sweep.sampler import Reports
 from launcher.job.args import parse
 from tests.extras.sweep.test_settings import LINE
@@ -29,19 +29,19 @@ def sampler(at: Path, *words: str, window: int = 1, metric: str = "val_loss") ->
     return OptunaSampler(asked, metric, lambda cells: folder.named(at, cells), known, window)
 
 
-def lr(one: Checked) -> float:
+def lr(one: CheckedCell) -> float:
     return float(dict(word.split("=") for word in one.cell.varied)["optim.lr"])
 
 
-def value(one: Checked) -> float:
+def value(one: CheckedCell) -> float:
     return (math.log10(lr(one)) + 2) ** 2
 
 
-def done(one: Checked, of: Callable[[Checked], float] = value) -> CellResult:
+def done(one: CheckedCell, of: Callable[[CheckedCell], float] = value) -> CellResult:
     return CellResult(one.cell, "done", {"val_loss": of(one)})
 
 
-def all_of(some: OptunaSampler, reports: Sequence[tuple[int, float]] = ()) -> list[Checked]:
+def all_of(some: OptunaSampler, reports: Sequence[tuple[int, float]] = ()) -> list[CheckedCell]:
     out = []
     while not some.finished:
         one = some.ask()
@@ -52,7 +52,7 @@ def all_of(some: OptunaSampler, reports: Sequence[tuple[int, float]] = ()) -> li
     return out
 
 
-def names(cells: Sequence[Checked]) -> list[str]:
+def names(cells: Sequence[CheckedCell]) -> list[str]:
     return [one.cell.name for one in cells]
 
 

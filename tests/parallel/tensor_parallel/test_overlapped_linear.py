@@ -20,7 +20,7 @@ from launcher.parallel.tensor_parallel.apply import install
 from launcher.parallel.tensor_parallel.collectives import Axis, Sending, bring
 from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear
 from launcher.plan.plan import Plan
-from launcher.plan.tensor_parallel.operators import Operator, Spread
+from launcher.plan.tensor_parallel.operators import Operator, ShardedOperator
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import Pipeline
@@ -213,7 +213,12 @@ def column(weight: Tensor, world: World, beside: bool) -> nn.Linear:
     layer = nn.Linear(weight.shape[1], weight.shape[0] // world.size, bias=False, dtype=weight.dtype)
     layer.weight = nn.Parameter(axis.piece(weight, 0))
     o = Operator("0", "linear", "0", (("weight", (("tp",), ())),), input=None, output=None)
-    install(nn.Sequential(layer), [Spread(o, None, None, makes=1, sums=False, gives=1)], axis, ["0"] if beside else [])
+    install(
+        nn.Sequential(layer),
+        [ShardedOperator(o, None, None, makes=1, sums=False, gives=1)],
+        axis,
+        ["0"] if beside else [],
+    )
     return layer
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from launcher.errors import RequestError
 from launcher.parallel.tensor_parallel.propagate import follow
 from launcher.parallel.trace import model_facts
-from launcher.plan.tensor_parallel.operators import Flow, resolve
+from launcher.plan.tensor_parallel.operators import TensorParallelPlan, resolve
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 
@@ -36,7 +36,7 @@ class Net(nn.Module):
         return out
 
 
-def flow(net: nn.Module, operators: dict[str, Any], *shape: int) -> Flow:
+def flow(net: nn.Module, operators: dict[str, Any], *shape: int) -> TensorParallelPlan:
     with torch.device("meta"):
         model = net
     found, problems = resolve(operators, model_facts.skeleton(model), GRID)

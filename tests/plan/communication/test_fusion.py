@@ -5,14 +5,14 @@ from __future__ import annotations
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.communication.fusion import Bucket, Group, Limits, buckets, groups
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.facts import Graph, ModelStructure
 from tests.plan.cut.test_params import HSDP, KB, TIED, laid, sizes
 from tests.plan.made import chain, graph, skeleton
 
 ALONE = Limits(False, None, 64 << 20)
 
 
-def grouped(model: Skeleton, glue: Graph, told: dict[str, int], sz: Sizes) -> tuple[Group, ...]:
+def grouped(model: ModelStructure, glue: Graph, told: dict[str, int], sz: Sizes) -> tuple[Group, ...]:
     params, made = laid(model, glue, told, sz)
     return groups(params, made, model, glue, ALONE)
 
@@ -91,7 +91,7 @@ def test_without_a_second_replica_there_is_nothing_to_reduce() -> None:
 
 def test_a_bucket_has_one_dtype() -> None:
     model = skeleton({"a.one": (2,), "a.two": (2,), "a.three": (2,), "b.one": (2,)})
-    mixed = Skeleton(
+    mixed = ModelStructure(
         model.modules,
         tuple(p if p.name != "a.two" else type(p)(p.name, type(p.spec)((2,), "float64"), p.name) for p in model.params),
         model.containers,

@@ -9,7 +9,7 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cut.params import Placed, Tie, placed, ties
 from launcher.plan.cut.stages import Stage, cut, place
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.facts import Graph, ModelStructure
 from launcher.plan.values.grid import Grid
 from tests.plan.made import chain, skeleton
 
@@ -22,7 +22,7 @@ def sizes(pp: int = 2, replicate: int = 1, shard: int = 2, chunks: int = 1) -> S
 
 
 def laid(
-    model: Skeleton, glue: Graph, told: dict[str, int], sz: Sizes, hsdp: Hsdp | None = HSDP
+    model: ModelStructure, glue: Graph, told: dict[str, int], sz: Sizes, hsdp: Hsdp | None = HSDP
 ) -> tuple[tuple[Placed, ...], tuple[Stage, ...]]:
     at, found = place(glue, told, sz.virtual - 1)
     made, lost = cut(glue, at, sz.virtual, model)
@@ -30,7 +30,7 @@ def laid(
     return placed(model, made, sz, hsdp), made
 
 
-def two(model: Skeleton, sz: Sizes | None = None, **more: Any) -> tuple[Placed, ...]:
+def two(model: ModelStructure, sz: Sizes | None = None, **more: Any) -> tuple[Placed, ...]:
     return laid(model, chain("a", "b"), {"a": 0, "b": 1}, sz or sizes(), **more)[0]
 
 

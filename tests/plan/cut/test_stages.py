@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from launcher.plan.cut.stages import Stage, boundary, covers, cut, place
-from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.facts import Graph, ModelStructure
 from tests.plan.made import chain, graph, skeleton, spec
 
 KEY = "parallel.pipeline.stage_config"
 ABC = skeleton({"a.weight": (4,), "b.weight": (4,), "c.weight": (4,)})
 
 
-def stages(glue: Graph, told: dict[str, int], count: int, model: Skeleton = ABC) -> tuple[Stage, ...]:
+def stages(glue: Graph, told: dict[str, int], count: int, model: ModelStructure = ABC) -> tuple[Stage, ...]:
     at, found = place(glue, told, count - 1)
     assert found == []
     made, found = cut(glue, at, count, model)
@@ -16,7 +16,7 @@ def stages(glue: Graph, told: dict[str, int], count: int, model: Skeleton = ABC)
     return made
 
 
-def wrong(glue: Graph, told: dict[str, int], count: int, model: Skeleton = ABC) -> list[str]:
+def wrong(glue: Graph, told: dict[str, int], count: int, model: ModelStructure = ABC) -> list[str]:
     at, found = place(glue, told, count - 1)
     return [str(p) for p in found or cut(glue, at, count, model)[1]]
 

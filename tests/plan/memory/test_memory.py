@@ -9,7 +9,7 @@ from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muon
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.memory.memory import Memory, StateSize, memory
-from launcher.plan.memory.walk import Moment
+from launcher.plan.memory.walk import MemoryInUse
 from launcher.plan.values.facts import ITEMSIZE, Role
 from launcher.plan.values.text import bytes_text
 from tests.optim.grouped import tensor
@@ -20,7 +20,7 @@ MODEL = skeleton(
     {"a.weight": (256,), "a.big": (512,), "a.small": (1,), "b.weight": (255,), "b.mean": (8,)}, buffers=["b.mean"]
 )
 GLUE = chain("a", "b")
-AT = (Moment(7, 5, 70), Moment(3, 0, 30))
+AT = (MemoryInUse(7, 5, 70), MemoryInUse(3, 0, 30))
 
 
 def rows(hsdp: Hsdp | None, shard: int) -> tuple[Memory, ...]:
@@ -45,7 +45,7 @@ def test_two_virtual_stages_of_one_rank_share_a_whole_tensor_and_have_each_a_cop
     sz = sizes(shard=2 if hsdp else 1, chunks=2)
     told = dict(zip("abcd", range(4), strict=True))
     params, _ = laid(model, chain(*"abcd"), told, sz, hsdp)
-    found = [m.params for m in memory(params, sz, StateSize(SGD(name="sgd")), (Moment(0, 0, 0),) * 2)]
+    found = [m.params for m in memory(params, sz, StateSize(SGD(name="sgd")), (MemoryInUse(0, 0, 0),) * 2)]
     assert found == ([first] * 2 + [1024] * 2 if hsdp else [first, 2048])
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.plan.memory.walk import Gather, Habits, Moment, Pass, StageLoad, fullest
+from launcher.plan.memory.walk import FsdpPolicy, Gather, MemoryInUse, Pass, StageLoad, fullest
 from launcher.plan.schedule.schedules import Action, Row
 from launcher.plan.values.facts import Backward, Segment
 
@@ -24,17 +24,17 @@ def row(text: str, stage: int) -> Row:
     return tuple(Action(stage, word[0], int(word[1:])) for word in text.split())  # type: ignore[arg-type]
 
 
-def of(text: str, load: StageLoad, level: int = 1, copied: int = 0, stage: int = 0, early: bool = False) -> Moment:
-    habits = Habits(again=level == 3, each=level > 1, early=early, copied=copied)
+def of(text: str, load: StageLoad, level: int = 1, copied: int = 0, stage: int = 0, early: bool = False) -> MemoryInUse:
+    habits = FsdpPolicy(again=level == 3, each=level > 1, early=early, copied=copied)
     return fullest(row(text, stage), {stage: load}, habits)
 
 
 def test_one_micro_batch_is_fullest_where_the_loss_goes_backward() -> None:
-    assert of("F0 B0", PLAIN) == Moment(0, 0, 100 + 200 + 5 + 30 + 2 * 30)
+    assert of("F0 B0", PLAIN) == MemoryInUse(0, 0, 100 + 200 + 5 + 30 + 2 * 30)
 
 
 def test_with_a_large_block_it_is_in_the_first_backward() -> None:
-    assert of("F0 B0", replace(PLAIN, passes=(replace(ONCE, loss=0),))) == Moment(0, 0, 100 + 200 + 5 + 50)
+    assert of("F0 B0", replace(PLAIN, passes=(replace(ONCE, loss=0),))) == MemoryInUse(0, 0, 100 + 200 + 5 + 50)
 
 
 def test_gradients_of_the_micro_batch_before_are_there_too() -> None:
@@ -58,8 +58,8 @@ def test_split_backwards_keep_what_products_need_until_the_weights_have_theirs()
 
 def test_second_halves_add_to_the_gradients_there_are_and_hold_no_others() -> None:
     heavy = replace(PLAIN, own=(700, 900))
-    assert of("F0 I0 W0 F1 I1 W1", heavy) == Moment(1600, 0, 100 + 200 + 5 + 30 + 2 * 30)
-    assert of("I0 I1 I2 W0 W1 W2", replace(heavy, passes=(WAITING,))) == Moment(1600, 0, 2 * (4 + 3) + 50)
+    assert of("F0 I0 W0 F1 I1 W1", heavy) == MemoryInUse(1600, 0, 100 + 200 + 5 + 30 + 2 * 30)
+    assert of("I0 I1 I2 W0 W1 W2", replace(heavy, passes=(WAITING,))) == MemoryInUse(1600, 0, 2 * (4 + 3) + 50)
 
 
 def test_the_first_stage_has_halves_as_others_have() -> None:
@@ -99,7 +99,7 @@ def test_pieces_owe_gradients_for_what_they_read_until_those_that_left_it_go_bac
 def test_what_was_sent_stays_until_the_step_is_over() -> None:
     """In the second micro batch what both have sent, and the gradient that the first one has sent back."""
     posted = replace(ONCE, out=0, sent=5, returned=8)
-    assert of("F0 B0 F1 B1", replace(PLAIN, passes=(posted,))) == Moment(16, 0, 300 + 2 * 5 + 8 + 30 + 2 * 30)
+    assert of("F0 B0 F1 B1", replace(PLAIN, passes=(posted,))) == MemoryInUse(16, 0, 300 + 2 * 5 + 8 + 30 + 2 * 30)
 
 
 def test_buffers_that_torch_receives_into_are_there_all_along() -> None:
@@ -107,7 +107,7 @@ def test_buffers_that_torch_receives_into_are_there_all_along() -> None:
 
 
 def test_an_all_reduce_of_large_gradients_copies_them() -> None:
-    assert of("F0 B0", PLAIN, copied=5000) == Moment(16, 0, 5000)
+    assert of("F0 B0", PLAIN, copied=5000) == MemoryInUse(16, 0, 5000)
 
 
 @pytest.mark.parametrize("text", ["F0 B0", "F0 B0 F1 B1", "F0 F1 B0 B1"])
@@ -124,7 +124,7 @@ def test_of_many_groups_each_level_holds_less_than_the_one_before(text: str) -> 
 
 def test_level1_holds_all_weights_and_all_gradients_whole() -> None:
     """When the first group is scattered its weights have gone, its gradients lie side by side and in a shard."""
-    assert of("F0 B0 F1 B1", SHARDED) == Moment(0, 80 + 64 + 80 + 64 + 32, 0)
+    assert of("F0 B0 F1 B1", SHARDED) == MemoryInUse(0, 80 + 64 + 80 + 64 + 32, 0)
 
 
 @pytest.mark.parametrize("text", ["F0 B0", "F0 B0 F1 B1", "F0 F1 B0 B1"])
@@ -134,17 +134,17 @@ def test_level1_that_scatters_in_its_last_backward_holds_no_more(text: str) -> N
 
 
 def test_what_is_scattered_in_the_last_backward_has_lost_its_weights() -> None:
-    assert of("F0 B0", SHARDED, early=True) == Moment(0, 64 + 80 + 80 + 40, 1 + 5 + 1)
+    assert of("F0 B0", SHARDED, early=True) == MemoryInUse(0, 64 + 80 + 80 + 40, 1 + 5 + 1)
 
 
 def test_a_group_is_received_and_copied_when_it_is_used_first() -> None:
     frozen = replace(SHARDED, gathers=(Gather(64, 0, 0, 0, 0, 0), Gather(800, 0, 0, 0, 1, 1)))
-    assert of("F0 B0", frozen) == Moment(0, 64 + 800 + 800, 1)
+    assert of("F0 B0", frozen) == MemoryInUse(0, 64 + 800 + 800, 1)
 
 
 def test_level2_holds_all_weights_and_the_gradients_of_one_group_once_more_side_by_side() -> None:
-    assert of("F0 B0", SHARDED, 2) == Moment(0, 64 + 80 + 80 + 80 + 40, 1 + 5 + 1)
+    assert of("F0 B0", SHARDED, 2) == MemoryInUse(0, 64 + 80 + 80 + 80 + 40, 1 + 5 + 1)
 
 
 def test_level3_has_dropped_the_weights_by_then_but_gathered_what_comes_next() -> None:
-    assert of("F0 B0", SHARDED, 3) == Moment(0, 80 + 80 + 40 + 64, 1 + 5 + 1)
+    assert of("F0 B0", SHARDED, 3) == MemoryInUse(0, 80 + 80 + 40 + 64, 1 + 5 + 1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from launcher.plan.settings.checkpoint import misnamed
-from launcher.plan.values.facts import Param, Skeleton, TensorSpec
+from launcher.plan.values.facts import ModelStructure, Param, TensorSpec
 
 
 def told(*names: str, trainable: bool = True, device: str = "auto") -> list[str]:
     params = tuple(Param(n, TensorSpec((2,), "float32"), n, trainable) for n in names)
-    return [p.text for p in misnamed(Skeleton((), params, frozenset()), device)]
+    return [p.text for p in misnamed(ModelStructure((), params, frozenset()), device)]
 
 
 def test_a_weight_with_the_name_of_another_ones_state_is_refused():

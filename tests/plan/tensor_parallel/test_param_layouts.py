@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.plan.tensor_parallel.files import ParamLayouts, degree, on_grid, resolved
-from launcher.plan.values.facts import Param, Skeleton
+from launcher.plan.values.facts import ModelStructure, Param
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import matrices
@@ -24,10 +24,10 @@ WHOLE: dict[str, tuple[tuple[str, ...], ...]] = {n: ((),) * len(shape) for n, sh
 LOAD = "parallel.param_strategy.load"
 
 
-def model(tied: bool = False) -> Skeleton:
+def model(tied: bool = False) -> ModelStructure:
     same = {"head.weight": "embed.weight"} if tied else {}
     params = tuple(Param(n, spec(*shape), same.get(n, n)) for n, shape in SHAPES.items())
-    return Skeleton(tuple(KINDS), params, frozenset(), tuple(KINDS.items()))
+    return ModelStructure(tuple(KINDS), params, frozenset(), tuple(KINDS.items()))
 
 
 def file(grid: Grid = GRID, **splits: tuple[tuple[str, ...], ...]) -> ParamLayouts:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.plan.tensor_parallel.operators import Operator, resolve, splits
-from launcher.plan.values.facts import Param, Skeleton
+from launcher.plan.values.facts import ModelStructure, Param
 from launcher.plan.values.grid import Grid
 from tests.plan.made import spec
 
@@ -15,10 +15,10 @@ KINDS = {"embed": "embedding", "up": "linear", "norm": "norm", "act": "elementwi
 SHAPES = {"embed.weight": (8, 6), "up.weight": (12, 6), "up.bias": (12,), "norm.weight": (6,), "head.weight": (8, 6)}
 
 
-def model(tied: bool = False) -> Skeleton:
+def model(tied: bool = False) -> ModelStructure:
     same = {"head.weight": "embed.weight"} if tied else {}
     params = tuple(Param(n, spec(*shape), same.get(n, n)) for n, shape in SHAPES.items())
-    return Skeleton((*KINDS, "other"), params, frozenset(), tuple(KINDS.items()))
+    return ModelStructure((*KINDS, "other"), params, frozenset(), tuple(KINDS.items()))
 
 
 def grid(dp: int = 1, tp: int = 2) -> Grid:

@@ -20,7 +20,7 @@ from launcher.job.compose import compose
 from launcher.planner.plan_job import plan_job
 from launcher.run.external_ranks.follower import _hear, _refusing
 from launcher.run.external_ranks.joining import Joining
-from launcher.run.external_ranks.leader import Order, Others, carry_out
+from launcher.run.external_ranks.leader import FollowerRanks, Order, carry_out
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import CAUSE, Messages, Secret, secret
 from launcher.runtime.cluster.network import Network
@@ -80,7 +80,7 @@ def follows(store: TCPStore, rank: int, key: bytes) -> None:
 def test_a_rank_that_refuses_its_order_ends_rank_0_and_those_that_join(store: TCPStore, tmp_path: Path) -> None:
     """Rank 1 has another secret; rank 2 has its order, and waits for the others to join."""
     at = place(0, 3)
-    others, began = Others(at, store, Network(at, {})), time.monotonic()
+    others, began = FollowerRanks(at, store, Network(at, {})), time.monotonic()
     told: list[str] = []
 
     def joins() -> None:
@@ -106,7 +106,7 @@ def test_a_rank_that_refuses_its_order_ends_rank_0_and_those_that_join(store: TC
 
 def test_rank_0_that_ends_waits_for_the_others_alone(store: TCPStore) -> None:
     at = place(0, 3)
-    others, began = Others(at, store, Network(at, {})), time.monotonic()
+    others, began = FollowerRanks(at, store, Network(at, {})), time.monotonic()
     with forked(lambda: follows(store, 1, b"other")), forked(lambda: follows(store, 2, secret(at).key)):
         others.dismiss(1)
     assert store.check(["launcher0/heard0.2"])
