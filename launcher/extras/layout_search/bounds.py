@@ -95,7 +95,7 @@ def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> ModelCost:
 
 
 def growth(one: Plan, two: Plan, speeds: Speeds) -> float:
-    """``Whole.grows``, from plans with micro batches of one and of two samples; assumes linear growth."""
+    """``ModelCost.grows``, from plans with micro batches of one and of two samples; assumes linear growth."""
     first, second = (_device(plan, speeds) for plan in (one, two))
     return min(1.0, max(0.0, second - first) / max(first, 1e-12))
 
@@ -107,7 +107,7 @@ def _device(plan: Plan, speeds: Speeds) -> float:
 
 
 def _shares(plan: Plan, blocks: Sequence[str], speeds: Speeds) -> tuple[float, float]:
-    """``Whole.block`` and ``Whole.head``; zeros if the blocks differ or cannot be told apart."""
+    """``ModelCost.block`` and ``ModelCost.head``; zeros if the blocks differ or cannot be told apart."""
     stages = [one.passes[0].segments for load in plan.estimate.loads for _, one in load.stages]
     saved = {s.saved for segments in stages for s in segments if s.module in blocks}
     each = [sum(m in blocks for m in stage.modules) for stage in plan.stages]

@@ -66,7 +66,7 @@ class Axis:
 
     Attributes:
         planned: whether no rank has joined yet.
-        bias_in_terms: that of ``Flow``.
+        bias_in_terms: that of ``TensorParallelPlan``.
         log: collects what one pass would send, if a list is set.
         last: the last tensor that ``bring`` has converted, with its key and the result.
         results: takes the results of a forward's collectives, if they are kept for its recomputation.

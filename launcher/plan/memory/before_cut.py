@@ -174,7 +174,7 @@ class PartMemory:
         return most
 
     def _sizes(self, run: Run, piece: int) -> InFlight:
-        """Returns the bytes of one item of each kind that a ``Moment`` counts."""
+        """Returns the bytes of one item of each kind that an ``InFlight`` counts."""
         stage, start, end = run
         (saved, waits), (saved_end, waits_end) = self._sums[piece][start], self._sums[piece][end]
         last = end == self.parts
@@ -304,7 +304,7 @@ def _fullest(row: Row, pieces: int) -> Iterator[Mapping[tuple[int, int], InFligh
 
 
 def _count(n: list[int], kind: str) -> None:
-    """Adds one action of a stage to ``n``, the fields of its ``Moment`` so far."""
+    """Adds one action of a stage to ``n``, the fields of its ``InFlight`` so far."""
     if kind == "F":
         n[0] += 1
         n[2] += 1
