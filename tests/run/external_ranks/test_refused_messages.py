@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -54,6 +55,8 @@ def forked(act: Callable[[], object]) -> Iterator[None]:
     """``act`` in another process, which must fail."""
     pid = os.fork()
     if pid == 0:
+        gc.freeze()  # of what threads of the other process have made, nothing may be collected here
+        gc.disable()
         try:
             act()
         finally:
