@@ -17,7 +17,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
-from launcher.steps.shared_construction import SharedMetaModels
+from launcher.steps.model.shared_construction import SharedMetaModels
 
 RANKS = 4
 NAME = "this machine, calibrated in between"

@@ -10,7 +10,7 @@ from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.fork_server import start_here
 from launcher.runtime.processes.start import run_ranks
-from launcher.steps.shared_construction import SharedMetaModels
+from launcher.steps.model.shared_construction import SharedMetaModels
 
 T = TypeVar("T")
 DRAWN = SharedMetaModels()

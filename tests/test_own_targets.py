@@ -18,7 +18,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
-from launcher.steps import build_session, single_process
+from launcher.steps.model import build_session, single_process
 from tests.parallel.sources import Labelled
 from tests.parity import job
 from tests.parity.reference import plain

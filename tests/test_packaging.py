@@ -136,7 +136,7 @@ def test_an_optional_package_is_installed_by_its_own_name_and_bounds(
     program, verb, *packages = shlex.split(install_command(extra))
     assert (program, verb) == ("pip", "install")
     assert {bounds(p) for p in packages} == {bounds(d) for d in declared}
-    monkeypatch.setattr(optional, "NAME", "not-installed")
+    monkeypatch.setattr(optional, "DISTRIBUTION", "not-installed")
     assert install_command(extra) == f"pip install -e '.[{extra}]'"
 
 

@@ -24,7 +24,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.averaging import Scaling
 from launcher.steps import train
-from launcher.steps.build_session import build as build_session
+from launcher.steps.model.build_session import build as build_session
 from tests.parallel.counting import assert_as_planned
 from tests.parity import Outcome, assert_same, batch, job, own, plain, rank_train, under_layout, whole
 from tests.ranks import DRAWN, on_ranks

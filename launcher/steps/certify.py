@@ -34,11 +34,12 @@ from launcher.runtime.device import forked_streams
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.batches import Feed, Indices
 from launcher.runtime.training.session import Session
-from launcher.steps import build_session, train
+from launcher.steps import train
 from launcher.steps.certification.compare import Certificate, Judge, Piece, as_json, gathered, pieces, verdict
 from launcher.steps.certification.oracle.equal_draws import EqualDraws
 from launcher.steps.certification.oracle.samples import First, Narrow, Samples, held_out
-from launcher.steps.shared_construction import SharedMetaModels
+from launcher.steps.model import build_session
+from launcher.steps.model.shared_construction import SharedMetaModels
 
 FILE = "certificate.json"
 FOLDER = "certify"

@@ -9,8 +9,9 @@ from launcher.job.schema.steps import Evaluate
 from launcher.plan.settings.checkpoint import AVERAGED
 from launcher.runtime.training import loop
 from launcher.runtime.training.session import Session
-from launcher.steps import export, single_process, transform
+from launcher.steps import export, transform
 from launcher.steps.file_checks import RunFiles
+from launcher.steps.model import single_process
 
 
 def run_on_ranks(step: Evaluate, session: Session, job: Job) -> str:

@@ -252,7 +252,7 @@ def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
 
     def judge(new: Path) -> None:
         if itself := opens_by_itself(asked, run.job):
-            from launcher.steps import build_session
+            from launcher.steps.model import build_session
 
             build_session.check_settings(itself, new)
         if step.check:
@@ -276,7 +276,7 @@ def _compared(
     ``itself``: the model that transformers must get when it opens the folder. Raises ``RunError`` if a
     difference is too large.
     """
-    from launcher.steps import build_session, single_process
+    from launcher.steps.model import build_session, single_process
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     there = read(run, new)
@@ -407,7 +407,7 @@ def _apart(step: Export, job: Job) -> bool:
 
 def exported(run: RunFiles) -> nn.Module:
     """The model that the last earlier ``export`` has written, in one process."""
-    from launcher.steps import single_process
+    from launcher.steps.model import single_process
 
     made = run.maker(EXPORTED)
     assert made is not None, "the planner wants an export before what reads one"

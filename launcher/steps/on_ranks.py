@@ -21,9 +21,10 @@ from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import save, state
 from launcher.runtime.training.monitored_metrics import forget_absent
 from launcher.runtime.training.session import Session
-from launcher.steps import build_session, module, out_of_memory
-from launcher.steps.build_session import newest_whole
-from launcher.steps.shared_construction import SharedMetaModels
+from launcher.steps import module
+from launcher.steps.model import build_session, out_of_memory
+from launcher.steps.model.build_session import newest_whole
+from launcher.steps.model.shared_construction import SharedMetaModels
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,9 @@ def imported() -> None:
     import launcher.run.external_ranks.leader
     import launcher.runtime.processes.start
     import launcher.steps.certify
+    import launcher.steps.model.single_process
     import launcher.steps.on_ranks
-    import launcher.steps.sample
-    import launcher.steps.single_process  # noqa: F401
+    import launcher.steps.sample  # noqa: F401
 
 
 @contextmanager

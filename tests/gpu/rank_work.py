@@ -27,7 +27,7 @@ from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.session import Session
 from launcher.steps import build_session
 from launcher.steps.certification.compare import pieces
-from launcher.steps.shared_construction import draw
+from launcher.steps.model.shared_construction import draw
 from tests.parity import Outcome, Step, batch, place, plain
 
 

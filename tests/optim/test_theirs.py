@@ -22,8 +22,8 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.session import Session
-from launcher.steps import build_session
 from launcher.steps.certification.compare import Piece, error, pieces
+from launcher.steps.model import build_session
 from tests.optim import theirs
 from tests.parallel.sources import Shapes
 from tests.parity import job, whole

@@ -16,7 +16,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.metrics_file import LocalNormLog, read
-from launcher.steps.build_session import build as session
+from launcher.steps.model.build_session import build as session
 from tests.parity import batch, build, job, plain, step
 from tests.ranks import DRAWN, on_ranks
 

@@ -11,7 +11,7 @@ import pytest
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import loop
-from launcher.steps import build_session
+from launcher.steps.model import build_session
 from launcher.testing.meters import Collectives
 from tests.parallel.counting import assert_as_planned, planned
 from tests.parity import LM, assert_parity, job, own

@@ -18,7 +18,7 @@ from launcher.steps.file_checks import FileChecks
 
 if TYPE_CHECKING:
     from launcher.runtime.cluster.world import World
-    from launcher.steps.shared_construction import SharedMetaModels
+    from launcher.steps.model.shared_construction import SharedMetaModels
 
 BUILDS = 1
 

@@ -11,8 +11,8 @@ from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.loop import step
-from launcher.steps import build_session
-from launcher.steps.shared_construction import SharedMetaModels
+from launcher.steps.model import build_session
+from launcher.steps.model.shared_construction import SharedMetaModels
 
 SEVERAL = 0.15
 """Seconds of steps that are timed together, as the time that ranks wait for each other varies."""

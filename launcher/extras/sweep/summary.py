@@ -70,7 +70,7 @@ def figure(value: object) -> str:
 
 def short_text(text: str) -> str:
     """
-    >>> short("0.07963234721775597"), short("1f1b"), short("a_very_long_name_of_a_recipe")
+    >>> short_text("0.07963234721775597"), short_text("1f1b"), short_text("a_very_long_name_of_a_recipe")
     ('0.07963', '1f1b', 'a_very_long_name_of_a...')
     """
     if len(text) > DIGITS:

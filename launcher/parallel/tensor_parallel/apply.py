@@ -68,7 +68,10 @@ def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
 def install(
     model: nn.Module, spreads: Iterable[ShardedOperator], axis: Axis, overlapped: Collection[str] = ()
 ) -> None:
-    """Give each operator's module the forward that its spread describes; ``overlapped`` is ``TensorParallelPlan``'s."""
+    """Give each operator's module the forward that its spread describes.
+
+    ``overlapped`` is that of ``TensorParallelPlan``.
+    """
     for s in spreads:
         module = model.get_submodule(s.operator.module)
         module.forward = OperatorForward(module, module.forward, s, axis, s.operator.module in overlapped)

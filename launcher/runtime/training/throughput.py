@@ -164,7 +164,7 @@ class RankTimes:
 def rank_figures(each: Sequence[float]) -> dict[str, float]:
     """The median and the worst of the ranks' milliseconds.
 
-    >>> figures([30.0, 90.0, 31.0])
+    >>> rank_figures([30.0, 90.0, 31.0])
     {'step_ms_median': 31.0, 'step_ms_worst': 90.0, 'worst_rank': 1}
     """
     worst = max(range(len(each)), key=each.__getitem__)

@@ -17,7 +17,7 @@ from launcher.parallel import mesh
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.parallel_model import parallelize
 from launcher.planner.plan_job import plan_job
-from launcher.steps.shared_construction import draw
+from launcher.steps.model.shared_construction import draw
 from tests.parity import CPU, LM, build, job, own, pieces, plain, whole
 from tests.ranks import on_ranks
 from tests.tiers import exhaustive, some

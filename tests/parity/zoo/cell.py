@@ -23,8 +23,8 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, RanksFailed
 from launcher.runtime.training import loop
-from launcher.steps.build_session import build
 from launcher.steps.certification.compare import Piece, pieces, whole
+from launcher.steps.model.build_session import build
 from tests.parity.zoo import cures, oracle, samples
 from tests.parity.zoo.case import Case
 from tests.parity.zoo.layouts import CLIP, SAMPLES, STEPS, Layout

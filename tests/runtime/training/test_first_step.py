@@ -17,7 +17,7 @@ from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
 from launcher.runtime.training.first_step import FOLDER, keep_compiled
 from launcher.steps import train
-from launcher.steps.build_session import build
+from launcher.steps.model.build_session import build
 from tests.parity import job
 from tests.ranks import DRAWN, on_ranks
 from tests.test_parity import hsdp

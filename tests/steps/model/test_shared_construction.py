@@ -16,7 +16,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps import shared_construction
 from launcher.steps.certification.compare import pieces
-from launcher.steps.shared_construction import SharedMetaModels
+from launcher.steps.model.shared_construction import SharedMetaModels
 from tests.parallel import python_state_nets as nets
 from tests.parity import CPU, job, own, rank_step
 from tests.ranks import here, on_ranks

@@ -14,7 +14,7 @@ from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import OutOfMemory, failed, raised
-from launcher.steps.out_of_memory import InUse, cure, explained, overhead
+from launcher.steps.model.out_of_memory import InUse, cure, explained, overhead
 from tests.parity import job
 
 HERE = World(0, 1, 0, 1, 0, "cpu", "gloo")
@@ -167,7 +167,7 @@ def test_ranks_that_ran_out_of_memory_too_are_one_line() -> None:
 
 
 def test_an_allocator_that_keeps_pieces_is_told_how_to_join_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.steps.out_of_memory.in_use", lambda device, message: FULL)
+    monkeypatch.setattr("launcher.steps.model.out_of_memory.in_use", lambda device, message: FULL)
     asked = job()
     assert "in pieces: PYTORCH_ALLOC_CONF=expandable_segments:True joins them" in _with_plan(asked)
 

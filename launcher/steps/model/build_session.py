@@ -57,7 +57,7 @@ from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Callbacks, Session
 from launcher.runtime.training.throughput import RankTimes, device_figures
-from launcher.steps.shared_construction import SharedMetaModels
+from launcher.steps.model.shared_construction import SharedMetaModels
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""What `predict` reads and writes."""

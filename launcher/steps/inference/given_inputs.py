@@ -1,0 +1,93 @@
+"""Reads inputs from a safetensors file: one tensor per input of the model, samples along dim 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.checkpoint.tensorfile.safetensors import described, read_header
+from launcher.plan.plan import Plan
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.text import listed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+
+def names(count: int) -> tuple[str, ...]:
+    """Names of the tensors for a model with ``count`` inputs; a single one may have any name."""
+    return tuple(f"input{i}" for i in range(count))
+
+
+def specs(path: Path) -> dict[str, TensorSpec]:
+    """The specs of all tensors in the file. Raises ``ValueError`` and ``OSError``."""
+    return {name: slot.spec for name, slot in read_header(path).entries.items()}
+
+
+def in_order(found: Mapping[str, TensorSpec], count: int) -> tuple[str, ...] | None:
+    """The names in the file, in the order of the forward's arguments; ``None`` if they do not match."""
+    if count == 1 and len(found) == 1:
+        return tuple(found)
+    return names(count) if {*found} == {*names(count)} else None
+
+
+def misfits(found: Mapping[str, TensorSpec], plan: Plan) -> Iterator[str]:
+    """Why these tensors are not inputs of the model of ``plan``."""
+    wanted, mixed = plan.inputs, plan.observed.mixed
+    order = in_order(found, len(wanted))
+    if order is None:
+        takes = f"the model takes {len(wanted)}: {', '.join(names(len(wanted)))}"
+        yield f"has {', '.join(sorted(found)) or 'no tensor'}, and {takes}"
+        return
+    for name, want in zip(order, wanted, strict=True):
+        has = found[name]
+        floats = _floating(has) and _floating(want)
+        if not has.shape or has.shape[1:] != want.shape[1:] or (has.dtype != want.dtype and not floats):
+            sample = TensorSpec(want.shape[1:], want.dtype)
+            yield f"{name} is {described(has)}, the model takes {described(sample)} a sample"
+    if len({found[name].shape[:1] for name in order}) > 1:
+        yield f"not as many samples of each: {', '.join(f'{n} {described(found[n])}' for n in order)}"
+    elif found[order[0]].shape[:1] == (0,):
+        yield "has no samples"
+    elif mixed and found[order[0]].shape[0] % plan.sizes.micro_batch:
+        text = f"{listed(mixed)} in evaluation mode too normalizes over the samples of a micro batch"
+        yield f"{text}, some with padding: give a multiple of {plan.sizes.micro_batch} samples"
+
+
+def _floating(t: TensorSpec) -> bool:
+    return t.dtype.startswith(("float", "bfloat"))
+
+
+@dataclass(frozen=True)
+class GivenInputs:
+    """Samples by index, read when they are requested."""
+
+    path: Path
+    order: tuple[str, ...]
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def inputs(self, indices: npt.NDArray[np.int64]) -> tuple[Tensor, ...]:
+        """The inputs of these samples, in the order of ``indices``."""
+        from safetensors import safe_open
+
+        low, high = int(indices.min()), int(indices.max()) + 1
+        with safe_open(self.path, framework="pt") as file:
+            return tuple(file.get_slice(name)[low:high][indices - low] for name in self.order)
+
+    def targets(self, indices: npt.NDArray[np.int64]) -> Tensor:
+        raise NotImplementedError("inputs alone; nobody compares what becomes of them")
+
+
+def given(path: Path, count: int) -> GivenInputs:
+    """The inputs in a file without ``misfits``, for a model with ``count`` inputs."""
+    found = specs(path)
+    order = in_order(found, count)
+    assert order is not None
+    return GivenInputs(path, order, found[order[0]].shape[0])
