@@ -1,6 +1,6 @@
 """Checkpoint folders: complete or absent.
 
-The file has one line per checkpoint. Its last line is the SHA-256 of the lines above it or, if the
+The file ``latest`` has one line per checkpoint. Its last line is the SHA-256 of the lines above it or, if the
 checkpoints are encrypted, their MAC.
 """
 

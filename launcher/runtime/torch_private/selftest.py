@@ -1,7 +1,7 @@
-"""Checks at the start that the private parts of torch are there.
+"""Checks at the start that the private parts of torch are there, and measures the waits in ``Work.wait``.
 
-With gloo every collective and every message of a step blocks there. NCCL's calls return at once: the device
-waits instead.
+With gloo every collective and every message of a step blocks in ``Work.wait``. NCCL's calls return at once:
+the device waits instead.
 """
 
 from __future__ import annotations
