@@ -1,7 +1,7 @@
 """One attempt of a run: starts ranks, watches them, reaps them.
 
-The parent of the ranks is a child of the clean server (``fork_server``). It constructs once what all ranks share, forks
-them, reports their exit codes to the supervisor, and kills them when the supervisor has ended.
+The parent of the ranks is a child of the clean server (``fork_server``). It constructs once what all ranks
+share, forks them, reports their exit codes to the supervisor, and kills them when the supervisor has ended.
 """
 
 from __future__ import annotations
