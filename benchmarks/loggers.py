@@ -79,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
 
     every = compose(["logger=[tensorboard,wandb,mlflow,trackio]"]).job
-    lack = {problem.key.removeprefix("logger.") for problem in process.refused(every)}
+    lack = {problem.key.removeprefix("logger.") for problem in process.problems(every)}
     names = [name for name in process.PACKAGES if name not in lack]
     job = compose(["recipe=lm_tied_pp2_hsdp2", f"logger=[{','.join(names)}]", *args.overrides]).job
     plan = plan_job(job)

@@ -34,8 +34,8 @@ def test_every_combination_is_as_written_down() -> None:
 def test_what_is_refused_is_refused_by_the_planners_one_table() -> None:
     for cell, said in golden().items():
         job = asked(cell)
-        problems = [*device_matrix.refused(job, 4)] if choose_engine(job).over_matrices else []
-        found = [f"{p.key}: {p.text}" for p in [*problems, *pipeline.refused(job, sizes(job)[0])]]
+        problems = [*device_matrix.problems(job, 4)] if choose_engine(job).over_matrices else []
+        found = [f"{p.key}: {p.text}" for p in [*problems, *pipeline.problems(job, sizes(job)[0])]]
         assert said == (f"refused: {'; '.join(found)}" if found else "exact to 1e-12")
 
 

@@ -79,7 +79,7 @@ def classes(settings: Data) -> int | None:
 def _sampled(
     settings: Target, batch: int, allow: tuple[str, ...]
 ) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-    from launcher.data.torch_datasets.items import refused
+    from launcher.data.torch_datasets.items import problems
     from launcher.data.torch_datasets.open import opened as open_own
 
     opened = open_own(settings, seed=0, allow=allow)
@@ -89,7 +89,7 @@ def _sampled(
         text = "its split train has no samples, so there is nothing to learn from or to plan for"
         cure = "let its len() be their number"
         raise RequestError((Problem("data", f"{settings.target}: {text}; {cure}"),))
-    with refused():
+    with problems():
         inputs, target = _first(opened.train, settings.target, batch)
         held = _first(opened.val, settings.target, batch) if len(opened.val) else (inputs, target)
     if held != (inputs, target):

@@ -108,7 +108,7 @@ def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
     return sum(n for n, _ in weights) + trains * state + len(ranks) * PROCESS
 
 
-def refused(found: Fit, cure: str) -> Problem:
+def problems(found: Fit, cure: str) -> Problem:
     """Returns the problem of a layout that does not fit; ``cure`` is a layout that does."""
     return Problem(KEY, f"{found}; {KEY}=false starts it all the same", cure)
 

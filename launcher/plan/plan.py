@@ -242,7 +242,7 @@ def plan(
     compilation, wrong = compile.resolve(job, model, at)
     at = work_of_step.joined(at, compilation)
     fused = _fused(job, model, at, order, compilation)
-    half_done = transformer_opt.refused_for(job, at.sizes, fused, asked.switches_file)
+    half_done = transformer_opt.param_problems(job, at.sizes, fused, asked.switches_file)
     refuse([*_refused(job, model, at, traits), *half_done, *wrong])
     estimate = _estimate(job, at, fused, timeline=order.timeline, traits=traits)
     return Plan(
@@ -366,9 +366,9 @@ def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, 
 
 def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:
     """Yields what would train other numbers than one process, or shard other parameters than requested."""
-    yield from settings.refused_for(job, at.params)
+    yield from settings.param_problems(job, at.params)
     yield from model_refusals.untrained(job, model.skeleton, model.graph)
-    yield from model_refusals.refused(at, model.skeleton, model.graph)
+    yield from model_refusals.layout_problems(at, model.skeleton, model.graph)
     yield from model_refusals.beyond(job, model.graph)
     yield from optimizer.problems(job, traits, at, model.graph)
     yield from model_refusals.problems(job, at.params, model.graph)

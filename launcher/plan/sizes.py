@@ -85,7 +85,7 @@ def searches(job: Job) -> bool:
     return job.parallel.mode != "semi_auto"
 
 
-def refused(job: Job) -> Iterator[Problem]:
+def problems(job: Job) -> Iterator[Problem]:
     """Yields a problem if the search would ignore the strategies that are written."""
     mode = job.parallel.mode
     if mode == "recursive_programming" and job.parallel.operators:

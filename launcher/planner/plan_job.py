@@ -106,7 +106,7 @@ def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> CheckedRe
     job = resolved.job
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
     found += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
-    found += [*resolve.refused(job), *user_classes.nowhere(job)]
+    found += [*resolve.problems(job), *user_classes.nowhere(job)]
     supposed = resolve.with_placeholder_steps(resolve.with_placeholder_operators(job))
     return CheckedRequest(resolved, _ask(resolved.of(supposed), found))
 
@@ -137,7 +137,7 @@ def _unlike(job: Job, own: bool) -> list[Problem]:
 
     allow = job.security.allow
     specs = (*input_specs(job.data, 1, allow), target_spec(job.data, 1, allow))
-    problem = dataset_strategy.refused_for(strategy, tuple(len(s.shape) for s in specs))
+    problem = dataset_strategy.param_problems(strategy, tuple(len(s.shape) for s in specs))
     return [problem] if problem else []
 
 

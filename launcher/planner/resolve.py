@@ -105,7 +105,7 @@ def operators_are_open(job: Job) -> bool:
     return bool(job.parallel.operators.get(AUTO) is True)
 
 
-def refused(job: Job) -> Iterator[Problem]:
+def problems(job: Job) -> Iterator[Problem]:
     """Problems of a request with ``operators=auto`` that show before the model's config is read."""
     if not operators_are_open(job):
         return

@@ -55,7 +55,7 @@ def request_text(job: Job, each: int) -> str:
     return recipe_text(job.model_copy(update={"launch": launch}), ("The request of this run.",))
 
 
-def refused(job: Job, key: str, cluster: str, outer: int | None) -> list[Problem]:
+def problems(job: Job, key: str, cluster: str, outer: int | None) -> list[Problem]:
     """Problems on any cluster; ``key``: the setting that requests it, ``outer``: ranks that exist already."""
     if outer is not None:
         text = "this process is already a rank of torchrun or srun, and every rank would submit a job"

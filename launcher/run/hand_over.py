@@ -21,14 +21,14 @@ def key(job: Job) -> str | None:
     )
 
 
-def refused(job: Job, outer: int | None) -> list[Problem]:
+def problems(job: Job, outer: int | None) -> list[Problem]:
     """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
     if job.launch.slurm is not None and job.launch.k8s is not None:
         text = "a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one out"
         return [Problem("launch.k8s", text)]
     if job.launch.k8s is not None:
-        return lacking("kubernetes", "launch.k8s") or kubernetes.refused(job, outer)
-    return slurm.refused(job, outer)
+        return lacking("kubernetes", "launch.k8s") or kubernetes.problems(job, outer)
+    return slurm.problems(job, outer)
 
 
 def hand_over(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:

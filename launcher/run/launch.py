@@ -91,7 +91,7 @@ def mode(job: Job, outer: int | None) -> Mode:
     return job.launch.mode
 
 
-def refused(job: Job, outer: int | None) -> list[Problem]:
+def problems(job: Job, outer: int | None) -> list[Problem]:
     """Problems that show before there is a plan."""
     if job.launch.slurm is not None or job.launch.k8s is not None:  # started elsewhere
         return [*_unstarted(job)]

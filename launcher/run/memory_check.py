@@ -11,7 +11,7 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
 from launcher.plan import recompute_auto
-from launcher.plan.capacity import HEAP, KEY, Fit, Free, LighterLayout, fit, least, lighter, refused
+from launcher.plan.capacity import HEAP, KEY, Fit, Free, LighterLayout, fit, least, lighter, problems
 from launcher.plan.memory.device_memory import KEY as ROOM
 from launcher.plan.memory.device_memory import tightest
 from launcher.plan.memory.memory import StateSize
@@ -38,7 +38,7 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
     if free is None or found is None:
         return start
     if not found.fits and job.launch.check_memory:
-        raise RequestError((refused(found, _cure(job, plan, ranks, free)),))
+        raise RequestError((problems(found, _cure(job, plan, ranks, free)),))
     note = str(found) if found.fits else f"{KEY}=false: {found}"
     if found.fits and start.device == "cpu" and found.needed * HEAP > found.free:
         note += f"; it may take {HEAP:g} times that, for the C library keeps what is freed in pieces"

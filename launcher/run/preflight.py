@@ -28,8 +28,8 @@ def before_plan(run: Settled) -> list[Problem]:
     writable = run_folder.check_writable(where, key)
     return [
         *([writable] if writable else []),
-        *launch.refused(job, run.outer),
-        *hand_over.refused(job, run.outer),
+        *launch.problems(job, run.outer),
+        *hand_over.problems(job, run.outer),
         *resume.named(job, run.overrides, run.done),
         *_step_problems(run),
         *(absent(job.data) if _reads(job) else []),
@@ -42,7 +42,7 @@ def before_plan(run: Settled) -> list[Problem]:
 
 def _of_loggers(job: Job) -> list[Problem]:
     """Problems of metric services: the part or a package is not installed."""
-    return lacking("metric_loggers", "logger") or [*metric_loggers.refused(job)]
+    return lacking("metric_loggers", "logger") or [*metric_loggers.problems(job)]
 
 
 def _of_others(run: Settled) -> list[Problem]:

@@ -122,12 +122,12 @@ EARLY_S = 60
 """Seconds by which Slurm may send a signal too early, according to the manual of sbatch."""
 
 
-def refused(job: Job, outer: int | None) -> list[Problem]:
+def problems(job: Job, outer: int | None) -> list[Problem]:
     """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
     slurm = job.launch.slurm
     if slurm is None:
         return []
-    problems = frozen_request.refused(job, KEY, "Slurm", outer)
+    problems = frozen_request.problems(job, KEY, "Slurm", outer)
     if outer is not None:
         return problems
     problems = [*cluster_problems(slurm), *problems]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from launcher.job.schema.job import Job
-from launcher.plan.capacity import PROCESS, Fit, Free, fit, least, lighter, refused
+from launcher.plan.capacity import PROCESS, Fit, Free, fit, least, lighter, problems
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job
@@ -108,7 +108,7 @@ def test_lighter_layouts_are_tried_from_little_to_much(overrides: tuple[str, ...
 ], ids=["fits", "by far", "not", "not on a device"])  # fmt: skip
 def test_what_is_said(found: Fit, text: str) -> None:
     assert str(found) == text
-    problem = refused(found, "parallel.hsdp.shard_size=-1")
+    problem = problems(found, "parallel.hsdp.shard_size=-1")
     assert str(problem) == (
         f"launch.check_memory: {text}; launch.check_memory=false starts it all the same "
         "(try: parallel.hsdp.shard_size=-1)"

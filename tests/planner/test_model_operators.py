@@ -43,11 +43,11 @@ HF = ("model=hf", "model.path=x")
     ],
 )
 def test_a_request_that_cannot_have_it_is_refused(words: tuple[str, ...], text: str) -> None:
-    assert [str(p) for p in resolve.refused(job(*words))] == [f"parallel.operators: {text}"]
+    assert [str(p) for p in resolve.problems(job(*words))] == [f"parallel.operators: {text}"]
 
 
 def test_nothing_is_refused_of_one_that_does_not_ask() -> None:
-    assert list(resolve.refused(job("operators=megatron"))) == []
+    assert list(resolve.problems(job("operators=megatron"))) == []
 
 
 def test_before_transformers_is_asked_something_is_cut() -> None:

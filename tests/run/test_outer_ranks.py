@@ -196,8 +196,8 @@ torchrun sets them all; start the ranks with it, or unset RANK and WORLD_SIZE to
 )
 def test_a_mode_that_starts_its_own_ranks_is_refused(mode, told):
     from launcher.job.compose import compose
-    from launcher.run.launch import refused
+    from launcher.run.launch import problems
 
     job = compose([*TINY, f"launch.mode={mode}"]).job
-    assert [p.text for p in refused(job, 2)] == [told]
-    assert refused(job, 1) == []
+    assert [p.text for p in problems(job, 2)] == [told]
+    assert problems(job, 1) == []

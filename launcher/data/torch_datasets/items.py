@@ -65,7 +65,7 @@ class Items(Source):
 
 
 @contextmanager
-def refused() -> Iterator[None]:
+def problems() -> Iterator[None]:
     """Reports ``BadItem`` as a problem of the request, for use while planning."""
     try:
         yield

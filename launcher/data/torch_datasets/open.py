@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 
 from launcher.data.shuffle import permutation
 from launcher.data.source import Dataset, Source
-from launcher.data.torch_datasets.items import refused
+from launcher.data.torch_datasets.items import problems
 from launcher.data.torch_datasets.stream import ENDLESS, MapStyle, Stream, global_generators
 from launcher.errors import Problem, RequestError, owned
 from launcher.job.schema.components import Target
@@ -222,7 +222,7 @@ def unsteady(one: Dataset, other: Dataset) -> Iterator[Problem]:
     ``one`` and ``other`` are the same request, opened twice. Raises ``RequestError``.
     """
     for mine, theirs in ((one.train, other.train), (one.val, other.val)):
-        with refused():
+        with problems():
             problem = _unsteady(mine, theirs)
         if problem is not None:
             yield problem

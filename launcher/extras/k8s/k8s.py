@@ -301,12 +301,12 @@ KINDS: dict[str, tuple[str, Callable[[ClusterJob], Values], str]] = {
 """The file, its content, and the command that uses it."""
 
 
-def refused(job: Job, outer: int | None) -> list[Problem]:
+def problems(job: Job, outer: int | None) -> list[Problem]:
     """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
     settings = job.launch.k8s
     if settings is None:
         return []
-    problems = frozen_request.refused(job, KEY, "Kubernetes", outer)
+    problems = frozen_request.problems(job, KEY, "Kubernetes", outer)
     return problems if outer is not None else [*problems, *_unshared(job, settings), *_unlike(job, settings)]
 
 

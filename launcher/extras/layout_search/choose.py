@@ -13,7 +13,7 @@ from launcher.errors import Problem, refuse
 from launcher.extras.layout_search import candidates, show
 from launcher.extras.layout_search import measure as measuring
 from launcher.extras.layout_search.evaluate import Finalist
-from launcher.extras.layout_search.measure import measured, refused
+from launcher.extras.layout_search.measure import measured, problems
 from launcher.extras.layout_search.search import search
 from launcher.extras.layout_search.show import Ranking
 from launcher.job.schema.job import Job
@@ -35,7 +35,7 @@ CLUSTER = "cluster.yaml"
 
 def check(job: Job) -> None:
     """Raises ``RequestError`` for problems of a search that do not depend on the model."""
-    found = [*candidates.impossible(_at_home(job)), *refused(job)]
+    found = [*candidates.impossible(_at_home(job)), *problems(job)]
     if job.show == "search" and not open_ended(job):
         how = "set keys below parallel to auto or to lists; parallel=auto opens all of them"
         found.append(Problem("show", f"search: nothing is left open: {how}", "parallel=auto"))

@@ -44,7 +44,7 @@ class MeasuredLayout:
     why: str = ""
 
 
-def refused(job: Job) -> list[Problem]:
+def problems(job: Job) -> list[Problem]:
     """Problems of measuring that show before anything is started."""
     if not job.search.measure:
         return []
@@ -64,7 +64,7 @@ def _nowhere(job: Job, outer: int | None) -> list[Problem]:
         text = f"{job.search.measure}: layouts are measured where they would run, and launch.nnodes is"
         text = f"{text} {job.launch.nnodes}: start it with {launch.THEY}; search.measure=0 only predicts"
         return [Problem("search.measure", text)]
-    problems = launch.refused(job, outer)
+    problems = launch.problems(job, outer)
     if problems or job.launch.nproc is None:
         return problems
     return launch.mismatched(job, outer, job.launch.nproc * job.launch.nnodes)

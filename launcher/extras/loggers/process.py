@@ -43,7 +43,7 @@ from launcher.runtime.signals import STOPS
 _log = logging.getLogger(__name__)
 
 CODE = "from launcher.extras.loggers.process import main; main()"
-__all__ = ["FOLDER", "LoggerProcess", "TensorBoard", "begun", "board", "end", "main", "refused"]
+__all__ = ["FOLDER", "LoggerProcess", "TensorBoard", "begun", "board", "end", "main", "problems"]
 
 MOST = 10_000
 """The most rows that wait for a logger; further rows are dropped."""
@@ -338,7 +338,7 @@ PACKAGES = {
 NAMED_AFTER_THE_RUN = {"wandb": "project", "mlflow": "experiment", "trackio": "project"}
 
 
-def refused(job: Job) -> Iterator[Problem]:
+def problems(job: Job) -> Iterator[Problem]:
     """Problems of loggers whose packages are not installed."""
     for name, packages in PACKAGES.items():
         asked = getattr(job.logger, name)

@@ -40,7 +40,7 @@ def intervals(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
             yield Problem(key, text, "sweep.sampler=tpe sweep.cells=20")
 
 
-def refused(asked: Sweep, axes: Sequence[Axis], jobs: Sequence[Job]) -> Iterator[Problem]:
+def problems(asked: Sweep, axes: Sequence[Axis], jobs: Sequence[Job]) -> Iterator[Problem]:
     """Yields problems of a sweep's settings. ``jobs``: those of the cells that are known before any runs."""
     if asked.sampler != GRID:
         yield from _sampler(asked, axes)
@@ -205,7 +205,7 @@ def composed(args: Args) -> SweepRequest:
     refuse([*intervals(asked, axes)])
     cells = sweep_grid.grid(axes) if asked.sampler == GRID else tuple(_ends(axes))
     found = SweepRequest(args.overrides, args.config_dir, axes, words, _composed(probe, cells, args))
-    wrong = [*refused(found.settings, axes, [r.job for r in found.cells.values()])]
+    wrong = [*problems(found.settings, axes, [r.job for r in found.cells.values()])]
     if wrong:
         raise BadRequest(tuple(wrong), found.first.origins)
     return found

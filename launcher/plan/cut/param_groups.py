@@ -110,7 +110,7 @@ def _ns_dtype(p: Placed) -> str:
     return p.spec.dtype if p.compute == p.spec.dtype else "bfloat16"
 
 
-def refused_for(optim: Optim, params: Sequence[Placed]) -> Iterator[Problem]:
+def param_problems(optim: Optim, params: Sequence[Placed]) -> Iterator[Problem]:
     """Yields groups without a parameter, and tensors that two groups would update differently."""
     names = [name for p in _trained(params) for name in p.names]
     for key, group in _groups(optim).items():

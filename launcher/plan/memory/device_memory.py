@@ -70,7 +70,7 @@ def accelerators(job: Job) -> bool:
     return job.launch.device != "cpu"
 
 
-def refused(job: Job) -> Iterator[Problem]:
+def problems(job: Job) -> Iterator[Problem]:
     """Yields a problem if a node has more ranks than devices."""
     cluster, launch = job.cluster, job.launch
     each = cluster.devices_per_node if cluster.cores_per_node is None else None  # cores may be shared

@@ -72,7 +72,7 @@ def untrained(job: Job, skeleton: ModelStructure, graph: Graph) -> Iterator[Prob
         yield Problem(KEY, f"{text}; compute it without torch.no_grad(), detach() and .data")
 
 
-def refused(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
+def layout_problems(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields what this layout cannot train as one process does."""
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)

@@ -2,7 +2,7 @@
 
 A module has the name of its section of ``conf/config.yaml``, or of what small sections have in common:
 ``parallel.comm_fusion`` is in ``comm_fusion``. It defines those of the following functions that a section
-needs: ``refused`` (problems that need no model), ``refused_for`` (problems with this model) and ``rows``
+needs: ``problems`` (those that need no model), ``param_problems`` (those with this model) and ``rows``
 (what the plan shows); where a module has several sections, their names begin with the section.
 """
 
@@ -63,30 +63,30 @@ def sizes(
     ``switches_file``: the file that has switches of ``transformer_opt``. ``engine``: how operators are cut,
     if files or the model decided it.
     """
-    problems = [*engine_mode.refused(job), *checkpoint.refused(job), *device_memory.refused(job)]
+    problems = [*engine_mode.problems(job), *checkpoint.problems(job), *device_memory.problems(job)]
     got, wrong = grid.sizes(job, engine)
     problems += wrong
-    problems += pipeline.refused(job, got)
-    problems += steps.refused(job, got)
-    problems += dataset_strategy.refused(job, got)
-    problems += transformer_opt.refused(job, got, switches_file)
+    problems += pipeline.problems(job, got)
+    problems += steps.problems(job, got)
+    problems += dataset_strategy.problems(job, got)
+    problems += transformer_opt.problems(job, got, switches_file)
     problems += gradients.local_norm_problems(job)
-    problems += compile.refused(job, got)
+    problems += compile.problems(job, got)
     problems += loss.packing_problems(job)
     problems += loss.metric_problems(job)
     problems += monitored_metrics.ema_problems(job)
-    problems += monitored_metrics.refused(job, got)
+    problems += monitored_metrics.problems(job, got)
     problems += drill.problems(job, got)
     problems += profiler.problems(job, got)
     return got, problems
 
 
-def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
+def param_problems(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     """Yields problems of settings that name parameters of the model."""
-    yield from ties.refused_for(job, params)
+    yield from ties.param_problems(job, params)
     yield from monitored_metrics.ema_param_problems(job, params)
-    yield from comm_fusion.refused_for(job, params)
-    yield from param_groups.refused_for(job.optim, params)
+    yield from comm_fusion.param_problems(job, params)
+    yield from param_groups.param_problems(job.optim, params)
 
 
 def rows(

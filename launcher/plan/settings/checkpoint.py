@@ -51,7 +51,7 @@ AVERAGED = "_ema"
 """The suffix of figures that are computed with the moving average."""
 
 
-def refused(job: Job) -> Iterator[Problem]:
+def problems(job: Job) -> Iterator[Problem]:
     """Yields a problem if ``checkpoint.encrypt`` is not the place of a key; the value is not shown."""
     if job.checkpoint.encrypt is not None and not PLACE.fullmatch(job.checkpoint.encrypt):
         text = "this does not say where the key is; a key itself belongs into no configuration"

@@ -59,7 +59,7 @@ def knee(network: Network) -> int:
     return round(BEGINNING * network.latency_us * network.gb_per_s * 1e3)
 
 
-def refused_for(job: Job, params: tuple[Placed, ...]) -> list[Problem]:
+def param_problems(job: Job, params: tuple[Placed, ...]) -> list[Problem]:
     """Returns a problem if ``allreduce.config`` has a parameter number that the model does not have."""
     asked = job.parallel.comm_fusion.allreduce
     if asked is None or not isinstance(asked.config, tuple):

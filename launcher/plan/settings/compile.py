@@ -31,7 +31,7 @@ RECORDED = ("reduce-overhead", "max-autotune")
 """Modes that record CUDA graphs."""
 
 
-def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Yields problems that do not depend on the model."""
     asked = job.train.compile
     if asked is None:

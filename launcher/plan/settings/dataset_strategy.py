@@ -80,7 +80,7 @@ KEY = "parallel.dataset_strategy"
 Slices = tuple[tuple[int, ...], ...]
 
 
-def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Yields a problem if the slices are malformed or do not fit the data-parallel ranks."""
     strategy = job.parallel.dataset_strategy
     if isinstance(strategy, str):
@@ -120,7 +120,7 @@ def _form(strategy: Slices | dict[str, Any]) -> str:
     return "a layout such as {matrix: [2, 4], axes: [x, y], in: [[x, y], [x]]}, with a list a tensor"
 
 
-def refused_for(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> Problem | None:
+def param_problems(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> Problem | None:
     """Returns a problem if ``strategy`` has another number of tensors, or of their dims, than a batch.
 
     ``dims``: the number of dims of each tensor of a batch: its inputs, then its target.

@@ -32,8 +32,8 @@ def over_slices(job: Job, engine: EngineChoice) -> EngineChoice | None:
     if not all(_sliced(v) for v in par.operators.values()):
         return None
     out = EngineChoice("device_matrix", "the slices fit no axis tp of this model")
-    problems: list[Problem] = []
-    wrong = [*refused(job, ranks(job, out, problems)), *problems]
+    wrong: list[Problem] = []
+    wrong += problems(job, ranks(job, out, wrong))
     return None if wrong else out
 
 
@@ -138,7 +138,7 @@ def ranks(job: Job, engine: EngineChoice, found: list[Problem]) -> int | None:
     return world // pp
 
 
-def refused(job: Job, size: int | None) -> Iterator[Problem]:
+def problems(job: Job, size: int | None) -> Iterator[Problem]:
     """Yields problems for settings that device matrices over the ``size`` ranks of a stage do not support."""
     par = job.parallel
     if searches(job) and size == 1:

@@ -170,7 +170,7 @@ def _one_set(job: Job, engine: EngineChoice, notes: list[Note], found: list[Prob
             Problem(f"{KEY}.pp", f"{asked}: contradicts parallel.pipeline.stages={pp}", f"{KEY}.pp={pp}")
         )
     ranks = device_matrix.ranks(job, engine, found)
-    found += device_matrix.refused(job, ranks)
+    found += device_matrix.problems(job, ranks)
     if ranks is None:
         return None
     if job.launch.nproc is None:

@@ -23,7 +23,7 @@ VALIDATIONS = 10
 """The number of validations of a training that a cure proposes."""
 
 
-def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Yields problems for metrics that no validation computes, and for an undefined best checkpoint."""
     yield from _unknown(job)
     named = {}

@@ -43,7 +43,7 @@ def micros(job: Job, notes: list[Note], found: list[Problem]) -> int:
     return max(asked or 0, least)
 
 
-def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
+def problems(job: Job, sizes: Sizes | None) -> list[Problem]:
     """Returns every reason why the requested scheduler cannot run this job."""
     pipe = job.parallel.pipeline
     if pipe.stages == 1:

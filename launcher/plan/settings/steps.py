@@ -16,7 +16,7 @@ from launcher.plan.values.text import many
 from launcher.plan.verbs import evaluates
 
 
-def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
+def problems(job: Job, sizes: Sizes | None) -> list[Problem]:
     """Returns problems for steps in a wrong order, without their inputs, or with an impossible layout."""
     return [
         *step_order.check(job.steps),

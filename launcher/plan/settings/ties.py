@@ -15,7 +15,7 @@ from launcher.plan.values.setting import Setting
 KEY = "parallel.shared"
 
 
-def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
+def param_problems(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     """Yields a problem for each group that is not all the names of one tensor, and for each missing tie.
 
     The setting only states the ties of the model; it cannot make or remove one. A tensor that is tied over

@@ -193,7 +193,7 @@ def overlaps(job: Job, sizes: Sizes, fused: Communication) -> tuple[str, ...]:
     return tuple(overlap.lines(job, sizes, fused, gathers=gathers, reduces=reduces, ops=ops))
 
 
-def refused(job: Job, sizes: Sizes | None, file: SwitchesFile | None) -> Iterator[Problem]:
+def problems(job: Job, sizes: Sizes | None, file: SwitchesFile | None) -> Iterator[Problem]:
     """Yields problems for invalid switches, unsupported ones, and degraded ones if ``strict`` is set."""
     found = list(wrong(asked_for(job)))
     yield from found
@@ -204,7 +204,9 @@ def refused(job: Job, sizes: Sizes | None, file: SwitchesFile | None) -> Iterato
     yield from _half_done(job, early, file)
 
 
-def refused_for(job: Job, sizes: Sizes, fused: Communication, file: SwitchesFile | None) -> Iterator[Problem]:
+def param_problems(
+    job: Job, sizes: Sizes, fused: Communication, file: SwitchesFile | None
+) -> Iterator[Problem]:
     """Yields the problems of ``strict`` for all switches, once the fused collectives are known."""
     return _half_done(job, switches(job, sizes, fused), file)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Muon
-from launcher.plan.cut.param_groups import notes, param_groups, refused_for, rows
+from launcher.plan.cut.param_groups import notes, param_groups, param_problems, rows
 from launcher.plan.cut.params import Placed
 from launcher.plan.values.facts import Role, TensorSpec
 from launcher.plan.values.module_names import best_key
@@ -149,12 +149,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_group_that_cannot_be_is_refused(case: str) -> None:
     groups, text = REFUSED[case]
-    assert [*map(str, refused_for(adamw(groups), MODEL))] == [text]
+    assert [*map(str, param_problems(adamw(groups), MODEL))] == [text]
 
 
 def test_the_cure_for_a_tensor_in_two_groups_is_one() -> None:
     groups = {"embed.*": {"lr": 1}, "head": {"lr": 2}, "head.weight": {"lr": 1}}
-    assert [*refused_for(adamw(groups), MODEL)] == []
+    assert [*param_problems(adamw(groups), MODEL)] == []
     assert of(adamw(groups))["embed.weight"]["lr"] == 1
 
 
@@ -163,7 +163,7 @@ def test_the_cure_for_a_tensor_in_two_groups_is_one() -> None:
     {"embed": {"lr": 1}, "head": {"lr": 1, "weight_decay": 0.1}},
 ], ids=str)  # fmt: skip
 def test_names_without_a_group_say_nothing_and_two_groups_may_say_the_same(groups: dict[str, Any]) -> None:
-    assert [*refused_for(adamw(groups), MODEL)] == []
+    assert [*param_problems(adamw(groups), MODEL)] == []
     assert of(adamw(groups))["embed.weight"]["lr"] == 1
 
 
@@ -261,7 +261,7 @@ COMPLEX = [*PARTED, replace(tensor("wave", shape=(4, 4)), spec=TensorSpec((4, 4)
     (muon({}), COMPLEX, "optim.name: muon: it updates real numbers, and wave is complex64"),
 ], ids=["no matrix", "not muon's", "not adamw's", "tied", "adafactor, complex", "muon, complex"])  # fmt: skip
 def test_settings_that_nothing_takes_are_refused(optim: Optim, params: list[Placed], told: str) -> None:
-    assert [f"{p.key}: {p.text}" for p in refused_for(optim, params)] == [told]
+    assert [f"{p.key}: {p.text}" for p in param_problems(optim, params)] == [told]
 
 
 @pytest.mark.parametrize(("groups", "cure"), [
@@ -270,7 +270,7 @@ def test_settings_that_nothing_takes_are_refused(optim: Optim, params: list[Plac
     ({"*norm": {"momentum": 0.5}}, ""),
 ], ids=str)  # fmt: skip
 def test_the_cure_keeps_what_can_be_applied(groups: dict[str, Any], cure: str) -> None:
-    assert [p.cure for p in refused_for(muon(groups), PARTED)] == [cure]
+    assert [p.cure for p in param_problems(muon(groups), PARTED)] == [cure]
 
 
 def test_adafactors_least_variance_is_that_of_the_dtype() -> None:
