@@ -46,7 +46,7 @@ class Found:
 def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
     """One optimizer step as ``runtime.training.loop`` does it."""
     from launcher.runtime.training.loop import step
-    from launcher.steps import build_session
+    from launcher.steps.model import build_session
 
     live = build_session.build(world, job, plan, Path())
 

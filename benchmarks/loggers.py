@@ -36,7 +36,7 @@ def work(world: World, job: Job, plan: Plan, blocks: int, steps: int) -> dict[bo
     """Milliseconds a step of every block, with loggers and without, after two blocks of warming up."""
     from launcher.optim.build import scale_lr
     from launcher.runtime.training.loop import step
-    from launcher.steps import build_session
+    from launcher.steps.model import build_session
 
     live = build_session.build(world, job, plan, Path())
     out: dict[bool, list[float]] = {True: [], False: []}

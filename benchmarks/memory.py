@@ -87,7 +87,7 @@ CASES = tuple(
 def measure(world: World, job: Job, plan: Plan) -> int:
     """Bytes at the fullest moment of the second step; the optimizer makes its state in the first."""
     from launcher.runtime.training.loop import step
-    from launcher.steps import build_session
+    from launcher.steps.model import build_session
     from launcher.testing.meters import MeasuredMemory
 
     live = build_session.build(world, job, plan, Path())

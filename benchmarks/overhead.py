@@ -27,7 +27,7 @@ def ours(world: World, job: Job, plan: Plan) -> Any:
     """One optimizer step as ``runtime.training.loop`` does it."""
     from launcher.optim.build import scale_lr
     from launcher.runtime.training.loop import step
-    from launcher.steps import build_session
+    from launcher.steps.model import build_session
 
     live = build_session.build(world, job, plan, Path())
 

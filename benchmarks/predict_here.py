@@ -102,7 +102,7 @@ def job_of(layout: Sequence[str], cluster: str, config_dir: Path | None = None) 
 def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], Callable[[], int]]:
     """Both train a step, as the loop does it: one returns its milliseconds, one its bytes."""
     from launcher.runtime.training.loop import step
-    from launcher.steps import build_session
+    from launcher.steps.model import build_session
     from launcher.testing.meters import MeasuredMemory
 
     live = build_session.build(world, job, plan, Path())

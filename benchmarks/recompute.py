@@ -39,7 +39,7 @@ POLICIES = {
 def measure(world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int) -> list[float]:
     """Seconds a step of each case: the median of blocks that take turns."""
     from launcher.runtime.training.loop import step
-    from launcher.steps import build_session
+    from launcher.steps.model import build_session
 
     lives = [build_session.build(world, job, plan, Path()) for job, plan in cases]
     took: list[list[float]] = [[] for _ in cases]

@@ -49,7 +49,7 @@ def work(world: World, job: Job, plan: Plan, folder: Path, blocks: int, steps: i
     from launcher.optim.build import scale_lr
     from launcher.runtime.training import save
     from launcher.runtime.training.loop import step
-    from launcher.steps import build_session
+    from launcher.steps.model import build_session
 
     live = build_session.build(world, job, plan, folder)
     saver = live.saver

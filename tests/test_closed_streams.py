@@ -38,7 +38,7 @@ def test_a_run_trains_and_saves(closed, tmp_path):
 
 def test_what_is_opened_later_gets_no_standard_number(tmp_path):
     script = (
-        "from launcher.runtime.log import open_missing; import os, sys; open_missing(); "
+        "from launcher.runtime.stdio import open_missing; import os, sys; open_missing(); "
         "fd = os.open('x', os.O_CREAT); "
         "open('said', 'w').write(f'{fd > 2} {[os.get_inheritable(n) for n in range(3)]}'); "
         "print('lost'); print('lost', file=sys.stderr, flush=True); sys.stdin.read()"

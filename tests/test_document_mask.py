@@ -29,8 +29,8 @@ from launcher.plan.show import text
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop
-from launcher.steps import build_session, single_process
 from launcher.steps.certification.compare import pieces
+from launcher.steps.model import build_session, single_process
 from tests.parity import Step, assert_same, build, job, outcome, place, plain
 from tests.parity.reference import Outcome
 from tests.ranks import DRAWN, on_ranks

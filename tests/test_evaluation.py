@@ -17,7 +17,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop
-from launcher.steps import build_session
+from launcher.steps.model import build_session
 from tests.parallel.sources import Labelled
 from tests.parity import job
 from tests.parity.reference import plain

@@ -21,8 +21,8 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
-from launcher.steps import build_session, single_process
 from launcher.steps.certification.compare import pieces
+from launcher.steps.model import build_session, single_process
 from tests.parallel.sources import Holed
 from tests.parity import Step, assert_same, batch, build, job, outcome, own, place, plain
 from tests.parity.reference import Outcome

@@ -22,7 +22,7 @@ from launcher.parallel.mesh import local
 from launcher.plan.plan import Plan
 from launcher.runtime.training.loop import step
 from launcher.runtime.training.session import Session
-from launcher.steps import build_session
+from launcher.steps.model import build_session
 
 Step = Callable[[], float]
 """One optimizer step; returns its loss, so that the CPU waits for it."""

@@ -25,8 +25,8 @@ from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.session import Session
-from launcher.steps import build_session
 from launcher.steps.certification.compare import pieces
+from launcher.steps.model import build_session
 from launcher.steps.model.shared_construction import draw
 from tests.parity import Outcome, Step, batch, place, plain
 

@@ -15,7 +15,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
-from launcher.steps import build_session
+from launcher.steps.model import build_session
 from tests.objective.test_parity import HEAD, HOLED, OWN, VALUES
 from tests.parity import job
 from tests.ranks import DRAWN, on_ranks

@@ -15,7 +15,7 @@ from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import plan_job
-from launcher.steps import single_process
+from launcher.steps.model import single_process
 from tests.objective import trained
 from tests.parallel.sources import Holed
 from tests.parity import job, plain

@@ -16,8 +16,8 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop
-from launcher.steps import build_session
 from launcher.steps.certification.compare import Piece, error, pieces
+from launcher.steps.model import build_session
 from tests.parity import whole
 from tests.ranks import DRAWN, on_ranks
 

@@ -21,7 +21,7 @@ from launcher.job.compose import compose
 from launcher.objective.losses import cross_entropy
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import state
-from launcher.steps import build_session
+from launcher.steps.model import build_session
 from tests.ranks import on_ranks
 
 MISSING = [name for name in smollm2.PACKAGES if find_spec(name) is None]

@@ -16,7 +16,8 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, module_state, save, state
 from launcher.runtime.training.session import Session
-from launcher.steps import build_session, train
+from launcher.steps import train
+from launcher.steps.model import build_session
 from tests.ranks import DRAWN, on_ranks
 from tests.run.launching import TINY
 

@@ -14,7 +14,8 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, state
-from launcher.steps import build_session, train
+from launcher.steps import train
+from launcher.steps.model import build_session
 from tests.ranks import DRAWN, on_ranks
 
 COMMON = (

@@ -17,9 +17,10 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, state
-from launcher.steps import build_session, train
+from launcher.steps import train
 from launcher.steps.certification.compare import Piece, error, pieces
 from launcher.steps.certify import examine
+from launcher.steps.model import build_session
 from tests.parallel.trace.test_state_effects import net
 from tests.parity import whole
 from tests.ranks import DRAWN, on_ranks

@@ -18,8 +18,9 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import save
-from launcher.steps import build_session, module, single_process
+from launcher.steps import module
 from launcher.steps.inference.output_file import Parts, join, part_file, write_part
+from launcher.steps.model import build_session, single_process
 from tests.ranks import DRAWN, on_ranks
 
 COMMON = (

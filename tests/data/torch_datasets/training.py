@@ -17,8 +17,8 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
-from launcher.steps import build_session
 from launcher.steps.certification.compare import pieces
+from launcher.steps.model import build_session
 from tests.parity import job, whole
 from tests.parity.reference import plain
 from tests.ranks import DRAWN, on_ranks

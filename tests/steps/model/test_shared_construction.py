@@ -14,8 +14,8 @@ from launcher.parallel.parallel_model import parallelize
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.steps import shared_construction
 from launcher.steps.certification.compare import pieces
+from launcher.steps.model import shared_construction
 from launcher.steps.model.shared_construction import SharedMetaModels
 from tests.parallel import python_state_nets as nets
 from tests.parity import CPU, job, own, rank_step
