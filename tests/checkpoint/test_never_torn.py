@@ -29,6 +29,7 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.dying import killed, moments
 from tests.checkpoint.saving import files, filled, held, save, small
+from tests.mounts import unmount
 from tests.tiers import ALL
 
 
@@ -252,7 +253,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        unmount(folder)
 
 
 def large() -> Strategy:

@@ -15,6 +15,7 @@ from pathlib import Path
 from launcher.checkpoint import latest, verify
 from launcher.checkpoint.store import step_of
 from tests.drills import Tally, forked, imported
+from tests.mounts import unmount
 
 TIMES = 60
 SIZE_KB = 1024
@@ -69,7 +70,7 @@ def disk(folder: Path, size_kb: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        unmount(folder)
 
 
 def leave(small: Path, kb: int) -> None:
