@@ -46,7 +46,7 @@ NETS: dict[str, tuple[list[Any], dict[str, list[list[str | None]]]]] = {
     }),
 }  # fmt: skip
 """Inputs, and how operators take their first tensor."""
-NETS = "tests.extras.device_matrix.run.inner_nets"
+INNER_NETS = "tests.extras.device_matrix.run.inner_nets"
 MATRICES = {
     "both": {"matrix": [2, 2], "axes": ["x", "y"]},
     "samples": {"matrix": [4, 1], "axes": ["x", "y"]},
