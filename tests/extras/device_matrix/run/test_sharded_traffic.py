@@ -62,9 +62,7 @@ def test_collectives_inside_of_operators_and_of_the_loss_are_planned(net: str) -
     jobs = {}
     for name, matrix in MATRICES.items():
         operators = {key: matrix | {"in": dims} for key, dims in takes.items()} | {"last": matrix | LAST}
-        made = own(
-            f"tests.extras.device_matrix.run.inner_nets.{net}", *shapes, stages=1, train__batch_size=16, launch__nproc=4
-        )
+        made = own(f"{INNER_NETS}.{net}", *shapes, stages=1, train__batch_size=16, launch__nproc=4)
         parallel = made.parallel.model_copy(update={"operators": operators})
         jobs[name] = made.model_copy(update={"parallel": parallel})
     assert_all_as_planned(jobs)
@@ -102,9 +100,7 @@ def test_a_level_gathers_and_reduces_as_often_as_planned() -> None:
 
 @pytest.mark.parametrize("level", ["level1", "level3"])
 def test_what_gets_no_gradient_sends_none(level: str) -> None:
-    made = own(
-        "tests.extras.device_matrix.run.inner_nets.HalfIdle", [8], stages=1, train__batch_size=16, launch__nproc=4
-    )
+    made = own(f"{INNER_NETS}.HalfIdle", [8], stages=1, train__batch_size=16, launch__nproc=4)
     rows = BOTH | {"in": [["x", "y"], [None, "y"]]}
     operators = {"first": rows, "branch": rows, "last": BOTH | LAST}
     said = made.model_dump(by_alias=True)
