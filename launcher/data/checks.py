@@ -91,8 +91,6 @@ def _meant(key: str, path: str) -> str:
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
-    from launcher.data import text_files
-
     try:
         size = text_files.load(path).get_vocab_size()
     except ValueError as error:
