@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -152,10 +152,10 @@ def run(request: Request, command: Sequence[str], others: FollowerRanks | None =
             if until == "plan":
                 return _submit(ready, command, folder)
             console_log.keep_in(folder)
-            record = _reopen(ready.settled, folder)
-            if left := _left(ready, record):
-                _carry_out(ready, left, record, command=command, others=others)
-            return record.results
+            with _reopen(ready.settled, folder) as record:
+                if left := _left(ready, record):
+                    _carry_out(ready, left, record, command=command, others=others)
+                return record.results
 
 
 def run_request(request: Request, words: Sequence[str], others: FollowerRanks | None = None) -> int:
@@ -246,8 +246,7 @@ def freeze(request: Request, words: Sequence[str]) -> tuple[Job, Plan]:
     _make_tokens(request, None)
     ready = prepare(request, None, "plan")
     assert ready.plan is not None
-    with _opened(ready.settled, None) as folder:
-        record = _reopen(ready.settled, folder)
+    with _opened(ready.settled, None) as folder, _reopen(ready.settled, folder) as record:
         _describe(ready, launch.command(words), record)
         frozen_request.write(ready.settled.job, ready.plan, folder)
         record.say("submitted")
@@ -335,9 +334,9 @@ def _opened(settled: Settled, others: FollowerRanks | None) -> Iterator[Path]:
         yield folder
 
 
-def _reopen(settled: Settled, folder: Path) -> status.RunStatus:
+def _reopen(settled: Settled, folder: Path) -> closing[status.RunStatus]:
     """The status of the run; it goes on after the steps that earlier starts have done."""
-    return status.reopen(folder, settled.overrides, settled.config, anew=settled.anew)
+    return closing(status.reopen(folder, settled.overrides, settled.config, anew=settled.anew))
 
 
 def _describe(ready: Prepared, command: Sequence[str], record: status.RunStatus) -> None:
@@ -350,10 +349,10 @@ def _describe(ready: Prepared, command: Sequence[str], record: status.RunStatus)
 def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, Any]:
     """Hands the run to its cluster. Returns no results: there are none yet."""
     assert ready.plan is not None
-    record = _reopen(ready.settled, folder)
-    _describe(ready, command, record)
-    told, more = hand_over.hand_over(ready.settled.job, ready.plan, folder)
-    record.say("submitted" if more else "written", **more)
+    with _reopen(ready.settled, folder) as record:
+        _describe(ready, command, record)
+        told, more = hand_over.hand_over(ready.settled.job, ready.plan, folder)
+        record.say("submitted" if more else "written", **more)
     say(f"{short(ready.plan)}\n{told}")
     return {}
 

@@ -6,11 +6,10 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import finalize
 
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import dump
@@ -36,7 +35,7 @@ class RunStatus:
     """The state of a run, written after every change. ``steps``: the finished ones; ``results``: theirs.
 
     ``before``: how the previous start ended; ``running`` if it was killed. It writes through a descriptor of
-    ``run``, as another folder may take the place of one that is moved during the run.
+    ``run``, as another folder may take the place of one that is moved during the run; ``close`` gives it up.
     """
 
     run: Path
@@ -50,7 +49,12 @@ class RunStatus:
         self._opened: int | None = None
         with suppress(FileNotFoundError, NotADirectoryError):  # a request that only looks has no folder yet
             self._opened = open_folder(self.run)
-            finalize(self, os.close, self._opened).atexit = False  # a forked rank may have closed it
+
+    def close(self) -> None:
+        """Gives up the descriptor; what is written later goes by the path of ``run``."""
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
 
     def say(self, status: str, **more: Any) -> None:
         """Writes the status; while the run is running, reserves space for the next one."""
@@ -123,7 +127,10 @@ def _reads(file: Path) -> str | None:
 
 def done(run_dir: str | None, overrides: Sequence[str], config: str, anew: bool) -> tuple[str, ...]:
     """The steps that are already done in ``run_dir``; writes nothing there."""
-    return () if run_dir is None else reopen(Path(run_dir), overrides, config, anew).steps
+    if run_dir is None:
+        return ()
+    with closing(reopen(Path(run_dir), overrides, config, anew)) as record:
+        return record.steps
 
 
 def write_versions(run: Path, job: Job, before: str | None) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.layout_files import as_json
 from launcher.planner.plan_job import plan_job
 from launcher.run import layout_files
+from launcher.run.status import RunStatus, reopen
 from launcher.runtime.training.metrics_file import read
 from tests.run.launching import TINY, run, status
 from tests.tiers import some
@@ -41,6 +44,21 @@ def test_a_run_leaves_what_it_was_asked_for(tmp_path: Path, capsys: pytest.Captu
     assert f"local_norm is on: norms of each rank's own gradients are printed and written to {norms}\n" in said
     first = [f"{of[0]['norms']['embed.weight']:.4g} on rank {rank}" for rank, of in enumerate(rows)]
     assert f"local_norm, step 1: embed.weight {', '.join(first)}\n" in said
+
+
+def test_a_finished_run_holds_nothing_of_its_folder_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a program that goes on after ``run_job`` keeps the file system from being unmounted."""
+    records: list[RunStatus] = []  # as a traceback that somebody keeps would hold them
+
+    def keep(*args: Any, **more: Any) -> RunStatus:
+        records.append(reopen(*args, **more))
+        return records[-1]
+
+    monkeypatch.setattr("launcher.run.status.reopen", keep)
+    run(tmp_path / "run", steps=1)
+    opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if os.path.lexists(link)]
+    assert records
+    assert [path for path in opened if path.startswith(str(tmp_path))] == []
 
 
 def test_a_second_run_into_the_same_folder_of_norms_starts_it_anew(tmp_path: Path) -> None:
