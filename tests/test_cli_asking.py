@@ -43,6 +43,23 @@ def test_a_cure_of_what_needs_no_plan_is_tried_without_torch(argv, tmp_path):
     assert done.stdout == "2 False\n"
 
 
+HEAVY = ("torch._dynamo", "torch.distributed.fsdp", "launcher.steps.on_ranks", "jinja2.sandbox", "rich")
+"""Half a second and 100 MB that neither a plan nor the process that starts ranks needs."""
+
+
+@pytest.mark.parametrize("act", [["show=plan"], ["train.steps=1", "steps=[train]"]], ids=["show=plan", "a run"])
+def test_the_process_that_plans_and_starts_ranks_imports_no_training_engine(act, tmp_path):
+    argv = ["model.dim=16", "model.layers=2", "train.batch_size=16", f"runs={tmp_path}", *act]
+    script = (
+        f"import sys; from launcher.__main__ import main; code = main({argv}); "
+        f"print(code, [m for m in {HEAVY} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
+    assert done.stdout.endswith("\n0 []\n")
+
+
 HELP = {
     "",
     "__main__",

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.data import file_checks, text_files
-from launcher.data.chat.tokens import check_chat
 from launcher.data.file_checks import file as nearby
 from launcher.data.mnist5k import check_mnist5k
 from launcher.data.tokens.corpus import corpus
@@ -152,6 +151,8 @@ def check(settings: Data) -> list[Problem]:
         case Tokens():
             return corpus(settings)[1]
         case Chat():
+            from launcher.data.chat.tokens import check_chat  # imports jinja2, which takes 80 ms
+
             return list(check_chat(settings))
         case _:
             return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from launcher.data.chat.samples import open_chat
 from launcher.data.checks import check, resolve
 from launcher.data.image_source import open_mnist5k
 from launcher.data.plain_text import open_text
@@ -43,6 +42,8 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
         case Text():
             return open_text(settings)
         case Chat():
+            from launcher.data.chat.samples import open_chat  # imports jinja2, which takes 80 ms
+
             return open_chat(settings)
         case Mnist5k():
             return open_mnist5k(settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from launcher.data.chat.tokens import vocabulary
 from launcher.data.spec import vocab
 from launcher.data.tokens.corpus import vocab_size
 from launcher.job.schema.components import Chat, LanguageModel, TiedPair, Tokens
@@ -19,7 +18,7 @@ def with_vocabulary(job: Job) -> tuple[Job, str]:
     """
     data, model, source = job.data, job.model, ""
     if isinstance(data, Tokens | Chat) and data.vocab_size is None:
-        size = vocab_size(data) if isinstance(data, Tokens) else vocabulary(data)
+        size = vocab_size(data) if isinstance(data, Tokens) else _vocabulary(data)
         if size is not None:
             data = data.model_copy(update={"vocab_size": size})
             source = HEADERS if isinstance(data, Tokens) else TOKENIZER
@@ -29,3 +28,10 @@ def with_vocabulary(job: Job) -> tuple[Job, str]:
     if data is job.data and model is job.model:
         return job, source
     return job.model_copy(update={"data": data, "model": model}), source
+
+
+def _vocabulary(data: Chat) -> int | None:
+    """The number of tokens that the tokenizer of conversations has."""
+    from launcher.data.chat.tokens import vocabulary  # imports jinja2, which takes 80 ms
+
+    return vocabulary(data)

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 from torch.utils.checkpoint import checkpoint
 
 from launcher.errors import RunError
@@ -26,6 +25,9 @@ from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.cut.stages import covers
 from launcher.plan.values.setting import STAGE, Compilation
 from launcher.plan.values.text import many
+
+if TYPE_CHECKING:
+    from torch._dynamo.callback import CallbackArgs
 
 LOSS = "the loss"
 _log = logging.getLogger(__name__)
@@ -236,6 +238,8 @@ class CompileTimes:
         self._running: str | None = None
         self._owners: dict[str, str] = {}
         self._began = 0.0
+        from torch._dynamo.callback import callback_handler  # takes half a second
+
         callback_handler.register_start_callback(self._start)
         callback_handler.register_end_callback(self._end)
 
@@ -260,7 +264,7 @@ class CompileTimes:
             return
         seconds = time.perf_counter() - self._began
         self.seconds[module] = self.seconds.get(module, 0.0) + seconds
-        if compilation.callback_trigger is CallbackTrigger.DYNAMO:
+        if compilation.callback_trigger.name == "DYNAMO":
             self.graphs[module] = self.graphs.get(module, 0) + 1
         _log.debug("compiled %s in %.2f s (%s)", module, seconds, compilation.callback_trigger.name.lower())
 

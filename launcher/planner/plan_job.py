@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.data.chat.tokens import learnt as learnt_of_chat
 from launcher.data.checks import check, with_data_read
 from launcher.data.checks import resolve as resolve_data
 from launcher.data.spec import check_fit, classes, vocab
@@ -177,9 +176,10 @@ def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     refuse([*_backend(job), *user_classes.callback_problems(job), *user_classes.logger_problems(job)])
     refuse(_unrated(job, asked.sizes.steps, traces))
     noted = user_classes.looked_at(job, asked.sizes)
+    from launcher.parallel.dispatch.meta_kernels import without_dynamo
     from launcher.parallel.model_state.module_globals import put_back
 
-    with put_back(user_classes.files(job)), device_kernels.counted(job, asked.sizes):
+    with without_dynamo(), put_back(user_classes.files(job)), device_kernels.counted(job, asked.sizes):
         made = _made(resolved, asked, traces)
     fits(job, made)
     refuse([*_mismatched(job, made), *hugging_face.misfits(job, made)])
@@ -393,8 +393,11 @@ def _planned(
     fallback = resolve_data(job.data)[1]
     if fallback:
         notes.append(Note(*fallback.split(" ", 1)))
-    if isinstance(job.data, Chat) and (learnt := learnt_of_chat(job.data)):
-        notes.append(Note("data.path", learnt))
+    if isinstance(job.data, Chat):
+        from launcher.data.chat.tokens import learnt  # imports jinja2, which takes 80 ms
+
+        if text := learnt(job.data):
+            notes.append(Note("data.path", text))
     if resolved.vocabulary_from:
         notes.append(Note("data.vocab_size", f"null -> {vocab(job.data)}: {resolved.vocabulary_from}"))
     if job.debug.onerank:

@@ -28,14 +28,14 @@ from launcher.runtime import gc_thresholds, run_folder
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile
 from launcher.runtime.signals import check
-from launcher.steps import module, on_files
+from launcher.steps import module, on_files, rank_work
+from launcher.steps.rank_steps import RankSteps
 
 if TYPE_CHECKING:
     from launcher.run.external_ranks.leader import FollowerRanks
     from launcher.runtime.cluster.world import World
     from launcher.runtime.training.metrics_file import Metrics
     from launcher.runtime.training.progress import SilentProgress
-    from launcher.steps.on_ranks import RankSteps
 
 UNDISTURBED = Path("drill", "undisturbed")
 """The folder, in that of the run, where a drill keeps its training without the fault."""
@@ -162,20 +162,18 @@ def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[s
 
 def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     """Runs the steps on every rank: on those of an outer launcher, in this process, or on new ones."""
-    from launcher.steps import on_ranks
-
     if run.start.mode == "external":
         gc_thresholds.as_usual()
         return _tried(run, todo, hear) if run.trial else _external(run, todo, hear)
     if run.start.mode == "inproc":
         gc_thresholds.as_usual()
-        return _inproc(run, partial(on_ranks.work, todo=todo), hear)
+        return _inproc(run, partial(rank_work.work, todo=todo), hear)
 
     from launcher.runtime.processes.start import run_ranks
 
     launch = run.job.launch
     done = run_ranks(
-        partial(on_ranks.work, todo=todo),
+        partial(rank_work.work, todo=todo),
         run.plan.sizes.grid.size,
         device=run.start.device,
         backend=run.start.backend,
@@ -185,7 +183,7 @@ def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
         port=launch.port,
         threads=launch.threads,
         on_message=hear,
-        share=partial(on_ranks.shared, todo),
+        share=partial(rank_work.shared, todo),
         polls=launch.signal_save,
     )
     return done[0]
@@ -193,9 +191,7 @@ def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
 
 def _rank_steps(run: Run, phase: Phase) -> RankSteps:
     """The steps of ``phase`` with all that a rank needs to run them."""
-    from launcher.steps import on_ranks
-
-    todo = on_ranks.RankSteps(
+    todo = RankSteps(
         job=run.job,
         plan=run.plan,
         folder=run.folder,

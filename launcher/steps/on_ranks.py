@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,6 @@ from launcher.checkpoint.store import TRAINING, latest
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.optional import drill
-from launcher.plan.certify_copy import Copy
-from launcher.plan.drill import Fault
-from launcher.plan.plan import Plan
 from launcher.plan.verbs import loads
 from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import save, state
@@ -25,29 +22,7 @@ from launcher.steps import module
 from launcher.steps.model import build_session, out_of_memory
 from launcher.steps.model.build_session import newest_whole
 from launcher.steps.model.shared_construction import SharedMetaModels
-
-
-@dataclass(frozen=True)
-class RankSteps:
-    """The steps ``names`` of one phase, and what every rank needs to run them.
-
-    ``resume``: the checkpoint to resume from, if any; ``before``: the newest one in ``folder`` at the start,
-    as a restarted attempt resumes from a newer one. ``copies``: what steps that do not use the run's model
-    train instead; those run first, before there is a model. ``drill``: a fault that happens during these
-    steps; ``undisturbed``: the same training repeated without it, in a folder of its own. ``trial``: a trial
-    of a layout, after which others follow.
-    """
-
-    job: Job
-    plan: Plan
-    folder: Path
-    names: tuple[str, ...]
-    resume: Path | None
-    before: Path | None
-    copies: Mapping[str, tuple[tuple[Copy, Plan], ...]]
-    drill: Fault | None = None
-    undisturbed: RankSteps | None = None
-    trial: bool = False
+from launcher.steps.rank_steps import RankSteps
 
 
 def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:

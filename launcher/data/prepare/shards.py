@@ -13,17 +13,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as RichProgress
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from launcher.data.file_checks import BadFile
 from launcher.data.prepare.corpus import Position
 from launcher.data.prepare.corpus_files import CorpusFile
 from launcher.data.tokens.formats import token_file
 from launcher.untrusted.files import read_json
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 LOCK = ".lock"
 MANIFEST = "prepared.json"
@@ -208,6 +207,7 @@ def _sync(folder: Path) -> None:
 
 
 Mode = Literal["auto", "bar", "plain", "off"]
+DUMB = ("dumb", "unknown")  # values of TERM: terminals on which nothing can be redrawn
 EVERY_S = 10.0  # seconds between lines
 DRAWN_S = 0.1  # seconds between updates of a bar
 MB = 1_000_000
@@ -226,7 +226,7 @@ class ProgressReporter:
         if out is None:  # a bar bypasses the console's copy that the run's leader keeps
             out = getattr(sys.stdout, "terminal", sys.stdout)
         if mode == "auto":
-            mode = "bar" if out.isatty() and not Console(file=out).is_dumb_terminal else "plain"
+            mode = "bar" if out.isatty() and os.environ.get("TERM") not in DUMB else "plain"
         self._mode, self._say, self._out, self._clock = mode, say, out, clock
         self._bar: RichProgress | None = None
         self._sizes: list[int] = []
@@ -248,16 +248,22 @@ class ProgressReporter:
         self._sizes, self._before = [file.size for file in files], done.nbytes
         self._start = self._told = self._clock()
         if self._mode == "bar":
-            columns = (
-                TextColumn("prepare {task.percentage:3.0f} %"),
-                BarColumn(None),
-                TextColumn("{task.description}"),
-            )
-            self._bar = RichProgress(
-                *columns, console=Console(file=self._out), auto_refresh=False, expand=True
-            )
-            self._bar.add_task("", total=max(sum(self._sizes), 1))
+            self._bar = self._new_bar()
             self._bar.start()
+
+    def _new_bar(self) -> RichProgress:
+        from rich.console import Console  # without a terminal nothing needs rich
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            TextColumn("prepare {task.percentage:3.0f} %"),
+            BarColumn(None),
+            TextColumn("{task.description}"),
+        )
+        bar = RichProgress(*columns, console=Console(file=self._out), auto_refresh=False, expand=True)
+        bar.add_task("", total=max(sum(self._sizes), 1))
+        return bar
 
     def __call__(self, done: Progress) -> None:
         if self._mode == "off" or self._clock() - self._told < (DRAWN_S if self._bar else EVERY_S):

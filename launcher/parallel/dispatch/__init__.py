@@ -1,3 +1,3 @@
-"""The base of all observers of a running model: dispatch modes, and containers of tensors."""
+"""The base of all observers of a running model: dispatch modes, containers of tensors, meta kernels."""
 
-__all__ = ["modes"]
+__all__ = ["meta_kernels", "modes"]

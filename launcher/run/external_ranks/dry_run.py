@@ -17,7 +17,8 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, Interrupted, Preempted, failed, hung, raised, signal_name, silent
 from launcher.runtime.processes.start import run_outer_rank
 from launcher.runtime.run_folder import scratch
-from launcher.steps.on_ranks import RankSteps, work
+from launcher.steps.on_ranks import work
+from launcher.steps.rank_steps import RankSteps
 
 LAST_WORD_S = 60.0  # seconds for rank 0, until a rank that hangs has ended its child
 

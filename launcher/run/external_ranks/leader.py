@@ -44,7 +44,8 @@ from launcher.runtime.cluster.world import World, among, connect, never
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.processes.hang import failed
 from launcher.runtime.signals import STOPS, heard
-from launcher.steps.on_ranks import RankSteps, work
+from launcher.steps.on_ranks import work
+from launcher.steps.rank_steps import RankSteps
 
 PATIENCE_S = 3600.0  # of the others, while rank 0 plans and runs earlier steps
 TELL_S = 0.5  # for a rank that was stopped, to inform the others

@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from launcher.checkpoint.tensorfile.disk import BLOCK, Unwritten, named_errors, write_text
-from launcher.parallel.grad_norm import OwnGradients
 from launcher.plan.settings.checkpoint import AVERAGED
 from launcher.runtime.cluster.messages import gather
-from launcher.runtime.cluster.world import World
 from launcher.untrusted.files import open_below
+
+if TYPE_CHECKING:
+    from launcher.parallel.grad_norm import OwnGradients
+    from launcher.runtime.cluster.world import World
 
 _log = logging.getLogger(__name__)
 

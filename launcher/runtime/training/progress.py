@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn
-from rich.progress import Progress as RichProgress
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 from launcher.runtime import console_log
 
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
 ProgressMode = Literal["auto", "bar", "plain", "off"]
+DUMB = ("dumb", "unknown")  # values of TERM: terminals on which nothing can be redrawn
 News = Mapping[str, Any]
 Clock = Callable[[], float]
 
@@ -73,6 +74,10 @@ class ProgressBar(SilentProgress):
     """
 
     def __init__(self, out: TextIO, clock: Clock, copy: TextIO | None = None) -> None:
+        from rich.console import Console  # a run without a terminal needs no rich
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
         self._lines = SilentProgress() if copy is None else PlainProgress(copy, clock)
         self._bar = RichProgress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -118,7 +123,7 @@ def progress(
     """``auto`` draws a bar on a terminal and prints plain lines elsewhere. ``clock`` counts seconds."""
     out = sys.stdout if out is None else out
     if mode == "auto":
-        mode = "bar" if out.isatty() and not Console(file=out).is_dumb_terminal else "plain"
+        mode = "bar" if out.isatty() and os.environ.get("TERM") not in DUMB else "plain"
     if mode == "bar":
         return ProgressBar(console_log.terminal(out), clock, console_log.copy())
     return PlainProgress(out, clock) if mode == "plain" else SilentProgress()

@@ -1,0 +1,27 @@
+"""The functions that ranks run, for the process that starts them: it need not import the training engine.
+
+The functions of ``on_ranks`` cannot be sent to a rank without importing them, which takes a second and 60 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.runtime.cluster.world import World
+    from launcher.steps.rank_steps import RankSteps
+
+
+def work(world: World, todo: RankSteps) -> dict[str, Any]:
+    """``on_ranks.work``, imported when it is called."""
+    from launcher.steps import on_ranks
+
+    return on_ranks.work(world, todo)
+
+
+def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
+    """``on_ranks.shared``, imported when it is called."""
+    from launcher.steps import on_ranks
+
+    return on_ranks.shared(todo)
