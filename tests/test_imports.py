@@ -23,6 +23,7 @@ LAYERS = {
     "launcher.job.schema": "schema",
     "launcher.job.targets": "targets",
     "launcher.job": "job",
+    "launcher.plan.values.dtypes": "facts",
     "launcher.plan.values.facts": "facts",
     "launcher.plan.values.grid": "facts",
     "launcher.plan.values.layout": "facts",
@@ -115,8 +116,8 @@ OPEN = {
         "chunked", "export", "full_tensors", "manifest", "read", "store", "transform", "verify", "write",
     },
     "launcher.parallel": {
-        "broadcast", "byte_collectives", "compile", "grad_norm", "mesh", "output_share", "parallel_model", "recompute",
-        "sequence", "split_backward", "stages",
+        "broadcast", "byte_collectives", "compile", "grad_norm", "half_precision", "mesh", "output_share",
+        "parallel_model", "recompute", "sequence", "split_backward", "stages",
     },
 }  # fmt: skip
 WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint", "launcher.extras.mindspore")

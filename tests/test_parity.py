@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.parallel import grad_norm, parallel_model, replicas
+from launcher.parallel import grad_norm, parallel_model, replicas, tied_gradients
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import pipeline
 from tests.parity import (
@@ -321,18 +321,18 @@ def test_a_loss_scale_that_forgets_the_micro_batches_is_caught(monkeypatch):
 
 
 def test_a_tied_gradient_that_is_added_twice_is_caught(monkeypatch):
-    real = replicas.Tied.reduce
+    real = tied_gradients.Tied.reduce
 
     def wrong(self):
         real(self)
         real(self)
 
-    monkeypatch.setattr(replicas.Tied, "reduce", wrong)
+    monkeypatch.setattr(tied_gradients.Tied, "reduce", wrong)
     assert caught(r"over 1e-12: \{'norm': .*'embed\.weight': ")["embed.weight"] == TWICE
 
 
 def test_a_tied_gradient_that_is_not_added_is_caught(monkeypatch):
-    monkeypatch.setattr(replicas.Tied, "reduce", lambda self: None)
+    monkeypatch.setattr(tied_gradients.Tied, "reduce", lambda self: None)
     caught(r"embed\.weight: copies differ")
 
 

@@ -22,7 +22,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
-from launcher.runtime.training.averaging import Scaling
+from launcher.runtime.training.loss_scaling import Scaling
 from launcher.steps import train
 from launcher.steps.model.build_session import build as build_session
 from tests.parallel.counting import assert_as_planned

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from launcher.checkpoint.layout.shards import slabs
 from launcher.checkpoint.tensorfile.safetensors import words
-from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.dtypes import ITEMSIZE
+from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 
 BUFFER = 1 << 20

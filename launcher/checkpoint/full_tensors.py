@@ -14,7 +14,8 @@ from launcher.checkpoint.chunked import gathered, slices
 from launcher.checkpoint.layout.shards import whole
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import Blob, described
-from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.dtypes import ITEMSIZE
+from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 
 

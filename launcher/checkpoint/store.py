@@ -36,7 +36,7 @@ from launcher.checkpoint.manifest import (
 from launcher.checkpoint.tensorfile.disk import clear, parsed, publish, read_bytes, remove, sync, write_text
 from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, check_key, derived, load_key
 from launcher.checkpoint.write import RankRecord
-from launcher.plan.settings.checkpoint import ANYONE, Trust
+from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.untrusted.files import LINK
 
 LATEST = "latest"

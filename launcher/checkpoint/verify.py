@@ -15,7 +15,7 @@ from launcher.checkpoint.manifest import NAME
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import Header
-from launcher.plan.settings.checkpoint import ANYONE, Trust
+from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.text import bytes_text, spans
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from launcher.optim.sharded import LocalShards
-from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.dtypes import ITEMSIZE
 
 DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
 NUMBERS: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float, "none": lambda _: None}

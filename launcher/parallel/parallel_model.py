@@ -19,13 +19,15 @@ from launcher.parallel.dispatch.modes import Modes
 from launcher.parallel.fsdp.gather import GatherOrder, Prefetch, agree
 from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import HalfWeights, half_weights, shard
+from launcher.parallel.half_precision import narrow_frozen
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.recompute import install
-from launcher.parallel.replicas import Bucketed, Statistics, Tied, fuse, statistics, sums, tie
-from launcher.parallel.stages import StagePart, flatten, narrow_frozen, split, traced
+from launcher.parallel.replicas import Bucketed, Statistics, fuse, statistics, sums
+from launcher.parallel.stages import StagePart, flatten, split, traced
 from launcher.parallel.tensor_parallel.apply import distribute, spread
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.parallel.trace.fx_tracer import Tracer
+from launcher.parallel.tied_gradients import Tied, tie
+from launcher.parallel.trace.code_between_modules import Tracer
 from launcher.plan.cut.params import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import TensorSpec

@@ -27,7 +27,7 @@ from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace import model_facts
-from launcher.parallel.trace.fx_tracer import RUNNING, refusing
+from launcher.parallel.trace.code_between_modules import RUNNING, refusing
 from launcher.parallel.trace.zero_inputs import run_module
 from launcher.plan.cut.sequence_chunks import Pieces, balanced, equal, shortened
 from launcher.plan.cut.stages import covers

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from launcher.parallel.dispatch.containers import here
-from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.half_precision import narrowed
 from launcher.parallel.model_state.module_globals import files, put_back
 from launcher.parallel.sequence import Carry, attach
-from launcher.parallel.trace.fx_tracer import Tracer, follow, said
+from launcher.parallel.trace.code_between_modules import Tracer, follow, said
 from launcher.parallel.trace.graph_recorder import UnderModes
-from launcher.parallel.trace.model_facts import dtype_of, meta, skeleton
-from launcher.plan.cut.params import Placed, wide
+from launcher.parallel.trace.model_facts import meta
+from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stages import BoundaryTensor, Stage
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import TensorSpec
@@ -130,31 +130,6 @@ def _done(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
         seen.update(mine)
         out[node] += mine
     return out
-
-
-def narrow(model: nn.Module, compute: str) -> None:
-    """Cast a full model's weights in place; buffers, and parameters beside a running statistic, stay."""
-    known = skeleton(model)
-    kept = wide(known)
-    own = dict(model.named_parameters(remove_duplicate=False))
-    for p in known.params:
-        if p.same_as == p.name and p.name not in kept and p.spec.dtype.startswith("float"):
-            own[p.name].data = own[p.name].data.to(dtype_of(compute))
-
-
-def narrow_frozen(model: nn.Module, plan: Plan) -> None:
-    """Cast in place the weights that the plan stores in fewer bits than their constructor made."""
-    own = dict(model.named_parameters(remove_duplicate=False))
-    for p in plan.params:
-        if not p.trainable and not p.buffer:
-            own[p.name].data = own[p.name].data.to(dtype_of(p.spec.dtype))
-
-
-def narrowed(model: nn.Module, compute: str) -> nn.Module:
-    """Return a copy of ``model`` that computes in ``compute``."""
-    model = copied(model)
-    narrow(model, compute)
-    return model
 
 
 CPU = torch.device("cpu")

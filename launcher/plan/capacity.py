@@ -12,7 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.text import bytes_text, spans
 
 KEY = "launch.check_memory"

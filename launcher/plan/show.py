@@ -12,6 +12,7 @@ from launcher.optional import matrices
 from launcher.plan.communication.fusion import Group
 from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
+from launcher.plan.fit_terminal import Row, shares, shortened
 from launcher.plan.memory.device_memory import tightest
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
@@ -22,17 +23,7 @@ from launcher.plan.time.prediction import Prediction
 from launcher.plan.time.traffic import KINDS
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.setting import Recomputed, Setting
-from launcher.plan.values.text import (
-    Row,
-    bytes_text,
-    listed,
-    many,
-    scaled,
-    seconds_text,
-    shares,
-    shortened,
-    spans,
-)
+from launcher.plan.values.text import bytes_text, listed, many, scaled, seconds_text, spans
 
 NAMES = {"all_gather": "all-gather", "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter"}
 Rows = Iterator[tuple[str, str]]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from launcher.job.schema.job import Job
 from launcher.plan.memory.device_memory import accelerators
 from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.facts import COMPUTE, Graph
+from launcher.plan.values.dtypes import COMPUTE
+from launcher.plan.values.facts import Graph
 
 if TYPE_CHECKING:
     from launcher.parallel.cost.kernels import FusedKernel

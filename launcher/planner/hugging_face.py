@@ -22,7 +22,8 @@ from launcher.job.schema.job import Job
 from launcher.optional import install_command
 from launcher.plan.plan import Plan
 from launcher.plan.sizes import Note
-from launcher.plan.values.facts import COMPUTE, DTYPE, ModelStructure, Param, TensorSpec
+from launcher.plan.values.dtypes import COMPUTE, DTYPE
+from launcher.plan.values.facts import ModelStructure, Param, TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.untrusted.files import read_json
 

@@ -27,7 +27,8 @@ from launcher.plan.settings import compile, dataset_strategy, device_matrix, rec
 from launcher.plan.settings.device_matrix import over_slices
 from launcher.plan.settings.stage_config import StageRequest
 from launcher.plan.sizes import Note
-from launcher.plan.values.facts import COMPUTE, DTYPE, ModelStructure, TensorSpec
+from launcher.plan.values.dtypes import COMPUTE, DTYPE
+from launcher.plan.values.facts import ModelStructure, TensorSpec
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.text import listed
@@ -333,8 +334,8 @@ def _followed(
     specs: tuple[TensorSpec, ...],
 ) -> TracedForward:
     """Traces one forward, in the precision that the model computes in."""
+    from launcher.parallel.half_precision import narrow
     from launcher.parallel.model_state.references import leaving, unmarked
-    from launcher.parallel.stages import narrow
     from launcher.parallel.trace import model_facts
 
     dtype, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]

@@ -24,7 +24,8 @@ from launcher.plan.recompute_auto import (
     too_little,
     under,
 )
-from launcher.plan.values.facts import DTYPE, Graph, TensorSpec
+from launcher.plan.values.dtypes import DTYPE
+from launcher.plan.values.facts import Graph, TensorSpec
 from launcher.plan.values.text import GB
 from launcher.planner.trace_model import ModelRead
 

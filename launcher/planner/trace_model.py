@@ -22,7 +22,8 @@ from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.settings.stage_config import StageRequest
 from launcher.plan.tensor_parallel import files as layouts_of_files
 from launcher.plan.tensor_parallel.operators import Operator, TensorParallelPlan, resolve, splits, uncalled
-from launcher.plan.values.facts import DTYPE, Graph, ModelStructure, TensorSpec
+from launcher.plan.values.dtypes import DTYPE
+from launcher.plan.values.facts import Graph, ModelStructure, TensorSpec
 from launcher.plan.values.setting import STAGE, Compilation, Recomputed
 from launcher.planner import hugging_face
 from launcher.planner.device_kernels import planned_kind

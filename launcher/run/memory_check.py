@@ -17,7 +17,7 @@ from launcher.plan.memory.device_memory import tightest
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.settings import recompute
-from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from launcher.run.launch import Start, mode, outer_size

@@ -33,7 +33,8 @@ from launcher.job.schema.optim import (
 from launcher.optim.schedule import factor
 from launcher.plan.changed_settings import CHOSEN, DERIVED, UNSET, Difference, differences
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import AVERAGE, trust
+from launcher.plan.settings.checkpoint import AVERAGE
+from launcher.plan.settings.encryption import trust
 from launcher.plan.sizes import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.verbs import goes_on, loads, of_best, starts, verb

@@ -11,7 +11,7 @@ from launcher.checkpoint.store import latest
 from launcher.errors import refuse
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
-from launcher.plan.settings.checkpoint import trust
+from launcher.plan.settings.encryption import trust
 from launcher.plan.sizes import Note
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.verbs import CHECKPOINT, needs, verb

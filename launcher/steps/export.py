@@ -46,8 +46,10 @@ from launcher.job.schema.components import Chat, HuggingFace, Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import AVERAGED, Trust
-from launcher.plan.values.facts import COMPUTE, DTYPE, HALF, TensorSpec
+from launcher.plan.settings.checkpoint import AVERAGED
+from launcher.plan.settings.encryption import Trust
+from launcher.plan.values.dtypes import COMPUTE, DTYPE, HALF
+from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.text import bytes_text, listed, many
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform

@@ -14,7 +14,7 @@ from launcher.job.schema.base import BEST
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Step
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import Trust, trust
+from launcher.plan.settings.encryption import Trust, trust
 from launcher.plan.verbs import VERBS, of_best
 from launcher.runtime import run_folder
 

@@ -26,7 +26,7 @@ from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Transform
 from launcher.optional import lacking, mindspore
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import ANYONE, Trust
+from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.plan.values.text import bytes_text, many
 from launcher.plan.verbs import TRANSFORMED, of_best
 from launcher.steps.file_checks import FileChecks, RunFiles

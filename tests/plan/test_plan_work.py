@@ -15,7 +15,7 @@ from launcher.job.schema.job import Job
 from launcher.models.language_model import Block
 from launcher.parallel.deferred_init import record
 from launcher.parallel.tensor_parallel import propagate
-from launcher.parallel.trace import fx_tracer, model_facts
+from launcher.parallel.trace import code_between_modules, model_facts
 from launcher.plan.cut import stages
 from launcher.plan.values import module_names
 from launcher.plan.values.layout import Layout
@@ -131,7 +131,7 @@ def test_a_model_of_this_package_does_the_same_each_time(name):
     assert len(once.stages) > 1
 
     # as a class of the user's own: once more, and in evaluation mode
-    with patch.object(model_facts, "trace_ours", fx_tracer.trace):
+    with patch.object(model_facts, "trace_ours", code_between_modules.trace):
         assert plan_job(j) == once
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from launcher.parallel import grad_norm, parallel_model, replicas, stages
+from launcher.parallel import grad_norm, parallel_model, replicas, stages, tied_gradients
 from launcher.parallel.deferred_init import fill, record, replay
 from launcher.parallel.dispatch.modes import Modes
 from launcher.plan.refusals import model as model_effects
@@ -123,7 +123,7 @@ def buffers_not_loaded(patch: Patch) -> None:
 
 
 def tie_without_gradient(patch: Patch) -> None:
-    patch.setattr(replicas.Tied, "reduce", lambda self: None)
+    patch.setattr(tied_gradients.Tied, "reduce", lambda self: None)
 
 
 def mean_for_sum(patch: Patch) -> None:

@@ -31,7 +31,7 @@ from launcher.checkpoint.tensorfile.safetensors import (
     write_stream,
 )
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.settings.checkpoint import ANYONE, Trust
+from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 from launcher.untrusted.files import RefusedFile, read_json, stands

@@ -20,8 +20,8 @@ from launcher.checkpoint.store import check_apart, check_destination, fresh
 from launcher.checkpoint.tensorfile.disk import sync, write_text
 from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.settings.checkpoint import ANYONE, Trust
-from launcher.plan.values.facts import HALF, ITEMSIZE
+from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.values.dtypes import HALF, ITEMSIZE
 from launcher.plan.values.layout import Box
 
 A, B = ".lora_A", ".lora_B"

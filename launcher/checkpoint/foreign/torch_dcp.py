@@ -18,7 +18,8 @@ from launcher.checkpoint.chunked import gathered, slices
 from launcher.checkpoint.layout.shards import untiled, whole
 from launcher.checkpoint.tensorfile.mmap_window import OPEN, Window
 from launcher.checkpoint.tensorfile.safetensors import Slot, described, mapped
-from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.dtypes import ITEMSIZE
+from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 from launcher.untrusted.files import DIMS, RefusedFile, brief, irregular, read_bytes
 from launcher.untrusted.pickles import Bounded, RefusedPickle

@@ -17,7 +17,7 @@ from launcher.checkpoint.store import check_apart, check_destination
 from launcher.checkpoint.tensorfile.disk import WriteBehind
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
 from launcher.optional import mindspore
-from launcher.plan.settings.checkpoint import ANYONE, Trust
+from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.plan.values.layout import Layout
 
 STRATEGY = "strategy.json"

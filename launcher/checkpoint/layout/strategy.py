@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 import xxhash
 
 from launcher.checkpoint.layout.shards import home
-from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.dtypes import ITEMSIZE
+from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 

@@ -19,7 +19,8 @@ import xxhash
 
 from launcher.checkpoint.tensorfile.disk import WriteBehind, named_errors, now, reserve, start
 from launcher.checkpoint.tensorfile.encryption import EncryptedFile, Encryptor, is_sealed, sealed_size
-from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.dtypes import ITEMSIZE
+from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted.files import DIMS, TEXT, brief, opened, parsed
 
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]

@@ -12,7 +12,7 @@ from launcher.data.chat.tokens import ChatTokens, in_memory
 from launcher.data.file_checks import BadFile
 from launcher.data.shuffle import Indices
 from launcher.data.source import Dataset, Source
-from launcher.data.tokens.documents import BLOCK, Numbers, packed
+from launcher.data.tokens.packing import BLOCK, Numbers, packed
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Chat
 from launcher.plan.values.facts import IGNORED

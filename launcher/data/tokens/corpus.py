@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.data.file_checks import BadFile
-from launcher.data.tokens.documents import document_index
 from launcher.data.tokens.formats import token_file
 from launcher.data.tokens.megatron import TokenFile
+from launcher.data.tokens.packing import document_index
 from launcher.errors import Problem, said
 from launcher.job.schema.components import Paths, Tokens
 

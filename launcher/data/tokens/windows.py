@@ -14,8 +14,8 @@ from torch import Tensor
 from launcher.data.shuffle import Indices
 from launcher.data.source import Dataset, Source
 from launcher.data.tokens.corpus import FileWindows, Mixture, corpus, total
-from launcher.data.tokens.documents import Packing, document_index
 from launcher.data.tokens.formats import window
+from launcher.data.tokens.packing import Packing, document_index
 from launcher.errors import RequestError
 from launcher.job.schema.components import Tokens
 from launcher.plan.values.facts import IGNORED

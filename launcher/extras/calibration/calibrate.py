@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import Problem
 from launcher.extras.calibration.constants import Works
-from launcher.extras.calibration.tiny_copies import tiny_copies
+from launcher.extras.calibration.tiny_models import tiny_models
 from launcher.job.schema.base import RUN, place
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Calibrate
@@ -42,7 +42,7 @@ def copies(step: Calibrate, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ..
     """Small models to train, which show the overheads of a step."""
     from launcher.planner.plan_job import plan_job
 
-    return tuple((copy, plan_job(copy.job)) for copy in tiny_copies(job, plan.sizes.grid.size))
+    return tuple((copy, plan_job(copy.job)) for copy in tiny_models(job, plan.sizes.grid.size))
 
 
 def run_copies(

@@ -26,7 +26,8 @@ from launcher.plan.refusals import model as model_refusals
 from launcher.plan.settings import transformer_opt
 from launcher.plan.settings.hsdp import LEVEL, LEVELS
 from launcher.plan.tensor_parallel.operators import unwrapped
-from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
+from launcher.plan.values.dtypes import DTYPE, ITEMSIZE
+from launcher.plan.values.facts import TensorSpec, class_dims
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import GB, many
@@ -258,7 +259,7 @@ def _recorded(module: nn.Module, given: Sequence[Tensor], ours: bool) -> StageGr
     from launcher.extras.device_matrix.run.equal_modules import record_ours
     from launcher.extras.device_matrix.run.record import record as recorded
     from launcher.parallel.dispatch.modes import evaluating
-    from launcher.parallel.trace.fx_tracer import modal
+    from launcher.parallel.trace.code_between_modules import modal
 
     record = record_ours if ours else recorded
     train = record(module, given)

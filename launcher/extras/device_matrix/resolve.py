@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 from shlex import quote
 
 from launcher.errors import Problem, refuse
-from launcher.extras.device_matrix.all_to_all_v import Rows, rows_over
 from launcher.extras.device_matrix.given_layouts import (
     KnownParams,
     conflicts,
@@ -20,11 +19,10 @@ from launcher.extras.device_matrix.given_layouts import (
 )
 from launcher.extras.device_matrix.layout import ShardedParam, TensorLayout, at_rest
 from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy
-from launcher.extras.device_matrix.redistribution import Redistribution
 from launcher.extras.device_matrix.search.cost import CostModel, Layouts
 from launcher.extras.device_matrix.search.explore import Found, Searches
 from launcher.extras.device_matrix.search.reasons import Reason, merged
-from launcher.extras.device_matrix.sharded_graph import ShardedGraph, gathered, moves, reduced, sharded
+from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
 from launcher.extras.device_matrix.written import operator_names, read, unmatched
 from launcher.extras.device_matrix.written_operator import Written
 from launcher.job.schema.job import Job
@@ -475,49 +473,3 @@ def _calls(graph: OpGraph) -> list[tuple[str, str, int]]:
         seen[n.module, n.kind] += 1
         out.append((n.module, n.kind, seen[n.module, n.kind]))
     return out
-
-
-def meeting_ranks(sharding: Sharding, held: Iterable[int]) -> tuple[Rows, ...]:
-    """Returns each distinct set of rows that the virtual stages ``held`` by one pipeline rank need."""
-    found = (
-        rows for s in held for rows in _stage_rows(sharding.stages[s], last=s == len(sharding.stages) - 1)
-    )
-    return tuple(dict.fromkeys(rows for rows in found if len(rows[0]) > 1))
-
-
-def _stage_rows(stage: StageSharding, last: bool) -> Iterator[Rows]:
-    for graph in (stage.train, stage.evaluate):
-        for move in moves(graph):
-            yield from _rows(move.forward)
-            if move.backward is not None:
-                yield from _rows(move.backward)
-        yield from _inside(graph)
-    for p in stage.params:
-        yield from _rows(gathered(p))
-        yield from _rows(reduced(p))
-    if last:
-        yield from _loss(stage.train)
-
-
-def _rows(plan: Redistribution) -> Iterator[Rows]:
-    return (step.rows for step in plan.steps if step.op != "slice")
-
-
-def _inside(graph: ShardedGraph) -> Iterator[Rows]:
-    """Yields the rows of collectives inside of operators, over the axes of one letter or of several."""
-    for rule, strategy in zip(graph.rules, graph.strategies, strict=True):
-        if rule is None or not rule.kernel:
-            continue
-        letters = (*rule.inside, *rule.sums)
-        for some in (*((letter,) for letter in letters), rule.inside, rule.sums):
-            axes = tuple(sorted(a for letter in some for a in strategy.of.get(letter, ())))
-            if axes:
-                yield rows_over(strategy.matrix, axes)
-
-
-def _loss(graph: ShardedGraph) -> Iterator[Rows]:
-    """Yields the rows of the collectives of the loss, over the axes that cut its classes."""
-    for at in graph.returns:
-        layout = graph.taken[at].layout
-        if layout.dims and layout.dims[-1]:
-            yield rows_over(layout.matrix, tuple(sorted(layout.dims[-1])))

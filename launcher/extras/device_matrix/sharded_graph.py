@@ -9,7 +9,7 @@ from functools import cached_property
 from launcher.extras.device_matrix.layout import ShardedParam, TensorLayout
 from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
 from launcher.extras.device_matrix.redistribution import Redistribution, back, redistribution
-from launcher.plan.values.facts import WIDTH
+from launcher.plan.values.dtypes import WIDTH
 
 
 @dataclass(frozen=True)

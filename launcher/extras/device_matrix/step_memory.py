@@ -12,7 +12,8 @@ from launcher.plan.memory.memory import Memory, StateSize
 from launcher.plan.memory.walk import MemoryInUse
 from launcher.plan.schedule.schedules import Row, Schedule
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.dtypes import ITEMSIZE
+from launcher.plan.values.facts import TensorSpec
 
 
 @dataclass(frozen=True)

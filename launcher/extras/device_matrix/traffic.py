@@ -25,7 +25,7 @@ from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.sizes import Sizes
 from launcher.plan.time.traffic import Event, Traffic, added_up, between_copies, between_stages, scalars
-from launcher.plan.values.facts import WIDTH
+from launcher.plan.values.dtypes import WIDTH
 
 
 @dataclass

@@ -14,7 +14,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.time.prediction import collectives
 from launcher.plan.time.speeds import Speeds, together
-from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.text import GB
 
 

@@ -38,7 +38,7 @@ from launcher.extras.mindspore.strategy_input import (
     on_paper,
     only_names,
 )
-from launcher.plan.settings.checkpoint import ANYONE, Trust
+from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec
 
 Layouts = Callable[[Strategy], Strategy]

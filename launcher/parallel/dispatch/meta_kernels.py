@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType
 
-import torch
+from torch._compile import _disable_dynamo
 from torch._decomp import global_decomposition_table
 
 UNTRACED = "__dynamo_disable"
@@ -37,7 +37,7 @@ def without_dynamo() -> Iterator[None]:
 
 def _disabled() -> list[FunctionType]:
     """The functions that a wrapper of ``torch._disable_dynamo`` calls, below all kernels in Python."""
-    wrapper = torch._disable_dynamo(_disabled).__code__
+    wrapper = _disable_dynamo(_disabled).__code__
     waiting = [kernel for table in global_decomposition_table.values() for kernel in table.values()]
     seen: set[int] = set()
     disabled = []

@@ -22,14 +22,9 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.sequence import Carry, attach
 from launcher.parallel.tensor_parallel import apply
 from launcher.parallel.tensor_parallel.collectives import Axis, bring
-from launcher.parallel.tensor_parallel.op_rules import (
-    CutRefused,
-    CutState,
-    FollowCalls,
-    FollowOps,
-    ShardingTracker,
-)
-from launcher.parallel.trace.fx_tracer import RUNNING, refusing
+from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState
+from launcher.parallel.tensor_parallel.sharding_tracker import FollowCalls, FollowOps, ShardingTracker
+from launcher.parallel.trace.code_between_modules import RUNNING, refusing
 from launcher.parallel.trace.model_facts import NORMS, meta
 from launcher.parallel.trace.watch import looking
 from launcher.parallel.trace.zero_inputs import looks, zeros

@@ -1,7 +1,7 @@
 """What a forward does, traced on meta tensors: a model's facts, and a graph of the code between modules."""
 
 __all__ = [
-    "fx_tracer",
+    "code_between_modules",
     "graph_recorder",
     "mixing_samples",
     "model_facts",

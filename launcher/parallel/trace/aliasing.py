@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from launcher.parallel.trace.fx_tracer import Tracer, origins, storages
+from launcher.parallel.trace.code_between_modules import Tracer, origins, storages
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from launcher.parallel.dispatch.modes import default_dtype as default_dtype
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.deep_copy import copied, hooks
 from launcher.parallel.trace.aliasing import memory, trained
-from launcher.parallel.trace.fx_tracer import (
+from launcher.parallel.trace.code_between_modules import (
     NO_COST,
     RUNNING,
     Tracer,

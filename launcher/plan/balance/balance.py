@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from launcher.job.schema.job import Job
-from launcher.plan.balance.chain import Cut, Row
+from launcher.plan.balance.layer_chain import Cut, Row
 from launcher.plan.balance.partition import balanced, promising
 from launcher.plan.cut import stages
 from launcher.plan.cut.params import placed

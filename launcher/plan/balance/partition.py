@@ -10,7 +10,7 @@ from itertools import combinations, islice, pairwise
 from math import comb, inf
 from typing import NamedTuple
 
-from launcher.plan.balance.chain import CLOSE, Cut, Row, shortest
+from launcher.plan.balance.layer_chain import CLOSE, Cut, Row, shortest
 
 
 def promising_single(row: Row, room: int | None) -> list[Cut]:

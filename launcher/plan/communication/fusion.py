@@ -10,7 +10,8 @@ from launcher.plan.cut.stage_config import owner, units
 from launcher.plan.cut.stages import Stage, covers
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.operators import InputGradients, ShardedOperator, input_gradients_of
-from launcher.plan.values.facts import ITEMSIZE, Graph, ModelStructure
+from launcher.plan.values.dtypes import ITEMSIZE
+from launcher.plan.values.facts import Graph, ModelStructure
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import Stage
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.facts import HALF, ITEMSIZE, ModelStructure, Param, Role, TensorSpec
+from launcher.plan.values.dtypes import HALF, ITEMSIZE
+from launcher.plan.values.facts import ModelStructure, Param, Role, TensorSpec
 from launcher.plan.values.layout import Layout
 
 ROLES: tuple[Role, ...] = ("embedding", "head", "adapter")

@@ -11,7 +11,8 @@ from math import prod
 
 from launcher.plan.cut.params import Placed
 from launcher.plan.schedule.schedules import Row, Schedule
-from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, Node
+from launcher.plan.values.dtypes import ITEMSIZE, WIDTH
+from launcher.plan.values.facts import Graph, Node
 
 Run = tuple[int, int, int]
 """A stage, its first part, and the part after its last."""

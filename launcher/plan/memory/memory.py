@@ -13,7 +13,7 @@ from launcher.plan.cut.param_groups import orthogonal
 from launcher.plan.cut.params import Placed
 from launcher.plan.memory.walk import MemoryInUse
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.optimizer import OptimizerTraits
 

@@ -25,7 +25,8 @@ from launcher.plan.memory.walk import (
 )
 from launcher.plan.schedule.schedules import Row
 from launcher.plan.schedule.simulate import Event, Timeline
-from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
+from launcher.plan.values.dtypes import ITEMSIZE, WIDTH
+from launcher.plan.values.facts import Graph, TensorSpec
 from launcher.plan.values.grid import Grid
 
 

@@ -12,7 +12,8 @@ from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut_model import CutModel
 from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, ModelStructure, TensorSpec
+from launcher.plan.values.dtypes import ITEMSIZE
+from launcher.plan.values.facts import Change, Graph, Inner, ModelStructure, TensorSpec
 from launcher.plan.values.text import listed, many, some
 from launcher.plan.verbs import verb
 

@@ -46,6 +46,7 @@ __all__ = [
     "compile",
     "dataset_strategy",
     "device_matrix",
+    "encryption",
     "hsdp",
     "layout_files",
     "recompute",

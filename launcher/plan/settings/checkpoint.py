@@ -1,45 +1,15 @@
-"""Settings of checkpoints, and the policy of their keys."""
+"""Settings of checkpoints."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from launcher.errors import Problem
-from launcher.job.schema import redact
 from launcher.job.schema.job import Job
+from launcher.plan.settings.encryption import PLACE, place_text
 from launcher.plan.values.facts import ModelStructure
 from launcher.plan.values.setting import Outcome, Setting
-
-PLACE = re.compile(r"(env):([A-Za-z_][A-Za-z0-9_]*)|(file):(.+)")
-"""The place of a key: an environment variable, or a file."""
-
-
-def place_text(place: str) -> str:
-    """Describes the place of a key, without anything that may be the key itself."""
-    return redact.shown(place)
-
-
-@dataclass(frozen=True)
-class Trust:
-    """A checkpoint is trusted if it was written with the key at the place ``key``.
-
-    With ``key=None``, the place that the checkpoint itself names is used, and an unencrypted checkpoint is
-    accepted. ``plain``: an unencrypted checkpoint is accepted although there is a ``key``.
-    """
-
-    key: str | None = None
-    plain: bool = False
-
-
-ANYONE = Trust()
-
-
-def trust(job: Job) -> Trust:
-    """Returns the trust that ``checkpoint.encrypt`` and ``checkpoint.accept_plain`` request."""
-    return Trust(job.checkpoint.encrypt, job.checkpoint.accept_plain)
-
 
 STREAM = "rng."
 """The prefix of a rank's random streams in checkpoints; a kind of device, "python" or "numpy" follows."""

@@ -13,7 +13,7 @@ from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.cut_model import CutModel
 from launcher.plan.schedule.schedules import Row
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.setting import Precision
 
 

@@ -4,6 +4,7 @@ No decision.
 """
 
 __all__ = [
+    "dtypes",
     "facts",
     "grid",
     "layout",

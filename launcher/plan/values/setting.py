@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.job.schema.job import Job
-from launcher.plan.values.facts import COMPUTE, DTYPE
+from launcher.plan.values.dtypes import COMPUTE, DTYPE
 
 Status = Literal["applied", "satisfied", "degraded"]
 

@@ -5,6 +5,7 @@ __all__ = [
     "batches",
     "first_step",
     "loop",
+    "loss_scaling",
     "metrics_file",
     "module_state",
     "monitored_metrics",

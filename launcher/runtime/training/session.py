@@ -18,11 +18,12 @@ from launcher.optional import drill
 from launcher.parallel.grad_norm import Norm
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import ANYONE, Trust
+from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training.averaging import Scaling, WeightAverage
+from launcher.runtime.training.averaging import WeightAverage
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.first_step import FirstStep
+from launcher.runtime.training.loss_scaling import Scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.profiler import ProfileWindow

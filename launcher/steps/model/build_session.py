@@ -42,16 +42,18 @@ from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan import sample_checks
 from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import Trust, streams_misnamed, trust
-from launcher.plan.values.facts import DTYPE
+from launcher.plan.settings.checkpoint import streams_misnamed
+from launcher.plan.settings.encryption import Trust, trust
+from launcher.plan.values.dtypes import DTYPE
 from launcher.plan.values.text import bytes_text
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.messages import all_gather
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import module_state, state
-from launcher.runtime.training.averaging import WeightAverage, scaling
+from launcher.runtime.training.averaging import WeightAverage
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.first_step import FirstStep
+from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.save_thread import Saver

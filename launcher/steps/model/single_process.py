@@ -19,10 +19,11 @@ from launcher.objective.losses import Output, each, float64
 from launcher.objective.metrics import values
 from launcher.parallel.deferred_init.fill import tensors
 from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.stages import narrowed
+from launcher.parallel.half_precision import narrowed
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.plan.settings.checkpoint import trust
-from launcher.plan.values.facts import COMPUTE, DTYPE, HALF, class_dims
+from launcher.plan.settings.encryption import trust
+from launcher.plan.values.dtypes import COMPUTE, DTYPE, HALF
+from launcher.plan.values.facts import class_dims
 from launcher.planner.plan_job import builder
 from launcher.runtime.training.pipeline import Place, check_classes, check_shares
 from launcher.runtime.training.state import unpacked

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from launcher.checkpoint.tensorfile.safetensors import Blob
-from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.dtypes import ITEMSIZE
 
 BAD_BLOBS = {
     "dtype": (("float8", (1,), b"a"), f"dtype float8 is not known; known are {', '.join(ITEMSIZE)}"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from launcher.plan.balance.chain import Cut, Row, Run
+from launcher.plan.balance.layer_chain import Cut, Row, Run
 from launcher.plan.balance.partition import balanced
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.schedules import Schedule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.plan.cut.stages import masks
+from launcher.plan.cut.recomputed_masks import masks
 from launcher.plan.values.facts import Graph, Node, TensorSpec
 
 SHORT, SQUARE = TensorSpec((2, 8), "int64"), TensorSpec((2, 8, 8), "bool")

@@ -10,7 +10,8 @@ from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muo
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.memory.memory import Memory, StateSize, memory
 from launcher.plan.memory.walk import MemoryInUse
-from launcher.plan.values.facts import ITEMSIZE, Role
+from launcher.plan.values.dtypes import ITEMSIZE
+from launcher.plan.values.facts import Role
 from launcher.plan.values.text import bytes_text
 from tests.optim.grouped import tensor
 from tests.plan.cut.test_params import laid, sizes

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from launcher.plan.values.text import Row, shares, shortened
+from launcher.plan.fit_terminal import Row, shares, shortened
 
 WIDTH = 40
 

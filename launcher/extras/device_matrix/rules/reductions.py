@@ -25,7 +25,7 @@ from launcher.extras.device_matrix.rules.calls import (
 )
 from launcher.extras.device_matrix.rules.elements import elementwise
 from launcher.extras.device_matrix.rules.views import whole_along
-from launcher.plan.values.facts import WIDTH
+from launcher.plan.values.dtypes import WIDTH
 
 ORD_FIRST = ("linalg_vector_norm", "norm")
 

@@ -18,7 +18,7 @@ from launcher.extras.device_matrix.op_graph import Arg, Name, OpGraph, OpNode, R
 from launcher.extras.device_matrix.run.compare_recording import lost
 from launcher.parallel.dispatch.modes import default_dtype, of_error
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.trace.fx_tracer import LOOKS, RUNNING, failing
+from launcher.parallel.trace.code_between_modules import LOOKS, RUNNING, failing
 from launcher.parallel.trace.specs import spec
 from launcher.parallel.trace.zero_inputs import looks
 

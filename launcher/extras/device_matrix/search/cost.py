@@ -13,7 +13,7 @@ from launcher.extras.device_matrix.redistribution import redistribution
 from launcher.extras.device_matrix.search.candidates import forward_flops, is_view, reads
 from launcher.job.schema.job import Job
 from launcher.plan.time.speeds import speeds
-from launcher.plan.values.facts import WIDTH
+from launcher.plan.values.dtypes import WIDTH
 
 EXACT = 64
 """Below this number of elements per moved part, a move is costed by the exact size, not a rounded one."""

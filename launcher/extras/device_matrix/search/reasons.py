@@ -22,7 +22,7 @@ from launcher.extras.device_matrix.search.cost import (
 from launcher.extras.device_matrix.search.repeats import unnumbered
 from launcher.extras.device_matrix.search.tables import Pricer
 from launcher.extras.device_matrix.search.variables import constants
-from launcher.plan.values.facts import WIDTH
+from launcher.plan.values.dtypes import WIDTH
 from launcher.plan.values.text import bytes_text, many, seconds_text
 
 COLLECTIVES = {

@@ -13,7 +13,7 @@ from launcher.plan.certify_copy import Copy
 VOCABULARY, LENGTH = 64, 16
 
 
-def tiny_copies(job: Job, ranks: int) -> tuple[Copy, Copy]:
+def tiny_models(job: Job, ranks: int) -> tuple[Copy, Copy]:
     """A copy of the job on ``ranks`` replicas, and one on ``ranks`` stages."""
     model = LanguageModel(name="lm", vocab_size=VOCABULARY, dim=32, layers=ranks, heads=2, tied=False)
     replicas, stages = Parallel(), Parallel(pipeline=Pipeline(stages=ranks, micro_batch_num=2 * ranks))

@@ -19,10 +19,10 @@ from launcher.parallel.model_state.backward_state import moved
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import changed, counters, held, reading
+from launcher.parallel.trace.attribute_side_effects import SideChannels
 from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing, scripted
 from launcher.parallel.trace.moving_state import unentangled
 from launcher.parallel.trace.specs import spec
-from launcher.parallel.trace.state_effects import SideChannels
 from launcher.parallel.trace.watch import ForwardObserver, watching
 from launcher.parallel.trace.zero_inputs import InMemory, Observers, cast, run_module
 from launcher.plan.cut.stages import covers

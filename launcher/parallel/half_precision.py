@@ -1,0 +1,35 @@
+"""Casts a model to half precision, in place."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.trace.model_facts import dtype_of, skeleton
+from launcher.plan.cut.params import wide
+from launcher.plan.plan import Plan
+
+
+def narrow(model: nn.Module, compute: str) -> None:
+    """Cast a full model's weights in place; buffers, and parameters beside a running statistic, stay."""
+    known = skeleton(model)
+    kept = wide(known)
+    own = dict(model.named_parameters(remove_duplicate=False))
+    for p in known.params:
+        if p.same_as == p.name and p.name not in kept and p.spec.dtype.startswith("float"):
+            own[p.name].data = own[p.name].data.to(dtype_of(compute))
+
+
+def narrow_frozen(model: nn.Module, plan: Plan) -> None:
+    """Cast in place the weights that the plan stores in fewer bits than their constructor made."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    for p in plan.params:
+        if not p.trainable and not p.buffer:
+            own[p.name].data = own[p.name].data.to(dtype_of(p.spec.dtype))
+
+
+def narrowed(model: nn.Module, compute: str) -> nn.Module:
+    """Return a copy of ``model`` that computes in ``compute``."""
+    model = copied(model)
+    narrow(model, compute)
+    return model

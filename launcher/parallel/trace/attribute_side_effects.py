@@ -1,0 +1,89 @@
+"""Values that modules pass each other by attributes and other Python state: stages would lose them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import GeneratorType
+
+from torch import nn
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel.model_state.deep_copy import HOOKS
+from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.python_state import PythonState, changed, held, library
+from launcher.plan.cut.stages import covers
+
+
+class SideChannels:
+    """Checks in one forward that only leaves change the Python state that leaves can see."""
+
+    def __init__(self, model: nn.Module, leaves: Mapping[str, nn.Module]) -> None:
+        for name, leaf in leaves.items():
+            _movable(name, leaf)
+        self.leaves = leaves
+        self.files = files(*map(type, model.modules()))
+        self.own = {name: _own(leaf) for name, leaf in leaves.items()}
+        self.holders: dict[int, list[str]] = {}
+        for name, state in self.own.items():
+            for some in state.also:
+                self.holders.setdefault(some, []).append(name)
+        self.around = variables(self.files)
+
+    def begin(self, name: str) -> str:
+        """Return what was changed since leaves ran, or "", when leaf ``name`` is about to run."""
+        return self._told(name) or self._set()
+
+    def end(self, name: str) -> None:
+        """Record the state after leaf ``name``, which may have changed objects of other leaves too."""
+        others = [m for m in self.leaves if covers(name, m) or covers(m, name)]
+        for other in {*others}.union(*(self.holders.get(some, ()) for some in self.own[name].also)):
+            self.own[other] = _own(self.leaves[other])
+        self.around = variables(self.files)
+
+    def over(self) -> tuple[str, str]:
+        """Return, at the end of the forward, what was changed after a leaf had run, and that leaf."""
+        last = self._set()
+        for name in self.leaves:
+            at = last or self._told(name)
+            if at:
+                return at, name
+        return "", ""
+
+    def _told(self, name: str) -> str:
+        """Return an attribute of leaf ``name`` that differs from what leaves have left, or ""."""
+        return next((_below(name, at) for at, _ in changed(self.own[name], _own(self.leaves[name]))), "")
+
+    def _set(self) -> str:
+        """Return a variable that differs from what leaves have left, or ""."""
+        return next((at for at, _ in changed(self.around, variables(self.files))), "")
+
+
+HOOKED = "the hooks of"
+
+
+def _own(leaf: nn.Module) -> PythonState:
+    """Return the Python state of a leaf's modules and hooks, without library hooks, which only observe."""
+    out = held(leaf)
+    for path, module in leaf.named_modules():
+        each = [f for kind in HOOKS for f in vars(module)[kind].values()]
+        users = [f for f in each if not library(getattr(f, "__module__", None) or "torch")]
+        out.enter(f"{HOOKED} {path}", users)
+    return out
+
+
+def _below(leaf: str, at: str) -> str:
+    """Return the model's name of ``at``, which is a name within ``leaf``."""
+    if at.startswith(HOOKED):
+        return f"{HOOKED} {leaf}.{at.removeprefix(HOOKED + ' ')}".strip(".")
+    return f"{leaf}.{at}"
+
+
+def _movable(leaf: str, model: nn.Module) -> None:
+    """Refuse a generator: it would be shared with the plan's copy of the model, which advances it."""
+    for path, module in model.named_modules(prefix=leaf):
+        for name, value in vars(module).items():
+            if isinstance(value, GeneratorType) and value.gi_frame is not None:
+                at = f"{path}.{name}".lstrip(".")
+                text = f"{at} is a generator, which cannot be copied: the plan would move it on"
+                cure = "make it in the forward, or let it be an iterator of itertools"
+                raise RequestError((Problem("model", f"{text}; {cure}"),))

@@ -1,0 +1,23 @@
+"""Dtypes: their sizes, and those of each precision."""
+
+from __future__ import annotations
+
+ITEMSIZE = {
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2,
+    "int16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2,
+    "uint32": 4, "uint64": 8,
+}  # fmt: skip
+
+WIDTH = ITEMSIZE | {
+    "complex128": 16, "complex32": 4, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "quint8": 1, "qint8": 1, "qint32": 4,
+}  # fmt: skip
+"""Bytes per element, also of dtypes that a forward may compute with but no checkpoint can hold."""
+
+DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "float32", "fp16": "float32"}
+"""The dtype of weights, gradients and optimizer state for each ``train.precision``."""
+
+COMPUTE = DTYPE | {"bf16": "bfloat16", "fp16": "float16"}
+"""The dtype that the model computes in for each ``train.precision``."""
+
+HALF = ("bfloat16", "float16")
