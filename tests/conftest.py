@@ -16,8 +16,8 @@ from tests import turns
 from tests.long import left_to_ci
 from tests.tiers import ALL, LONG, QUICK, TURN, exhaustive
 
-# The laws look at the same cases on every machine. ``--hypothesis-profile=search`` looks at others.
-settings.register_profile("same", derandomize=True)
+# The laws look at the same cases on every machine, however slow. ``--hypothesis-profile=search`` looks at others.
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", max_examples=1000, deadline=None)
 settings.load_profile("same")
 
