@@ -14,6 +14,7 @@ from launcher.extras.device_matrix.layout import ShardedParam
 from launcher.extras.device_matrix.resolve import StageSharding
 from launcher.extras.device_matrix.run.apply import Weights
 from launcher.extras.device_matrix.run.program import StageGroups, StageProgram
+from launcher.extras.device_matrix.search.repeats import unnamed
 from launcher.extras.device_matrix.step_memory import StageBytes
 from launcher.parallel.cost.kernels import FusedKernels
 from launcher.parallel.cost.memory import MetaMeter
@@ -52,14 +53,7 @@ def _nameless(stage: StageSharding, kept: Mapping[str, str]) -> tuple[Any, ...]:
     graph = stage.train.graph
     places = dict(graph.params)
     params = tuple((places[p.name], replace(p, name=""), kept.get(p.name)) for p in stage.params)
-    bare = replace(
-        graph,
-        params=tuple(("", v) for _, v in graph.params),
-        nodes=tuple(replace(n, module="") for n in graph.nodes),
-        buffers=frozenset(),
-        changes=tuple((str(places[name]), v) for name, v in graph.changes),
-    )
-    return replace(stage.train, graph=bare), params
+    return replace(stage.train, graph=unnamed(graph)), params
 
 
 def measure_stage(
