@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from typing import Any, Literal, get_args
 
 import xxhash
@@ -14,19 +13,14 @@ import xxhash
 from launcher.checkpoint.layout.shards import home
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.facts import TensorSpec
-from launcher.plan.values.grid import Grid
-from launcher.plan.values.layout import Layout
-
-RankStride = tuple[int, int]
-"""The distance between neighbouring ranks, and how many ranks there are."""
+from launcher.plan.values.grid import Grid, RankSpan
+from launcher.plan.values.layout import Layout, rank_spans
 
 
 def meaning(layout: Layout) -> list[object]:
     """Returns for each dim the spans of ranks that cut it, outermost first, then the pinned spans.
 
-    Two layouts with equal results put the same parts on the same ranks. Axes of one rank are left out.
-    Adjacent spans whose ranks are consecutive are joined if the dim divides evenly; if it does not, cutting
-    twice differs from cutting once.
+    Two layouts with equal results put the same parts on the same ranks.
 
     >>> from launcher.plan.values.grid import Grid
     >>> a = Layout(Grid.of(pp=2, dp=2, tp=2), (8,), (("dp", "tp"),), (("pp", (1,)),))
@@ -34,32 +28,15 @@ def meaning(layout: Layout) -> list[object]:
     >>> meaning(a) == meaning(b)
     True
     >>> meaning(a)
-    [[[(1, 4)]], [(4, 2, (1,))]]
+    [((RankSpan(stride=1, size=4),),), [(4, 2, (1,))]]
     """
-    spans = {}
-    stride = 1
-    for axis, size in reversed(layout.grid.axes):
-        spans[axis] = (stride, size)
-        stride *= size
-
-    dims = [
-        _joined([spans[axis] for axis in axes if spans[axis][1] > 1], n)
-        for n, axes in zip(layout.shape, layout.split, strict=True)
+    spans = layout.grid.spans
+    pinned = [
+        (*spans[axis], coords)
+        for axis, coords in layout.at
+        if axis in spans and len(coords) < spans[axis].size
     ]
-    pinned = [(*spans[axis], coords) for axis, coords in layout.at if len(coords) < spans[axis][1]]
-    return [dims, sorted(pinned)]
-
-
-def _joined(spans: list[RankStride], n: int) -> list[RankStride]:
-    if n % prod(size for _, size in spans):
-        return spans
-    out: list[RankStride] = []
-    for stride, size in spans:
-        if out and out[-1][0] == stride * size:
-            out[-1] = (stride, out[-1][1] * size)
-        else:
-            out.append((stride, size))
-    return out
+    return [rank_spans(layout), sorted(pinned)]
 
 
 Kind = Literal["param", "buffer", "optim"]
@@ -279,14 +256,9 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
             yield f"at {axis} {list(coords)}: coordinates are ascending, below {size}, and at least one"
 
 
-def _stages_at(grid: Grid) -> tuple[int, int]:
+def _stages_at(grid: Grid) -> RankSpan:
     """Returns how many ranks apart neighbouring stages are, and the number of stages."""
-    apart = grid.size
-    for axis, n in grid.axes:
-        apart //= n
-        if axis == STAGE and n > 1:
-            return apart, n
-    return grid.size, 1
+    return grid.spans.get(STAGE, RankSpan(grid.size, 1))
 
 
 def whole_specs(strategy: Strategy) -> dict[str, TensorSpec]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise, product
+from itertools import product
 from math import prod
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.plan.values.layout import Box
+from launcher.plan.values.grid import axis_spans
+from launcher.plan.values.layout import Box, common_axes
 
 
 @lru_cache(maxsize=1 << 16)
@@ -25,20 +26,11 @@ def on_common_mesh(a: TensorLayout, b: TensorLayout) -> tuple[TensorLayout, Tens
     a, b = a.canonical, b.canonical
 
     # row-major matrices share a refinement exactly when their strides form one chain of divisors
-    strides = sorted({*_strides(a.matrix), *_strides(b.matrix)})
-    if any(high % low for low, high in pairwise(strides)):
+    axes = common_axes((axis_spans(a.matrix), axis_spans(b.matrix)), a.ranks)
+    if axes is None:
         return None
-    sizes = tuple(high // low for low, high in reversed(list(pairwise(strides))))
+    sizes = tuple(axis.size for axis in axes)
     return _over(a, sizes), _over(b, sizes)
-
-
-def strides(matrix: tuple[int, ...]) -> tuple[int, ...]:
-    """The distance between ranks that are neighbours on each axis."""
-    return tuple(prod(matrix[a + 1 :]) for a in range(len(matrix)))
-
-
-def _strides(matrix: tuple[int, ...]) -> tuple[int, ...]:
-    return (*strides(matrix), prod(matrix))
 
 
 def _over(layout: TensorLayout, sizes: tuple[int, ...]) -> TensorLayout:
@@ -187,10 +179,8 @@ def exchange(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> Ex
     """
     pair = on_common_mesh(src, dst)
     a, b = pair if pair is not None else (src.canonical, dst.canonical)
-    same = {(stride, n): x for x, (stride, n) in enumerate(zip(strides(b.matrix), b.matrix, strict=True))}
-    twin = {
-        x: same[key] for x, key in enumerate(zip(strides(a.matrix), a.matrix, strict=True)) if key in same
-    }  # fmt: skip
+    same = {span: x for x, span in enumerate(axis_spans(b.matrix))}
+    twin = {x: same[span] for x, span in enumerate(axis_spans(a.matrix)) if span in same}
 
     # the axes that lead the cuts of a dim in both layouts, and those that cut neither layout
     apart = {x for x, y in twin.items() if x in a.repeated and y in b.repeated}
@@ -221,8 +211,8 @@ def rows_over(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
 
 
 def _rows(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
-    step = strides(matrix)
-    inner = [range(0, step[a] * matrix[a], step[a]) for a in sorted(axes)]
-    outer = [range(0, step[a] * matrix[a], step[a]) for a in range(len(matrix)) if a not in axes]
+    steps = [range(0, span.end, span.stride) for span in axis_spans(matrix)]
+    inner = [steps[a] for a in sorted(axes)]
+    outer = [step for a, step in enumerate(steps) if a not in axes]
     row = [sum(at) for at in product(*inner)]
     return tuple(tuple(sum(at) + r for r in row) for at in product(*outer))

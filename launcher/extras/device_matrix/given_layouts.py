@@ -26,10 +26,10 @@ from launcher.extras.device_matrix.written_operator import Written
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.settings.dataset_strategy import written
-from launcher.plan.tensor_parallel.files import KEY, ParamLayouts, cut_text, spans
+from launcher.plan.tensor_parallel.files import KEY, ParamLayouts, cut_text
 from launcher.plan.tensor_parallel.operators import strategy_problem
 from launcher.plan.values.facts import TensorSpec
-from launcher.plan.values.layout import Layout
+from launcher.plan.values.layout import Layout, common_axes, rank_spans, within
 from launcher.plan.values.resolved import Origins
 
 
@@ -65,29 +65,22 @@ def over_stage(file: ParamLayouts, firsts: Mapping[str, str], ranks: int) -> Kno
 
 
 def _of_stage(layout: Layout, ranks: int) -> TensorLayout | None:
-    """Returns the layout on the ranks of one stage; ``None`` if it needs more ranks.
+    """Returns the layout on the ranks of one stage; ``None`` if they cannot have it.
 
     The axes of the device matrix are the spans of ranks that cut dims, and the gaps between them.
 
     >>> from launcher.plan.values.grid import Grid
     >>> _of_stage(Layout(Grid.of(pp=2, x=2, y=4), (8, 8), (("y",), ())), 8)
     TensorLayout(matrix=(2, 4), dims=((1,), ()), partial=())
+    >>> _of_stage(Layout(Grid.of(x=3, y=4), (8,), (("y",),)), 6) is None
+    True
     """
-    cuts = sorted({span for dim in spans(layout) for span in dim}, reverse=True)
-    if any(stride * n > ranks for stride, n in cuts):
+    cuts = rank_spans(layout)
+    axes = common_axes(cuts, ranks)
+    if axes is None or any(span.end > ranks for dim in cuts for span in dim):
         return None
-    matrix: list[int] = []
-    places: dict[tuple[int, int], int] = {}
-    above = ranks
-    for stride, n in cuts:
-        if above > stride * n:
-            matrix.append(above // (stride * n))
-        places[stride, n] = len(matrix)
-        matrix.append(n)
-        above = stride
-    if above > 1 or not matrix:
-        matrix.append(above)
-    return TensorLayout(tuple(matrix), tuple(tuple(places[s] for s in dim) for dim in spans(layout)))
+    matrix = tuple(axis.size for axis in axes) or (ranks,)
+    return TensorLayout(matrix, tuple(tuple(a for span in dim for a in within(span, axes)) for dim in cuts))
 
 
 def used(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import TypeAlias, Union
@@ -70,6 +70,18 @@ class OpNode:
 
     def kwarg(self, name: str, otherwise: Arg = None) -> Arg:
         return dict(self.kwargs).get(name, otherwise)
+
+
+def renumbered(node: OpNode, new: Callable[[int], int]) -> OpNode:
+    """Returns ``node`` with the number ``new`` in place of each value that it takes."""
+
+    def change(arg: Arg) -> Arg:
+        if isinstance(arg, Ref):
+            return Ref(new(arg.value))
+        return tuple(map(change, arg)) if isinstance(arg, tuple) else arg
+
+    kwargs = tuple((name, change(arg)) for name, arg in node.kwargs)
+    return replace(node, args=tuple(map(change, node.args)), kwargs=kwargs)
 
 
 def _refs(arg: Arg) -> Iterator[int]:

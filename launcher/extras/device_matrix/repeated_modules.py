@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.extras.device_matrix.op_graph import Arg, OpGraph, OpNode, Ref, Value
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, Value, renumbered
 from launcher.plan.cut.stages import covers
 
 MARK = "clone"
@@ -127,13 +127,6 @@ class _Filled:
 
     def _run(self, nodes: Iterable[OpNode], at: dict[int, int]) -> None:
         for n in nodes:
-            args = tuple(_renumbered(a, at) for a in n.args)
-            kwargs = tuple((k, _renumbered(a, at)) for k, a in n.kwargs)
+            node = renumbered(n, at.__getitem__)
             at |= {v: self._add(v) for v in n.outs}
-            self.nodes.append(replace(n, args=args, kwargs=kwargs, outs=tuple(at[v] for v in n.outs)))
-
-
-def _renumbered(arg: Arg, at: Mapping[int, int]) -> Arg:
-    if isinstance(arg, Ref):
-        return Ref(at[arg.value])
-    return tuple(_renumbered(a, at) for a in arg) if isinstance(arg, tuple) else arg
+            self.nodes.append(replace(node, outs=tuple(at[v] for v in n.outs)))

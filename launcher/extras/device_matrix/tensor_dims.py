@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.plan.tensor_parallel.reader import entry_names
 from launcher.plan.values.text import many
 
 
@@ -145,8 +146,7 @@ def named_axes(where: str, dims: Any, shape: Sequence[int], axes: Axes) -> list[
         raise UnfitError(f"{where}: {text(dims)}: {many(len(dims), 'dim')}, and the tensor is {list(shape)}")
     out: list[tuple[int, ...]] = []
     for entry in dims:
-        alone = () if entry in (None, "None") else (entry,)
-        names = entry if isinstance(entry, list | tuple) else alone
+        names = entry_names(entry)
         for name in names:
             if not isinstance(name, str) or name not in axes.places:
                 there = ", ".join(axes.places)

@@ -13,9 +13,9 @@ from launcher.errors import Problem
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
 from launcher.extras.device_matrix.tensor_dims import UnfitError, text
-from launcher.extras.device_matrix.written_operator import KEY, Operator, Written, nearest_cure, strategy_of
+from launcher.extras.device_matrix.written_operator import Operator, Written, nearest_cure, strategy_of
 from launcher.job.schema.keys import did_you_mean, nearest
-from launcher.plan.tensor_parallel.operators import Lookup
+from launcher.plan.tensor_parallel.operators import KEY, Lookup
 from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
 from launcher.plan.values.text import listed
 
@@ -73,7 +73,7 @@ def read(
     ``names``: the names of the operators. ``origins``: the files that have strategies of ``config``. Exact
     names beat globs, later keys beat earlier ones, and both beat the strategies of a file.
     """
-    problems: list[Written] = []
+    strategies: list[Written] = []
     wrong: list[Problem] = []
     for (name, at), key in _keys(config, graph, rules, names, origins).items():
         value, origin = config[key], origins.get(key)
@@ -87,10 +87,10 @@ def read(
             continue
         op = Operator(graph, graph.nodes[at], rule, ranks, graph.shapes(graph.nodes[at]))
         try:
-            problems.append(strategy_of(value, op, at, key, origin))
+            strategies.append(strategy_of(value, op, at, key, origin))
         except UnfitError as error:
             wrong.append(_problem(key, name, origin, str(error), nearest_cure(key, value, op, origin)))
-    return tuple(problems), wrong
+    return tuple(strategies), wrong
 
 
 def _keys(

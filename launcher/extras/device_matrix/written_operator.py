@@ -24,9 +24,10 @@ from launcher.extras.device_matrix.tensor_dims import (
     slices,
     text,
 )
+from launcher.plan.tensor_parallel.operators import KEY
+from launcher.plan.tensor_parallel.reader import named_matrix
 from launcher.plan.values.resolved import StrategyOrigin
 
-KEY = "parallel.operators"
 WORDS = ("in", "out", "input", "output", "makes", "matrix", "axes")
 
 
@@ -104,11 +105,11 @@ def strategy_of(value: Any, op: Operator, at: int, key: str, origin: StrategyOri
 
 def _over_matrix(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns ``value`` with the keys ``matrix`` and ``axes`` in place of MindSpore's ``layout``."""
-    layout = value.get("layout")
-    if not isinstance(layout, Mapping) or {*layout} != {"device_matrix", "alias_name"}:
+    named = named_matrix(value.get("layout"))
+    if named is None:
         return value
     others = {k: v for k, v in value.items() if k != "layout"}
-    return {"matrix": layout["device_matrix"], "axes": layout["alias_name"], **others}
+    return {"matrix": named[0], "axes": named[1], **others}
 
 
 def _axes(value: Mapping[str, Any], ranks: int) -> Axes | None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from math import prod
 
 from launcher.checkpoint.foreign.names import kind_of
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
-from launcher.extras.mindspore.from_ours import DimSpans, RankSpan, common, cuts, within
+from launcher.extras.mindspore.from_ours import cuts
 from launcher.extras.mindspore.strategy import Slicing, StrategyFile
 from launcher.plan.values.facts import TensorSpec
-from launcher.plan.values.grid import Grid
-from launcher.plan.values.layout import Layout
+from launcher.plan.values.grid import Grid, RankSpan
+from launcher.plan.values.layout import DimSpans, Layout, common_axes, within
 
 
 def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
@@ -154,11 +154,11 @@ def _strategy(
     file: StrategyFile, full: Mapping[str, TensorSpec], sliced: Mapping[str, DimSpans], count: int
 ) -> Strategy:
     ranks = _ranks(file)
-    shared = common(sliced.values(), ranks)
+    shared = common_axes(chain.from_iterable(sliced.values()), ranks)
     homes = _homes(file)
     entries = {}
     for name, dims in sliced.items():
-        axes = common([dims], ranks) if shared is None else shared
+        axes = common_axes(dims, ranks) if shared is None else shared
         assert axes is not None, dims  # strides of one device matrix divide each other
         split = tuple(tuple(f"d{i}" for span in dim for i in within(span, axes)) for dim in dims)
         at = ((STAGE, homes[name]),) if len(homes[name]) < count else ()

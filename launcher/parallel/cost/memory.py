@@ -64,27 +64,68 @@ class MemoryMeter(Dispatch):
         """Called before a new peak counts: a subclass may wait until other threads have freed memory."""
 
     def _see(self, t: torch.Tensor) -> None:
-        inner = getattr(t, "_local_tensor", t)
-        storage = inner.untyped_storage()
+        storage = getattr(t, "_local_tensor", t).untyped_storage()
+        if (storage.device.type == "meta") == (self.kind == "meta"):
+            self._track(storage)
+
+    def _track(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        mine = (storage.device.type == "meta") == (self.kind == "meta")
-        if mine and (key not in self._alive or self._alive[key]() is not storage):
+        if key not in self._alive or self._alive[key]() is not storage:
             self._alive[key] = weakref.ref(storage, partial(self._gone, key))
 
-    def _gone(self, key: int, _: Any) -> None:
+    def _gone(self, key: int, ref: Any) -> None:
         self._alive.pop(key, None)
 
 
-class _MetaMeter(MemoryMeter):
-    """Counts meta tensors, except gradients of parameters, which the plan counts separately."""
+class MetaMeter(MemoryMeter):
+    """Counts meta tensors, except gradients of ``params``, which the plan counts separately.
+
+    A storage on meta changes its size in operations only, so sizes are added up as operations show them.
+    ``summed`` is the peak that includes these gradients.
+    """
 
     kind = "meta"
     run = staticmethod(modes.run)
 
-    def __init__(self, params: list[nn.Parameter]) -> None:
-        super().__init__()
-        self.params = params
+    def __init__(self, params: Iterable[nn.Parameter] = (), before: Iterable[torch.Tensor] = ()) -> None:
+        self.params = tuple(params)
         self.summed = 0
+        self._sizes: dict[int, int] = {}
+        self._bytes = 0
+        super().__init__(before)
+
+    @property
+    def now(self) -> int:
+        grads = sum(p.grad.untyped_storage().nbytes() for p in self.params if p.grad is not None)
+        return self._bytes - grads
+
+    def restart(self) -> None:
+        """Measure new peaks from here."""
+        self.peak = self.now
+        self.summed = self._bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.summed = max(self.summed, self._bytes)
+        return out
+
+    def _track(self, storage: torch.UntypedStorage) -> None:
+        super()._track(storage)
+        key, size = storage._cdata, storage.nbytes()
+        self._bytes += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
+
+    def _gone(self, key: int, ref: Any) -> None:
+        if self._alive.get(key) is ref:
+            del self._alive[key]
+            self._bytes -= self._sizes.pop(key)
+
+
+class _WorkMeter(MetaMeter):
+    """Counts operations, and what a compiler saves of them, besides bytes."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__(params)
         self.operations = OperationsMeter()
         self.fusion = FusionMeter(params)
         self.entered = False
@@ -98,13 +139,6 @@ class _MetaMeter(MemoryMeter):
         self.operations.see(func, args, kwargs or {}, out)
         self.fusion.see(func, args, kwargs or {}, out)
         return out
-
-    @property
-    def now(self) -> int:
-        grads = sum(p.grad.untyped_storage().nbytes() for p in self.params if p.grad is not None)
-        every = super().now
-        self.summed = max(self.summed, every)
-        return every - grads
 
 
 class _Running(ExitStack):
@@ -182,7 +216,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     twice: tuple[str, ...] = ()
 
     # outside the modes that trace the forward; the meter sees only what this call allocates
-    meter = _MetaMeter(params)
+    meter = _WorkMeter(params)
     with _disable_current_modes(), SavedHooks(meter.keep), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
         deferred = _Deferred()
@@ -202,7 +236,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
                     # the backward, measured from what the forward keeps
                     before, ended, fused = meter.now, meter.operations.mark(), meter.fusion.mark()
                     made_again = 0 if regions else meter.fusion.made_again(fused, out)
-                    meter.peak = meter.summed = before
+                    meter.restart()
                     torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         except CheckpointError:
             unlike = tuple(m.forward.recomputed.module for m in regions)
@@ -237,7 +271,7 @@ def _changed(region: nn.Module, before: PythonState, streams: dict[str, bytes]) 
 
 def _saved(module: nn.Module, args: Any, kwargs: Any) -> int:
     """Return the bytes in use after a forward that keeps all that its backward needs."""
-    meter = _MetaMeter([])
+    meter = MetaMeter()
     token = PLAIN.set(True)
     try:
         with meter, torch.enable_grad():

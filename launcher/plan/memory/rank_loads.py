@@ -68,12 +68,13 @@ def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
     passes = tuple(_pass(model, stage, graph) for graph in model.graphs)
     named = [s.module for s in passes[0].segments]
     gathered = [g for g in model.groups if g.stage == stage.index]
+    sent = stage_messages(model.boundaries, model.sizes.places, stage.index)
     return StageLoad(
         passes=passes,
         gathers=tuple(_gather(model, g, named) for g in gathered),
         own=_own(whole, stage, named),
-        repeated_modules=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
-        buffers=_received(model, stage.index) if model.keeps_messages else 0,
+        half_copies=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
+        buffers=model.sizes.micros * sent.received if model.keeps_messages else 0,
     )
 
 
@@ -109,27 +110,41 @@ def _floats(specs: Sequence[TensorSpec]) -> int:
     return sum(t.nbytes for t in specs if "float" in t.dtype)
 
 
-def _specs(crossing: Sequence[BoundaryTensor]) -> list[TensorSpec]:
-    return [t for c in crossing for t in c.specs]
-
-
 def _wide(t: TensorSpec) -> int:
     """Returns the bytes of ``t`` in the loss, which is computed in float32 at least."""
     return prod(t.shape) * max(4, WIDTH[t.dtype])
 
 
-def _received(model: CutModel, s: int) -> int:
-    """Returns the bytes that stage ``s`` receives from other ranks for all micro batches.
+@dataclass(frozen=True)
+class StageMessages:
+    """The bytes of a micro batch that a stage exchanges with other ranks.
 
-    Values come from the stage before, gradients from the stage after.
+    A stage ``takes`` inputs and ``gives`` outputs; ``answer`` are the gradients of its outputs. Torch may
+    receive into buffers for all micro batches, and keep sent tensors until the end of the step.
     """
-    place, boundaries = model.sizes.places, model.boundaries
-    out = 0
-    if s and place[s - 1] != place[s]:
-        out += sum(t.nbytes for t in _specs(boundaries[s - 1]))
-    if s < len(place) - 1 and place[s + 1] != place[s]:
-        out += _floats(_specs(boundaries[s]))
-    return model.sizes.micros * out
+
+    takes: int
+    gives: int
+    answer: int
+
+    @property
+    def received(self) -> int:
+        return self.takes + self.answer
+
+
+def stage_messages(
+    boundaries: Sequence[tuple[BoundaryTensor, ...]], places: Sequence[int], s: int
+) -> StageMessages:
+    """Returns the messages of stage ``s``; ``places``: the pipeline rank of each stage."""
+    far = s > 0 and places[s - 1] != places[s]
+    away = s < len(places) - 1 and places[s + 1] != places[s]
+    inputs = [t for c in boundaries[s - 1] for t in c.specs] if far else []
+    outputs = [t for c in boundaries[s] for t in c.specs] if away else []
+    return StageMessages(
+        takes=sum(t.nbytes for t in inputs),
+        gives=sum(t.nbytes for t in outputs),
+        answer=_floats(outputs),
+    )
 
 
 def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:

@@ -55,14 +55,14 @@ class StageLoad:
     """The memory that one stage needs, in bytes.
 
     ``passes``: one, or one a piece; all have the same segments. ``own``: gradients of unsharded parameters,
-    by segment. ``repeated_modules``: half-precision copies of unsharded parameters. ``buffers``: torch's
+    by segment. ``half_copies``: half-precision copies of unsharded parameters. ``buffers``: torch's
     receive buffers for all micro batches.
     """
 
     passes: tuple[Pass, ...]
     gathers: tuple[Gather, ...]
     own: tuple[int, ...]
-    repeated_modules: int
+    half_copies: int
     buffers: int
 
     @property
@@ -152,7 +152,7 @@ class _Walk:
     def levels(self, row: Row) -> Iterator[ActionMemory]:
         """Yields the level before the first action, that of each action, and that after the last action."""
         self.activations += sum(load.buffers for load in self.loads.values())
-        self.gathered += sum(load.repeated_modules for load in self.loads.values())
+        self.gathered += sum(load.half_copies for load in self.loads.values())
         if not self.habits.again:
             self.gathered += sum(g.whole for load in self.loads.values() for g in load.gathers)
         left = Counter(a.stage for a in row if a.kind in "BW")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import lcm, prod
 from shlex import quote
 from typing import Any
@@ -29,25 +29,13 @@ def over_slices(job: Job, engine: EngineChoice) -> EngineChoice | None:
     par = job.parallel
     if engine.over_matrices or not par.operators or par.grid.tp is not None:
         return None
-    if not all(_sliced(v) for v in par.operators.values()):
+    written = reader.strategies(par.operators)
+    if len(written) < len(par.operators) or not all(s.sliced for s in written.values()):
         return None
     out = EngineChoice("device_matrix", "the slices fit no axis tp of this model")
     wrong: list[Problem] = []
     wrong += problems(job, ranks(job, out, wrong))
     return None if wrong else out
-
-
-def _sliced(value: Any) -> bool:
-    """Whether a strategy consists of numbers of slices only."""
-    if not isinstance(value, Mapping) or not value:
-        return False
-    tensors: list[Any] = []
-    for key, said in value.items():
-        several = key in ("in", "out") and isinstance(said, list | tuple)
-        tensors += said if several else [said]
-    return bool(tensors) and all(
-        isinstance(t, list | tuple) and all(type(n) is int for n in t) for t in tensors
-    )
 
 
 def choose_engine(job: Job) -> EngineChoice:
@@ -67,19 +55,19 @@ def _why_matrices(job: Job) -> str:
         return f"{engine_mode.KEY}={par.mode} searches for strategies"
     if _other_dims(par.dataset_strategy):
         return "parallel.dataset_strategy cuts other dims than the samples, or names axes"
-    values = [v for v in par.operators.values() if isinstance(v, Mapping)]
-    if any("matrix" in v or "axes" in v for v in values):
+    written = reader.strategies(par.operators).values()
+    if any(s.over_matrix for s in written):
         return f"{OPERATORS} has device matrices"
     if par.grid.tp is not None:
         return ""
 
     # what the slices imply
     tp, clash = reader.degree(par.operators)
-    if tp is None and values and all(map(_sliced, values)):
+    if tp is None and written and all(s.sliced for s in written):
         return f"the slices of {OPERATORS} imply no size of tp"
     if clash:
         return f"{OPERATORS} has {clash} slices"
-    if _other_batches(job, values, tp or 1):
+    if _other_batches(job, written, tp or 1):
         return f"{OPERATORS} cuts samples into slices that are those of no axis"
     return ""
 
@@ -91,36 +79,23 @@ def _other_dims(asked: Any) -> bool:
     return isinstance(asked, Mapping) or any(n > 1 for dims in asked for n in dims[1:])
 
 
-def _other_batches(job: Job, values: list[Mapping[str, Any]], tp: int) -> bool:
+def _other_batches(job: Job, written: Iterable[reader.Strategy], tp: int) -> bool:
     """Whether an operator cuts samples into a number of slices that the ranks of dp and tp do not give."""
     if job.launch.nproc is None:
         return False
     dp = job.launch.nproc * job.launch.nnodes // (job.parallel.pipeline.stages * tp)
     known = {1, dp, tp, dp * tp}
-    first = (v.get("in", [[]]) for v in values)
-    return any(
-        isinstance(tensors[0][0], int) and tensors[0][0] not in known
-        for tensors in first
-        if isinstance(tensors, list | tuple)
-        and tensors
-        and isinstance(tensors[0], list | tuple)
-        and tensors[0]
-    )
+    first = (s.inputs[0][0] for s in written if s.inputs and s.inputs[0])
+    return any(isinstance(n, int) and n not in known for n in first)
 
 
 def least(job: Job) -> int:
     """The fewest ranks of a stage that fit all strategies."""
     sizes = [1]
-    for value in job.parallel.operators.values():
-        if not isinstance(value, Mapping):
-            continue
-        matrix = value.get("matrix")
-        tensors = value.get("in", ())
-        if isinstance(matrix, list | tuple) and all(type(n) is int and n > 0 for n in matrix):
-            sizes.append(prod(matrix))
-        for dims in tensors if isinstance(tensors, list | tuple) else ():
-            if isinstance(dims, list | tuple) and all(type(n) is int and n > 0 for n in dims):
-                sizes.append(prod(dims))
+    for strategy in reader.strategies(job.parallel.operators).values():
+        for counts in (strategy.matrix, *strategy.inputs):
+            if all(type(n) is int and n > 0 for n in counts):
+                sizes.append(prod(counts))
     return lcm(*sizes)
 
 

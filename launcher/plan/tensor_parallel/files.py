@@ -16,7 +16,7 @@ from launcher.plan.tensor_parallel.operators import Lookup, Operator, TensorPara
 from launcher.plan.tensor_parallel.reader import TP, Axes, Reading, axes_text
 from launcher.plan.values.facts import ModelStructure
 from launcher.plan.values.grid import Grid
-from launcher.plan.values.layout import Layout
+from launcher.plan.values.layout import Layout, rank_spans
 from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
 
 FORMAT, VERSION = "launcher.operators", 2
@@ -132,8 +132,6 @@ def _origin(row: Mapping[str, Any], setting: str, path: str) -> StrategyOrigin:
 
 KEY = "parallel.param_strategy.load"
 SHARD = "dp_shard"
-RankSpan = tuple[int, int]
-"""The stride between consecutive ranks of an axis, and the number of ranks on it."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +222,7 @@ def cut_text(layout: Layout) -> str:
     >>> cut_text(Layout(Grid.of(x=2, y=4), (8, 8), (("y", "x"), ())))
     '[4 x 2, whole] (ranks [1, 4] apart)'
     """
-    cuts = spans(layout)
+    cuts = rank_spans(layout)
     parts = ", ".join(" x ".join(str(n) for _, n in dim) or "whole" for dim in cuts)
     apart = [stride for dim in cuts for stride, _ in dim]
     return f"[{parts}] (ranks {apart} apart)"
@@ -243,47 +241,15 @@ def on_grid(layout: Layout, grid: Grid) -> Axes | None:
     >>> on_grid(Layout(Grid.of(x=4, y=2), (8, 8), (("x",), ())), grid) is None
     True
     """
-    places = _places(grid)
     out = []
-    for dim in spans(layout):
+    for dim in rank_spans(layout):
         axes: list[str] = []
-        for stride, n in dim:
-            inside = [axis for axis, (lo, size) in places.items() if stride <= lo and lo * size <= stride * n]
-            if prod(grid[axis] for axis in inside) != n:
+        for span in dim:
+            inside = [axis for axis, part in grid.spans.items() if span.includes(part)]
+            if prod(grid[axis] for axis in inside) != span.size:
                 return None
             axes += inside
         out.append(tuple(axes))
-    return tuple(out)
-
-
-def _places(grid: Grid) -> dict[str, RankSpan]:
-    """Returns stride and size of the axes of more than one rank, outermost first."""
-    apart = grid.size
-    out = {}
-    for axis, n in grid.axes:
-        apart //= n
-        if n > 1:
-            out[axis] = (apart, n)
-    return out
-
-
-def spans(layout: Layout) -> tuple[tuple[RankSpan, ...], ...]:
-    """Returns the rank spans that cut each dim.
-
-    Spans that continue each other are merged if the dim divides evenly.
-    """
-    places = _places(layout.grid)
-    out = []
-    for size, axes in zip(layout.shape, layout.split, strict=True):
-        dim: list[RankSpan] = []
-        found = [places[axis] for axis in axes if axis in places]
-        even = size % prod(n for _, n in found) == 0
-        for stride, n in found:
-            if even and dim and dim[-1][0] == stride * n:
-                dim[-1] = (stride, dim[-1][1] * n)
-            else:
-                dim.append((stride, n))
-        out.append(tuple(dim))
     return tuple(out)
 
 
@@ -297,7 +263,7 @@ def degree(layouts: Iterable[Layout], *, sharded: bool) -> int:
     4
     """
     first = 1 if sharded else 0
-    sizes = [n for each in layouts for dim in spans(each)[first:] for stride, n in dim if stride == 1]
+    sizes = [n for each in layouts for dim in rank_spans(each)[first:] for stride, n in dim if stride == 1]
     return max(sizes, default=1)
 
 
@@ -315,7 +281,7 @@ def over_axes(layouts: Iterable[Layout], tp: int) -> bool:
 
 def _over_axes(layout: Layout, tp: int) -> bool:
     cut_by_tp = 0
-    for d, dim in enumerate(spans(layout)):
+    for d, dim in enumerate(rank_spans(layout)):
         for at, (stride, n) in enumerate(dim):
             if tp > 1 and (stride, n) == (1, tp) and at == 0:
                 cut_by_tp += 1

@@ -1,4 +1,4 @@
-"""Reads one operator strategy, written as slices, axis names or a device matrix, as axis names."""
+"""Reads a strategy of ``parallel.operators``: its form, and as names of the axes ``dp`` and ``tp``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,71 @@ Axes = tuple[tuple[str, ...], ...]
 DP, TP = "dp", "tp"
 TENSORS = ("in", "out", "input", "output", "layout")
 """Keys of a strategy that are not names of parameters."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A written strategy, read without its module. What has a wrong form is empty; it is refused later.
+
+    ``inputs``: the entries of each tensor of ``in``. ``layout``: the matrix of MindSpore's ``layout``.
+    ``over_matrix``: it names a device matrix of its own. ``sliced``: it has nothing but numbers of slices.
+    """
+
+    inputs: tuple[tuple[Any, ...], ...]
+    matrix: tuple[Any, ...]
+    layout: tuple[Any, ...]
+    over_matrix: bool
+    sliced: bool
+
+    @classmethod
+    def of(cls, value: Any) -> Strategy | None:
+        """Returns ``None`` if ``value`` is not a strategy."""
+        if not isinstance(value, Mapping):
+            return None
+        layout = value.get("layout")
+        written: list[Any] = []
+        for key, given in value.items():
+            several = key in ("in", "out") and isinstance(given, list | tuple)
+            written += given if several else [given]
+        return cls(
+            inputs=tuple(map(_entries, _entries(value.get("in")))),
+            matrix=_entries(value.get("matrix")),
+            layout=_entries(layout.get("device_matrix")) if isinstance(layout, Mapping) else (),
+            over_matrix="matrix" in value or "axes" in value,
+            sliced=bool(written) and all(map(_counts, written)),
+        )
+
+
+def _entries(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else ()
+
+
+def _counts(tensor: Any) -> bool:
+    return isinstance(tensor, list | tuple) and all(type(n) is int for n in tensor)
+
+
+def strategies(operators: Mapping[str, Any]) -> dict[str, Strategy]:
+    """Returns the strategies of ``parallel.operators``, without the values that are none."""
+    found = ((key, Strategy.of(value)) for key, value in operators.items())
+    return {key: strategy for key, strategy in found if strategy is not None}
+
+
+def entry_names(entry: Any) -> tuple[Any, ...]:
+    """Returns the names in one entry of a tensor: of an axis, of several, or none.
+
+    >>> entry_names("tp"), entry_names(["dp", "tp"]), entry_names(None)
+    (('tp',), ('dp', 'tp'), ())
+    """
+    if isinstance(entry, list | tuple):
+        return tuple(entry)
+    return () if entry in (None, "None") else (entry,)
+
+
+def named_matrix(layout: Any) -> tuple[Any, Any] | None:
+    """Returns the matrix and the axis names of MindSpore's ``layout``; ``None`` if it has another form."""
+    if not isinstance(layout, Mapping) or {*layout} != {"device_matrix", "alias_name"}:
+        return None
+    return layout["device_matrix"], layout["alias_name"]
 
 
 @dataclass(frozen=True)
@@ -152,11 +217,8 @@ def _choices(entry: Any, axis_names: _AxisNames, *, batch: bool) -> tuple[list[t
     if isinstance(entry, int) and not isinstance(entry, bool):
         return _slices(entry, spans(axis_names.grid), batch=batch)
 
-    # the name of an axis, several of them, or none
-    alone = () if entry in (None, "None") else (entry,)
-    names = entry if isinstance(entry, list | tuple) else alone
     out: list[str] = []
-    for n in names:
+    for n in entry_names(entry):
         if n not in axis_names.alias:
             return [], f"{n!r} is no axis; there are {', '.join(axis_names.alias)} and null"
         out += axis_names.alias[n]
@@ -194,10 +256,11 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
 
     # the form is a size and a name for each axis
     form = "layout: {device_matrix: [2, 2], alias_name: [dp, tp]}"
-    if not isinstance(layout, Mapping) or {*layout} != {"device_matrix", "alias_name"}:
+    named = named_matrix(layout)
+    if named is None:
         wrong.append(f"layout: {layout!r}: not of the form {form}")
         return {}
-    matrix, names = layout["device_matrix"], layout["alias_name"]
+    matrix, names = named
     good = isinstance(matrix, list | tuple) and isinstance(names, list | tuple) and len(matrix) == len(names)
     if not good or not all(isinstance(n, int) and n > 0 for n in matrix) or len(set(names)) < len(names):
         text = "not a positive size and a name of its own an axis"
@@ -230,20 +293,12 @@ def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
     (2, '')
     """
     said: dict[int, str] = {}
-    for key, value in operators.items():
-        if not isinstance(value, Mapping):
-            continue
-
+    for key, strategy in strategies(operators).items():
         # slices over tp: the last size of a device matrix, and all dims of tensors but the samples (dim 0 of
         # the first tensor)
-        layout = value.get("layout")
-        matrix = layout.get("device_matrix") if isinstance(layout, Mapping) else None
-        sizes = [matrix[-1]] if isinstance(matrix, list | tuple) and matrix else []
-        tensors = value.get("in", ())
-        for at, tensor in enumerate(tensors if isinstance(tensors, list | tuple) else ()):
-            if isinstance(tensor, list | tuple):
-                sizes += tensor[1:] if at == 0 else tensor
-
+        sizes = [*strategy.layout[-1:]]
+        for at, tensor in enumerate(strategy.inputs):
+            sizes += tensor[1:] if at == 0 else tensor
         for n in sizes:
             if isinstance(n, int) and not isinstance(n, bool) and n > 1:
                 said.setdefault(n, key)

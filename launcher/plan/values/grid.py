@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
+from typing import NamedTuple
+
+
+class RankSpan(NamedTuple):
+    """The ranks of one axis: neighbours are ``stride`` ranks apart, and there are ``size`` of them.
+
+    The coordinate of rank ``r`` is ``r // stride % size``.
+    """
+
+    stride: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The number of ranks after which coordinates repeat: the stride of the next axis outwards."""
+        return self.stride * self.size
+
+    def includes(self, other: RankSpan) -> bool:
+        """Whether ``other``, of the same chain of strides, is a part of this axis."""
+        return self.stride <= other.stride and other.end <= self.end
+
+
+def axis_spans(sizes: Sequence[int]) -> tuple[RankSpan, ...]:
+    """Returns the span of each axis of a row-major grid.
+
+    >>> axis_spans((2, 4))
+    (RankSpan(stride=4, size=2), RankSpan(stride=1, size=4))
+    """
+    strides = (prod(sizes[at + 1 :]) for at in range(len(sizes)))
+    return tuple(map(RankSpan, strides, sizes))
 
 
 @dataclass(frozen=True)
@@ -34,6 +64,12 @@ class Grid:
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         return dict(self.axes)
+
+    @cached_property
+    def spans(self) -> Mapping[str, RankSpan]:
+        """The spans of the axes of more than one rank, outermost first."""
+        spans = axis_spans([n for _, n in self.axes])
+        return {axis: span for (axis, n), span in zip(self.axes, spans, strict=True) if n > 1}
 
     def __getitem__(self, axis: str) -> int:
         return self.sizes[axis]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
-from launcher.plan.values.grid import Grid
+from launcher.plan.values.grid import Grid, RankSpan
 
 
 @dataclass(frozen=True, order=True)
@@ -116,6 +118,60 @@ class Layout:
         """
         cut = zip(self.shape, self.split, strict=True)
         return all(n % prod(self.grid[axis] for axis in axes) == 0 for n, axes in cut)
+
+
+DimSpans = tuple[tuple[RankSpan, ...], ...]
+"""The spans of ranks that cut each dim, outermost first."""
+
+
+def rank_spans(layout: Layout) -> DimSpans:
+    """Returns the spans of ranks that cut each dim.
+
+    Spans that continue each other are joined if the dim divides evenly; if it does not, cutting twice differs
+    from cutting once.
+
+    >>> rank_spans(Layout(Grid.of(pp=2, dp=2, tp=2), (8, 6), (("dp", "tp"), ())))
+    ((RankSpan(stride=1, size=4),), ())
+    """
+    places = layout.grid.spans
+    out = []
+    for n, axes in zip(layout.shape, layout.split, strict=True):
+        spans = tuple(places[axis] for axis in axes if axis in places)
+        even = n % prod(span.size for span in spans) == 0
+        out.append(joined(spans) if even else spans)
+    return tuple(out)
+
+
+def joined(spans: Iterable[RankSpan]) -> tuple[RankSpan, ...]:
+    """Joins adjacent spans, and leaves out those of one rank; coordinates are numbered as before."""
+    out: list[RankSpan] = []
+    for span in spans:
+        if out and out[-1].stride == span.end:
+            out[-1] = RankSpan(span.stride, out[-1].size * span.size)
+        elif span.size > 1:
+            out.append(span)
+    return tuple(out)
+
+
+def common_axes(dims: Iterable[Iterable[RankSpan]], ranks: int) -> tuple[RankSpan, ...] | None:
+    """Returns the fewest axes over ``ranks`` ranks that express the cuts of all ``dims``, outermost first.
+
+    ``None`` if there are none, as for 6 ranks that one tensor cuts every 2 and another every 3. For the cuts
+    of a single tensor they always exist.
+
+    >>> common_axes([[RankSpan(1, 2)], [RankSpan(1, 4)]], 8)
+    (RankSpan(stride=4, size=2), RankSpan(stride=2, size=2), RankSpan(stride=1, size=2))
+    """
+    spans = [span for dim in dims for span in dim]
+    strides = sorted({1, ranks, *(span.stride for span in spans), *(span.end for span in spans)})
+    if any(high % low for low, high in pairwise(strides)):
+        return None
+    return tuple(RankSpan(low, high // low) for low, high in pairwise(strides))[::-1]
+
+
+def within(span: RankSpan, axes: Sequence[RankSpan]) -> tuple[int, ...]:
+    """Returns the positions in ``axes`` of those that make up ``span``, outermost first."""
+    return tuple(at for at, axis in enumerate(axes) if span.includes(axis))
 
 
 @dataclass(frozen=True)

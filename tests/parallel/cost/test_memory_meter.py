@@ -13,6 +13,7 @@ import torch
 
 from launcher.job.schema.job import Job
 from launcher.optim.build import build_optimizer
+from launcher.parallel.cost.memory import MetaMeter
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
@@ -111,6 +112,21 @@ def test_a_storage_is_counted_once_and_while_it_lives():
         del x, y, z
         assert held.now == 0
     assert held.peak == 6000
+
+
+def test_a_storage_on_meta_counts_at_its_current_size_and_gradients_apart():
+    weight = torch.nn.Parameter(torch.empty(1000, device="meta"))
+    with MetaMeter([weight], before=[weight]) as held:
+        x = torch.empty(500, device="meta")
+        assert held.now == 4000 + 2000
+        x.resize_(750)
+        assert held.now == 4000 + 3000
+        del x
+        (weight * 2).sum().backward()
+        assert held.now == 4000
+        held.restart()
+        torch.empty(250, device="meta")
+    assert (held.peak, held.summed) == (5000, 9000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system says which threads run")

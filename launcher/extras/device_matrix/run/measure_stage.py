@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,49 +14,16 @@ from launcher.extras.device_matrix.layout import ShardedParam
 from launcher.extras.device_matrix.resolve import StageSharding
 from launcher.extras.device_matrix.run.apply import Weights
 from launcher.extras.device_matrix.run.program import StageGroups, StageProgram
+from launcher.extras.device_matrix.search.repeats import unnamed
 from launcher.extras.device_matrix.step_memory import StageBytes
 from launcher.parallel.cost.kernels import FusedKernels
-from launcher.parallel.cost.memory import MemoryMeter
-from launcher.parallel.dispatch import modes
+from launcher.parallel.cost.memory import MetaMeter
 from launcher.parallel.fsdp.shard import HalfWeight, HalfWeights
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.values.facts import TensorSpec
 
 Loss = Callable[[Tensor], Tensor]
 META = torch.device("meta")
-
-
-class _MetaMeter(MemoryMeter):
-    """Adds up sizes as storages are made and freed, because meta storages keep their size."""
-
-    kind = "meta"
-    run = staticmethod(modes.run)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._held = 0
-
-    @property
-    def now(self) -> int:
-        return self._held
-
-    def since(self) -> None:
-        """Measure a new peak from here."""
-        self.peak = self._held
-
-    def _see(self, t: Tensor) -> None:
-        storage = t.untyped_storage()
-        key = storage._cdata
-        known = self._alive.get(key)
-        if storage.device.type == "meta" and (known is None or known() is not storage):
-            size = storage.nbytes()
-            self._alive[key] = weakref.ref(storage, partial(self._let_go, key, size))
-            self._held += size
-
-    def _let_go(self, key: int, size: int, ref: Any) -> None:
-        self._held -= size
-        if self._alive.get(key) is ref:
-            del self._alive[key]
 
 
 def measure_stages(
@@ -87,14 +53,7 @@ def _nameless(stage: StageSharding, kept: Mapping[str, str]) -> tuple[Any, ...]:
     graph = stage.train.graph
     places = dict(graph.params)
     params = tuple((places[p.name], replace(p, name=""), kept.get(p.name)) for p in stage.params)
-    bare = replace(
-        graph,
-        params=tuple(("", v) for _, v in graph.params),
-        nodes=tuple(replace(n, module="") for n in graph.nodes),
-        buffers=frozenset(),
-        changes=tuple((str(places[name]), v) for name, v in graph.changes),
-    )
-    return replace(stage.train, graph=bare), params
+    return replace(stage.train, graph=unnamed(graph)), params
 
 
 def measure_stage(
@@ -117,10 +76,8 @@ def measure_stage(
     halves = _halves(skeleton, stage.params, kept)
     program = StageProgram(stage.train, groups, META)
     weights = Weights(skeleton, stage.params, level, groups, names={})
-    with _MetaMeter() as meter, FusedKernels():
-        masters = list(skeleton.parameters())
-        for t in (*masters, *skeleton.buffers()):
-            meter._see(t)
+    masters = list(skeleton.parameters())
+    with MetaMeter(before=(*masters, *skeleton.buffers())) as meter, FusedKernels():
         at_rest = meter.now
         weights.gather()
         with halves.running():
@@ -131,7 +88,7 @@ def measure_stage(
             whole = meter.now - ready - shards
             later = run()[2] if micros > 1 else first
             before = meter.now
-        meter.since()
+        meter.restart()
         weights.reduce()
         again = weights.regather.count
         return StageBytes(
@@ -149,7 +106,7 @@ def measure_stage(
 
 
 def _micro_batch(
-    meter: _MetaMeter,
+    meter: MetaMeter,
     program: StageProgram,
     weights: Weights,
     halves: HalfWeights,
@@ -158,7 +115,7 @@ def _micro_batch(
 ) -> tuple[int, int, int]:
     """Return the bytes kept after a forward, the peak of the forward, and the peak of the backward."""
     before = meter.now
-    meter.since()
+    meter.restart()
     values = stage.train.graph
     specs = zip(stage.takes, (values.values[v].trains for v in values.inputs), strict=True)
     with weights.regather:
@@ -168,7 +125,7 @@ def _micro_batch(
         made = [loss(outs[0])]
     kept, forward = meter.now - before, meter.peak - before
 
-    meter.since()
+    meter.restart()
     if made:
         torch.autograd.backward(made, [torch.empty_like(t) for t in made])
         halves.collect()

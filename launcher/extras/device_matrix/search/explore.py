@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -11,7 +11,7 @@ from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
 from launcher.extras.device_matrix.search.candidates import Cuts, dims_of_model, followed
 from launcher.extras.device_matrix.search.cost import Cost, CostModel, Layouts, fixed_layouts, graph_cost
 from launcher.extras.device_matrix.search.reasons import Reason, Reasons
-from launcher.extras.device_matrix.search.repeats import shortened, unnumbered
+from launcher.extras.device_matrix.search.repeats import shortened, unnamed
 from launcher.extras.device_matrix.search.tables import Choice, Menus, Pricer, Search, search
 from launcher.extras.device_matrix.search.variables import (
     State,
@@ -356,7 +356,7 @@ class Searches:
         asked: Layouts,
     ) -> Found:
         given = (written, asked.rest, asked.leave)
-        key = (_unnumbered(graph), tuple(rules), *(tuple(sorted(of.items(), key=_first)) for of in given))
+        key = (unnamed(graph), tuple(rules), *(tuple(sorted(of.items(), key=_first)) for of in given))
         if key not in self._known:
             self._known[key] = propagate(
                 graph, rules, self.ranks, written, self.model, asked=asked, memory=self.memory
@@ -366,19 +366,3 @@ class Searches:
 
 def _first(item: tuple[int, Any]) -> int:
     return item[0]
-
-
-def _unnumbered(graph: OpGraph) -> tuple[Any, ...]:
-    """Returns everything in a graph that a search and its reasons depend on.
-
-    Numbers in module names count only by their difference from the first number.
-    """
-    first: dict[str, list[int]] = {}
-    nodes = []
-    for n in graph.nodes:
-        name, numbers = unnumbered(n.module), [int(x) for x in n.module.split(".") if x.isdecimal()]
-        steps = [a - b for a, b in zip(numbers, first.setdefault(name, numbers), strict=True)]
-        nodes.append(replace(n, module=f"{name} {steps}"))
-    params = tuple((v, name in graph.buffers) for name, v in graph.params)
-    changes = tuple(v for _, v in graph.changes)
-    return graph.values, graph.inputs, params, tuple(nodes), graph.outputs, changes

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from launcher.extras.device_matrix.op_graph import Arg, OpGraph, OpNode, Ref
+from launcher.extras.device_matrix.op_graph import OpGraph, renumbered
 
 LEAST = 5
 """The fewest equal layers that are worth shortening."""
@@ -67,9 +67,12 @@ def shortened(graph: OpGraph, signatures: Sequence[int]) -> Shortened:
         kept = [n for n in kept if n not in gone]
 
     place = {n: i for i, n in enumerate(kept)}
-    nodes = tuple(_swapped(graph.nodes[n], swap) if swap else graph.nodes[n] for n in kept)
+    nodes = (graph.nodes[n] for n in kept)
+    swapped = tuple(
+        n if swap.keys().isdisjoint(n.ins) else renumbered(n, lambda v: swap.get(v, v)) for n in nodes
+    )
     return Shortened(
-        replace(graph, nodes=nodes), tuple(weights[n] for n in kept), tuple(place[n] for n in of)
+        replace(graph, nodes=swapped), tuple(weights[n] for n in kept), tuple(place[n] for n in of)
     )
 
 
@@ -112,6 +115,27 @@ def unnumbered(module: str) -> str:
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", module)
 
 
+def unnamed(graph: OpGraph) -> OpGraph:
+    """Returns ``graph`` without names: stages of equal layers have equal graphs then.
+
+    Numbers in module names count only by their difference from the first such number.
+    """
+    first: dict[str, list[int]] = {}
+    nodes = []
+    for n in graph.nodes:
+        name, numbers = unnumbered(n.module), [int(x) for x in n.module.split(".") if x.isdecimal()]
+        steps = [a - b for a, b in zip(numbers, first.setdefault(name, numbers), strict=True)]
+        nodes.append(replace(n, module=f"{name} {steps}"))
+    places = dict(graph.params)
+    return replace(
+        graph,
+        params=tuple(("buffer" if name in graph.buffers else "", v) for name, v in graph.params),
+        nodes=tuple(nodes),
+        buffers=frozenset(),
+        changes=tuple((str(places[name]), v) for name, v in graph.changes),
+    )
+
+
 def _numbered(module: str) -> tuple[str, int] | None:
     """
     >>> _numbered("model.layers.12.attn.q")
@@ -150,16 +174,3 @@ def _seen_elsewhere(graph: OpGraph, values: set[int], inside: range) -> bool:
     """Whether ``values`` are used by nodes that are not ``inside``, or by the outputs of the graph."""
     takes = {v for at, node in enumerate(graph.nodes) if at not in inside for v in node.ins}
     return not values.isdisjoint(takes | set(graph.outputs) | {v for _, v in graph.changes})
-
-
-def _swapped(node: OpNode, swap: Mapping[int, int]) -> OpNode:
-    def new(arg: Arg) -> Arg:
-        if isinstance(arg, Ref):
-            return Ref(swap.get(arg.value, arg.value))
-        return tuple(new(a) for a in arg) if isinstance(arg, tuple) else arg
-
-    if swap.keys().isdisjoint(node.ins):
-        return node
-    return replace(
-        node, args=tuple(new(a) for a in node.args), kwargs=tuple((k, new(v)) for k, v in node.kwargs)
-    )

@@ -53,7 +53,7 @@ def test_the_plan_is_that_of_each_stage_alone(name: str, monkeypatch: pytest.Mon
     once = {work: count.calls for work, count in counts.items()}
 
     monkeypatch.setattr(StageCode, "names_of", lambda self, other: None)
-    monkeypatch.setattr(explore, "_unnumbered", lambda graph: object())
+    monkeypatch.setattr(explore, "unnamed", lambda graph: object())
     monkeypatch.setattr(measure_stage, "_nameless", lambda stage, kept: (object(),))
     alone = plan_job(job(*overrides))
     assert alone.sharding == together.sharding
