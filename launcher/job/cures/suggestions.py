@@ -78,8 +78,8 @@ OTHERS = {
     "parallel.grid.tp": ("tp_size", "tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size"),
     "parallel.hsdp.shard_size": ("dp_shard", "dp_shard_size", "fsdp_size", "data_parallel_shard_degree"),
     "parallel.recompute": (
-        "gradient_checkpointing", "activation_checkpointing", "activation_checkpoint", "checkpoint_activations",
-        "use_recompute",
+        "gradient_checkpointing", "activation_checkpointing", "activation_checkpoint",
+        "checkpoint_activations", "use_recompute",
     ),
     "parallel.hsdp.optimizer_level": ("zero_stage", "zero", "sharding_level"),
     # methods of MindSpore's AutoParallel, and arguments of its older set_auto_parallel_context

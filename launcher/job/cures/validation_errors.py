@@ -201,6 +201,8 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
 
     # a value of the wrong form, or an item of a list
     why = _reason(detail, schema_keys.literals(schema_keys.at(spot.parts, data)))
+    if kind == "model_type" and (needed := _required(spot.parts, data)):
+        why += f"; it needs {', '.join(needed)}"
     if not spot.items:
         return Problem(key, f"{shown(bad, key)}: {why}", suggestions.value(spot.parts, bad, data))
     whole = origins.value(key)
@@ -208,6 +210,12 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     item = "" if kind == "missing" else f" = {shown(bad, key)}"
     text = f"{shown(whole, key)}: item {at}{item} {why}"
     return Problem(key, text, suggestions.value(spot.parts, whole, data))
+
+
+def _required(parts: tuple[str, ...], data: Mapping[str, Any]) -> list[str]:
+    """The keys that a group must have; those without a default."""
+    group = schema_keys.settings(schema_keys.at(parts, data), {})
+    return [name for name, field in schema_keys.fields(group).items() if field.is_required()] if group else []
 
 
 def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
