@@ -38,7 +38,7 @@ def _work(
     world: World, seconds: float, copies: Sequence[tuple[Copy, Plan]], folder: Path
 ) -> tuple[list[Round], Machine]:
     from launcher.extras.calibration.measure import machine_of, measured, samples
-    from launcher.extras.calibration.tiny_trainings import trainings
+    from launcher.extras.calibration.training_steps import trainings
 
     (copy, replicas), (_, stages) = copies
     works = Works(copy.job.train.precision, replicas.estimate.work, stages.estimate.work)

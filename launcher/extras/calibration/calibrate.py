@@ -53,7 +53,7 @@ def run_copies(
     Raises ``RunError`` on every rank if it was too noisy.
     """
     from launcher.extras.calibration.measure import Wanted, calibrated
-    from launcher.extras.calibration.tiny_trainings import trainings
+    from launcher.extras.calibration.training_steps import trainings
 
     wanted = Wanted(Path(place(step.to, str(folder))), step.seconds, step.spread)
     (copy, replicas), (_, stages) = copies
