@@ -18,7 +18,7 @@ from launcher.checkpoint.layout.shards import untiled
 from launcher.checkpoint.tensorfile.disk import LONGEST
 from launcher.checkpoint.tensorfile.safetensors import arrange
 from launcher.extras.images.idx import read as read_idx
-from launcher.extras.images.idx_files import whole
+from launcher.extras.images.idx_files import complete_shape
 from launcher.extras.mindspore.protobuf import packet
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
@@ -342,7 +342,7 @@ def test_a_gzipped_file_is_unpacked_as_far_as_its_header_says(tmp_path: Path) ->
         bounded(),
         pytest.raises(ValueError, match=r"^its header promises 2147483656 bytes; at most 1073741824 are unp"),
     ):
-        whole(str(tmp_path), "train-labels-idx1-ubyte", 1)
+        complete_shape(str(tmp_path), "train-labels-idx1-ubyte", 1)
 
 
 def as_source(folder: Path) -> None:

@@ -115,7 +115,7 @@ def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> t
     from launcher.job.stray_arguments import KnownNames, flag
 
     name = word.partition("=")[0]
-    configs = ConfigFiles.of(config_dir)
+    configs = ConfigFiles.from_folders(config_dir)
     taken, meant = flag(word, after, KnownNames(configs.groups(), configs.options("recipe")))
 
     # a flag of Hydra: the sentence names our counterpart
@@ -239,7 +239,7 @@ exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed wh
 
 def usage(config_dir: Path | None = None) -> str:
     """The usage, the recipes with what each shows, the options of each group, and examples."""
-    configs = ConfigFiles.of(config_dir)
+    configs = ConfigFiles.from_folders(config_dir)
     recipes = [(name, _shows(configs, name)) for name in configs.options("recipe")]
     width = max((len(name) for name, _ in recipes), default=0)
     lines = [f"  {name:<{width}}  {text}" for name, text in recipes]

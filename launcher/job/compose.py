@@ -104,7 +104,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     problems: list[Problem] = []
 
     # the command line: report and drop words that are not overrides
-    here = ConfigFiles.of(config_dir)
+    here = ConfigFiles.from_folders(config_dir)
     texts = sift(overrides, KnownNames(here.groups(), here.options("recipe")), problems)
     typed = read(texts, problems)
     configs, typed = _config_files(typed, config_dir, problems)
@@ -163,7 +163,7 @@ def _config_files(
             found.append(Problem("recipe", f"{o.value}: {why}", _file_meant(o.value)))
             typed = tuple(t for t in typed if t is not o)
 
-    configs = ConfigFiles.of(user, folder)
+    configs = ConfigFiles.from_folders(user, folder)
     shadowed = "a shipped option has this name; give yours another"
     found += [Problem("", f"{file}: {shadowed}") for file in configs.hidden()]
     return configs, typed

@@ -218,7 +218,7 @@ NONE = "none"
 POLICIES = (NONE, "selective", "full")
 
 
-def asked(job: Job) -> bool:
+def is_requested(job: Job) -> bool:
     return job.parallel.recompute is not None and job.parallel.recompute.modules == AUTO
 
 
@@ -370,7 +370,7 @@ def _in_flight(load: RankLoad) -> Counter[int]:
 
 def unknown(job: Job) -> list[Problem]:
     """Returns the problem of ``auto`` in a request that does not state the memory of a device."""
-    if not asked(job) or job.cluster.memory_gb is not None:
+    if not is_requested(job) or job.cluster.memory_gb is not None:
         return []
     text = "auto: fits a memory that nobody has told; cluster.memory_gb is that of a device"
     return [Problem(KEY, text, "cluster.memory_gb=80")]

@@ -110,7 +110,9 @@ def with_threshold(resolved: Resolved, skeleton: ModelStructure, grid: Grid) -> 
     if usual or not sizes[True]:
         return resolved
     found = hsdp.model_copy(update={"threshold": least // 1024})
-    return resolved.of(job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})}))
+    return resolved.with_job(
+        job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})})
+    )
 
 
 def laid_out(job: Job, skeleton: ModelStructure, ranks: int) -> ParamLayouts | None:
@@ -123,7 +125,7 @@ def laid_out(job: Job, skeleton: ModelStructure, ranks: int) -> ParamLayouts | N
         return None
     left_out = {p.name for p in skeleton.params if asked.only_trainable and not p.trainable}
     specs = {p.name: p.spec for p in skeleton.params}
-    theirs = _whole(_stored(Path(asked.load)), specs, asked.load)
+    theirs = _with_shapes(_stored(Path(asked.load)), specs, asked.load)
     if theirs.grid.size != ranks:
         return None  # reported by ``fits``
     names = (n for n in theirs.named if n in specs and n not in left_out)
@@ -155,7 +157,7 @@ def fits(job: Job, plan: Plan) -> None:
     found += [f"{n} is not in the model" for n in sorted(names - specs.keys() - left_out)]
 
     # compare ranks
-    theirs = _whole(stored, specs, asked.load)
+    theirs = _with_shapes(stored, specs, asked.load)
     if {axis for axis, _ in theirs.grid.axes} == {axis for axis, _ in mine.grid.axes}:
         axes = [" x ".join(f"{a} {n}" for a, n in s.grid.axes) for s in (theirs, mine)]
         if axes[0] != axes[1]:
@@ -194,7 +196,9 @@ def _stored(path: Path) -> Strategy | mindspore.StrategyFile:
         raise RequestError((Problem(KEY, text),)) from error
 
 
-def _whole(stored: Strategy | mindspore.StrategyFile, specs: Mapping[str, TensorSpec], path: str) -> Strategy:
+def _with_shapes(
+    stored: Strategy | mindspore.StrategyFile, specs: Mapping[str, TensorSpec], path: str
+) -> Strategy:
     """The stored strategy with the model's shapes where the file omits them."""
     try:
         known = _known(stored, specs.keys())

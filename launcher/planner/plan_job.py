@@ -44,7 +44,7 @@ from launcher.planner.trace_model import (
     follow,
     keeps_messages,
     read,
-    tried,
+    try_samples,
 )
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> CheckedRe
     found += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
     found += [*resolve.problems(job), *user_classes.nowhere(job)]
     supposed = resolve.with_placeholder_steps(resolve.with_placeholder_operators(job))
-    return CheckedRequest(resolved, _ask(resolved.of(supposed), found))
+    return CheckedRequest(resolved, _ask(resolved.with_job(supposed), found))
 
 
 def _ask(resolved: Resolved, found: Sequence[Problem] = ()) -> StageRequest:
@@ -170,7 +170,7 @@ def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     resolved, job, asked = checked.resolved, checked.job, checked.asked
     if resolve.operators_are_open(job) or resolve.steps_are_open(job):
         written = resolve.written(job) if resolve.operators_are_open(job) else job
-        resolved = resolve.with_steps(resolved.of(written))
+        resolved = resolve.with_steps(resolved.with_job(written))
         job = resolved.job
         asked = replace(_ask(resolved), like=asked.like)
     refuse(_unlike(job, own=True))
@@ -197,11 +197,11 @@ def _backend(job: Job) -> list[Problem]:
 
 def _made(resolved: Resolved, asked: StageRequest, traces: Traces | None) -> Plan:
     """The plan, after recomputation has been decided."""
-    if recompute_auto.asked(resolved.job):
+    if recompute_auto.is_requested(resolved.job):
         once = traces or Traces(own=False)
 
         def planned(job: Job, like: dict[str, int] | None = None) -> Plan:
-            changed = resolved.of(job)
+            changed = resolved.with_job(job)
             return _cut(changed, replace(_ask(changed), like=like), once)
 
         return solved(resolved.job, planned)
@@ -232,7 +232,7 @@ def _cut(resolved: Resolved, asked: StageRequest, traces: Traces | None = None) 
     """The plan; stacks of blocks that cannot be cut stay on one stage each."""
     reading = read if traces is None else traces.read
     model = reading(resolved.job, builder(resolved.job))
-    refuse([*user_classes.untaken(resolved.job, model)])
+    refuse([*user_classes.document_problems(resolved.job, model)])
     resolved = with_threshold(resolved, model.skeleton, asked.sizes.grid)
     job = resolved.job
     traits = _tried(job, model.skeleton)
@@ -339,7 +339,7 @@ def _followed(
 
     dtype, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]
     kept = model_facts.default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks)
-    with kept[0], kept[1], tried(job, model, specs) as finished:
+    with kept[0], kept[1], try_samples(job, model, specs) as finished:
         if compute != dtype:
             narrow(model.module, compute)
         with leaving(model.module):

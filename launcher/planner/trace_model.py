@@ -225,7 +225,7 @@ def follow(
     leaves = None if whole is None else frozenset(whole)
     ours = not foreign(job.model)
     if leaves is None:
-        graph = model_facts.whole(model, specs, ours=ours)
+        graph = model_facts.single_node_graph(model, specs, ours=ours)
     else:
         graph = model_facts.graph(model, leaves, specs, ours=ours)
     refuse(compile.overwritten(job, axis.overwritten))
@@ -248,7 +248,7 @@ SAMPLES = 8
 
 
 @contextmanager
-def tried(
+def try_samples(
     job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]
 ) -> Iterator[Callable[[TracedForward], TracedForward]]:
     """Tries data-dependent code with real samples while tracing, and records reads of the environment.

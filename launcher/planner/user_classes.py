@@ -116,7 +116,7 @@ def files(job: Job) -> list[str]:
     return modules.files(factory(job.model.target, job.security.allow, nn.Module, key="model._target_"))
 
 
-def untaken(job: Job, read: ModelRead) -> Iterator[Problem]:
+def document_problems(job: Job, read: ModelRead) -> Iterator[Problem]:
     """Refuses a model that does not take documents as its second input: it would be silently wrong."""
     asked = apart(job.data)
     if asked is None or not isinstance(job.model, ModelTarget):
@@ -158,7 +158,7 @@ def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
         text = f"{sizes.steps}: steps of {sizes.global_batch} samples are {need}, and {name} has {have}"
         yield Problem("train.steps", text, f"train.steps={steps}" if steps else "")
     if not len(data.val):
-        for who in evaluation.asked(job):
+        for who in evaluation.evaluated_by(job):
             text = f"{name} offers no held-out samples; name them as data.val, or evaluate nothing"
             yield Problem(who if "." in who else f"steps.{who}", text)
 

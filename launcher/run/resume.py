@@ -287,7 +287,7 @@ def sources(job: Job, left: Collection[str] | None = None) -> list[ResumeSource]
 Found = tuple[list[Problem], list[Note]]
 
 
-def looked(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()) -> Found:
+def resume_problems(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()) -> Found:
     """Refusals and notes about changes since the checkpoints that the request resumes from."""
     return _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
 
@@ -315,7 +315,7 @@ def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: S
 
 
 def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
-    """Like ``looked``, for a plan that may be made elsewhere.
+    """Like ``resume_problems``, for a plan that may be made elsewhere.
 
     Checkpoints that do not exist here are checked when the run starts.
     """

@@ -101,13 +101,13 @@ def _measured(run: Path) -> tuple[float, float] | None:
     if not path.is_file():
         return None
     with path.open(encoding="utf-8", errors="replace") as lines:
-        rows = [*_rows(lines)]
+        rows = [*_complete_rows(lines)]
     steps = [row["step_ms"] for row in rows[1:] if isinstance(row.get("step_ms"), int | float)]
     saves = [row["save_stall_ms"] for row in rows if isinstance(row.get("save_stall_ms"), int | float)]
     return (max(steps) / 1e3, max(saves) / 1e3) if steps and saves else None
 
 
-def _rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _complete_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """The complete rows; the last line may be incomplete."""
     for line in lines:
         try:

@@ -18,7 +18,7 @@ from launcher.checkpoint.foreign.lora_adapters import Adapters, chunks, merged
 from launcher.checkpoint.foreign.names import Renamed, Table, renamed
 from launcher.checkpoint.full_tensors import FullTensors, cast_chunks
 from launcher.checkpoint.layout.derived import sources
-from launcher.checkpoint.layout.shards import whole
+from launcher.checkpoint.layout.shards import full_box
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_apart, check_destination, fresh
 from launcher.checkpoint.tensorfile.disk import WriteBehind, copy, sync, write_text
@@ -240,7 +240,7 @@ def pieces(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, Box]:
         return {}
     at = f"{match['layer']}.{form.block}"
     if match["what"] == "gate.weight":
-        return {} if form.block == "mlp" else {f"{at}.gate.weight": whole(shape)}
+        return {} if form.block == "mlp" else {f"{at}.gate.weight": full_box(shape)}
     count, rows, columns = shape
     halves = (form.down,) if match["what"].endswith(".down_proj") else (form.gate, form.up)
     height = rows // len(halves)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint.chunked import gathered, slices
-from launcher.checkpoint.layout.shards import untiled, whole
+from launcher.checkpoint.layout.shards import full_box, untiled
 from launcher.checkpoint.tensorfile.mmap_window import OPEN, Window
 from launcher.checkpoint.tensorfile.safetensors import Slot, described, mapped
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
@@ -424,7 +424,7 @@ class DcpFolder:
     def chunks(self, name: str) -> Iterator[memoryview]:
         """Yields the bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
         spec = self.specs[name]
-        return gathered(whole(spec.shape), spec.dtype, lambda part, out: self.fill(name, part, out))
+        return gathered(full_box(spec.shape), spec.dtype, lambda part, out: self.fill(name, part, out))
 
     def _find(self, name: str, chunk: Chunk) -> Saved:
         path = self.folder / chunk.file

@@ -48,7 +48,7 @@ def named_errors(path: Path, needed: int) -> Iterator[None]:
     except (Unwritten, RefusedFile):
         raise
     except OSError as error:
-        raise _of(error, path, needed) from error
+        raise _unwritten(error, path, needed) from error
 
 
 def unwritten(error: BaseException) -> Unwritten | None:
@@ -61,10 +61,10 @@ def unwritten(error: BaseException) -> Unwritten | None:
         return None
     if error.filename is None:
         return Unwritten(error.errno, os.strerror(error.errno), "a file")
-    return _of(error, Path(error.filename), BLOCK)
+    return _unwritten(error, Path(error.filename), BLOCK)
 
 
-def _of(error: OSError, path: Path, needed: int) -> Unwritten:
+def _unwritten(error: OSError, path: Path, needed: int) -> Unwritten:
     code = error.errno or errno.EIO
     why = _reason(code, path, needed) if code in FULL else os.strerror(code)
     return Unwritten(code, why, os.fspath(path))

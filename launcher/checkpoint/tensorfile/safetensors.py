@@ -173,7 +173,7 @@ def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -
 
 
 def _parse(text: bytes, head: bytes, size: int) -> Header:
-    rows = _rows(text)
+    rows = _parsed_header(text)
     metadata = rows.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError(f"{METADATA} is not a mapping of text to text")
@@ -194,7 +194,7 @@ def _parse(text: bytes, head: bytes, size: int) -> Header:
     return Header(entries, metadata, size, xxhash.xxh3_128_hexdigest(head + text))
 
 
-def _rows(text: bytes) -> dict[str, Any]:
+def _parsed_header(text: bytes) -> dict[str, Any]:
     try:
         rows = parsed(text, unique=True)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -310,7 +310,7 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
         plain.compile()
         return ChatTokenizer(None, plain, BYTES_END + 1, BYTES_END)
     path = Path(settings.tokenizer_file)
-    tokenizer = _whole(text_files.load(path))
+    tokenizer = _without_truncation(text_files.load(path))
     config = _config(path)
     special = _special(config)
     source = _template(settings, config, _beside(path))
@@ -323,7 +323,7 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
     return ChatTokenizer(tokenizer, template, size, None if eos is None else tokenizer.token_to_id(eos))
 
 
-def _whole(tokenizer: Tokenizer) -> Tokenizer:
+def _without_truncation(tokenizer: Tokenizer) -> Tokenizer:
     """Disables truncation, padding and post-processing, so that offsets cover the full text.
 
     Post-processors add special tokens, which the template already writes. Many also leave blanks out of the

@@ -33,14 +33,14 @@ def files_of(paths: Paths, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
     Raises ``BadFile`` with the path.
     """
     each = [paths] if isinstance(paths, str) else paths
-    found = [file for path in each for file in _of(path, suffixes)]
+    found = [file for path in each for file in _files_at(path, suffixes)]
     twice = [file for file, n in Counter(f.resolve() for f in found).items() if n > 1]
     if twice:
         raise BadFile(f"{twice[0]}: named twice")
     return found
 
 
-def _of(path: str, suffixes: tuple[str, ...]) -> list[Path]:
+def _files_at(path: str, suffixes: tuple[str, ...]) -> list[Path]:
     here = Path(path)
     if here.is_dir():
         return _in_folder(here, suffixes)
@@ -91,10 +91,10 @@ class Mixture:
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, weights: Sequence[float]) -> Mixture:
+    def from_weights(cls, weights: Sequence[float]) -> Mixture:
         """From weights, which need not add up to 1. The count of a weight that is relatively tiny is 0.
 
-        >>> Mixture.of([0.7, 0.2, 0.1]).counts
+        >>> Mixture.from_weights([0.7, 0.2, 0.1]).counts
         (7, 2, 1)
         """
         exact = [Fraction(str(w)) for w in weights]
@@ -217,7 +217,7 @@ def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
     vocab_size, wrong = _vocab_size(settings, [f for files in (*sources.values(), held) for f in files])
     sources = {key: [*_ended(key, files, settings, problems)] for key, files in sources.items()}
     held = [*_ended("data.val", held, settings, problems)]
-    mixture = Mixture.of([source.weight for source in settings.sources] or [1.0])
+    mixture = Mixture.from_weights([source.weight for source in settings.sources] or [1.0])
     train, val, few = _windows(settings, sources, held)
     if settings.end_of_document is not None and settings.end_of_document >= vocab_size > 0:
         problems.append(Problem(END, f"{settings.end_of_document} is not below data.vocab_size={vocab_size}"))

@@ -288,8 +288,8 @@ def _links(found: Round) -> Values:
     assert inside is not None, "no collective was timed"
     assert between is not None
     return {
-        **{f"links.inside.{key}": value for key, value in _told(inside).items()},
-        **{f"links.between.{key}": value for key, value in _told(between).items()},
+        **{f"links.inside.{key}": value for key, value in _link_values(inside).items()},
+        **{f"links.between.{key}": value for key, value in _link_values(between).items()},
         "overheads.scatter": inside.scattered / inside.byte,
     }
 
@@ -307,7 +307,7 @@ class _Link:
     sent: float
 
 
-def _told(link: _Link) -> Values:
+def _link_values(link: _Link) -> Values:
     return {
         "latency_us": link.step * 1e6,
         "gb_per_s": 1e-9 / link.byte,

@@ -199,7 +199,7 @@ def exchange(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> Ex
             if twin.get(x) != y:
                 break
             apart.add(x)
-    rows = _rows(a.matrix, tuple(x for x in range(len(a.matrix)) if x not in apart))
+    rows = _rows_over(a.matrix, tuple(x for x in range(len(a.matrix)) if x not in apart))
     smaller = tuple(
         n // prod(a.matrix[x] for x in axes if x in apart) for n, axes in zip(shape, a.dims, strict=True)
     )
@@ -217,10 +217,10 @@ def _without(layout: TensorLayout, axes: set[int]) -> TensorLayout:
 @lru_cache(maxsize=1 << 12)
 def rows_over(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
     """The rows of ranks that differ on ``axes`` only, ascending; one row for each place on the other axes."""
-    return _rows(matrix, axes)
+    return _rows_over(matrix, axes)
 
 
-def _rows(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
+def _rows_over(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
     step = strides(matrix)
     inner = [range(0, step[a] * matrix[a], step[a]) for a in sorted(axes)]
     outer = [range(0, step[a] * matrix[a], step[a]) for a in range(len(matrix)) if a not in axes]

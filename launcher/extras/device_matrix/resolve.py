@@ -86,7 +86,7 @@ def _default(
         return OpStrategy((ranks,))
     if node.kind in HEAVY:
         return data_parallel(rule, ranks)
-    return follow(graph, node, rule, ranks=ranks, layouts=layouts)
+    return follow_inputs(graph, node, rule, ranks=ranks, layouts=layouts)
 
 
 def data_parallel(rule: OpRule, ranks: int) -> OpStrategy:
@@ -106,7 +106,7 @@ def data_parallel(rule: OpRule, ranks: int) -> OpStrategy:
     return OpStrategy(matrix, ((samples, (0,)),))
 
 
-def follow(
+def follow_inputs(
     graph: OpGraph, node: OpNode, rule: OpRule, *, ranks: int, layouts: Mapping[int, TensorLayout]
 ) -> OpStrategy:
     """Cuts the operator as its largest cut input is cut, and then as the other inputs are, where possible."""
@@ -488,18 +488,18 @@ def meeting_ranks(sharding: Sharding, held: Iterable[int]) -> tuple[Rows, ...]:
 def _stage_rows(stage: StageSharding, last: bool) -> Iterator[Rows]:
     for graph in (stage.train, stage.evaluate):
         for move in moves(graph):
-            yield from _rows(move.forward)
+            yield from _step_rows(move.forward)
             if move.backward is not None:
-                yield from _rows(move.backward)
+                yield from _step_rows(move.backward)
         yield from _inside(graph)
     for p in stage.params:
-        yield from _rows(gathered(p))
-        yield from _rows(reduced(p))
+        yield from _step_rows(gathered(p))
+        yield from _step_rows(reduced(p))
     if last:
         yield from _loss(stage.train)
 
 
-def _rows(plan: Redistribution) -> Iterator[Rows]:
+def _step_rows(plan: Redistribution) -> Iterator[Rows]:
     return (step.rows for step in plan.steps if step.op != "slice")
 
 

@@ -35,7 +35,7 @@ CLUSTER = "cluster.yaml"
 
 def check(job: Job) -> None:
     """Raises ``RequestError`` for problems of a search that do not depend on the model."""
-    found = [*candidates.impossible(_at_home(job)), *problems(job)]
+    found = [*candidates.impossible(_with_local_ranks(job)), *problems(job)]
     if job.show == "search" and not open_ended(job):
         how = "set keys below parallel to auto or to lists; parallel=auto opens all of them"
         found.append(Problem("show", f"search: nothing is left open: {how}", "parallel=auto"))
@@ -48,9 +48,9 @@ def check(job: Job) -> None:
     refuse(found)
 
 
-def _at_home(job: Job) -> Job:
+def _with_local_ranks(job: Job) -> Job:
     """``job`` with the number of ranks that an outer launcher has started."""
-    return launch.at_home(job, launch.outer_size())
+    return launch.with_local_ranks(job, launch.outer_size())
 
 
 def _beside(best: Path, job: Job) -> Problem | None:
@@ -72,7 +72,7 @@ def settled(job: Job, measure: bool = False, others: FollowerRanks | None = None
     Raises ``RequestError``.
     """
     check(job)
-    job = _at_home(job)
+    job = _with_local_ranks(job)
     found, ranking = _searched(job)
     if not (measure and job.search.measure):
         return Chosen(_with_open_steps(found[0].job, job), tuple(show.notes(ranking)))
@@ -85,7 +85,7 @@ def settled(job: Job, measure: bool = False, others: FollowerRanks | None = None
 
 def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
     """The report of a search, and the path of the recipe that it writes."""
-    job = memory_check.told(_at_home(job))
+    job = memory_check.with_device_memory(_with_local_ranks(job))
     check(job)
     found, ranking = _searched(job)
     lines = [*show.text(ranking)]

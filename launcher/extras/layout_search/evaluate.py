@@ -85,7 +85,7 @@ class SearchContext:
         gb = self.job.cluster.memory_gb
         return None if gb is None else int(gb * GB)
 
-    def of(self, layout: LayoutCandidate) -> Job:
+    def job_of(self, layout: LayoutCandidate) -> Job:
         """The request for this layout."""
         fuses = "parallel.comm_fusion" in self.job.search.over
         return job_of(self.job, layout, self.named, self.speeds if fuses else None)
@@ -153,8 +153,8 @@ def evaluate(asked: SearchContext, trial: Trial, traces: Traces) -> Predicted | 
 
 def _evaluated(asked: SearchContext, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
     layout = trial.layout
-    job = asked.of(layout)
-    choosing = recompute_auto.asked(job)
+    job = asked.job_of(layout)
+    choosing = recompute_auto.is_requested(job)
     try:
         plain = plan_job(recompute_auto.under(job, {}) if choosing else job, traces)
         if plain.estimate.step is None:
@@ -271,8 +271,8 @@ class Finalist:
 
 def settle(asked: SearchContext, choice: Choice, traces: Traces) -> Finalist | Refused:
     """Lets a plan choose the recomputed blocks; if it finds no choice, recomputes all of them."""
-    found, job = choice.found, asked.of(choice.found.layout)
-    if not recompute_auto.asked(job):
+    found, job = choice.found, asked.job_of(choice.found.layout)
+    if not recompute_auto.is_requested(job):
         return Finalist(job, found)
     if not found.again:
         return Finalist(recompute_auto.under(job, {}), found)
@@ -354,14 +354,14 @@ class OneSample:
         return self.layouts[0].cut, 1, all(layout.stages == 1 for layout in self.layouts)
 
 
-def whole(asked: SearchContext, sample: OneSample, traces: Traces) -> ModelCost | str:
+def model_cost(asked: SearchContext, sample: OneSample, traces: Traces) -> ModelCost | str:
     """The cost of the model, or why it cannot be planned; uses the fewest stages, but several if possible."""
     kept = traces.keeps_messages
     found = _planned(asked, sample, traces)
     if isinstance(found, str):
         return found
     _, plan = found
-    return bounds.whole(plan, asked.speeds, keeps_messages() if kept is None else kept)
+    return bounds.model_cost(plan, asked.speeds, keeps_messages() if kept is None else kept)
 
 
 def growth(asked: SearchContext, sample: OneSample, traces: Traces) -> float:

@@ -49,7 +49,7 @@ def problems(job: Job) -> list[Problem]:
     if not job.search.measure:
         return []
     outer = launch.outer_size()
-    job = launch.at_home(job, outer)
+    job = launch.with_local_ranks(job, outer)
     problems = _nowhere(job, outer)
     if job.search.steps <= WARM:
         text = f"{job.search.steps}: the first {WARM} of them do not count, so it takes {WARM + 1} at least"
@@ -217,7 +217,7 @@ def _faster(
 
 def table(found: MeasuredCluster) -> Iterator[str]:
     """A table of measured and predicted seconds, and of those predicted with the refitted constants."""
-    rows = [("time", "predicted", "refitted", "layout"), *_rows(found)]
+    rows = [("time", "predicted", "refitted", "layout"), *_time_rows(found)]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for *times, layout in rows:
         cells = (f"{time:>{width}}" for time, width in zip(times, widths, strict=True))
@@ -226,12 +226,12 @@ def table(found: MeasuredCluster) -> Iterator[str]:
 
 def note(found: MeasuredCluster) -> Iterator[str]:
     """The rows of the table as text, and the constants."""
-    for time, before, after, layout in _rows(found):
+    for time, before, after, layout in _time_rows(found):
         yield f"{time}, {before} predicted, {after} refitted: {layout}"
     yield from refitted(found)
 
 
-def _rows(found: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]:
+def _time_rows(found: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]:
     for one, after in zip(found.ran, found.after, strict=True):
         predicted = one.finalist.predicted
         time = "did not run" if one.seconds is None else show.took(one.seconds)

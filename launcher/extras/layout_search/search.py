@@ -311,7 +311,7 @@ def _wholes(
     for layout in layouts:
         by_cut[layout.cut].setdefault(layout.stages, layout)
     samples = [OneSample(tuple(mine.values())) for mine in by_cut.values()]
-    out = dict(zip(by_cut, work(samples, evaluation.whole), strict=True))
+    out = dict(zip(by_cut, work(samples, evaluation.model_cost), strict=True))
 
     # larger micro batches grow as in the first cut that can be planned
     able = [sample for sample, cut in zip(samples, by_cut, strict=True) if not isinstance(out[cut], str)]

@@ -263,7 +263,7 @@ def _serve(begun: dict[str, Any], lines: Iterator[bytes], news: News) -> None:
     state["begun"] = True
     write_text(file, json.dumps(state) + "\n")
     if before and not known:
-        for row in _rows(folder / "metrics.jsonl", before):
+        for row in _metric_rows(folder / "metrics.jsonl", before):
             logger.log(row)
 
     how = _log_rows(
@@ -296,7 +296,7 @@ def _built(begun: dict[str, Any], state: dict[str, Any]) -> RunLogger:
     return OwnLogger(settings, tuple(begun["allow"]), begun["key"])
 
 
-def _rows(path: Path, count: int) -> Iterator[dict[str, Any]]:
+def _metric_rows(path: Path, count: int) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         yield from map(json.loads, islice(lines, count))
 

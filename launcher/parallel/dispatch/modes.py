@@ -67,7 +67,7 @@ class Modes:
     flags: tuple[tuple[nn.Module, bool, bool], ...]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Modes:
+    def from_model(cls, model: nn.Module) -> Modes:
         """Read the flags of ``model``; leaves it in training mode."""
         modules = tuple(model.modules())
         model.eval()

@@ -72,7 +72,7 @@ def dropped(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
         yield Problem(LEVEL, f"level3: {DROPPED.format(job.parallel.pipeline.scheduler)}", f"{LEVEL}=level2")
 
 
-def rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
+def setting_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields the setting of the optimizer level."""
     hsdp = job.parallel.hsdp
     if hsdp is None or sizes.engine.over_matrices:  # how each parameter is sharded is not known yet

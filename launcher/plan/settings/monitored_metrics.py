@@ -62,7 +62,7 @@ def _unknown(job: Job) -> Iterator[Problem]:
             yield Problem(f"steps.{name}.{verb(step).source}", text, f"{BEST}=val_loss")
 
 
-def rows(job: Job) -> Iterator[Setting]:
+def setting_rows(job: Job) -> Iterator[Setting]:
     stop, best = job.train.early_stop, job.checkpoint.best
     if stop is not None:
         more = f" by more than {stop.min_delta:g}" if stop.min_delta else ""

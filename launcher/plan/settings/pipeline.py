@@ -192,7 +192,7 @@ def _run(scheduler: str, sizes: Sizes, cost: Cost, *, less_memory: bool = False)
     return ScheduleChoice(scheduler, sizes, schedule, simulate(schedule, sizes.places, cost))
 
 
-def rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
+def setting_rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
     """Yields the settings of the pipeline that are not at their default."""
     pipe = job.parallel.pipeline
     if pipe.stages == 1 and pipe.scheduler not in ("1f1b", "gpipe", "auto"):

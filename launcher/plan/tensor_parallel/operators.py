@@ -78,7 +78,7 @@ def resolve(
     if problems:
         return (), problems
 
-    kinds, lookup = dict(skeleton.kinds), Lookup.of(config, origins)
+    kinds, lookup = dict(skeleton.kinds), Lookup.from_config(config, origins)
     owned: dict[str, list[Param]] = {}
     for p in skeleton.params:
         if not p.buffer:
@@ -162,7 +162,7 @@ class Lookup:
     from_files: frozenset[str]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], origins: Origins) -> Lookup:
+    def from_config(cls, config: Mapping[str, Any], origins: Origins) -> Lookup:
         asked = [k for k in config if k not in origins]
         return cls(frozenset(asked), globs(asked), frozenset(config.keys() - {*asked}))
 

@@ -73,7 +73,7 @@ def _portable(t: Tensor) -> Tensor:
     return t
 
 
-def whole(plan: Plan, found: Sequence[Piece]) -> Whole:
+def full_tensors(plan: Plan, found: Sequence[Piece]) -> Whole:
     """The full tensors made of ``found``, the pieces of all ranks; omits tensors without any piece."""
     by_name: dict[str, list[Piece]] = {}
     for f in found:
@@ -106,7 +106,7 @@ def gathered(plan: Plan, mine: Sequence[Piece]) -> Whole | None:
     for names in _batches(plan):
         every = _gathered([f for f in mine if f.name in names])
         if every is not None:
-            got = whole(plan, every)
+            got = full_tensors(plan, every)
             full |= got.tensors
             complaints += got.complaints
     return Whole(full, tuple(complaints)) if dist.get_rank() == 0 else None
