@@ -154,8 +154,8 @@ def _belongs(name: str, of_a_rank: tuple[str, ...], world: int) -> bool:
     """Whether a checkpoint of ``world`` ranks, each with the files ``of_a_rank``, may list ``name``."""
     if name == STATE or name.startswith("strategy/"):
         return True
-    found = re.fullmatch(r"rank_(\d+)/(.*)", name)
-    return found is not None and found[2] in of_a_rank and int(found[1]) < world
+    match = re.fullmatch(r"rank_(\d+)/(.*)", name)
+    return match is not None and match[2] in of_a_rank and int(match[1]) < world
 
 
 def _state(path: Path, record: FileRecord) -> Mapping[str, Any]:

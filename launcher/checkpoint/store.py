@@ -105,17 +105,17 @@ def read(checkpoints: Path) -> Latest | None:
     return Latest(lines[0], above, text, digest=last[2], mac=last[1] != "sha256")
 
 
-def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
+def check(latest: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
     """Raises ``ValueError`` if the file is damaged or its MAC is not authentic.
 
     If the checkpoints are encrypted, the file must have a MAC made with a key that ``trust`` accepts.
     ``folder`` is the newest checkpoint, ``newest`` its manifest.
     """
     path = folder.parent / LATEST
-    if found.mac:
+    if latest.mac:
         opened(folder, newest, trust)  # raises the clearer error if the key is the wrong one
-        macs = [_mac(found.text, key) for key in _keys(path, newest, trust)]
-        if not any(hmac.compare_digest(mac, str(found.digest)) for mac in macs):
+        macs = [_mac(latest.text, key) for key in _keys(path, newest, trust)]
+        if not any(hmac.compare_digest(mac, str(latest.digest)) for mac in macs):
             raise ValueError(
                 f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}"
             )
@@ -123,7 +123,7 @@ def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
         raise ValueError(
             f"{path}: it has no MAC, and the checkpoints are encrypted: nobody vouches for it; {_CURE}"
         )
-    elif found.digest is not None and found.digest != _sha256(found.text):
+    elif latest.digest is not None and latest.digest != _sha256(latest.text):
         raise damaged(path)
 
 

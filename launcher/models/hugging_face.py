@@ -229,16 +229,16 @@ def _changed_rope(key: str, written: Mapping[str, Any], change: Any) -> dict[str
     return out
 
 
-def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, found: PreTrainedConfig) -> None:
+def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, config: PreTrainedConfig) -> None:
     """Cut lists with an entry per layer to the number of layers that remain. Raises ``RequestError``.
 
     A model with fewer layers reads the first entries. transformers cannot open a folder that has more entries
     than layers, so a list in ``settings`` must have one entry per layer.
     """
-    was, now = (getattr(c, LAYERS, None) for c in (written, found))
+    was, now = (getattr(c, LAYERS, None) for c in (written, config))
     if not isinstance(was, int) or not isinstance(now, int):
         return
-    for key, value in list(vars(found).items()):
+    for key, value in list(vars(config).items()):
         theirs = vars(written).get(key)
         if not isinstance(value, list) or not isinstance(theirs, list) or len(theirs) != was:
             continue
@@ -254,7 +254,7 @@ def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, found: PreTrain
                 f"{now}: {key} of {settings.path} says what {was} layers are; give one of {now} entries too"
             )
             raise RequestError((Problem(f"model.config.{LAYERS}", text),))
-        setattr(found, key, value[:now])
+        setattr(config, key, value[:now])
 
 
 def config_text(settings: HuggingFace, dtype: str) -> str:

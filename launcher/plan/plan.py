@@ -189,18 +189,18 @@ class Plan:
 
 def ask(
     job: Job,
-    found: Sequence[Problem] = (),
+    problems: Sequence[Problem] = (),
     switches_file: SwitchesFile | None = None,
     engine: EngineChoice | None = None,
 ) -> StageRequest:
-    """Decides everything that needs no model; ``found`` are problems that are known already.
+    """Decides everything that needs no model; ``problems`` are known already.
 
     ``switches_file``: the file that has switches of ``transformer_opt``. ``engine``: how operators are cut,
     if files or the model decided it. Raises ``RequestError`` with every problem at once.
     """
     sizes, wrong = settings.sizes(job, switches_file, engine)
-    if found or wrong or sizes is None:
-        raise RequestError((*found, *wrong))
+    if problems or wrong or sizes is None:
+        raise RequestError((*problems, *wrong))
     config = job.parallel.pipeline.stage_config
     flat = None if config == "auto" else stage_config.flatten(config)
     return StageRequest(sizes, flat, switches_file=switches_file)

@@ -97,22 +97,23 @@ class CheckedRequest:
         return self.resolved.job
 
 
-def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> CheckedRequest:
-    """Reads the files of a ``settled`` job; ``found``: problems that are known already.
+def before_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> CheckedRequest:
+    """Reads the files of a ``settled`` job; ``problems`` are known already.
 
     Raises ``RequestError`` with all problems that can be detected without torch.
     """
     resolved, wrong = inlined(resolved)
     job = resolved.job
-    found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
-    found += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
-    found += [*resolve.problems(job), *user_classes.nowhere(job)]
+    problems = [*problems, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False)]
+    problems += wrong
+    problems += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
+    problems += [*resolve.problems(job), *user_classes.nowhere(job)]
     supposed = resolve.with_placeholder_steps(resolve.with_placeholder_operators(job))
-    return CheckedRequest(resolved, _ask(resolved.with_job(supposed), found))
+    return CheckedRequest(resolved, _ask(resolved.with_job(supposed), problems))
 
 
-def _ask(resolved: Resolved, found: Sequence[Problem] = ()) -> StageRequest:
-    asked = ask(resolved.job, found, resolved.switches_file, resolved.engine)
+def _ask(resolved: Resolved, problems: Sequence[Problem] = ()) -> StageRequest:
+    asked = ask(resolved.job, problems, resolved.switches_file, resolved.engine)
     return replace(asked, strategies=resolved.strategies)
 
 

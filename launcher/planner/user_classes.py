@@ -30,16 +30,16 @@ HOOKS = ("on_start", "on_step", "on_eval", "on_save", "on_end")
 
 def callback_problems(job: Job) -> list[Problem]:
     """Problems of the callbacks: missing classes, unknown hooks, no hook at all, unsuitable arguments."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for i, target in enumerate(job.callbacks):
         key = f"callbacks.{i}._target_"
         try:
             cls = locate(target.target, job.security.allow, object, key=key)
-            found += _hooks(cls, target.target, key)
+            problems += _hooks(cls, target.target, key)
             check(target, job.security.allow, object, key=key)
         except RequestError as error:
-            found += error.problems
-    return found
+            problems += error.problems
+    return problems
 
 
 def _hooks(cls: type, name: str, key: str) -> Iterator[Problem]:
@@ -65,16 +65,16 @@ CALLS = {"on_start": ("config", "plan", "folder"), "log": ("row",), "close": ()}
 
 def logger_problems(job: Job) -> list[Problem]:
     """Problems of the loggers: missing classes, no ``log``, methods or arguments that do not fit."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for i, target in enumerate(job.logger.others):
         key = f"logger.others.{i}._target_"
         try:
             cls = locate(target.target, job.security.allow, object, key=key)
-            found += _methods(cls, target.target, key)
+            problems += _methods(cls, target.target, key)
             check(target, job.security.allow, object, key=key)
         except RequestError as error:
-            found += error.problems
-    return found
+            problems += error.problems
+    return problems
 
 
 def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:

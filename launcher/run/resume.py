@@ -328,8 +328,8 @@ def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
     here = [s for s in sources(job) if os.path.lexists(s.path)]
     closed = [problem for s in here for problem in _closed(s.key, s.path, job)]
     refuse([*unknown(job), *closed, *_in_plain(job, overrides, ())])
-    found, notes = _compared(job, plan, here, overrides)
-    refuse(found)
+    problems, notes = _compared(job, plan, here, overrides)
+    refuse(problems)
     return [*absent, *notes]
 
 

@@ -62,8 +62,8 @@ def jobs() -> frozenset[str]:
 
 def longest_array() -> int | None:
     """The largest number of tasks in an array, if the cluster reports it."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask(["scontrol", "show", "config"]), re.MULTILINE)
-    return None if found is None else int(found[1])
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask(["scontrol", "show", "config"]), re.MULTILINE)
+    return None if match is None else int(match[1])
 
 
 def _unknown_partition(slurm: Slurm) -> list[Problem]:

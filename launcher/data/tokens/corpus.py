@@ -231,24 +231,24 @@ def vocab_size(settings: Tokens) -> int | None:
     return None if made is None else made.vocab_size
 
 
-def _token_files(key: str, paths: Paths, dtype: str, found: list[Problem]) -> list[TokenFile]:
-    """The files that can be read; problems of the others are appended to ``found``."""
+def _token_files(key: str, paths: Paths, dtype: str, problems: list[Problem]) -> list[TokenFile]:
+    """The files that can be read; problems of the others are appended to ``problems``."""
     out = []
     try:
         named = files_of(paths)
     except BadFile as error:
-        found.append(Problem(key, str(error)))
+        problems.append(Problem(key, str(error)))
         return []
     except OSError as error:
-        found.append(Problem(key, said(error)))
+        problems.append(Problem(key, said(error)))
         return []
     for path in named:
         try:
             out.append(token_file(path, dtype))
         except BadFile as error:
-            found.append(Problem(key, f"{path}: {error}"))
+            problems.append(Problem(key, f"{path}: {error}"))
         except OSError as error:
-            found.append(Problem(key, said(error)))
+            problems.append(Problem(key, said(error)))
     return out
 
 
@@ -275,7 +275,7 @@ def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list
 
 
 def _ended(
-    key: str, files: Sequence[TokenFile], settings: Tokens, found: list[Problem]
+    key: str, files: Sequence[TokenFile], settings: Tokens, problems: list[Problem]
 ) -> Iterator[TokenFile]:
     """Yields the files with their end token, if it is needed; reports the first file without one."""
     if not settings.by_document:
@@ -286,12 +286,12 @@ def _ended(
         told = file.end_of_document
         if given is not None and told not in (None, given):
             text = f"{given}: {file.path} says that {told} ends its documents"
-            found.append(Problem(END, text, f"{END}=null"))
+            problems.append(Problem(END, text, f"{END}=null"))
         elif given is None and told is None and not silent:
             silent = True
             text = f"{file.path} does not say which token ends its documents"
             example = f"give it, {END}=50256 for those of GPT-2"
-            found.append(Problem(key, f"{text}, and {_why(settings)}; {example}"))
+            problems.append(Problem(key, f"{text}, and {_why(settings)}; {example}"))
         yield file if given is None else replace(file, end_of_document=given)
 
 

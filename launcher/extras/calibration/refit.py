@@ -233,23 +233,23 @@ ALONE = (
 """Keys with a single number, which come first in a file. Maps on one line follow, then the groups."""
 
 
-def cluster_file(found: Sequence[Constant], machine: Machine, heads: Sequence[str], nodes: int) -> str:
+def cluster_file(constants: Sequence[Constant], machine: Machine, heads: Sequence[str], nodes: int) -> str:
     """Returns the file of a calibrated cluster; ``heads``: comments on when and where it was measured."""
-    values = {c.key: float(number(c.value)) for c in found}
+    values = {c.key: float(number(c.value)) for c in constants}
     whole = cluster(values, replace(machine, memory_gb=float(f"{machine.memory_gb:.3g}")))
-    return cluster_text(whole, heads, dict(_comments(found, machine, nodes)))
+    return cluster_text(whole, heads, dict(_comments(constants, machine, nodes)))
 
 
-def _comments(found: Sequence[Constant], machine: Machine, nodes: int) -> Iterator[tuple[str, str]]:
+def _comments(constants: Sequence[Constant], machine: Machine, nodes: int) -> Iterator[tuple[str, str]]:
     shared = machine.cores is not None
     yield "memory_gb", f"the machine's, which {machine.per_node} ranks share" if shared else "of a device"
     yield "devices_per_node", "ranks of the run that measured"
     yield "cores_per_node", "that ranks of the run may use, by the threads of each"
-    for c in found:
+    for c in constants:
         hidden = "exposed" in c.key and shared
         yield c.key, SHARED if hidden else f"{HOW.get(c.key)}; spread {c.spread:.0%}"
     for above in TOGETHER:
-        spreads = ", ".join(f"{c.spread:.0%}" for c in found if c.key.startswith(f"{above}."))
+        spreads = ", ".join(f"{c.spread:.0%}" for c in constants if c.key.startswith(f"{above}."))
         yield above, f"{HOW[above]}; spreads {spreads}"
     if nodes == 1:
         yield "links.between", "as inside: there is one node"

@@ -171,18 +171,20 @@ def _unfit(key: str, root: str) -> Iterator[Problem]:
         yield Problem(key, f"{root}: has no folders; the images of each class are in a folder of that name")
 
 
-def _files(key: str, root: str, found: Listing, settings: ImageFolder) -> Iterator[Problem]:
-    have = {n for _, n in found.images}
-    empty = [name for n, name in enumerate(found.classes) if n not in have]
+def _files(key: str, root: str, listing: Listing, settings: ImageFolder) -> Iterator[Problem]:
+    have = {n for _, n in listing.images}
+    empty = [name for n, name in enumerate(listing.classes) if n not in have]
     if empty and key == "data.root":
         kinds = ", ".join(SUFFIXES)
         yield Problem(key, f"{root}: {_some(empty)}: no image ({kinds}); each folder is a class")
     elif not have:
         yield Problem(key, f"{root}: no image in it")
-    if found.others:
-        text = f"{_some(found.others)}: {'not an image' if len(found.others) == 1 else 'no images'} by name"
+    if listing.others:
+        text = (
+            f"{_some(listing.others)}: {'not an image' if len(listing.others) == 1 else 'no images'} by name"
+        )
         yield Problem(key, f"{text} ({', '.join(SUFFIXES)} are read); move them out of {root}")
-    yield from _heads(key, [path for path, _ in found.images], settings)
+    yield from _heads(key, [path for path, _ in listing.images], settings)
 
 
 def _heads(key: str, paths: Sequence[str], settings: ImageFolder) -> Iterator[Problem]:

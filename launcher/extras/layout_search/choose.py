@@ -35,17 +35,17 @@ CLUSTER = "cluster.yaml"
 
 def check(job: Job) -> None:
     """Raises ``RequestError`` for problems of a search that do not depend on the model."""
-    found = [*candidates.impossible(_with_local_ranks(job)), *problems(job)]
+    wrong = [*candidates.impossible(_with_local_ranks(job)), *problems(job)]
     if job.show == "search" and not open_ended(job):
         how = "set keys below parallel to auto or to lists; parallel=auto opens all of them"
-        found.append(Problem("show", f"search: nothing is left open: {how}", "parallel=auto"))
+        wrong.append(Problem("show", f"search: nothing is left open: {how}", "parallel=auto"))
     if job.show == "search" and job.search.best:
         best = Path(job.search.best)
         unwritable = measuring.unwritable(best, job)
         if unwritable is None and job.search.measure:
             unwritable = _beside(best, job)
-        found += [unwritable] if unwritable else []
-    refuse(found)
+        wrong += [unwritable] if unwritable else []
+    refuse(wrong)
 
 
 def _with_local_ranks(job: Job) -> Job:

@@ -240,8 +240,8 @@ def _between(none: Predicted, every: Predicted, room: int) -> Predicted:
     return replace(mixed, again=share, terms=terms, works=works)
 
 
-def fits(found: Predicted, room: int | None) -> bool:
-    return room is None or found.nbytes <= room
+def fits(prediction: Predicted, room: int | None) -> bool:
+    return room is None or prediction.nbytes <= room
 
 
 def best(found: Sequence[Predicted], room: int | None) -> list[Predicted]:
@@ -285,20 +285,20 @@ def settle(asked: SearchContext, choice: Choice, traces: Traces) -> Finalist | R
     return Refused(found.layout, f"{found.policy}: slightly too large with any recomputation")
 
 
-def _recompute_all(found: Predicted, job: Job, traces: Traces) -> Finalist | None:
+def _recompute_all(prediction: Predicted, job: Job, traces: Traces) -> Finalist | None:
     """Recomputes all blocks, in stages that are balanced for that; ``None`` if it cannot be planned."""
     try:
         blocks = recompute_auto.blocks(plan_job(recompute_auto.under(job, {}), traces))
-        every = recompute_auto.under(job, dict.fromkeys(blocks, found.policy))
-        return _settled(found, every, plan_job(every, traces))
+        every = recompute_auto.under(job, dict.fromkeys(blocks, prediction.policy))
+        return _settled(prediction, every, plan_job(every, traces))
     except RequestError:
         return None
 
 
-def _settled(found: Predicted, job: Job, plan: Plan) -> Finalist:
+def _settled(prediction: Predicted, job: Job, plan: Plan) -> Finalist:
     blocks, policies = recompute_auto.blocks(plan), {r.policy for r in plan.recomputed}
     share = len(plan.recomputed) / max(len(blocks), 1)
-    exact = predicted(found.layout, plan)
+    exact = predicted(prediction.layout, plan)
     return Finalist(job, replace(exact, again=share, policy=" and ".join(sorted(policies))))
 
 

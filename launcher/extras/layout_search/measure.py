@@ -215,24 +215,24 @@ def _faster(
     return first, seconds
 
 
-def table(found: MeasuredCluster) -> Iterator[str]:
+def table(measured: MeasuredCluster) -> Iterator[str]:
     """A table of measured and predicted seconds, and of those predicted with the refitted constants."""
-    rows = [("time", "predicted", "refitted", "layout"), *_time_rows(found)]
+    rows = [("time", "predicted", "refitted", "layout"), *_time_rows(measured)]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for *times, layout in rows:
         cells = (f"{time:>{width}}" for time, width in zip(times, widths, strict=True))
         yield f"{'  '.join(cells)}  {layout}"
 
 
-def note(found: MeasuredCluster) -> Iterator[str]:
+def note(measured: MeasuredCluster) -> Iterator[str]:
     """The rows of the table as text, and the constants."""
-    for time, before, after, layout in _time_rows(found):
+    for time, before, after, layout in _time_rows(measured):
         yield f"{time}, {before} predicted, {after} refitted: {layout}"
-    yield from refitted(found)
+    yield from refitted(measured)
 
 
-def _time_rows(found: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]:
-    for one, after in zip(found.ran, found.after, strict=True):
+def _time_rows(measured: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]:
+    for one, after in zip(measured.ran, measured.after, strict=True):
         predicted = one.finalist.predicted
         time = "did not run" if one.seconds is None else show.took(one.seconds)
         why = f" ({one.why})" if one.seconds is None else ""
@@ -240,37 +240,37 @@ def _time_rows(found: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]:
         yield time, before, now, f"{show.layout(predicted)}{why}"
 
 
-def refitted(found: MeasuredCluster) -> Iterator[str]:
+def refitted(measured: MeasuredCluster) -> Iterator[str]:
     """The changed constants, and what they predict for layouts that were not measured."""
     moved = (
         f"{key} {calibration.number(old)} -> {calibration.number(new)}"
-        for key, (old, new) in found.refit.fitted.items()
+        for key, (old, new) in measured.refit.fitted.items()
     )
     yield ", ".join(moved) or "no constant is changed"
-    yield _errors(found)
-    if found.faster is not None:
-        one, seconds = found.faster
+    yield _errors(measured)
+    if measured.faster is not None:
+        one, seconds = measured.faster
         text = f"{show.layout(one)} was not measured, and is predicted to take"
         yield f"{text} {show.took(seconds)} with these constants, less than the best that was"
 
 
-def _errors(found: MeasuredCluster) -> str:
-    count = many(sum(one.seconds is not None for one in found.ran), "measured layout")
-    before, after = found.errors
+def _errors(measured: MeasuredCluster) -> str:
+    count = many(sum(one.seconds is not None for one in measured.ran), "measured layout")
+    before, after = measured.errors
     return f"predictions of {count} were off by {before:.1%} on the mean, with these constants by {after:.1%}"
 
 
-def file(found: MeasuredCluster) -> str:
+def file(measured: MeasuredCluster) -> str:
     """The text of a cluster file with the refitted constants."""
-    whole = found.refit.cluster
+    whole = measured.refit.cluster
     name = (whole.name or "a cluster").removesuffix(REFITTED)
     heads = [
-        heading(found.ran[0].finalist.job),
-        f"The constants of {name}, some of them refitted: {_errors(found)}.",
+        heading(measured.ran[0].finalist.job),
+        f"The constants of {name}, some of them refitted: {_errors(measured)}.",
         "As DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME.",
     ]
     comments = {
-        key: f"refitted, was {calibration.number(old)}" for key, (old, _) in found.refit.fitted.items()
+        key: f"refitted, was {calibration.number(old)}" for key, (old, _) in measured.refit.fitted.items()
     }
     for above in ("links.inside", "links.between"):
         inner = [

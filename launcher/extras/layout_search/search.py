@@ -203,11 +203,14 @@ def _kind(layout: LayoutCandidate) -> tuple[str, bool, TpChoice]:
     return layout.scheduler, layout.chunks > 1, layout.cut
 
 
-def _effects(found: Predicted, least: Bound, uneven: Imbalance) -> Policies:
+def _effects(prediction: Predicted, least: Bound, uneven: Imbalance) -> Policies:
     """The effect of each policy that was tried."""
     frees = max(least.kept * uneven.bytes - least.handed, 1.0)
     forward = uneven.seconds * least.forward
-    return {policy: (((found.plain - left) / frees, more / forward),) for policy, left, more in found.tried}
+    return {
+        policy: (((prediction.plain - left) / frees, more / forward),)
+        for policy, left, more in prediction.tried
+    }
 
 
 def _together(several: Iterable[Policies]) -> Policies:

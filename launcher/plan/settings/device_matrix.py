@@ -124,8 +124,8 @@ def least(job: Job) -> int:
     return lcm(*sizes)
 
 
-def ranks(job: Job, engine: EngineChoice, found: list[Problem]) -> int | None:
-    """The number of ranks of a stage; ``None``, with a problem in ``found``, if stages do not divide them."""
+def ranks(job: Job, engine: EngineChoice, problems: list[Problem]) -> int | None:
+    """The number of ranks of a stage; if stages do not divide them ``None``, with a problem added."""
     pp, launch = job.parallel.pipeline.stages, job.launch
     if launch.nproc is None:
         return lcm(pp * least(job), engine.ranks_at_least, launch.nnodes) // pp
@@ -133,7 +133,9 @@ def ranks(job: Job, engine: EngineChoice, found: list[Problem]) -> int | None:
     if world % pp:
         nodes = "" if launch.nnodes == 1 else f"{many(world, 'rank')} on {launch.nnodes} nodes "
         text = f"{launch.nproc}: {nodes}cannot be divided evenly into {many(pp, 'pipeline stage')}"
-        found.append(Problem("launch.nproc", text, f"launch.nproc={-(-world // pp) * pp // launch.nnodes}"))
+        problems.append(
+            Problem("launch.nproc", text, f"launch.nproc={-(-world // pp) * pp // launch.nnodes}")
+        )
         return None
     return world // pp
 

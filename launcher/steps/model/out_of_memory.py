@@ -115,8 +115,8 @@ def _cause(error: BaseException) -> BaseException | None:
 
 def in_use(device: str, message: str) -> InUse:
     """The memory of a device and its use; ``message``: the allocator's, which contains the requested size."""
-    found = _ASKED.search(message)
-    asked = round(float(found[1]) * UNITS[found[2]]) if found else 0
+    match = _ASKED.search(message)
+    asked = round(float(match[1]) * UNITS[match[2]]) if match else 0
     if not is_accelerator(device):
         there = machine.ram()
         own = getrusage(RUSAGE_SELF).ru_maxrss << 10

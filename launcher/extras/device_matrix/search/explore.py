@@ -71,15 +71,15 @@ def few(menus: Menus) -> bool:
     return max(map(len, menus), default=0) <= FEW
 
 
-def one_each(pricer: Pricer, found: Choice) -> Menus:
-    """Returns menus with a single state for each variable: that of ``found``."""
-    return pricer.equal([(s,) for s in found.states])
+def one_each(pricer: Pricer, choice: Choice) -> Menus:
+    """Returns menus with a single state for each variable: that of ``choice``."""
+    return pricer.equal([(s,) for s in choice.states])
 
 
-def order(found: Choice, limit: float | None) -> tuple[float, float]:
+def order(choice: Choice, limit: float | None) -> tuple[float, float]:
     """The sort key of a choice (smaller is better): bytes above ``limit``, then seconds."""
-    over = 0.0 if limit is None else max(0.0, found.memory - limit)
-    return over, found.seconds
+    over = 0.0 if limit is None else max(0.0, choice.memory - limit)
+    return over, choice.seconds
 
 
 def merged(pricer: Pricer, menus: Iterable[Menus]) -> Menus:
@@ -129,13 +129,13 @@ def smallest(found: Search) -> Choice:
 
 
 def unfolded(
-    pricer: Pricer, variables: Variables, single: Variables, found: Choice, limit: float | None
+    pricer: Pricer, variables: Variables, single: Variables, choice: Choice, limit: float | None
 ) -> Choice:
-    """Refines ``found`` with one variable per operator (``single``).
+    """Refines ``choice`` with one variable per operator (``single``).
 
     Each operator may also follow the strategy of one that it takes values from or gives values to.
     """
-    strategies = found.strategies(variables)
+    strategies = choice.strategies(variables)
     menus = []
     for at, variable in enumerate(single.all):
         states = dict.fromkeys([(strategies[at],)])

@@ -293,8 +293,8 @@ def _least(figure: int, t: Tensor, found: list[Figures]) -> float:
     return (1e-3, 1e-3, 1e-3 * size, 10 / max(t.numel(), 1))[figure]
 
 
-def _figure_text(figure: int, found: Figures) -> str:
-    size = exp(found[figure]) if figure < 2 else found[figure]
+def _figure_text(figure: int, figures: Figures) -> str:
+    size = exp(figures[figure]) if figure < 2 else figures[figure]
     return f"{0.0 if abs(size) <= 2 * NONE else size:.3g}"
 
 
