@@ -25,7 +25,7 @@ UNDIGESTED = 1
 Such checkpoints can still be read. Damage to their tensors and text files is always noticed, damage to the
 manifest not always.
 """
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 FILE_OF: Mapping[Kind, str] = {
     "param": "model.safetensors",
     "buffer": "model.safetensors",
@@ -55,7 +55,7 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    write_text(folder / NAME, json.dumps(stated(manifest), indent=1) + "\n")
+    write_text(folder / MANIFEST, json.dumps(stated(manifest), indent=1) + "\n")
 
 
 def stated(manifest: Manifest) -> dict[str, Any]:
@@ -94,14 +94,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 def parse_manifest(folder: Path) -> Manifest:
     """Returns the manifest without looking at any other file. Raises ``ValueError``."""
-    path = folder / NAME
+    path = folder / MANIFEST
     if not folder.is_dir():
         raise ValueError(f"{folder}: no checkpoint: no such folder")
     try:
         data = read_bytes(path)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{folder}: incomplete checkpoint: it has no {NAME}, which is written last"
+            f"{folder}: incomplete checkpoint: it has no {MANIFEST}, which is written last"
         ) from error
     return _parse(path, parsed(path, data))
 
@@ -115,7 +115,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         size = file.stat().st_size
         if size != record.size:
             raise ValueError(
-                f"{folder}: incomplete checkpoint: {name} has {size} bytes, {NAME} says {record.size}"
+                f"{folder}: incomplete checkpoint: {name} has {size} bytes, {MANIFEST} says {record.size}"
             )
 
 
@@ -224,7 +224,7 @@ def stamp(rank: int, world: int, strategy: str) -> dict[str, str]:
 
 
 INFO = b"launcher checkpoint manifest"
-_CURE = f"put back the {NAME} that was written with it, or use another checkpoint"
+_CURE = f"put back the {MANIFEST} that was written with it, or use another checkpoint"
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
 
     Raises ``ValueError`` unless the manifest is authentic under a key that ``trust`` accepts.
     """
-    path = folder / NAME
+    path = folder / MANIFEST
     if manifest.key is None:
         if manifest.mac is not None:
             raise ValueError(

@@ -21,7 +21,7 @@ from typing import Any
 
 from launcher.checkpoint.manifest import (
     EXTRA,
-    NAME,
+    MANIFEST,
     Manifest,
     authentic,
     canonical,
@@ -41,7 +41,7 @@ from launcher.untrusted.files import LINK
 
 LATEST = "latest"
 STEP = re.compile(r"step-(\d+)")
-LONGEST = 1 << 20  # the most bytes of the file
+LONGEST_LATEST = 1 << 20  # the most bytes of the file
 _INFO = b"launcher checkpoint latest"
 _OLDER = re.compile(rf"older ({STEP.pattern}) ([0-9a-f]{{64}})")
 _LAST = re.compile(r"(sha256|hmac-sha256) ([0-9a-f]{64})")
@@ -84,7 +84,7 @@ def read(checkpoints: Path) -> Latest | None:
     """Reads the file ``latest``; ``None`` if it does not exist. Raises ``ValueError`` if it is malformed."""
     path = checkpoints / LATEST
     try:
-        lines = read_bytes(path, LONGEST).decode().split("\n")
+        lines = read_bytes(path, LONGEST_LATEST).decode().split("\n")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UnicodeDecodeError:
@@ -478,7 +478,7 @@ def check_empty(dst: Path, cure: str = "; give another") -> None:
 def check_outside(dst: Path) -> None:
     """Raises ``ValueError`` if ``dst`` is inside a checkpoint, which a foreign file would damage."""
     for folder in Path(os.path.realpath(dst)).parents:
-        if (folder / NAME).is_file():
+        if (folder / MANIFEST).is_file():
             raise ValueError(f"{dst}: the destination is in the checkpoint {folder}; give one outside of it")
 
 

@@ -30,7 +30,7 @@ SCALES = (1.0, 1e3, 1e-3, 30.0, 0.1)
 """Factors of the gradients, step by step, so that some norms pass a limit and others do not."""
 SPIKES = {1: slice(0, 1), 4: slice(-1, None)}
 RATES = (1.0, 0.5, 0.25, 1.0)
-LONGEST = {1: 6000, 2: 136, 3: 24}
+LONGEST_DIM = {1: 6000, 2: 136, 3: 24}
 """Longest dim by the number of dims, else 8: some classes treat 128 rows, or 4096 values, unlike fewer."""
 OURS = frozenset({"params", "param_names", "lr", "initial_lr"})
 
@@ -80,7 +80,7 @@ def small(shapes: Sequence[Shape]) -> list[Shape]:
     out: list[Shape] = []
     for dims in sorted({len(s) for s in shapes}, reverse=True):
         alike = sorted((s for s in shapes if len(s) == dims), key=prod)
-        longest = LONGEST.get(dims, 8)
+        longest = LONGEST_DIM.get(dims, 8)
         out += dict.fromkeys(tuple(min(n, longest) for n in s) for s in (alike[-1], alike[0]))
     return out if len(out) > 1 else out * 2
 

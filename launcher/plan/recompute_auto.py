@@ -55,13 +55,13 @@ Cost = tuple[int, int]
 """Flops run again, then the number of blocks that run again: with equal flops, fewer blocks are cheaper."""
 
 
-MOST = 1000
+MOST_CHOICES = 1000
 """The most choices that are compared one by one."""
 
 
 def countable(groups: Sequence[Alike]) -> bool:
-    """Whether there are at most ``MOST`` choices."""
-    return prod(comb(len(g.names) + len(g.ways) - 1, len(g.names)) for g in groups) <= MOST
+    """Whether there are at most ``MOST_CHOICES`` choices."""
+    return prod(comb(len(g.names) + len(g.ways) - 1, len(g.names)) for g in groups) <= MOST_CHOICES
 
 
 def chosen(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:

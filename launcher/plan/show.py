@@ -105,7 +105,7 @@ def _sent(comms: Sequence[Comm]) -> str:
     return ", ".join(out)
 
 
-LARGEST = 3
+LARGEST_TERMS = 3
 WAITS = {
     "kernels": "the devices",
     "collectives over tp": "the links between ranks of tp",
@@ -127,7 +127,7 @@ def prediction_rows(step: Prediction | None) -> Iterator[tuple[str, str]]:
     speed = f"{_short(rate)} {unit}/s, {_short(rate / step.devices)} a device"
     took = f"{seconds_text(step.seconds)} a step on {step.cluster}"
     yield "time", f"{took}: {speed}, MFU {step.mfu:.1%} (predicted)"
-    largest = sorted(step.terms, key=lambda t: -t.seconds)[:LARGEST]
+    largest = sorted(step.terms, key=lambda t: -t.seconds)[:LARGEST_TERMS]
     parts = [
         f"{t.name} {t.seconds / step.seconds:.0%} (for {WAITS[t.name]})"
         for t in largest
@@ -148,7 +148,7 @@ def _short(n: float) -> str:
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
 SHORT = 44
 """Lines of a short text: one page of a terminal."""
-LEAST = {
+LEAST_LINES = {
     "time": 3, "notes": 4, "memory": 4, "settings": 2, "grid": 1, "model": 1, "batch": 1, "data": 1,
     "optimizer": 1, "lr": 1, "clipping": 1, "schedule": 4, "stages": 3, "operators": 3, "traffic": 3,
     "recompute": 1, "compile": 1, "sends": 1, "tied": 1, "hsdp": 1, "reduce": 1, "overlap": 1, "steps": 1,
@@ -167,11 +167,11 @@ def text(plan: Plan) -> str:
 def short(plan: Plan, most: int = SHORT) -> str:
     """Returns ``text`` if it has at most ``most`` lines, else what people look for, in ``most`` lines.
 
-    A plan that has every section takes at least ``sum(LEAST.values()) + 1`` lines.
+    A plan that has every section takes at least ``sum(LEAST_LINES.values()) + 1`` lines.
     """
     found = _sections(plan)
     wanted = {label: sum(len(row.lines) for row in rows) for label, rows in found.items()}
-    room = shares(wanted, LEAST, most - 1)
+    room = shares(wanted, LEAST_LINES, most - 1)
     return _page(plan, {label: shortened(rows, room[label], WIDTH - LABEL) for label, rows in found.items()})
 
 

@@ -25,7 +25,7 @@ from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import many
 from launcher.untrusted.files import RefusedFile, read_bytes
 
-MOST = 3
+MOST_PROBLEMS = 3
 TP_KEY = "parallel.grid.tp"
 
 
@@ -222,11 +222,11 @@ def _sayable(strategy: Strategy, path: str) -> None:
 
 
 def _refuse(path: str, found: Sequence[str]) -> None:
-    """Raises ``RequestError`` with the first ``MOST`` problems, if there are any."""
+    """Raises ``RequestError`` with the first ``MOST_PROBLEMS`` problems, if there are any."""
     if not found:
         return
-    more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
-    raise RequestError((Problem(KEY, f"{path}: {'; '.join([*found[:MOST], *more])}"),))
+    more = [f"and {len(found) - MOST_PROBLEMS} more"] if len(found) > MOST_PROBLEMS else []
+    raise RequestError((Problem(KEY, f"{path}: {'; '.join([*found[:MOST_PROBLEMS], *more])}"),))
 
 
 def _differences(mine: Strategy, theirs: Strategy) -> Iterator[str]:

@@ -91,7 +91,7 @@ def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
             yield Problem(key, f"{name}: {method}({', '.join(given)}) is called, and does not fit: {error}")
 
 
-NAME = "documents"
+DOCUMENTS = "documents"
 PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -122,14 +122,14 @@ def document_problems(job: Job, read: ModelRead) -> Iterator[Problem]:
     if asked is None or not isinstance(job.model, ModelTarget):
         return
     takes = [p.name for p in signature(read.module.forward).parameters.values() if p.kind in PLACED]
-    if takes[1:2] != [NAME]:
+    if takes[1:2] != [DOCUMENTS]:
         text = f"{asked.value}: the forward of {job.model.target} takes ({', '.join(takes)})"
         text = f"{text}, and no documents to keep"
-        cure = f"let it be forward(self, tokens, {NAME}), whose attention stays within documents"
+        cure = f"let it be forward(self, tokens, {DOCUMENTS}), whose attention stays within documents"
         yield Problem(asked.key, f"{text} apart; {cure}", asked.cure)
 
 
-KEY = "data._target_"
+DATA_KEY = "data._target_"
 
 
 def looked_at(job: Job, sizes: Sizes) -> list[Note]:
@@ -169,7 +169,7 @@ def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
     if isinstance(data.train, Stream):
         text = "a stream: each data-parallel rank reads all of it and keeps its own rows"
         on = "begins where its state_dict was" if data.train.place() is not None else "reads on to its place"
-        yield Note(KEY, f"{settings.target} is {text}; a run that goes on {on}")
+        yield Note(DATA_KEY, f"{settings.target} is {text}; a run that goes on {on}")
     elif data.reading == "in epochs" and data.fraction:
         text = f"{len(data.val)} of {len(data.train) + len(data.val)} samples are held out, drawn once"
         default = "" if "val_fraction" in settings.arguments else f"null -> {data.fraction}: "

@@ -21,7 +21,7 @@ from launcher.job.origins import Origins
 from launcher.job.overrides import shell
 
 ROUNDS = 6
-MOST = 40
+MOST_PROBLEMS = 40
 """The most problems whose cures are tried."""
 OF_DEVICES = ("launch.device=", "launch.backend=")
 """Overrides that need torch to be checked."""
@@ -58,7 +58,8 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
     needed, so that an answer comes at once: a misspelt word in a shipped request imports no planner, and a
     request that needs no plan imports no torch.
     """
-    if len(error.problems) > MOST:  # not typed by a person; checking it for each cure would take minutes
+    # so many are not typed by a person; checking them for each cure would take minutes
+    if len(error.problems) > MOST_PROBLEMS:
         return _bad_request(_first(error))
     listed = _findings(error, words)
     far = depth(error)

@@ -40,7 +40,7 @@ from launcher.plan.verbs import goes_on, loads, of_best, starts, verb
 from launcher.runtime.run_folder import at_work
 
 ACCEPT = "checkpoint.accept_changes"
-LONGEST = 60
+LONGEST_VALUE = 60
 
 
 def unknown(job: Job) -> Iterator[Problem]:
@@ -131,7 +131,7 @@ def _pasted(key: str, value: Any) -> str:
 def _said(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     text = printable(text)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 4]} ..."
 
 
 def _note(d: Difference, name: str, done: int, job: Job) -> Note:

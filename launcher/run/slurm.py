@@ -159,10 +159,10 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
     secret = private_file(run.absolute() / slurm_files.SECRET)
     at = Place(run.absolute(), Path.cwd(), Path(os.path.abspath(sys.executable)), secret)
     ranks = ranks_of(job, frozen_request.write(job, plan, run))
-    write_text(run / slurm_files.NAME, slurm_files.batch_text(job.name, slurm, ranks, at))
+    write_text(run / slurm_files.SCRIPT_FILE, slurm_files.batch_text(job.name, slurm, ranks, at))
     if not slurm.submit:
         return ""
-    return sbatch(at.run / slurm_files.NAME)
+    return sbatch(at.run / slurm_files.SCRIPT_FILE)
 
 
 def ranks_of(job: Job, each: int) -> Ranks:

@@ -37,7 +37,7 @@ from launcher.plan.values.layout import Box
 from launcher.untrusted.files import RefusedFile, read_json, stands
 
 CONFIG = "config.json"
-ONE = "model.safetensors"
+SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OPEN = 64  # shards mapped at once
 
@@ -83,10 +83,12 @@ def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> H
         raise ValueError(f"{path}: no such folder")
 
     # one file, or several with an index
-    one = path / ONE
+    one = path / SINGLE_FILE
     index = path / INDEX
     if stands(one) and stands(index):
-        raise ValueError(f"{path}: both {ONE} and {INDEX} are there, which may differ; remove one of them")
+        raise ValueError(
+            f"{path}: both {SINGLE_FILE} and {INDEX} are there, which may differ; remove one of them"
+        )
     if stands(one):
         return HfFolder({one: read_header(one)}, names, strict=strict)
     if stands(index):
@@ -96,7 +98,7 @@ def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> H
         raise ValueError(
             f"{path}: only {', '.join(pickles)}, pickled, which is never loaded; save it as safetensors first"
         )
-    raise ValueError(f"{path}: neither {ONE} nor {INDEX} is there")
+    raise ValueError(f"{path}: neither {SINGLE_FILE} nor {INDEX} is there")
 
 
 def model_type(folder: Path) -> object:
@@ -304,7 +306,7 @@ def _fits(specs: Mapping[str, TensorSpec], parts: Pieces) -> bool:
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
          "TIB": 1 << 40}  # fmt: skip
-NONE: Mapping[str, str] = {}
+NO_TEXTS: Mapping[str, str] = {}
 METADATA = {"format": "pt"}  # transformers requires it
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", re.IGNORECASE)
 _MODEL = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
@@ -319,7 +321,7 @@ def write_hf(
     strict: bool = True,
     overwrite: bool = False,
     beside: Sequence[Path] = (),
-    texts: Mapping[str, str] = NONE,
+    texts: Mapping[str, str] = NO_TEXTS,
     trust: Trust = ANYONE,
     averaged: bool = False,
     adapters: Adapters | None = None,
@@ -467,7 +469,7 @@ def shards(specs: Mapping[str, TensorSpec], limit: int) -> list[dict[str, Tensor
 def named(parts: Sequence[dict[str, TensorSpec]]) -> dict[str, dict[str, TensorSpec]]:
     """Returns the shards by the file names that transformers uses."""
     if len(parts) == 1:
-        return {ONE: parts[0]}
+        return {SINGLE_FILE: parts[0]}
     return {f"model-{i:05d}-of-{len(parts):05d}.safetensors": part for i, part in enumerate(parts, 1)}
 
 

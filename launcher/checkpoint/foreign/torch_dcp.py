@@ -87,7 +87,7 @@ class _Reader(Bounded):
         return self._storage(pid)
 
 
-NAME = ".metadata"
+METADATA_FILE = ".metadata"
 LONGEST_METADATA = 128 << 20
 """The most bytes. A piece takes 140: Llama 3 70B with Adam over 256 ranks has 555 000 pieces, in 78 MB."""
 _CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
@@ -148,7 +148,7 @@ class Contents:
 
 def read_metadata(folder: Path) -> Contents:
     """Reads the metadata. Raises ``ValueError`` naming the file unless the chunks of every tensor tile it."""
-    path = folder / NAME
+    path = folder / METADATA_FILE
     try:
         return _contents(read(read_bytes(path, LONGEST_METADATA), KNOWN_METADATA))
     except RefusedFile:
@@ -229,7 +229,7 @@ def _plain(offset: Any) -> Any:
     return offset if offset is None else _naturals(offset)
 
 
-LONGEST = 1 << 16  # the most bytes of the description of one tensor
+LONGEST_DESCRIPTION = 1 << 16  # the most bytes of the description of one tensor
 HEAD = 30  # bytes before the name of an entry in a zip archive
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
@@ -319,7 +319,7 @@ def _described(part: memoryview) -> tuple[_Rebuilt, zipfile.ZipInfo]:
         if any(map(_compressed, entries.values())):
             raise ValueError("its archive is compressed, which torch.save never does")
         size = entries["data.pkl"].file_size
-        if size > LONGEST:
+        if size > LONGEST_DESCRIPTION:
             raise ValueError(f"its description has {size} bytes, no single tensor's")
 
         found = read(archive.read(entries["data.pkl"]), KNOWN, _storage)
@@ -386,7 +386,7 @@ class _Part(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         left = max(self._data.nbytes - self._at, 0)
         size = left if size is None or size < 0 else min(size, left)
-        if size > 2 * LONGEST:
+        if size > 2 * LONGEST_DESCRIPTION:
             raise OSError(f"{size} bytes of directory, no single tensor's")
         piece = bytes(self._data[self._at : self._at + size])
         self._at += size
@@ -442,7 +442,7 @@ class DcpFolder:
 
         want = TensorSpec(chunk.box.shape, self.specs[name].dtype)
         if saved.spec != want:
-            told = f"{described(saved.spec)}, {NAME} says {described(want)}"
+            told = f"{described(saved.spec)}, {METADATA_FILE} says {described(want)}"
             raise ValueError(f"{path}: tensor {name}: its piece at {list(chunk.box.lo)} is {told}")
         return saved
 

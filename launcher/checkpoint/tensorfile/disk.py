@@ -192,10 +192,10 @@ def _swapped(a: Path, b: Path) -> bool:
     return swap is not None and swap(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _EXCHANGE) == 0
 
 
-LONGEST = 1 << 28  # bytes; the manifest of 10000 ranks with 400 tensors each is shorter
+LONGEST_FILE = 1 << 28  # bytes; the manifest of 10000 ranks with 400 tensors each is shorter
 
 
-def read_bytes(path: Path, longest: int = LONGEST) -> bytes:
+def read_bytes(path: Path, longest: int = LONGEST_FILE) -> bytes:
     """Returns the content of a file.
 
     Raises ``OSError``; for a file that is not regular or too long this is ``RefusedFile``, also a

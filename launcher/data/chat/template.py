@@ -23,14 +23,14 @@ from launcher.data import text_files
 from launcher.data.chat.conversations import ASSISTANT, BadRow, Conversation, Message
 from launcher.job.schema.components import Chat
 from launcher.untrusted.bounded import TooLong, bounded
-from launcher.untrusted.files import TEXT, read_json, read_text
+from launcher.untrusted.files import LONGEST_TEXT, read_json, read_text
 
 SECONDS, ROOM = 2.0, 128 << 20
 """The time in seconds and the memory in bytes that a template may use for one conversation.
 
 Real templates use milliseconds and kilobytes.
 """
-LARGE = 1000
+LARGEST_NUMBER = 1000
 START, END = "\ufdd0", "\ufdd1"
 """Mark the start and end of generated text during rendering: code points that no text contains."""
 
@@ -68,7 +68,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _small(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) <= LARGE
+    return isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER
 
 
 def _beyond(error: BaseException) -> str:
@@ -338,7 +338,7 @@ def _without_truncation(tokenizer: Tokenizer) -> Tokenizer:
 def _template(settings: Chat, config: dict[str, Any], other: str) -> str:
     """The source of the template: that of ``data.template``, else ``other``, else that of the config."""
     if settings.template is not None:
-        text = read_text(Path(settings.template), TEXT)
+        text = read_text(Path(settings.template), LONGEST_TEXT)
         return text if not settings.template.endswith(".json") else _named(_json(Path(settings.template)))
     return other or _named(config)
 
@@ -354,7 +354,7 @@ def _named(config: dict[str, Any]) -> str:
 
 def _beside(path: Path) -> str:
     file = path.with_name(TEMPLATE)
-    return read_text(file, TEXT) if file.is_file() else ""
+    return read_text(file, LONGEST_TEXT) if file.is_file() else ""
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _walk(folder: str, number: int, out: Listing) -> None:
                 out.others.append(path)
 
 
-LARGEST = 256 << 20
+LARGEST_FILE = 256 << 20
 """The maximum size of a file, in bytes."""
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow's names of the modes with at most eight bits per channel."""
@@ -84,7 +84,7 @@ def installed() -> bool:
 
 def side(path: str) -> tuple[int, int]:
     """The width and height in the file's header. Raises ``BadFile``."""
-    with _errors(), opened(path, LARGEST) as file:
+    with _errors(), opened(path, LARGEST_FILE) as file:
         size: tuple[int, int] = _head(file).size
     return size
 
@@ -92,7 +92,7 @@ def side(path: str) -> tuple[int, int]:
 def decoded(path: str, channels: int) -> Image:
     """Decodes the image, as greyscale if ``channels`` is 1 and otherwise as RGB. Raises ``BadFile``."""
     with _errors():
-        return _head(io.BytesIO(read_bytes(path, LARGEST))).convert("L" if channels == 1 else "RGB")
+        return _head(io.BytesIO(read_bytes(path, LARGEST_FILE))).convert("L" if channels == 1 else "RGB")
 
 
 def _head(file: BinaryIO) -> Image:

@@ -57,7 +57,7 @@ def _beside(best: Path, job: Job) -> Problem | None:
     """Why the cluster file cannot be written beside the recipe."""
     if best.name == CLUSTER:
         text = f"{best}: is what the refitted cluster is written to"
-        return Problem(measuring.KEY, text, f"{measuring.KEY}={best.with_name('best.yaml')}")
+        return Problem(measuring.BEST_KEY, text, f"{measuring.BEST_KEY}={best.with_name('best.yaml')}")
     problem = measuring.unwritable(best.with_name(CLUSTER), job)
     if problem is not None and problem.cure.endswith(CLUSTER):
         return replace(problem, cure=problem.cure.removesuffix(CLUSTER) + best.name)

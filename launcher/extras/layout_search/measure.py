@@ -126,7 +126,7 @@ def _short(job: Job, steps: int) -> Job:
     return job.model_copy(update=changed)
 
 
-KEY = "search.best"
+BEST_KEY = "search.best"
 _WRITTEN = "Written by a search"
 
 
@@ -138,18 +138,18 @@ def heading(job: Job) -> str:
 def unwritable(path: Path, job: Job) -> Problem | None:
     """Why the file cannot be written; only files written by searches of the same run are replaced."""
     if path.is_dir():
-        return Problem(KEY, f"{path}: is a folder, not a file")
+        return Problem(BEST_KEY, f"{path}: is a folder, not a file")
     if path.suffix != ".yaml":
-        return Problem(KEY, f"{path}: a recipe's name ends in .yaml", f"{KEY}={path}.yaml")
+        return Problem(BEST_KEY, f"{path}: a recipe's name ends in .yaml", f"{BEST_KEY}={path}.yaml")
     if path.is_file():
         first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         if not first.startswith(f"# {_WRITTEN}"):
-            return Problem(KEY, f"{path}: is there, and no search has written it", f"{KEY}=null")
+            return Problem(BEST_KEY, f"{path}: is there, and no search has written it", f"{BEST_KEY}=null")
         if first not in (f"# {_WRITTEN}.", f"# {heading(job)}"):
             whose = first.removeprefix(f"# {_WRITTEN} for ").removesuffix(".")
             text = f"{path}: a search for {whose} has written it; this one is for {job.name}"
-            return Problem(KEY, text, f"{KEY}={path.parent / job.name / path.name}")
-    return run_folder.check_writable(path.parent, KEY, "the folder of this file")
+            return Problem(BEST_KEY, text, f"{BEST_KEY}={path.parent / job.name / path.name}")
+    return run_folder.check_writable(path.parent, BEST_KEY, "the folder of this file")
 
 
 def write(path: Path, job: Job, said: tuple[str, ...] = ()) -> None:

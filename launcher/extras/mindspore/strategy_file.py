@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.extras.mindspore import protobuf
-from launcher.extras.mindspore.protobuf import BYTES, MOST, NUMBERS, Message, numbers, packet
+from launcher.extras.mindspore.protobuf import BYTES, MOST_FIELDS, NUMBERS, Message, numbers, packet
 from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile, StrategyForm, merge
 from launcher.extras.mindspore.to_ours import expanded
 from launcher.untrusted.files import DIMS, brief, parsed, read_bytes
@@ -208,7 +208,7 @@ def _parse(data: bytes) -> GroupFile:
 
 
 def _ranks(view: memoryview) -> tuple[int, ...]:
-    ranks = Message(view, {1: NUMBERS}).numbers(1, MOST)
+    ranks = Message(view, {1: NUMBERS}).numbers(1, MOST_FIELDS)
     if any(rank < 0 for rank in ranks):
         raise ValueError(f"ranks {list(ranks)}")
     return ranks

@@ -224,7 +224,9 @@ class Outcome:
             again = f"; to run those again{again}" if done < len(statuses) else ""
         if missing:
             again = f"; others have not begun, to go on: -m sweep_dir={self._folder} and the same overrides"
-        out.append(f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {report.NAME}{again}")
+        out.append(
+            f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {report.REPORT_FILE}{again}"
+        )
         return out
 
 

@@ -102,16 +102,16 @@ def _colour(rank: float) -> str:
     return f"rgb({','.join(map(str, mixed))})"
 
 
-NAME = "report.html"
+REPORT_FILE = "report.html"
 CURVES = 6
 """The maximum number of curves in one chart, so that each has room for its name."""
-MOST = 500
+MOST_LINES = 500
 """The maximum number of lines in the table."""
 
 
 def write(folder: Path, results: Results, running: bool, files: Sequence[str] = ()) -> None:
     """Writes the page. ``files``: names in ``folder`` to link."""
-    write_text(folder / NAME, page(folder.name, results, running, files))
+    write_text(folder / REPORT_FILE, page(folder.name, results, running, files))
 
 
 def page(name: str, results: Results, running: bool, files: Sequence[str]) -> str:
@@ -170,21 +170,21 @@ def _table(results: Results) -> Iterator[str]:
     measured = [name for name in MEASURED if any(name in line.result.metrics for line in results.lines)]
     others = [name for name in measured if name != results.metric]
     heads = ["cell", *keys, results.metric, "mean", "spread", *others, "status"]
-    rows = [_row(line, keys, others, results) for line in results.lines[:MOST]]
+    rows = [_row(line, keys, others, results) for line in results.lines[:MOST_LINES]]
     kept = [i for i, _ in enumerate(heads) if any(row[i] for row in rows)]
     yield "<h2>Cells</h2><table><tr>"
     yield "".join(f'<th class="soft">{escape(heads[i])}</th>' for i in kept) + "</tr>"
     for row in rows:
         yield "<tr>" + "".join(f"<td>{row[i]}</td>" for i in kept) + "</tr>"
     yield "</table>"
-    if len(results.lines) > MOST:
-        yield f'<p class="soft">and {len(results.lines) - MOST} more</p>'
+    if len(results.lines) > MOST_LINES:
+        yield f'<p class="soft">and {len(results.lines) - MOST_LINES} more</p>'
 
 
 def _row(line: Line, keys: Sequence[str], others: Sequence[str], results: Results) -> list[str]:
     result = line.result
     mean, spread = results.groups.get(result.cell.varied, (None, None))
-    page_of = quote(f"{result.same_as or line.name}/{NAME}")
+    page_of = quote(f"{result.same_as or line.name}/{REPORT_FILE}")
     bad = "" if result.status in ("done", "pruned", "running") else ' class="bad"'
     why = f" as {result.same_as}" if result.same_as else f": {result.error}" if result.error else ""
     front = " &#9670;" if line in results.front else ""

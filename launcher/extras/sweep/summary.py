@@ -27,7 +27,7 @@ from launcher.job.sweep_grid import Cell
 from launcher.runtime.training.progress import Pace, short, span
 
 WIDTH = 100
-LONGEST = 24
+LONGEST_TEXT = 24
 """The maximum number of characters in a table cell."""
 DIGITS = 8
 """The maximum number of characters of a number that is not rounded."""
@@ -76,7 +76,7 @@ def short_text(text: str) -> str:
     if len(text) > DIGITS:
         with suppress(ValueError):
             return f"{float(text):.4g}"
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."
 
 
 def number(name: str) -> str:
@@ -85,7 +85,7 @@ def number(name: str) -> str:
 
 
 CSV = "summary.csv"
-MOST = 40
+MOST_LINES = 40
 """The maximum number of lines on the console; the file has all of them."""
 
 
@@ -102,7 +102,7 @@ def write(folder: Path, results: Results, gaps: Mapping[str, Gap]) -> None:
 
 def printed(results: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
     """Yields a table sorted by the metric, then why cells failed, and cells whose losses differ too much."""
-    shown = results.lines[:MOST]
+    shown = results.lines[:MOST_LINES]
     columns: dict[str, list[str]] = {"cell": [number(line.name) for line in shown]}
     for key in _keys(results):
         columns[_last(key, _keys(results))] = [line.values.get(key, "") for line in shown]
@@ -116,8 +116,8 @@ def printed(results: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
         if name != results.metric:
             columns[name] = [figure(line.result.metrics.get(name)) for line in shown]
     yield from lines(columns)
-    if len(results.lines) > MOST:
-        yield f"  and {len(results.lines) - MOST} more in {CSV}"
+    if len(results.lines) > MOST_LINES:
+        yield f"  and {len(results.lines) - MOST_LINES} more in {CSV}"
     for line in results.lines:
         if line.result.error and line.result.status not in ("done", "submitted", "written"):
             yield f"  {line.name}: {line.result.status}: {line.result.error}"

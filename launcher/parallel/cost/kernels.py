@@ -107,7 +107,7 @@ def _convolution(packet: Any, args: Any, out: Any) -> Operations:
     return Operations(((product, times),), kernels=times)
 
 
-ONE = {
+ARGS_OF_ONE_DTYPE = {
     "mm": (0, 1), "addmm": (0, 1, 2), "mv": (0, 1), "addmv": (0, 1, 2), "convolution": (0, 1, 2),
     "index_add": (0, 3), "index_copy": (0, 3), "index_put": (0, 2), "nll_loss_forward": (0, 2),
     "nll_loss2d_forward": (0, 2), "binary_cross_entropy": (0, 1, 2), "_cdist_forward": (0, 1),
@@ -125,7 +125,7 @@ NARROW = (torch.float16, torch.bfloat16)
 def disagreement(func: Any, args: Sequence[Any]) -> str:
     """Return what a real kernel of ``func`` would refuse, and the line of the user's code; "" for nothing."""
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
-    at = ONE.get(name) or NORMS.get(name)
+    at = ARGS_OF_ONE_DTYPE.get(name) or NORMS.get(name)
     if at is None:
         return ""
 

@@ -64,7 +64,7 @@ def _why_matrices(job: Job) -> str:
     """The reason for device matrices; empty if one tp axis will do."""
     par = job.parallel
     if searches(job):
-        return f"{engine_mode.KEY}={par.mode} searches for strategies"
+        return f"{engine_mode.MODE_KEY}={par.mode} searches for strategies"
     if _other_dims(par.dataset_strategy):
         return "parallel.dataset_strategy cuts other dims than the samples, or names axes"
     values = [v for v in par.operators.values() if isinstance(v, Mapping)]
@@ -145,7 +145,7 @@ def problems(job: Job, size: int | None) -> Iterator[Problem]:
     par = job.parallel
     if searches(job) and size == 1:
         text = f"{par.mode} has nothing to decide: each stage has one rank"
-        yield Problem(engine_mode.KEY, text, f"{engine_mode.KEY}=semi_auto")
+        yield Problem(engine_mode.MODE_KEY, text, f"{engine_mode.MODE_KEY}=semi_auto")
     for axis, n in (("dp_replicate", par.grid.dp_replicate), ("dp_shard", par.grid.dp_shard)):
         if n not in (None, 1):
             text = f"{n}: each operator shares all ranks of a stage out in its own way"

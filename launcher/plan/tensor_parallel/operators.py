@@ -410,7 +410,7 @@ class TensorParallelPlan:
     overlapped: tuple[str, ...] = ()
 
 
-WHOLE = TensorParallelPlan()
+UNCUT = TensorParallelPlan()
 """The plan of a model of which ``tp`` cuts nothing."""
 
 

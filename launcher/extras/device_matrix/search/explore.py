@@ -228,7 +228,7 @@ def found(
     return Found(strategies, cost, reasons, lacking)
 
 
-SMALL = 16
+SMALL_GRAPH = 16
 """The number of operators of a graph up to which each is a separate variable from the start."""
 
 
@@ -246,7 +246,7 @@ def propagate(
     """Returns the cheapest strategies by ``model``; those ``written`` for some nodes are kept.
 
     The search is exact over ``candidate_cuts``, and strategies that follow ``written`` ones, for graphs of up
-    to ``SMALL`` operators with up to ``explore.FEW`` candidates each.
+    to ``SMALL_GRAPH`` operators with up to ``explore.FEW`` candidates each.
 
     Args:
         graph: the operators of a stage.
@@ -319,7 +319,9 @@ def _solutions(
     graph, rules = pricer.graph, pricer.rules
     dims = dims_of_model(graph, rules)
     single = variables(graph, rules, dims, written, together=False)
-    folded = single if len(graph.nodes) <= SMALL else variables(graph, rules, dims, written, together=True)
+    folded = (
+        single if len(graph.nodes) <= SMALL_GRAPH else variables(graph, rules, dims, written, together=True)
+    )
 
     # further states: those that follow written strategies, and those of complete solutions
     others: list[Menus] = []

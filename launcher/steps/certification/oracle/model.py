@@ -184,7 +184,7 @@ WIDE, NARROW = 3.0, 2.0
 ROUNDINGS = 16
 CHANCE = 0.01
 """A larger share of equal values in two constructions is no continuous draw: rows may agree by chance."""
-NONE = 1e-300
+SMALLEST = 1e-300
 FIGURES = ("standard deviation", "largest number", "mean", "share of zeros")
 
 Figures = tuple[float, ...]
@@ -280,8 +280,8 @@ def figures(t: Tensor) -> Figures:
     flat = (torch.view_as_real(t) if t.is_complex() else t).double().flatten()
     spread, largest = flat.std(correction=0).item(), flat.abs().max().item()
     return (
-        log(max(spread, NONE)),
-        log(max(largest, NONE)),
+        log(max(spread, SMALLEST)),
+        log(max(largest, SMALLEST)),
         flat.mean().item(),
         (flat == 0).double().mean().item(),
     )
@@ -295,7 +295,7 @@ def _least(figure: int, t: Tensor, found: list[Figures]) -> float:
 
 def _figure_text(figure: int, figures: Figures) -> str:
     size = exp(figures[figure]) if figure < 2 else figures[figure]
-    return f"{0.0 if abs(size) <= 2 * NONE else size:.3g}"
+    return f"{0.0 if abs(size) <= 2 * SMALLEST else size:.3g}"
 
 
 def _between(figure: int, lo: float, hi: float) -> str:
