@@ -304,7 +304,7 @@ def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
     Raises ``ValueError`` if no place has such a key.
     """
     files = sorted(folder / name for name in manifest.files if name.startswith("rank_"))
-    found = []
+    errors = []
     for place in places:
         try:
             key = load_key(place)
@@ -312,9 +312,9 @@ def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
                 if path.is_file():
                     check_key(path, key)
         except ValueError as error:
-            found.append(str(error))
+            errors.append(str(error))
         else:
             return Opened(place, key)
 
-    told = "; ".join(found)
+    told = "; ".join(errors)
     raise ValueError(f"{folder}: it is encrypted: {told}; {ANOTHER}={FORMS} says where the key is now")

@@ -314,11 +314,11 @@ def passed_over(newest: Path) -> list[str]:
     exist.
     """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
-    found = [why for why in map(_flaw, above) if why]
+    flaws = [why for why in map(_flaw, above) if why]
     said = read(newest.parent)
     if said is not None and not (newest.parent / said.name).is_dir():
-        found.append(f"{newest.parent / LATEST} names {said.name}, which is not there")
-    return found
+        flaws.append(f"{newest.parent / LATEST} names {said.name}, which is not there")
+    return flaws
 
 
 def _flaw(folder: Path) -> str:
@@ -409,8 +409,8 @@ def _steps(checkpoints: Path) -> list[Path]:
     if not checkpoints.is_dir():
         return []
     matches = ((STEP.fullmatch(path.name), path) for path in checkpoints.iterdir())
-    found = [(int(match[1]), path) for match, path in matches if match is not None]
-    return [path for _, path in sorted(found, reverse=True)]
+    numbered = [(int(match[1]), path) for match, path in matches if match is not None]
+    return [path for _, path in sorted(numbered, reverse=True)]
 
 
 def _pointed(checkpoints: Path) -> Path | None:

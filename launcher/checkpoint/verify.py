@@ -55,9 +55,9 @@ def _strays(checkpoint: Checkpoint) -> Iterator[str]:
 def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
     """Yields the tensors whose shards do not tile the full tensor."""
     for name, entry in checkpoint.strategy.entries.items():
-        found = untiled(entry.layout.shape, [shard.box for shard in saved_shards(entry.layout)])
-        if found:
-            yield f"{checkpoint.folder}: tensor {name}: {found}"
+        gap = untiled(entry.layout.shape, [shard.box for shard in saved_shards(entry.layout)])
+        if gap:
+            yield f"{checkpoint.folder}: tensor {name}: {gap}"
 
 
 def _files(checkpoint: Checkpoint, paths: Sequence[str]) -> Iterator[str]:

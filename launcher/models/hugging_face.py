@@ -168,16 +168,16 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
             known = [*written.to_dict(), *KERNELS]
             text = f"{type(written).__name__} of {settings.path} has none{did_you_mean(nearest(key, known))}"
             raise RequestError((Problem(f"model.config.{key}", text),))
-    found = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | changes))
+    config = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | changes))
     if rope:
         try:
-            found.standardize_rope_params()
-            found.validate_rope()
+            config.standardize_rope_params()
+            config.validate_rope()
         except (KeyError, ValueError, TypeError) as error:
             text = f"{json.dumps(changes[ROPE])}: {error.args[0] if error.args else error}"
             raise RequestError((Problem(f"model.config.{rope[0]}", text),)) from error
-    _fit_lists(settings, written, found)
-    return found
+    _fit_lists(settings, written, config)
+    return config
 
 
 def _rope_parameters(settings: HuggingFace, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,5 +354,5 @@ def tp_plan(settings: HuggingFace) -> dict[str, str]:
 def heads(settings: HuggingFace) -> tuple[int, ...]:
     """Return the number of query heads, and the number of key and value heads if the config has it."""
     config = config_of(settings)
-    found = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
-    return tuple(n for n in found if n)
+    counts = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    return tuple(n for n in counts if n)

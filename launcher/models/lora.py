@@ -52,14 +52,14 @@ def adapt(model: nn.Module, lora: Lora) -> nn.Module:
     named = {n: m for n, m in model.named_modules(remove_duplicate=False) if n}
     asked = (lora.modules,) if isinstance(lora.modules, str) else lora.modules
     keys = tuple(_anywhere(key, named) for key in asked)
-    found = {n: m for n, m in named.items() if isinstance(m, nn.Linear) and any(matches(k, n) for k in keys)}
-    problems = [*_unknown(keys, named, found), *_odd(found)]
+    layers = {n: m for n, m in named.items() if isinstance(m, nn.Linear) and any(matches(k, n) for k in keys)}
+    problems = [*_unknown(keys, named, layers), *_odd(layers)]
     if problems:
         raise RequestError(tuple(problems))
 
     model.requires_grad_(False)
     made: dict[nn.Module, AdaptedLinear] = {}
-    for name, base in found.items():
+    for name, base in layers.items():
         if base not in made:
             made[base] = AdaptedLinear(base, lora.rank, lora.alpha / lora.rank)
         owner, _, attr = name.rpartition(".")

@@ -329,10 +329,10 @@ def _apart() -> Iterator[None]:
 
 def _no_accelerator() -> AbstractContextManager[object]:
     """Hide the accelerator: torch's optimizers query and start it before they take a step on the CPU."""
-    found = torch.accelerator.current_accelerator()
-    if found is None:
+    device = torch.accelerator.current_accelerator()
+    if device is None:
         return nullcontext()
-    return mock.patch.object(torch.get_device_module(found), "is_available", return_value=False)
+    return mock.patch.object(torch.get_device_module(device), "is_available", return_value=False)
 
 
 def _traits(trial: Trial, name: str) -> OptimizerTraits:
@@ -414,8 +414,8 @@ def _lost(trial: Trial, seen: Observation, want: Sequence[Tensor]) -> str:
     known = {id(p) for p in seen.params}
     if any(id(key) not in known for key in seen.optimizer.state):
         return "it keeps state under keys that are no parameters"
-    if found := [text for p in seen.params for text in unpackable(seen.optimizer, p, seen.counters)]:
-        return f"it keeps {found[0]}, which checkpoints cannot store"
+    if texts := [text for p in seen.params for text in unpackable(seen.optimizer, p, seen.counters)]:
+        return f"it keeps {texts[0]}, which checkpoints cannot store"
     if _alike(trial.resumed(seen.counters), want):
         return ""
     return "restored from its state and groups, it computes other numbers: it keeps state elsewhere"

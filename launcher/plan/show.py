@@ -64,8 +64,8 @@ def repeated(sent: Sequence[tuple[str, int]]) -> str:
     '2 all-reduces (2.0 KB)'
     """
     kinds = dict.fromkeys(op for op, _ in sent)
-    found = {op: [n for kind, n in sent if kind == op] for op in kinds}
-    return ", ".join(f"{many(len(ns), NAMES[op])} ({bytes_text(sum(ns))})" for op, ns in found.items())
+    sizes = {op: [n for kind, n in sent if kind == op] for op in kinds}
+    return ", ".join(f"{many(len(ns), NAMES[op])} ({bytes_text(sum(ns))})" for op, ns in sizes.items())
 
 
 def _row(same: list[ShardedOperator]) -> str:

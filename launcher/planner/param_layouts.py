@@ -109,9 +109,9 @@ def with_threshold(resolved: Resolved, skeleton: ModelStructure, grid: Grid) -> 
     usual = least >= hsdp.threshold * 1024 > max(sizes[False], default=0)
     if usual or not sizes[True]:
         return resolved
-    found = hsdp.model_copy(update={"threshold": least // 1024})
+    changed = hsdp.model_copy(update={"threshold": least // 1024})
     return resolved.with_job(
-        job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})})
+        job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": changed})})
     )
 
 
@@ -153,8 +153,8 @@ def fits(job: Job, plan: Plan) -> None:
     specs = whole_specs(mine)
     left_out = {n for p in plan.params if not p.trainable for n in p.names} if asked.only_trainable else set()
     names = _names(stored)
-    found = [f"{n} is not in the file" for n in mine.entries if n not in names]
-    found += [f"{n} is not in the model" for n in sorted(names - specs.keys() - left_out)]
+    absent = [f"{n} is not in the file" for n in mine.entries if n not in names]
+    absent += [f"{n} is not in the model" for n in sorted(names - specs.keys() - left_out)]
 
     # compare ranks
     theirs = _with_shapes(stored, specs, asked.load)
@@ -167,7 +167,7 @@ def fits(job: Job, plan: Plan) -> None:
         ranks = many(theirs.grid.size, "rank")
         text = f"{asked.load}: its layouts are on {ranks}, this plan is on {mine.grid.size}"
         raise RequestError((Problem(KEY, text, _with_ranks(job, theirs)),))
-    _refuse(asked.load, [*_differences(mine, theirs), *found])
+    _refuse(asked.load, [*_differences(mine, theirs), *absent])
 
 
 def _with_ranks(job: Job, theirs: Strategy) -> str:
@@ -221,12 +221,12 @@ def _sayable(strategy: Strategy, path: str) -> None:
         raise RequestError((Problem("parallel.param_strategy.save", text),)) from error
 
 
-def _refuse(path: str, found: Sequence[str]) -> None:
+def _refuse(path: str, texts: Sequence[str]) -> None:
     """Raises ``RequestError`` with the first ``MOST_PROBLEMS`` problems, if there are any."""
-    if not found:
+    if not texts:
         return
-    more = [f"and {len(found) - MOST_PROBLEMS} more"] if len(found) > MOST_PROBLEMS else []
-    raise RequestError((Problem(KEY, f"{path}: {'; '.join([*found[:MOST_PROBLEMS], *more])}"),))
+    more = [f"and {len(texts) - MOST_PROBLEMS} more"] if len(texts) > MOST_PROBLEMS else []
+    raise RequestError((Problem(KEY, f"{path}: {'; '.join([*texts[:MOST_PROBLEMS], *more])}"),))
 
 
 def _differences(mine: Strategy, theirs: Strategy) -> Iterator[str]:

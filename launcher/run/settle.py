@@ -83,8 +83,8 @@ def settle(request: Request, others: FollowerRanks | None, shown: bool = False) 
     here = launch.with_local_ranks(asked, outer)
     job = _with_cache(memory_check.with_device_memory(here))
     done = _done(job, config, overrides)
-    job, found = _of_finished_run(job)
-    notes = (*launch.elastic_notes(asked, here), *found)
+    job, finished = _of_finished_run(job)
+    notes = (*launch.elastic_notes(asked, here), *finished)
     return Settled(job, config, overrides, outer, done, notes, vocabulary_from=first.vocabulary_from)
 
 

@@ -112,8 +112,8 @@ def named_dtype(folder: Path) -> str | None:
     data = read_json(folder / CONFIG, unique=True)
     inner = data.get("text_config") if isinstance(data, dict) else None
     of = [part for part in (data, inner) if isinstance(part, dict)]
-    found = (part.get(key) for part in of for key in ("dtype", "torch_dtype"))
-    return next((name for name in found if isinstance(name, str)), None)
+    dtypes = (part.get(key) for part in of for key in ("dtype", "torch_dtype"))
+    return next((name for name in dtypes if isinstance(name, str)), None)
 
 
 def _shards(index: Path) -> dict[Path, Header]:
@@ -125,9 +125,9 @@ def _shards(index: Path) -> dict[Path, Header]:
             raise ValueError(f"{index}: shard {file} is missing")
 
     headers = {file: read_header(index.parent / file) for file in sorted({*weights.values()})}
-    found = [*_differences(weights, headers)]
-    if found:
-        raise ValueError("\n".join(f"{index}: {f}" for f in found))
+    differences = [*_differences(weights, headers)]
+    if differences:
+        raise ValueError("\n".join(f"{index}: {f}" for f in differences))
     return {index.parent / file: header for file, header in headers.items()}
 
 
@@ -156,10 +156,10 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise ValueError(f"{index}: no JSON") from error
     except ValueError as error:
         raise ValueError(f"{index}: {error}") from error
-    found = data.get("weight_map") if isinstance(data, dict) else None
-    if not isinstance(found, dict) or not found or not all(isinstance(v, str) for v in found.values()):
+    files = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(files, dict) or not files or not all(isinstance(v, str) for v in files.values()):
         raise ValueError(f"{index}: weight_map is not a mapping of tensor names to file names")
-    return found
+    return files
 
 
 def _plain(file: str) -> bool:
@@ -488,15 +488,15 @@ def size_in_bytes(size: int | str) -> int:
     (1500, 1024, 7)
     """
     match = _SIZE.fullmatch(str(size))
-    found = 0
+    nbytes = 0
     if match is not None:
-        found = int(float(match[1]) * UNITS[match[2].upper()])
+        nbytes = int(float(match[1]) * UNITS[match[2].upper()])
     elif not isinstance(size, bool):
         with suppress(ValueError):
-            found = int(size)
-    if found < 1:
+            nbytes = int(size)
+    if nbytes < 1:
         raise ValueError(f"max_shard_size: {size!r} is no size; give bytes, or text as 500MB or 2GiB")
-    return found
+    return nbytes
 
 
 def _model_file(path: Path) -> bool:

@@ -76,10 +76,10 @@ class _Reader(Bounded):
         self._storage = storage
 
     def find_class(self, module: str, name: str) -> Any:
-        found = f"{module}.{name}"
-        if found not in self._known:
-            raise RefusedPickle(f"it asks for {found}, which is not on the list of harmless names")
-        return self._known[found]
+        full_name = f"{module}.{name}"
+        if full_name not in self._known:
+            raise RefusedPickle(f"it asks for {full_name}, which is not on the list of harmless names")
+        return self._known[full_name]
 
     def persistent_load(self, pid: Any) -> Any:
         if self._storage is None:
@@ -211,10 +211,10 @@ def _chunk(name: str, chunk: Any, where: Mapping[Any, Any]) -> Chunk:
 
 def _dtype(name: str, properties: Any) -> str:
     """Returns the dtype: the first of the properties, which are pickled as a tuple."""
-    found = properties.state[0]
-    if found not in ITEMSIZE:
+    dtype = properties.state[0]
+    if dtype not in ITEMSIZE:
         raise ValueError(f"tensor {name}: a dtype that is not known; known are {', '.join(ITEMSIZE)}")
-    return str(found)
+    return str(dtype)
 
 
 def _naturals(values: Any) -> tuple[int, ...]:

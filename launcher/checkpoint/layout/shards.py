@@ -292,7 +292,7 @@ def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box]
     for a, _ in pairwise(edges):
         open_boxes = [box for box in open_boxes if box.hi[dim] > a] + starts[a]
         left[0] -= len(open_boxes) // 8  # these visits are cheap
-        found = _overlap(open_boxes, dim + 1, left) if starts[a] else None
-        if found:
-            return found
+        pair = _overlap(open_boxes, dim + 1, left) if starts[a] else None
+        if pair:
+            return pair
     return None

@@ -292,9 +292,9 @@ class ChatTokenizer:
         if self.tokenizer is None:
             widths = [len(c.encode()) for c in text]
             return data.astype(np.int64), np.repeat(np.arange(len(text)), widths)
-        found = self.tokenizer.encode(text, add_special_tokens=False)
-        starts = [a if b > a else -1 for a, b in found.offsets]
-        return np.array(found.ids, np.int64), np.array(starts, np.int64)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        starts = [a if b > a else -1 for a, b in encoding.offsets]
+        return np.array(encoding.ids, np.int64), np.array(starts, np.int64)
 
 
 def _runs(counted: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -345,11 +345,11 @@ def _template(settings: Chat, config: dict[str, Any], other: str) -> str:
 
 def _named(config: dict[str, Any]) -> str:
     """The template of a config; if it has several, the one named ``default``."""
-    found = config.get("chat_template") or ""
-    if isinstance(found, list):
-        by_name = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
-        found = by_name.get("default") or ""
-    return found if isinstance(found, str) else ""
+    template = config.get("chat_template") or ""
+    if isinstance(template, list):
+        by_name = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = by_name.get("default") or ""
+    return template if isinstance(template, str) else ""
 
 
 def _beside(path: Path) -> str:
@@ -363,10 +363,10 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found = read_json(path)
-    if not isinstance(found, dict):
+    data = read_json(path)
+    if not isinstance(data, dict):
         raise ValueError(f"{path}: no object")
-    return found
+    return data
 
 
 def _special(config: dict[str, Any]) -> dict[str, str]:

@@ -33,11 +33,11 @@ def files_of(paths: Paths, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
     Raises ``BadFile`` with the path.
     """
     each = [paths] if isinstance(paths, str) else paths
-    found = [file for path in each for file in _files_at(path, suffixes)]
-    twice = [file for file, n in Counter(f.resolve() for f in found).items() if n > 1]
+    files = [file for path in each for file in _files_at(path, suffixes)]
+    twice = [file for file, n in Counter(f.resolve() for f in files).items() if n > 1]
     if twice:
         raise BadFile(f"{twice[0]}: named twice")
-    return found
+    return files
 
 
 def _files_at(path: str, suffixes: tuple[str, ...]) -> list[Path]:

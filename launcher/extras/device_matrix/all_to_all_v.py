@@ -130,7 +130,7 @@ class Exchange:
         for rank in range(self.src.ranks):
             holders.setdefault(_parts(self.src, rank), []).append(rank)
         sent = [0] * self.src.ranks
-        found = []
+        pieces = []
         for to in range(self.src.ranks):
             own = _parts(self.src, to)
             replica = holders[own].index(to)
@@ -139,8 +139,8 @@ class Exchange:
                 if part != own:
                     sender = _sender(to, holders[part], replica, prod(box.shape), sent, most)
                     sent[sender] += prod(box.shape)
-                found.append(Piece(sender, to, box))
-        return tuple(sorted(found, key=lambda p: (p.receiver, p.sender)))
+                pieces.append(Piece(sender, to, box))
+        return tuple(sorted(pieces, key=lambda p: (p.receiver, p.sender)))
 
     def of(self, place: int) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
         """Returns the pieces that the rank at ``place`` of a row sends, and those that it receives."""

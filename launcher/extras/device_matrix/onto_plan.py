@@ -94,11 +94,11 @@ def _hsdp(job: Job, sharding: Sharding) -> Iterator[Setting]:
 
 
 def _placed(p: Placed, made: Plan, sharding: Sharding) -> Placed:
-    found = sharding.params.get(p.name)
-    if found is None:
+    layout = sharding.params.get(p.name)
+    if layout is None:
         return p
     places = dict(p.layout.at)["pp"]
-    return replace(p, layout=global_layout(found.rest, p.spec, made.sizes.grid["pp"], places))
+    return replace(p, layout=global_layout(layout.rest, p.spec, made.sizes.grid["pp"], places))
 
 
 def _crossings(crossings: tuple[BoundaryTensor, ...], stage: StageSharding) -> Iterator[BoundaryTensor]:

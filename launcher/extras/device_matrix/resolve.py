@@ -479,10 +479,10 @@ def _calls(graph: OpGraph) -> list[tuple[str, str, int]]:
 
 def meeting_ranks(sharding: Sharding, held: Iterable[int]) -> tuple[Rows, ...]:
     """Returns each distinct set of rows that the virtual stages ``held`` by one pipeline rank need."""
-    found = (
+    rows_of_stages = (
         rows for s in held for rows in _stage_rows(sharding.stages[s], last=s == len(sharding.stages) - 1)
     )
-    return tuple(dict.fromkeys(rows for rows in found if len(rows[0]) > 1))
+    return tuple(dict.fromkeys(rows for rows in rows_of_stages if len(rows[0]) > 1))
 
 
 def _stage_rows(stage: StageSharding, last: bool) -> Iterator[Rows]:

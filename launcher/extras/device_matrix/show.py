@@ -159,11 +159,11 @@ def _stage_as_dict(stage: StageSharding, sharding: Sharding) -> dict[str, Any]:
 
 def operators_json(sharding: Sharding) -> str:
     """Returns the text of a complete strategy file: once loaded, it leaves nothing for a mode to decide."""
-    found = operator_strategies(sharding)
+    strategies = operator_strategies(sharding)
     searched = None
     if sharding.searched:
-        searched = Searched(digest(found), sharding.reasons)
-    return text(found, None, searched)
+        searched = Searched(digest(strategies), sharding.reasons)
+    return text(strategies, None, searched)
 
 
 def operator_strategies(sharding: Sharding) -> dict[str, dict[str, Any]]:

@@ -73,10 +73,10 @@ def settled(job: Job, measure: bool = False, others: FollowerRanks | None = None
     """
     check(job)
     job = _with_local_ranks(job)
-    found, ranking = _searched(job)
+    finalists, ranking = _searched(job)
     if not (measure and job.search.measure):
-        return Chosen(_with_open_steps(found[0].job, job), tuple(show.notes(ranking)))
-    told = measuring.measured_cluster(ranking, measured(job, found, others))
+        return Chosen(_with_open_steps(finalists[0].job, job), tuple(show.notes(ranking)))
+    told = measuring.measured_cluster(ranking, measured(job, finalists, others))
     taken = told.ran[0].finalist
     note = Note("search.measure", "; ".join(measuring.note(told)))
     notes = (*show.notes(ranking, taken.predicted), note)
@@ -87,11 +87,11 @@ def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
     """The report of a search, and the path of the recipe that it writes."""
     job = memory_check.with_device_memory(_with_local_ranks(job))
     check(job)
-    found, ranking = _searched(job)
+    finalists, ranking = _searched(job)
     lines = [*show.text(ranking)]
-    best = Chosen(_with_open_steps(found[0].job, job))
+    best = Chosen(_with_open_steps(finalists[0].job, job))
     if job.search.measure:
-        told = measuring.measured_cluster(ranking, measured(job, found, others))
+        told = measuring.measured_cluster(ranking, measured(job, finalists, others))
         taken = _with_open_steps(told.ran[0].finalist.job, job)
         best = Chosen(taken, cluster=measuring.file(told))
         lines += _labelled("measured", measuring.table(told))

@@ -74,13 +74,13 @@ def measured(job: Job, finalists: Sequence[Finalist], others: FollowerRanks | No
     """Measures all layouts; returns the fastest first, failed ones last. Raises ``RunError`` if all fail."""
     if others is not None:
         others.gather(job.launch.timeout_s)
-    found = []
+    layouts = []
     for n, one in enumerate(finalists, 1):
         say(f"search: measuring layout {n} of {len(finalists)}")
-        found.append(_measured(one, job.search.steps, others))
-    if all(one.seconds is None for one in found):
-        raise RunError(f"none of the {len(found)} best layouts ran: {found[0].why}")
-    return sorted(found, key=lambda one: math.inf if one.seconds is None else one.seconds)
+        layouts.append(_measured(one, job.search.steps, others))
+    if all(one.seconds is None for one in layouts):
+        raise RunError(f"none of the {len(layouts)} best layouts ran: {layouts[0].why}")
+    return sorted(layouts, key=lambda one: math.inf if one.seconds is None else one.seconds)
 
 
 def _measured(one: Finalist, steps: int, others: FollowerRanks | None) -> MeasuredLayout:
@@ -183,14 +183,14 @@ def measured_cluster(ranking: Ranking, ran: Sequence[MeasuredLayout]) -> Measure
     """Refits to the layouts that ``ran``, at least one."""
     asked = ranking.question
     steps = [_step(asked, one.finalist.predicted, one.seconds) for one in ran if one.seconds is not None]
-    found = calibration.refit(steps)
-    speeds = speeds_of(found.cluster, asked.job.train.precision, asked.job.launch.nproc)
+    refit = calibration.refit(steps)
+    speeds = speeds_of(refit.cluster, asked.job.train.precision, asked.job.launch.nproc)
     assert speeds is not None
     return MeasuredCluster(
         ran=tuple(ran),
         after=tuple(one.finalist.predicted.on(speeds) for one in ran),
-        refit=found,
-        errors=(calibration.error(found.before, steps), calibration.error(found.after, steps)),
+        refit=refit,
+        errors=(calibration.error(refit.before, steps), calibration.error(refit.after, steps)),
         faster=_faster(ranking, ran, speeds),
     )
 

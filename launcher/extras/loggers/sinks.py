@@ -61,11 +61,11 @@ def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     >>> flat({"model": {"name": "lm", "lora": None}, "steps": {}})
     {'model.name': 'lm', 'model.lora': None, 'steps': {}}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{above}.{key}" if above else str(key)
-        found |= flat(value, name) if isinstance(value, Mapping) and value else {name: value}
-    return found
+        values |= flat(value, name) if isinstance(value, Mapping) and value else {name: value}
+    return values
 
 
 class WandbLogger:

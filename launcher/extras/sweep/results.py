@@ -60,11 +60,11 @@ class Results:
     @cached_property
     def groups(self) -> Mapping[tuple[str, ...], tuple[float, float | None]]:
         """Mean and standard deviation over runs that differ only in the seed, by the overrides that vary."""
-        found: dict[tuple[str, ...], list[float]] = {}
+        values: dict[tuple[str, ...], list[float]] = {}
         for line in self.lines:
             if line.value is not None:
-                found.setdefault(line.result.cell.varied, []).append(line.value)
-        return {k: (fmean(v), stdev(v) if len(v) > 1 else None) for k, v in found.items()}
+                values.setdefault(line.result.cell.varied, []).append(line.value)
+        return {k: (fmean(v), stdev(v) if len(v) > 1 else None) for k, v in values.items()}
 
     @cached_property
     def front(self) -> tuple[Line, ...]:

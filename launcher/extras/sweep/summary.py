@@ -150,11 +150,11 @@ def planned(checked: Sequence[CheckedCell]) -> Iterator[str]:
 
 def reasons(checked: Sequence[CheckedCell]) -> Iterator[str]:
     """Yields each reason why cells cannot run, once."""
-    found: dict[str, list[str]] = {}
+    cells: dict[str, list[str]] = {}
     for one in checked:
         if one.refused:
-            found.setdefault(one.refused, []).append(number(one.cell.name))
-    for why, numbers in found.items():
+            cells.setdefault(one.refused, []).append(number(one.cell.name))
+    for why, numbers in cells.items():
         yield f"  cannot run: {why} ({'cell' if len(numbers) == 1 else 'cells'} {', '.join(numbers)})"
 
 

@@ -130,13 +130,13 @@ def disagreement(func: Any, args: Sequence[Any]) -> str:
         return ""
 
     # the dtypes of its arguments; parameters of a norm may be wider than its input
-    found = [args[i].dtype for i in at if i < len(args) and isinstance(args[i], torch.Tensor)]
-    if name in NORMS and found[0] in NARROW:
-        found = found[1:]
-    if len(set(found)) < 2 or _autocast():
+    dtypes = [args[i].dtype for i in at if i < len(args) and isinstance(args[i], torch.Tensor)]
+    if name in NORMS and dtypes[0] in NARROW:
+        dtypes = dtypes[1:]
+    if len(set(dtypes)) < 2 or _autocast():
         return ""
 
-    both = " and ".join(str(d).removeprefix("torch.") for d in dict.fromkeys(found))
+    both = " and ".join(str(d).removeprefix("torch.") for d in dict.fromkeys(dtypes))
     text = f"{name.removeprefix('_')} of {both}"
     where = modes.of_now()
     return f"{text} ({where})" if where else text

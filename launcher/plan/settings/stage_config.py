@@ -135,10 +135,10 @@ def automatic(
 
     if like is None or any(m not in like for group in groups for m in group):
         room = None if sizes.engine.over_matrices else device_memory.room(job)
-        found = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
-        runs = enumerate(pairwise(found.cut))
+        balanced = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
+        runs = enumerate(pairwise(balanced.cut))
         told = {m: stage for stage, (i, j) in runs for group in groups[i:j] for m in group}
-        how = found.text
+        how = balanced.text
     else:
         told = {m: like[m] for group in groups for m in group}
         how = "balanced as if nothing ran again"

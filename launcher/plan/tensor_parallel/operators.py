@@ -180,12 +180,12 @@ def _operator(
     # all ways to read the strategy as written
     names = tuple(p.name.rpartition(".")[2] for p in module.own)
     got = [readings(value, names, order, grid) for order in _orders(module.kind, names)]
-    found = list(dict.fromkeys(r for readable, _ in got for r in readable))
-    if not found:
+    distinct = list(dict.fromkeys(r for readable, _ in got for r in readable))
+    if not distinct:
         return strategy_problem(key, origin, "; ".join(got[0][1]))
 
     # exactly one of them has to fit the module
-    ways = [w for r in found for w in _orientations(r, module.kind, value)]
+    ways = [w for r in distinct for w in _orientations(r, module.kind, value)]
     tried = [(w, *_complete(w, module, listed="in" in value)) for w in ways]
     good = {o: None for _, o, why in tried if o is not None and not why}
     if not good:
@@ -478,12 +478,12 @@ def input_gradients_of(
         compiled: operators that torch compiles.
         late: weight gradients are computed after a split backward has sent the input gradients.
     """
-    found = [s.operator.module for s in spreads if sends(s) in ops and _learns(s, learn)]
+    modules = [s.operator.module for s in spreads if sends(s) in ops and _learns(s, learn)]
     if late:
-        return InputGradients(late=tuple(found))
+        return InputGradients(late=tuple(modules))
     return InputGradients(
-        beside=tuple(m for m in found if m not in compiled),
-        compiled=tuple(m for m in found if m in compiled),
+        beside=tuple(m for m in modules if m not in compiled),
+        compiled=tuple(m for m in modules if m in compiled),
     )
 
 
