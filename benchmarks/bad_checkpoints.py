@@ -24,7 +24,7 @@ from benchmarks.bad_calls import Program, run
 from benchmarks.bad_inputs import EVERYWHERE, MARK, RANK_FILES, SHAPES, STAGES, Damage, GoodCheckpoint, net
 from benchmarks.checkpoints import grid, save_checkpoint, save_rank_files, save_strategy, values, wrong
 from benchmarks.peers import DEEPSPEED, MINDSPORE, python
-from launcher.checkpoint.layout.shards import whole
+from launcher.checkpoint.layout.shards import full_box
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.write import saved_boxes
 from launcher.extras.mindspore.rank_files import held_boxes
@@ -117,7 +117,7 @@ def _save_deepspeed(home: Path, salt: str, interpreter: str) -> None:
     import torch
 
     torch.save(
-        {n: torch.from_numpy(values(n, whole(s), salt)) for n, s in SHAPES.items()}, home / "values.pt"
+        {n: torch.from_numpy(values(n, full_box(s), salt)) for n, s in SHAPES.items()}, home / "values.pt"
     )
     launch = [interpreter, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     command = [*launch, "-m", "benchmarks.deepspeed_source", str(home / "src"), str(home / "values.pt")]
@@ -166,7 +166,9 @@ def flaws(form: str, out: Path) -> tuple[int, int]:
     import torch
 
     state: Mapping[str, Any] = torch.load(out / "whole.pt", weights_only=True)
-    same = (n in state and state[n].equal(torch.from_numpy(values(n, whole(s)))) for n, s in SHAPES.items())
+    same = (
+        n in state and state[n].equal(torch.from_numpy(values(n, full_box(s)))) for n, s in SHAPES.items()
+    )
     return len(SHAPES) - sum(same), len(SHAPES)
 
 

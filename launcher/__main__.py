@@ -81,10 +81,10 @@ def _main(words: list[str], rank: int | None) -> int:
             return _run(args, words, rank)
         if _only_prints(args):
             return DONE
-        from launcher.run.run import join
+        from launcher.run.run import follow_rank_0
 
         rank = None  # a rank that cannot join reports that itself
-        return join(partial(_patience, args))
+        return follow_rank_0(partial(_patience, args))
     except _Told:
         return REFUSED
     except RequestError as error:
@@ -167,7 +167,7 @@ def _run(args: Args, words: list[str], rank: int | None) -> int:
             raise late(error, request) from error
 
 
-def look(words: Sequence[str], depth: Depth | None = None) -> None:
+def check_words(words: Sequence[str], depth: Depth | None = None) -> None:
     """Raises ``RequestError`` if the command line ``words`` would be refused; starts and prints nothing.
 
     ``depth`` limits how far the request is checked; ``None`` includes its plan. A smaller depth imports
@@ -209,7 +209,7 @@ def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
         from launcher.job.cures.report import render
         from launcher.run.cures import examine
 
-        known = examine(words, error, look)
+        known = examine(words, error, check_words)
         tell(render(known.problems, known.origins, typed(words)))
     return REFUSED
 

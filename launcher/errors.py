@@ -153,10 +153,10 @@ def owned(key: str, what: str) -> Iterator[None]:
         raise RequestError((Problem(key, f"{what}: {of_users(error)}"),)) from None
 
 
-def refuse(found: Sequence[Problem]) -> None:
+def refuse(problems: Sequence[Problem]) -> None:
     """Raises ``RequestError`` if there are any problems."""
-    if found:
-        raise RequestError(tuple(found))
+    if problems:
+        raise RequestError(tuple(problems))
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def problems() -> Iterator[list[Problem]]:
     Traceback (most recent call last):
     launcher.errors.RequestError: train.steps: 0 is not positive
     """
-    found: list[Problem] = []
-    yield found
-    if found:
-        raise RequestError(tuple(found))
+    problems: list[Problem] = []
+    yield problems
+    if problems:
+        raise RequestError(tuple(problems))

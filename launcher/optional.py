@@ -17,15 +17,15 @@ from launcher.errors import Problem, refuse
 
 if TYPE_CHECKING:
     from launcher.extras.calibration import refit as calibration
-    from launcher.extras.device_matrix import face as matrices
+    from launcher.extras.device_matrix import operator_sharding as matrices
     from launcher.extras.drill import drill
     from launcher.extras.drill import report as drill_report
     from launcher.extras.images import checks as image_files
-    from launcher.extras.images import face as images
+    from launcher.extras.images import datasets as images
     from launcher.extras.k8s import k8s as kubernetes
     from launcher.extras.layout_search import choose as layout_search
     from launcher.extras.loggers import process as metric_loggers
-    from launcher.extras.mindspore import face as mindspore
+    from launcher.extras.mindspore import interop as mindspore
     from launcher.extras.report import chart as charts
     from launcher.extras.report import page as run_page
     from launcher.extras.starter import new_project as starter
@@ -59,12 +59,12 @@ __all__ = [
     "sweeps",
 ]
 
-ENGINES = {"matrices": "launcher.extras.device_matrix.face"}
+ENGINES = {"matrices": "launcher.extras.device_matrix.operator_sharding"}
 """Ways to cut operators besides the axis ``tp``."""
 FORMATS = {
     "image_files": "launcher.extras.images.checks",
-    "images": "launcher.extras.images.face",
-    "mindspore": "launcher.extras.mindspore.face",
+    "images": "launcher.extras.images.datasets",
+    "mindspore": "launcher.extras.mindspore.interop",
 }
 LOGGERS = {"metric_loggers": "launcher.extras.loggers.process"}
 HAND_OVERS = {"kubernetes": "launcher.extras.k8s.k8s"}

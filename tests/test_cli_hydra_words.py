@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.__main__ import look, main
+from launcher.__main__ import check_words, main
 from launcher.job import overrides
 from launcher.job.compose import Depth, compose
 from tests.mistakes.answers import next_command
@@ -107,7 +107,7 @@ def test_it_says_what_to_type_here(line, text, tmp_path, monkeypatch, capsys):
     assert (out, err) == ("", head(1) + text)
     assert [p.name for p in tmp_path.iterdir()] == ["own"]
     if "try:" in text:
-        look(next_command(line.split(), err), Depth.SETTLED)
+        check_words(next_command(line.split(), err), Depth.SETTLED)
 
 
 KEPT = {
@@ -127,7 +127,7 @@ def test_pasted_it_keeps_all_else(line, meant, tmp_path, monkeypatch, capsys):
     assert main(line.split()) == 2
     command = next_command(line.split(), capsys.readouterr().err)
     assert command == tuple(meant.split())
-    look(command, Depth.SETTLED)
+    check_words(command, Depth.SETTLED)
 
 
 def test_a_launcher_of_slurm_is_an_option_of_launch() -> None:

@@ -49,7 +49,7 @@ LAYERS = {
     "launcher.extras.mindspore": "rank files",
     "launcher.extras.mindspore.merge_strategies": "extras",  # a step
     "launcher.extras.device_matrix": "matrices",
-    "launcher.extras.device_matrix.face": "extras",
+    "launcher.extras.device_matrix.operator_sharding": "extras",
     "launcher.extras.device_matrix.onto_plan": "extras",
     "launcher.extras.device_matrix.run": "extras",
     "launcher": "wiring",
@@ -211,7 +211,7 @@ def test_every_layer_leaves_alone_what_it_must_not_touch() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def face(package: str) -> set[str]:
+def offered(package: str) -> set[str]:
     """The modules of a folder that modules of another folder of ``launcher/`` may import."""
     if package in OPEN:
         return OPEN[package]
@@ -228,7 +228,7 @@ def test_a_folder_is_entered_by_what_it_offers() -> None:
         if package.count(".") and package.split(".")[1] != module.partition(".")[2].split(".")[0] and what in files():
             entered.setdefault(package, set()).add(name)
     packages = [m for m, path in files().items() if path.name == "__init__.py" and m != "launcher"]
-    assert {p: face(p) for p in packages if face(p)} == entered
+    assert {p: offered(p) for p in packages if offered(p)} == entered
 
 
 @pytest.mark.parametrize("grain", [rooms(1), rooms(2), rooms(3), str], ids=["folders", "shelves", "inner", "modules"])

@@ -150,7 +150,7 @@ def rank_rates(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[dic
         s.scaling.factor = 2.0**127
         if resumed:
             state.load(s, folder / "checkpoints/step-000003")
-        training = train.asked(s, j)
+        training = train.loop_settings(s, j)
         while s.step < training.until:
             if s.step == 2:
                 s.scaling.factor = 1024.0

@@ -15,14 +15,14 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint.foreign.torch_dcp import find
 from launcher.checkpoint.layout.shards import untiled
-from launcher.checkpoint.tensorfile.disk import LONGEST
+from launcher.checkpoint.tensorfile.disk import LONGEST_FILE
 from launcher.checkpoint.tensorfile.safetensors import arrange
 from launcher.extras.images.idx import read as read_idx
-from launcher.extras.images.idx_files import whole
+from launcher.extras.images.idx_files import complete_shape
 from launcher.extras.mindspore.protobuf import packet
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
-from launcher.untrusted.files import TEXT
+from launcher.untrusted.files import LONGEST_TEXT
 from tests.data.sample_files import write_idx
 from tests.untrusted import DEVICE, KINDS, PIPE, READERS, bounded, planted, refusal
 
@@ -86,7 +86,7 @@ def test_nor_is_a_folder(tmp_path: Path, reader: str) -> None:
 HUGE = 1 << 42
 TOO_LONG = {  # the most that is read, where that is not as in a list of tensors
     "dcp metadata": 128 << 20,
-    "strategy": LONGEST,
+    "strategy": LONGEST_FILE,
     "latest": 1 << 20,
     "copied along": 1 << 30,
     "tokenizer": 64 << 20,
@@ -117,7 +117,7 @@ def test_a_file_of_terabytes_is_refused_by_its_size(tmp_path: Path, reader: str)
     path, read = planted(tmp_path, reader)
     with path.open("wb") as file:
         file.truncate(HUGE)
-    why = f"{HUGE} bytes; at most {TOO_LONG.get(reader, TEXT)} are read"
+    why = f"{HUGE} bytes; at most {TOO_LONG.get(reader, LONGEST_TEXT)} are read"
     assert refusal(read) == (SAID | ZEROS).get(reader, "{path}: {why}").format(home=tmp_path, path=path, why=why)
 
 
@@ -342,7 +342,7 @@ def test_a_gzipped_file_is_unpacked_as_far_as_its_header_says(tmp_path: Path) ->
         bounded(),
         pytest.raises(ValueError, match=r"^its header promises 2147483656 bytes; at most 1073741824 are unp"),
     ):
-        whole(str(tmp_path), "train-labels-idx1-ubyte", 1)
+        complete_shape(str(tmp_path), "train-labels-idx1-ubyte", 1)
 
 
 def as_source(folder: Path) -> None:
@@ -365,7 +365,7 @@ ASKED = {
     "a device of text": (lambda f: None, "data.path=/dev/zero", "data.path = /dev/zero: {why}", DEVICE),
     "layouts of terabytes": (lambda f: os.truncate(os.open(f / "l.json", os.O_CREAT | os.O_WRONLY), HUGE),
                              "parallel.param_strategy.load=l.json", "parallel.param_strategy.load = l.json: {why}",
-                             f"{HUGE} bytes; at most {TEXT} are read"),
+                             f"{HUGE} bytes; at most {LONGEST_TEXT} are read"),
 }  # fmt: skip
 
 

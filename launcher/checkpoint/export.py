@@ -61,8 +61,8 @@ def export(
     metadata = {"format": "pt", ALIASES: json.dumps(aliases)}
 
     def bytes_of(name: str) -> Iterator[memoryview]:
-        found = chunks(reader, name, adapters, read_from)
-        return cast_chunks(name, found, entries[name].dtype, specs[name].dtype)
+        pieces = chunks(reader, name, adapters, read_from)
+        return cast_chunks(name, pieces, entries[name].dtype, specs[name].dtype)
 
     # write the file; it gets its final name once it is complete
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,9 +125,9 @@ def read_full(path: Path) -> Full:
 
 def _aliases(path: Path, text: str) -> dict[str, str]:
     try:
-        found = json.loads(text)
+        aliases = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{path}: {ALIASES} is no JSON") from error
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+    if not isinstance(aliases, dict) or not all(isinstance(v, str) for v in aliases.values()):
         raise ValueError(f"{path}: {ALIASES} is not a mapping of names to names")
-    return found
+    return aliases

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint.chunked import gathered, slices
-from launcher.checkpoint.layout.shards import whole
+from launcher.checkpoint.layout.shards import full_box
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import Blob, described
 from launcher.plan.values.dtypes import ITEMSIZE
@@ -32,7 +32,7 @@ class FullTensors(Protocol):
 def chunks(source: FullTensors, name: str) -> Iterator[memoryview]:
     """Yields all bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
     spec = source.specs[name]
-    return gathered(whole(spec.shape), spec.dtype, partial(source.fill, name))
+    return gathered(full_box(spec.shape), spec.dtype, partial(source.fill, name))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ UNDIGESTED = 1
 Such checkpoints can still be read. Damage to their tensors and text files is always noticed, damage to the
 manifest not always.
 """
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 FILE_OF: Mapping[Kind, str] = {
     "param": "model.safetensors",
     "buffer": "model.safetensors",
@@ -55,7 +55,7 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    write_text(folder / NAME, json.dumps(stated(manifest), indent=1) + "\n")
+    write_text(folder / MANIFEST, json.dumps(stated(manifest), indent=1) + "\n")
 
 
 def stated(manifest: Manifest) -> dict[str, Any]:
@@ -94,14 +94,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 def parse_manifest(folder: Path) -> Manifest:
     """Returns the manifest without looking at any other file. Raises ``ValueError``."""
-    path = folder / NAME
+    path = folder / MANIFEST
     if not folder.is_dir():
         raise ValueError(f"{folder}: no checkpoint: no such folder")
     try:
         data = read_bytes(path)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{folder}: incomplete checkpoint: it has no {NAME}, which is written last"
+            f"{folder}: incomplete checkpoint: it has no {MANIFEST}, which is written last"
         ) from error
     return _parse(path, parsed(path, data))
 
@@ -115,7 +115,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         size = file.stat().st_size
         if size != record.size:
             raise ValueError(
-                f"{folder}: incomplete checkpoint: {name} has {size} bytes, {NAME} says {record.size}"
+                f"{folder}: incomplete checkpoint: {name} has {size} bytes, {MANIFEST} says {record.size}"
             )
 
 
@@ -147,7 +147,7 @@ def _manifest(data: dict[str, Any], version: int) -> Manifest:
     key = _place(data.get("key"))
     digest = _text(data.get("digest"))
     mac = _text(data.get("mac"))
-    world = _whole(data["world"])
+    world = _whole_number(data["world"])
     strategy = _known_text(data["strategy"])
     return Manifest(world, strategy, files, key=key, digest=digest, mac=mac, version=version)
 
@@ -155,7 +155,7 @@ def _manifest(data: dict[str, Any], version: int) -> Manifest:
 def _record(fields: Any) -> FileRecord:
     _check_fields(fields, ("size", "digest", "tensors"), ("salt",))
     tensors = {name: _known_text(digest) for name, digest in fields["tensors"].items()}
-    size = _whole(fields["size"])
+    size = _whole_number(fields["size"])
     digest = _known_text(fields["digest"])
     return FileRecord(size, digest, tensors, salt=_text(fields.get("salt")))
 
@@ -171,7 +171,7 @@ def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> 
         raise ValueError(f"{unknown[0]} is not known")
 
 
-def _whole(value: Any) -> int:
+def _whole_number(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise TypeError(f"{type(value).__name__} is no whole number")
     return value
@@ -224,7 +224,7 @@ def stamp(rank: int, world: int, strategy: str) -> dict[str, str]:
 
 
 INFO = b"launcher checkpoint manifest"
-_CURE = f"put back the {NAME} that was written with it, or use another checkpoint"
+_CURE = f"put back the {MANIFEST} that was written with it, or use another checkpoint"
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
 
     Raises ``ValueError`` unless the manifest is authentic under a key that ``trust`` accepts.
     """
-    path = folder / NAME
+    path = folder / MANIFEST
     if manifest.key is None:
         if manifest.mac is not None:
             raise ValueError(
@@ -304,7 +304,7 @@ def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
     Raises ``ValueError`` if no place has such a key.
     """
     files = sorted(folder / name for name in manifest.files if name.startswith("rank_"))
-    found = []
+    errors = []
     for place in places:
         try:
             key = load_key(place)
@@ -312,9 +312,9 @@ def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
                 if path.is_file():
                     check_key(path, key)
         except ValueError as error:
-            found.append(str(error))
+            errors.append(str(error))
         else:
             return Opened(place, key)
 
-    told = "; ".join(found)
+    told = "; ".join(errors)
     raise ValueError(f"{folder}: it is encrypted: {told}; {ANOTHER}={FORMS} says where the key is now")

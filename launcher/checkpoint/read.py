@@ -22,7 +22,7 @@ from launcher.checkpoint.layout.strategy import KINDS, Kind, Strategy, match
 from launcher.checkpoint.manifest import (
     EXTRA,
     FILE_OF,
-    NAME,
+    MANIFEST,
     Manifest,
     check_files,
     opened,
@@ -142,20 +142,20 @@ def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
     )
     absent = next((name for name in wanted if name not in files), None)
     if absent is not None:
-        raise ValueError(f"{folder / NAME}: it does not list {absent}, which this checkpoint should have")
+        raise ValueError(f"{folder / MANIFEST}: it does not list {absent}, which this checkpoint should have")
 
     # and no other file
     if len(files) > 1 + strategy.stages + manifest.world * len(of_a_rank):
         odd = next(name for name in files if not _belongs(name, of_a_rank, manifest.world))
-        raise ValueError(f"{folder / NAME}: it lists {odd}, which is no file of this checkpoint")
+        raise ValueError(f"{folder / MANIFEST}: it lists {odd}, which is no file of this checkpoint")
 
 
 def _belongs(name: str, of_a_rank: tuple[str, ...], world: int) -> bool:
     """Whether a checkpoint of ``world`` ranks, each with the files ``of_a_rank``, may list ``name``."""
     if name == STATE or name.startswith("strategy/"):
         return True
-    found = re.fullmatch(r"rank_(\d+)/(.*)", name)
-    return found is not None and found[2] in of_a_rank and int(found[1]) < world
+    match = re.fullmatch(r"rank_(\d+)/(.*)", name)
+    return match is not None and match[2] in of_a_rank and int(match[1]) < world
 
 
 def _state(path: Path, record: FileRecord) -> Mapping[str, Any]:

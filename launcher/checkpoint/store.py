@@ -21,7 +21,7 @@ from typing import Any
 
 from launcher.checkpoint.manifest import (
     EXTRA,
-    NAME,
+    MANIFEST,
     Manifest,
     authentic,
     canonical,
@@ -41,7 +41,7 @@ from launcher.untrusted.files import LINK
 
 LATEST = "latest"
 STEP = re.compile(r"step-(\d+)")
-LONGEST = 1 << 20  # the most bytes of the file
+LONGEST_LATEST = 1 << 20  # the most bytes of the file
 _INFO = b"launcher checkpoint latest"
 _OLDER = re.compile(rf"older ({STEP.pattern}) ([0-9a-f]{{64}})")
 _LAST = re.compile(r"(sha256|hmac-sha256) ([0-9a-f]{64})")
@@ -84,7 +84,7 @@ def read(checkpoints: Path) -> Latest | None:
     """Reads the file ``latest``; ``None`` if it does not exist. Raises ``ValueError`` if it is malformed."""
     path = checkpoints / LATEST
     try:
-        lines = read_bytes(path, LONGEST).decode().split("\n")
+        lines = read_bytes(path, LONGEST_LATEST).decode().split("\n")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UnicodeDecodeError:
@@ -105,17 +105,17 @@ def read(checkpoints: Path) -> Latest | None:
     return Latest(lines[0], above, text, digest=last[2], mac=last[1] != "sha256")
 
 
-def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
+def check(latest: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
     """Raises ``ValueError`` if the file is damaged or its MAC is not authentic.
 
     If the checkpoints are encrypted, the file must have a MAC made with a key that ``trust`` accepts.
     ``folder`` is the newest checkpoint, ``newest`` its manifest.
     """
     path = folder.parent / LATEST
-    if found.mac:
+    if latest.mac:
         opened(folder, newest, trust)  # raises the clearer error if the key is the wrong one
-        macs = [_mac(found.text, key) for key in _keys(path, newest, trust)]
-        if not any(hmac.compare_digest(mac, str(found.digest)) for mac in macs):
+        macs = [_mac(latest.text, key) for key in _keys(path, newest, trust)]
+        if not any(hmac.compare_digest(mac, str(latest.digest)) for mac in macs):
             raise ValueError(
                 f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}"
             )
@@ -123,7 +123,7 @@ def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
         raise ValueError(
             f"{path}: it has no MAC, and the checkpoints are encrypted: nobody vouches for it; {_CURE}"
         )
-    elif found.digest is not None and found.digest != _sha256(found.text):
+    elif latest.digest is not None and latest.digest != _sha256(latest.text):
         raise damaged(path)
 
 
@@ -314,11 +314,11 @@ def passed_over(newest: Path) -> list[str]:
     exist.
     """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
-    found = [why for why in map(_flaw, above) if why]
+    flaws = [why for why in map(_flaw, above) if why]
     said = read(newest.parent)
     if said is not None and not (newest.parent / said.name).is_dir():
-        found.append(f"{newest.parent / LATEST} names {said.name}, which is not there")
-    return found
+        flaws.append(f"{newest.parent / LATEST} names {said.name}, which is not there")
+    return flaws
 
 
 def _flaw(folder: Path) -> str:
@@ -409,8 +409,8 @@ def _steps(checkpoints: Path) -> list[Path]:
     if not checkpoints.is_dir():
         return []
     matches = ((STEP.fullmatch(path.name), path) for path in checkpoints.iterdir())
-    found = [(int(match[1]), path) for match, path in matches if match is not None]
-    return [path for _, path in sorted(found, reverse=True)]
+    numbered = [(int(match[1]), path) for match, path in matches if match is not None]
+    return [path for _, path in sorted(numbered, reverse=True)]
 
 
 def _pointed(checkpoints: Path) -> Path | None:
@@ -478,7 +478,7 @@ def check_empty(dst: Path, cure: str = "; give another") -> None:
 def check_outside(dst: Path) -> None:
     """Raises ``ValueError`` if ``dst`` is inside a checkpoint, which a foreign file would damage."""
     for folder in Path(os.path.realpath(dst)).parents:
-        if (folder / NAME).is_file():
+        if (folder / MANIFEST).is_file():
             raise ValueError(f"{dst}: the destination is in the checkpoint {folder}; give one outside of it")
 
 

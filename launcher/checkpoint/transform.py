@@ -15,7 +15,7 @@ import numpy as np
 
 from launcher.checkpoint.layout.shards import overlapping_shards, overlaps
 from launcher.checkpoint.layout.strategy import Strategy, match
-from launcher.checkpoint.manifest import FILE_OF, NAME, rank_file
+from launcher.checkpoint.manifest import FILE_OF, MANIFEST, rank_file
 from launcher.checkpoint.read import Checkpoint, Reader, file_header, open_checkpoint
 from launcher.checkpoint.store import check_apart, check_destination, fresh, seal
 from launcher.checkpoint.tensorfile.disk import WriteBehind
@@ -114,7 +114,7 @@ def check_places(src: Path, dst: Path, overwrite: bool) -> None:
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether the folder has a manifest. The checkpoint may still be damaged."""
-    return (folder / NAME).is_file()
+    return (folder / MANIFEST).is_file()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import xxhash
 
 from launcher.checkpoint.layout.shards import saved_shards, untiled
 from launcher.checkpoint.layout.strategy import Kind, Strategy, stages
-from launcher.checkpoint.manifest import NAME
+from launcher.checkpoint.manifest import MANIFEST
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import Header
@@ -46,7 +46,7 @@ def _tensor_files(checkpoint: Checkpoint) -> list[str]:
 
 
 def _strays(checkpoint: Checkpoint) -> Iterator[str]:
-    known = {NAME, *checkpoint.manifest.files}
+    known = {MANIFEST, *checkpoint.manifest.files}
     for path in sorted(checkpoint.folder.rglob("*")):
         if not path.is_dir() and path.relative_to(checkpoint.folder).as_posix() not in known:
             yield f"{path}: not part of this checkpoint: the manifest does not list it"
@@ -55,9 +55,9 @@ def _strays(checkpoint: Checkpoint) -> Iterator[str]:
 def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
     """Yields the tensors whose shards do not tile the full tensor."""
     for name, entry in checkpoint.strategy.entries.items():
-        found = untiled(entry.layout.shape, [shard.box for shard in saved_shards(entry.layout)])
-        if found:
-            yield f"{checkpoint.folder}: tensor {name}: {found}"
+        gap = untiled(entry.layout.shape, [shard.box for shard in saved_shards(entry.layout)])
+        if gap:
+            yield f"{checkpoint.folder}: tensor {name}: {gap}"
 
 
 def _files(checkpoint: Checkpoint, paths: Sequence[str]) -> Iterator[str]:

@@ -99,9 +99,9 @@ class RankWriter:
         """
         if not 0 <= self.rank < self.strategy.grid.size:
             raise ValueError(f"rank {self.rank} is not in the strategy's world of {self.strategy.grid.size}")
-        found = [*_flaws(self.rank, self.strategy, tensors)]
-        if found:
-            raise ValueError(f"rank {self.rank} cannot be saved:\n" + "\n".join(f"  {f}" for f in found))
+        flaws = [*_flaws(self.rank, self.strategy, tensors)]
+        if flaws:
+            raise ValueError(f"rank {self.rank} cannot be saved:\n" + "\n".join(f"  {f}" for f in flaws))
 
     def write(self, chunks: Chunks, extra: Mapping[str, Blob] | None = None) -> RankRecord:
         """Writes the files without checking ``chunks``; on failure what was written is deleted.

@@ -35,8 +35,8 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
         )  # the plan has checked its headers: there may be millions of files
     if isinstance(settings, Tokens):
         return open_tokens(settings)  # checks what it opens: an index may be long
-    if found := check(settings):
-        raise RequestError(tuple(found))
+    if problems := check(settings):
+        raise RequestError(tuple(problems))
 
     match settings:
         case Text():

@@ -42,7 +42,7 @@ def parse(argv: Sequence[str]) -> Args:
     config_dir: Path | None = None
     sweep_dir: Path | None = None
     completion: str | None = None
-    with problems() as found:
+    with problems() as wrong:
         # separate flags and their values; all other words are overrides
         while rest:
             word = rest.pop(0)
@@ -50,12 +50,12 @@ def parse(argv: Sequence[str]) -> Args:
             flag = SHORT.get(name, name)
             if name == "sweep_dir" and equals:
                 sweep_dir = Path(value)
-                found += _not_local(word, value)
+                wrong += _not_local(word, value)
             elif not word.startswith("-"):
                 overrides.append(word)
             elif flag not in FLAGS:
                 taken, problem = _unknown_flag(word, rest, config_dir)
-                found.append(problem)
+                wrong.append(problem)
                 del rest[:taken]
             elif flag not in TAKE_A_VALUE:
                 seen.add(flag)
@@ -65,23 +65,23 @@ def parse(argv: Sequence[str]) -> Args:
                 if flag == "--config-dir":
                     config_dir = Path(value) if value else None
                     if not value:
-                        found.append(Problem("", "--config-dir: needs a folder", "", (word,)))
+                        wrong.append(Problem("", "--config-dir: needs a folder", "", (word,)))
                 elif flag == "--completion":
                     completion = value
                     if value not in SHELLS:
                         typed = (word,) if equals or not value else (word, value)
                         text = f"{' '.join(typed)}: takes the name of a shell, {', '.join(SHELLS)}"
-                        found.append(Problem("", text, "", typed))
+                        wrong.append(Problem("", text, "", typed))
                 elif value == "job":
                     overrides.append("show=config")
                 else:
                     text = f"--cfg {value}: only --cfg job is there"
-                    found.append(Problem("", text, "show=config", (word, value)))
+                    wrong.append(Problem("", text, "show=config", (word, value)))
 
         # settings of a sweep are errors without a sweep
         if not {"--multirun", "--help"} & seen:
             own = [] if sweep_dir is None else [f"sweep_dir={sweep_dir}"]
-            found += map(_no_sweep, [*own, *(word for word in overrides if word.startswith("sweep."))])
+            wrong += map(_no_sweep, [*own, *(word for word in overrides if word.startswith("sweep."))])
     return Args(
         tuple(overrides),
         help="--help" in seen,
@@ -115,7 +115,7 @@ def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> t
     from launcher.job.stray_arguments import KnownNames, flag
 
     name = word.partition("=")[0]
-    configs = ConfigFiles.of(config_dir)
+    configs = ConfigFiles.from_folders(config_dir)
     taken, meant = flag(word, after, KnownNames(configs.groups(), configs.options("recipe")))
 
     # a flag of Hydra: the sentence names our counterpart
@@ -194,10 +194,10 @@ def instead(word: str, after: Sequence[str]) -> tuple[str, int, str] | None:
 
     # its value, in the same word or the next one
     follows = not equals and bool(flag.value and after and re.fullmatch(flag.value, after[0]))
-    found = re.fullmatch(flag.value, after[0] if follows else value)
+    match = re.fullmatch(flag.value, after[0] if follows else value)
     cure = flag.cure
     if "{}" in cure:
-        cure = cure.format(shlex.quote(found[1])) if found else ""
+        cure = cure.format(shlex.quote(match[1])) if match else ""
     return flag.sentence, int(follows), cure
 
 
@@ -239,7 +239,7 @@ exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed wh
 
 def usage(config_dir: Path | None = None) -> str:
     """The usage, the recipes with what each shows, the options of each group, and examples."""
-    configs = ConfigFiles.of(config_dir)
+    configs = ConfigFiles.from_folders(config_dir)
     recipes = [(name, _shows(configs, name)) for name in configs.options("recipe")]
     width = max((len(name) for name, _ in recipes), default=0)
     lines = [f"  {name:<{width}}  {text}" for name, text in recipes]

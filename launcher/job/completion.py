@@ -31,15 +31,15 @@ def keys(values: Mapping[str, Sequence[str]]) -> list[str]:
 
 def named_values() -> dict[str, tuple[str, ...]]:
     """The values by key: shipped options of groups, literals of the schema, true and false."""
-    found: dict[str, dict[str, None]] = {}
+    values: dict[str, dict[str, None]] = {}
     configs = ConfigFiles()
     for group in configs.groups():
-        found[group] = dict.fromkeys(configs.options(group))
+        values[group] = dict.fromkeys(configs.options(group))
     for key, note in noted():
         listed = [written(value) for value in _named(note)]
         if listed:
-            found.setdefault(key, {}).update(dict.fromkeys(listed))
-    return {key: tuple(found[key]) for key in sorted(found)}
+            values.setdefault(key, {}).update(dict.fromkeys(listed))
+    return {key: tuple(values[key]) for key in sorted(values)}
 
 
 def noted() -> Iterator[tuple[str, Any]]:

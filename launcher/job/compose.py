@@ -104,7 +104,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     problems: list[Problem] = []
 
     # the command line: report and drop words that are not overrides
-    here = ConfigFiles.of(config_dir)
+    here = ConfigFiles.from_folders(config_dir)
     texts = sift(overrides, KnownNames(here.groups(), here.options("recipe")), problems)
     typed = read(texts, problems)
     configs, typed = _config_files(typed, config_dir, problems)
@@ -142,11 +142,11 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
 
 
 def _config_files(
-    typed: tuple[Override, ...], user: Path | None, found: list[Problem]
+    typed: tuple[Override, ...], user: Path | None, problems: list[Problem]
 ) -> tuple[ConfigFiles, tuple[Override, ...]]:
     """The files to read, and ``typed`` with the recipe's name in place of ``recipe=FILE.yaml``."""
     if user is not None and not user.is_dir():
-        found.append(Problem("", f"--config-dir {user}: there is no such folder"))
+        problems.append(Problem("", f"--config-dir {user}: there is no such folder"))
         user = None
 
     # a recipe named by its file becomes an option of its folder
@@ -160,12 +160,12 @@ def _config_files(
             typed = tuple(Override(t.key, path.stem, t.text) if t is o else t for t in typed)
         else:
             why = "its name must end in .yaml" if path.is_file() else "there is no such file"
-            found.append(Problem("recipe", f"{o.value}: {why}", _file_meant(o.value)))
+            problems.append(Problem("recipe", f"{o.value}: {why}", _file_meant(o.value)))
             typed = tuple(t for t in typed if t is not o)
 
-    configs = ConfigFiles.of(user, folder)
+    configs = ConfigFiles.from_folders(user, folder)
     shadowed = "a shipped option has this name; give yours another"
-    found += [Problem("", f"{file}: {shadowed}") for file in configs.hidden()]
+    problems += [Problem("", f"{file}: {shadowed}") for file in configs.hidden()]
     return configs, typed
 
 
@@ -184,7 +184,7 @@ def _file_meant(name: str) -> str:
     return paste("recipe", close) if close else ""
 
 
-def _choices(groups: list[Override], configs: ConfigFiles, found: list[Problem]) -> list[str]:
+def _choices(groups: list[Override], configs: ConfigFiles, problems: list[Problem]) -> list[str]:
     """The group overrides for Hydra; reports and drops those with an unknown option."""
     texts = []
     for o in groups:
@@ -195,9 +195,9 @@ def _choices(groups: list[Override], configs: ConfigFiles, found: list[Problem])
 
         # refuse, delete or choose
         if o.add and o.key in LISTS:
-            found.append(Problem(o.key, f"{o.text}: the list is given as a whole, in order"))
+            problems.append(Problem(o.key, f"{o.text}: the list is given as a whole, in order"))
         elif bad and not o.delete:
-            found += [_misspelt(o, b, options) for b in bad]
+            problems += [_misspelt(o, b, options) for b in bad]
         elif o.delete or o.value is None:
             texts.append(f"~{o.key}")
         else:
@@ -220,11 +220,11 @@ def _misspelt(o: Override, bad: str, options: Sequence[str]) -> Problem:
     return problem
 
 
-def _data(composed: Composed, found: list[Problem]) -> dict[str, Any]:
+def _data(composed: Composed, problems: list[Problem]) -> dict[str, Any]:
     """The configuration as plain data, with the recipe's name and, unless it is set, a name for the run."""
     cfg = composed.cfg
     cfg["recipe"] = composed.recipe
-    data = plain(cfg, found)
+    data = plain(cfg, problems)
     _typed_by_schema(cfg, data)
     data["steps"] = _each_time(data.get("steps"), composed.steps)
     if data.get("name") is None:
@@ -276,17 +276,17 @@ def _node(tree: Any, parts: Sequence[str]) -> Any:
     return tree
 
 
-def _validated(data: dict[str, Any], origins: Origins, found: list[Problem]) -> Job | None:
-    """Validates ``data``; if the schema refuses it, returns ``None`` and appends the reasons to ``found``."""
-    holes = {p.key for p in found}
-    data["steps"] = _steps(data.get("steps"), origins, found)
+def _validated(data: dict[str, Any], origins: Origins, problems: list[Problem]) -> Job | None:
+    """Validates ``data``; if the schema refuses it, returns ``None`` and adds the reasons to ``problems``."""
+    holes = {p.key for p in problems}
+    data["steps"] = _steps(data.get("steps"), origins, problems)
     job = None
     try:
         job = _JOB.validate_python(data)
     except ValidationError as error:
-        found += [p for p in explain(error, data, origins) if not _of_hole(p.key, holes)]
+        problems += [p for p in explain(error, data, origins) if not _of_hole(p.key, holes)]
     allow = _node(data, ("security", "allow"))
-    found += _targets(data, tuple(allow) if isinstance(allow, list) else (), origins)
+    problems += _targets(data, tuple(allow) if isinstance(allow, list) else (), origins)
     return job
 
 
@@ -302,7 +302,7 @@ def _of_hole(key: str, holes: set[str]) -> bool:
     return any(key == h or h.startswith(key + ".") or key.startswith(h + ".") for h in holes if h)
 
 
-def _steps(steps: Any, origins: Origins, found: list[Problem]) -> Any:
+def _steps(steps: Any, origins: Origins, problems: list[Problem]) -> Any:
     """Drops settings of steps that were not chosen; chosen steps have a ``kind``."""
     if not isinstance(steps, dict):
         return steps
@@ -320,7 +320,7 @@ def _steps(steps: Any, origins: Origins, found: list[Problem]) -> Any:
             chosen = [n for n, s in steps.items() if isinstance(s, dict) and "kind" in s]
             text = f"{name!r} is not among the steps of this run ({', '.join(chosen) or 'none'})"
             listed = paste("steps", [*(c for c in chosen if c in verbs), name])
-            found.append(Problem(f"steps.{name}", text, f"{listed} {shell(origin.text)}"))
+            problems.append(Problem(f"steps.{name}", text, f"{listed} {shell(origin.text)}"))
     return named(kept)
 
 
@@ -386,9 +386,9 @@ def _untrusted_arguments(node: Any, key: str, allow: tuple[str, ...]) -> Iterato
         yield from _untrusted_arguments(value, below, allow)
 
 
-def _relevant(found: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:
+def _relevant(problems: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:
     """Each problem once, without those that may result from a misspelt option of a group."""
-    once = tuple(dict.fromkeys(found))
+    once = tuple(dict.fromkeys(problems))
     if not misspelt:
         return once
     hidden = {"model", "data", "loss", "optim", "schedule", "steps"} if "recipe" in misspelt else misspelt

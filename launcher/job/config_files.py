@@ -39,7 +39,7 @@ class ConfigFiles:
     recipes: tuple[Path, ...] = (RECIPES,)
 
     @classmethod
-    def of(cls, user: Path | None, recipe: Path | None = None) -> ConfigFiles:
+    def from_folders(cls, user: Path | None, recipe: Path | None = None) -> ConfigFiles:
         """The shipped folders, the ``user``'s own, and the folder of a ``recipe`` that is given by its path.
 
         The user's recipes are in the subfolder ``recipe`` or ``recipes``.

@@ -210,14 +210,14 @@ def _flat(tree: Any, above: str = "") -> dict[str, Any]:
     return out
 
 
-def plain(cfg: DictConfig, found: list[Problem]) -> dict[str, Any]:
+def plain(cfg: DictConfig, problems: list[Problem]) -> dict[str, Any]:
     """Resolves every interpolation; returns dicts, lists and scalars.
 
     Reports and drops a key that cannot be resolved. Drops a key that is still ``???``, too, and reports it
     without text, because the text needs all other data.
     """
     known = tuple(keys(OmegaConf.to_container(cfg, resolve=False)))
-    out: dict[str, Any] = _plain(cfg, "", found, known)
+    out: dict[str, Any] = _plain(cfg, "", problems, known)
     return out
 
 
@@ -226,32 +226,32 @@ _SUGGESTED = 50
 """The number of problems after which none gets a similar key: each search compares all keys."""
 
 
-def _plain(node: Any, above: str, found: list[Problem], known: tuple[str, ...]) -> Any:
+def _plain(node: Any, above: str, problems: list[Problem], known: tuple[str, ...]) -> Any:
     if isinstance(node, ListConfig):
-        items = [_value(node, i, above, found, known=known) for i in range(len(node))]
+        items = [_value(node, i, above, problems, known=known) for i in range(len(node))]
         return [v for v in items if v is not _HOLE]
     out = {}
     for name in node:
         key = f"{above}.{name}" if above else str(name)
-        value = _value(node, name, key, found, known=known)
+        value = _value(node, name, key, problems, known=known)
         if value is not _HOLE:
             out[str(name)] = value
     return out
 
 
-def _value(node: Any, name: Any, key: str, found: list[Problem], *, known: tuple[str, ...]) -> Any:
+def _value(node: Any, name: Any, key: str, problems: list[Problem], *, known: tuple[str, ...]) -> Any:
     if OmegaConf.is_missing(node, name):
-        found.append(Problem(key, ""))
+        problems.append(Problem(key, ""))
         return _HOLE
     try:
         value = node[name]
     except (OmegaConfBaseException, RecursionError) as error:
         text = str(node._get_node(name)._value())
-        searched = known if len(found) < _SUGGESTED else ()
-        found.append(_unresolved(key, text, error, [k for k in searched if k != key]))
+        searched = known if len(problems) < _SUGGESTED else ()
+        problems.append(_unresolved(key, text, error, [k for k in searched if k != key]))
         return _HOLE
     if isinstance(value, DictConfig | ListConfig):
-        return None if value._is_none() else _plain(value, key, found, known)
+        return None if value._is_none() else _plain(value, key, problems, known)
     return value
 
 

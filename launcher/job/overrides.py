@@ -97,9 +97,9 @@ class Override:
         return redacted(self.text)
 
 
-def read(texts: Iterable[str], found: list[Problem]) -> tuple[Override, ...]:
-    """Parses overrides, in order; reports those that cannot be parsed in ``found`` and drops them."""
-    return tuple(o for t in texts for o in _read(t, found))
+def read(texts: Iterable[str], problems: list[Problem]) -> tuple[Override, ...]:
+    """Parses overrides, in order; reports those that cannot be parsed in ``problems`` and drops them."""
+    return tuple(o for t in texts for o in _read(t, problems))
 
 
 def quoted(value: str) -> str:
@@ -160,16 +160,16 @@ def parse(text: str) -> Parsed:
     return parsed
 
 
-def _read(text: str, found: list[Problem]) -> Iterator[Override]:
+def _read(text: str, problems: list[Problem]) -> Iterator[Override]:
     try:
         parsed = parse(text)
     except (HydraException, ValueError, RecursionError) as error:
-        found.append(_unreadable(text, str(error)))
+        problems.append(_unreadable(text, str(error)))
         return
 
     key = parsed.key_or_group
     if problem := _refused(key, text, parsed):
-        found.append(problem)
+        problems.append(problem)
         return
     added = parsed.is_add() or parsed.is_force_add()
     yield Override(key, parsed.value(), text, delete=parsed.is_delete(), add=added)

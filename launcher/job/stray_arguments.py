@@ -53,8 +53,8 @@ def _first_unknown(name: str) -> int:
     return next((i for i in range(len(parts)) if ".".join(parts[: i + 1]) not in known), len(parts) - 1)
 
 
-def sift(texts: Sequence[str], names: KnownNames, found: list[Problem]) -> list[str]:
-    """The overrides among ``texts``; reports all other arguments in ``found``, with what they may mean."""
+def sift(texts: Sequence[str], names: KnownNames, problems: list[Problem]) -> list[str]:
+    """The overrides among ``texts``; reports all other arguments in ``problems``, with what they may mean."""
     out = []
     at = 0
     while at < len(texts):
@@ -62,7 +62,7 @@ def sift(texts: Sequence[str], names: KnownNames, found: list[Problem]) -> list[
         if problem is None:
             out.append(texts[at])
         else:
-            found.append(problem)
+            problems.append(problem)
         at += taken
     return out
 

@@ -83,9 +83,9 @@ class Axis:
 
 def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[Axis, ...]:
     """One axis per override. Raises ``RequestError``."""
-    with problems() as found:
-        single = sift(overrides, KnownNames(configs.groups(), configs.options("recipe")), found)
-        return tuple(_axis(o, configs, found) for o in single)
+    with problems() as wrong:
+        single = sift(overrides, KnownNames(configs.groups(), configs.options("recipe")), wrong)
+        return tuple(_axis(o, configs, wrong) for o in single)
 
 
 def written_axes(
@@ -95,15 +95,15 @@ def written_axes(
     there = {axis.key.lstrip("+~") for axis in typed}
     known = (*dict.fromkeys(keys.everywhere()), *configs.groups())
     out: list[Axis] = []
-    with problems() as found:
+    with problems() as wrong:
         for key, values in over.items():
             if key in there:
                 continue
             if key not in known:
                 hint = did_you_mean(nearest(key, known, 0.75))
-                found.append(Problem(f"sweep.over.{key}", f"there is no such setting{hint}"))
+                wrong.append(Problem(f"sweep.over.{key}", f"there is no such setting{hint}"))
             elif isinstance(values, str):
-                out.append(_axis(f"{key}={values}", configs, found))
+                out.append(_axis(f"{key}={values}", configs, wrong))
             else:
                 out.append(Axis(key, tuple(f"{key}={written(value)}" for value in values)))
     return tuple(out)
@@ -138,7 +138,7 @@ def values(one: Cell) -> Mapping[str, str]:
     return {key.lstrip("+~"): value for key, _, value in pairs}
 
 
-def _axis(text: str, configs: ConfigFiles, found: list[Problem]) -> Axis:
+def _axis(text: str, configs: ConfigFiles, problems: list[Problem]) -> Axis:
     """The axis of an override: the values that it lists, or its interval."""
 
     class Options:
@@ -150,20 +150,20 @@ def _axis(text: str, configs: ConfigFiles, found: list[Problem]) -> Axis:
     try:
         parsed: Parsed = OverridesParser.create(config_loader=cast(Any, Options())).parse_overrides([text])[0]
     except HydraException:
-        read([text], found)
+        read([text], problems)
         return Axis(text.partition("=")[0], (text,))
     key = parsed.get_key_element()
     if not parsed.is_sweep_override():
         return Axis(key, (text,))
     if not parsed.is_discrete_sweep():
-        return _interval(key, parsed, text, found)
+        return _interval(key, parsed, text, problems)
     words = tuple(f"{key}={v}" for v in parsed.sweep_string_iterator())
     if not words:
-        found.append(Problem(parsed.key_or_group, f"{parsed.get_value_string()}: matches nothing"))
+        problems.append(Problem(parsed.key_or_group, f"{parsed.get_value_string()}: matches nothing"))
     return Axis(key, words)
 
 
-def _interval(key: str, parsed: Parsed, text: str, found: list[Problem]) -> Axis:
+def _interval(key: str, parsed: Parsed, text: str, problems: list[Problem]) -> Axis:
     span = parsed.value()
     assert isinstance(span, IntervalSweep)
     low, high = span.start, span.end
@@ -173,9 +173,9 @@ def _interval(key: str, parsed: Parsed, text: str, found: list[Problem]) -> Axis
     assert low is not None
     assert high is not None
     if not low < high:
-        found.append(Problem(name, f"{shown}: the lower end comes first"))
+        problems.append(Problem(name, f"{shown}: the lower end comes first"))
     elif log and low <= 0:
-        found.append(Problem(name, f"{shown}: a logarithm needs a lower end above 0"))
+        problems.append(Problem(name, f"{shown}: a logarithm needs a lower end above 0"))
     return Axis(key, (text,), Interval(low, high, log, whole))
 
 

@@ -89,11 +89,11 @@ def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_tar
     A class of the launcher's own must be listed for ``base`` in ``OURS``. Nothing is imported before the path
     is accepted. Raises ``RequestError``, naming ``key``.
     """
-    found = _trusted(path, allow, base, key)
-    if not inspect.isclass(found) or not issubclass(found, base):
+    cls = _trusted(path, allow, base, key)
+    if not inspect.isclass(cls) or not issubclass(cls, base):
         raise _other_kind(path, base, key)
-    _check_home(path, found, allow, base, key)
-    return found
+    _check_home(path, cls, allow, base, key)
+    return cls
 
 
 def factory(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> Callable[..., T]:
@@ -102,18 +102,18 @@ def factory(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_ta
     A class can only be constructed, whereas a function can do anything, so a trusted package is not enough:
     ``allow`` must name the function or its module.
     """
-    found = _trusted(path, allow, base, key)
-    if not _function(found):
+    function = _trusted(path, allow, base, key)
+    if not _function(function):
         return locate(path, allow, base, key=key)
     if base.__name__ == "Callable":  # a schedule or loss would be called, not built
         raise _other_kind(path, base, key)
     if path not in allow:
-        _check_home(path, found, allow, base, key)
-        home = f"{found.__module__}.{found.__qualname__}"
-        if not {home, found.__module__} & {*allow}:
+        _check_home(path, function, allow, base, key)
+        home = f"{function.__module__}.{function.__qualname__}"
+        if not {home, function.__module__} & {*allow}:
             cure = f"'security.allow=[{','.join((*allow, path))}]'"
             raise _error(key, path, "is a function: security.allow has to name it, or its module", cure)
-    made: Callable[..., T] = found
+    made: Callable[..., T] = function
     return made
 
 

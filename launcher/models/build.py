@@ -24,11 +24,11 @@ def build_model(settings: Model, allow: tuple[str, ...] = ()) -> nn.Module:
     ``allow`` lists the packages that ``_target_`` may name.
     """
     settings, _ = resolve(settings)
-    made = _whole(settings, allow)
+    made = _without_adapters(settings, allow)
     return made if settings.lora is None else adapt(made, settings.lora)
 
 
-def _whole(settings: Model, allow: tuple[str, ...]) -> nn.Module:
+def _without_adapters(settings: Model, allow: tuple[str, ...]) -> nn.Module:
     match settings:
         case LanguageModel():
             return Decoder(settings)

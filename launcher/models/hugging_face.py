@@ -168,16 +168,16 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
             known = [*written.to_dict(), *KERNELS]
             text = f"{type(written).__name__} of {settings.path} has none{did_you_mean(nearest(key, known))}"
             raise RequestError((Problem(f"model.config.{key}", text),))
-    found = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | changes))
+    config = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | changes))
     if rope:
         try:
-            found.standardize_rope_params()
-            found.validate_rope()
+            config.standardize_rope_params()
+            config.validate_rope()
         except (KeyError, ValueError, TypeError) as error:
             text = f"{json.dumps(changes[ROPE])}: {error.args[0] if error.args else error}"
             raise RequestError((Problem(f"model.config.{rope[0]}", text),)) from error
-    _fit_lists(settings, written, found)
-    return found
+    _fit_lists(settings, written, config)
+    return config
 
 
 def _rope_parameters(settings: HuggingFace, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,16 +229,16 @@ def _changed_rope(key: str, written: Mapping[str, Any], change: Any) -> dict[str
     return out
 
 
-def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, found: PreTrainedConfig) -> None:
+def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, config: PreTrainedConfig) -> None:
     """Cut lists with an entry per layer to the number of layers that remain. Raises ``RequestError``.
 
     A model with fewer layers reads the first entries. transformers cannot open a folder that has more entries
     than layers, so a list in ``settings`` must have one entry per layer.
     """
-    was, now = (getattr(c, LAYERS, None) for c in (written, found))
+    was, now = (getattr(c, LAYERS, None) for c in (written, config))
     if not isinstance(was, int) or not isinstance(now, int):
         return
-    for key, value in list(vars(found).items()):
+    for key, value in list(vars(config).items()):
         theirs = vars(written).get(key)
         if not isinstance(value, list) or not isinstance(theirs, list) or len(theirs) != was:
             continue
@@ -254,7 +254,7 @@ def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, found: PreTrain
                 f"{now}: {key} of {settings.path} says what {was} layers are; give one of {now} entries too"
             )
             raise RequestError((Problem(f"model.config.{LAYERS}", text),))
-        setattr(found, key, value[:now])
+        setattr(config, key, value[:now])
 
 
 def config_text(settings: HuggingFace, dtype: str) -> str:
@@ -354,5 +354,5 @@ def tp_plan(settings: HuggingFace) -> dict[str, str]:
 def heads(settings: HuggingFace) -> tuple[int, ...]:
     """Return the number of query heads, and the number of key and value heads if the config has it."""
     config = config_of(settings)
-    found = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
-    return tuple(n for n in found if n)
+    counts = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    return tuple(n for n in counts if n)

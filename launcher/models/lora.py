@@ -52,14 +52,14 @@ def adapt(model: nn.Module, lora: Lora) -> nn.Module:
     named = {n: m for n, m in model.named_modules(remove_duplicate=False) if n}
     asked = (lora.modules,) if isinstance(lora.modules, str) else lora.modules
     keys = tuple(_anywhere(key, named) for key in asked)
-    found = {n: m for n, m in named.items() if isinstance(m, nn.Linear) and any(matches(k, n) for k in keys)}
-    problems = [*_unknown(keys, named, found), *_odd(found)]
+    layers = {n: m for n, m in named.items() if isinstance(m, nn.Linear) and any(matches(k, n) for k in keys)}
+    problems = [*_unknown(keys, named, layers), *_odd(layers)]
     if problems:
         raise RequestError(tuple(problems))
 
     model.requires_grad_(False)
     made: dict[nn.Module, AdaptedLinear] = {}
-    for name, base in found.items():
+    for name, base in layers.items():
         if base not in made:
             made[base] = AdaptedLinear(base, lora.rank, lora.alpha / lora.rank)
         owner, _, attr = name.rpartition(".")
@@ -74,18 +74,18 @@ def _anywhere(key: str, named: Collection[str]) -> str:
 
 
 def _unknown(
-    keys: tuple[str, ...], named: dict[str, nn.Module], found: dict[str, nn.Linear]
+    keys: tuple[str, ...], named: dict[str, nn.Module], layers: dict[str, nn.Linear]
 ) -> Iterator[Problem]:
     linear = [n for n, m in named.items() if isinstance(m, nn.Linear)]
     there = f"there are {', '.join(linear[:6])}{' ..' if len(linear) > 6 else ''}"
     for key in keys:
-        if not any(matches(key, n) for n in found):
+        if not any(matches(key, n) for n in layers):
             yield Problem(KEY, f"{key}: it names no linear module; {there if linear else 'there is none'}")
 
 
-def _odd(found: dict[str, nn.Linear]) -> Iterator[Problem]:
+def _odd(layers: dict[str, nn.Linear]) -> Iterator[Problem]:
     """Yield a problem for each module that is more than its weights, because the rest would be lost."""
-    for name, m in found.items():
+    for name, m in layers.items():
         own = {k for k, p in m._parameters.items() if p is not None} - {"weight", "bias"}
         own |= {*m._modules, *m._buffers}
         hooks = (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)

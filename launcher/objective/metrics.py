@@ -32,16 +32,16 @@ def values(metrics: Sequence[Metric], sums: Sequence[Sequence[float]], where: st
 
     A metric whose count is 0 has no value. Raises ``RunError`` if a value is NaN; ``where`` names the step.
     """
-    found = {}
+    figures = {}
     for metric, (total, count) in zip(metrics, sums, strict=True):
         if count == 0 and not isnan(total):
             continue
         value = metric.value(total, count) if count else total
-        found[metric.name] = value
+        figures[metric.name] = value
         if isnan(value):
             text = f"{where}: the metric {metric.name} is NaN (sum {total:g}, count {count:g})"
             raise RunError(f"{text}. Look at the metric, or at the data of this step")
-    return found
+    return figures
 
 
 @dataclass(frozen=True)

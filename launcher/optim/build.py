@@ -28,14 +28,14 @@ def groups(grouped: Grouped) -> list[dict[str, Any]]:
 
     All parameters of a group are plain, or DTensors on one mesh: fused and foreach kernels refuse a mixture.
     """
-    found: dict[Any, list[tuple[str, nn.Parameter]]] = {}
+    kinds: dict[Any, list[tuple[str, nn.Parameter]]] = {}
     settings: dict[Any, dict[str, Any]] = {}
     for i, (group, params) in enumerate(grouped):
         for name, p in params:
             kind = i, p.device_mesh if isinstance(p, DTensor) else None
-            found.setdefault(kind, []).append((name, p))
+            kinds.setdefault(kind, []).append((name, p))
             settings[kind] = dict(group.settings)
-    return [{"params": named, **settings[kind]} for kind, named in found.items()]
+    return [{"params": named, **settings[kind]} for kind, named in kinds.items()]
 
 
 def flat(grouped: Grouped) -> list[tuple[str, nn.Parameter]]:

@@ -30,7 +30,7 @@ SCALES = (1.0, 1e3, 1e-3, 30.0, 0.1)
 """Factors of the gradients, step by step, so that some norms pass a limit and others do not."""
 SPIKES = {1: slice(0, 1), 4: slice(-1, None)}
 RATES = (1.0, 0.5, 0.25, 1.0)
-LONGEST = {1: 6000, 2: 136, 3: 24}
+LONGEST_DIM = {1: 6000, 2: 136, 3: 24}
 """Longest dim by the number of dims, else 8: some classes treat 128 rows, or 4096 values, unlike fewer."""
 OURS = frozenset({"params", "param_names", "lr", "initial_lr"})
 
@@ -80,7 +80,7 @@ def small(shapes: Sequence[Shape]) -> list[Shape]:
     out: list[Shape] = []
     for dims in sorted({len(s) for s in shapes}, reverse=True):
         alike = sorted((s for s in shapes if len(s) == dims), key=prod)
-        longest = LONGEST.get(dims, 8)
+        longest = LONGEST_DIM.get(dims, 8)
         out += dict.fromkeys(tuple(min(n, longest) for n in s) for s in (alike[-1], alike[0]))
     return out if len(out) > 1 else out * 2
 
@@ -329,10 +329,10 @@ def _apart() -> Iterator[None]:
 
 def _no_accelerator() -> AbstractContextManager[object]:
     """Hide the accelerator: torch's optimizers query and start it before they take a step on the CPU."""
-    found = torch.accelerator.current_accelerator()
-    if found is None:
+    device = torch.accelerator.current_accelerator()
+    if device is None:
         return nullcontext()
-    return mock.patch.object(torch.get_device_module(found), "is_available", return_value=False)
+    return mock.patch.object(torch.get_device_module(device), "is_available", return_value=False)
 
 
 def _traits(trial: Trial, name: str) -> OptimizerTraits:
@@ -414,8 +414,8 @@ def _lost(trial: Trial, seen: Observation, want: Sequence[Tensor]) -> str:
     known = {id(p) for p in seen.params}
     if any(id(key) not in known for key in seen.optimizer.state):
         return "it keeps state under keys that are no parameters"
-    if found := [text for p in seen.params for text in unpackable(seen.optimizer, p, seen.counters)]:
-        return f"it keeps {found[0]}, which checkpoints cannot store"
+    if texts := [text for p in seen.params for text in unpackable(seen.optimizer, p, seen.counters)]:
+        return f"it keeps {texts[0]}, which checkpoints cannot store"
     if _alike(trial.resumed(seen.counters), want):
         return ""
     return "restored from its state and groups, it computes other numbers: it keeps state elsewhere"

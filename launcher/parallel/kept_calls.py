@@ -138,7 +138,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
 Every kind that can be kept is listed, except those of ``BY_OPERATION``.
 """
 PLAIN = (Tensor, nn.Parameter)
-SMALL = 64
+SMALL_BYTES = 64
 """Bytes of small tensors that a kernel saves besides its result, such as a seed."""
 
 
@@ -438,7 +438,7 @@ def _tried(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
     if type(out) is not Tensor or not seen.has(out):
         return False
     given = list(tensors((args, kwargs)))
-    return all(seen.has(t) or t.nbytes <= SMALL or _fits(t, given) for t in saved)
+    return all(seen.has(t) or t.nbytes <= SMALL_BYTES or _fits(t, given) for t in saved)
 
 
 def _drops_out(args: Any, kwargs: Any) -> bool:

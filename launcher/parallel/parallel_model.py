@@ -176,7 +176,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     """
     # this rank's stages, still without values
     drawn.axis.join(meshes.coords["tp"], meshes.tp)
-    modes = Modes.of(drawn.model)
+    modes = Modes.from_model(drawn.model)
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
     check_agreement(parts, drawn.whole)
     flatten(parts, plan)

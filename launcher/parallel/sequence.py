@@ -309,16 +309,16 @@ def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
         run_module(model, xs, {})
 
     # the functions that it called, and how often modules ran
-    found = []
+    problems = []
     for name, what in watch.found.items():
         lacks = f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece'"
         cure = f"give it one, or positionwise = True, or set {KEY}=1"
-        found.append(Problem("model", f"{lacks} to run a sequence in pieces; {cure}", f"{KEY}=1"))
+        problems.append(Problem("model", f"{lacks} to run a sequence in pieces; {cure}", f"{KEY}=1"))
     for name, n in watch.runs.items():
         if n > 1:
             text = f"{_named(name, model)} runs {n} times in one forward; what its pieces leave would mix"
-            found.append(Problem("model", text, f"{KEY}=1"))
-    return found
+            problems.append(Problem("model", text, f"{KEY}=1"))
+    return problems
 
 
 def _named(name: str, model: nn.Module) -> str:

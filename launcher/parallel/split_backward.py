@@ -65,7 +65,7 @@ class Product:
             what = f"the input of a weight of shape {tuple(self.weight.shape)} was changed in place"
             why = "after its backward, whose second half needs it"
             raise RunError(f"{what} {why} (try: parallel.pipeline.scheduler=1f1b)")
-        left, right = _rows(self.left), _rows(self.right)
+        left, right = _as_matrix(self.left), _as_matrix(self.right)
         there = self.weight.grad
         if there is None:
             grad = _gradient(self.weight, left, right)
@@ -261,7 +261,7 @@ class _Product(Function):
             left, right = (grad, x) if ctx.across else (x, grad)
             queue = ctx.to.later()
             if queue is None:
-                to_leaf = _gradient(ctx.leaf, _rows(left), _rows(right))
+                to_leaf = _gradient(ctx.leaf, _as_matrix(left), _as_matrix(right))
             else:
                 queue.append(Product(ctx.leaf, left, right, (left._version, right._version)))
 
@@ -270,7 +270,7 @@ class _Product(Function):
         return to_x, to_leaf, to_bias, None
 
 
-def _rows(t: Tensor) -> Tensor:
+def _as_matrix(t: Tensor) -> Tensor:
     return t.flatten(0, -2) if t.dim() > 1 else t[None]  # reshape(-1, 0) is ambiguous
 
 

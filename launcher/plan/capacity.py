@@ -101,7 +101,7 @@ def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
     These are one copy of the weights and of what training keeps for them, and a process for each rank.
     """
     weights = [(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype], p.trainable) for p in plan.params]
-    size = StateSize.of(job, plan.observed.optimizer)
+    size = StateSize.from_job(job, plan.observed.optimizer)
     grads = sum(n for n, trainable in weights if trainable)
     state = grads + sum(size.nbytes(p, p.spec.shape) for p in plan.params)
     trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
@@ -123,7 +123,7 @@ class LighterLayout:
     def __or__(self, other: LighterLayout) -> LighterLayout:
         return LighterLayout(f"{self.words} {other.words}", self.settings | other.settings)
 
-    def of(self, job: Job) -> Job:
+    def applied_to(self, job: Job) -> Job:
         return job.model_copy(update={"parallel": job.parallel.model_copy(update=self.settings)})
 
 

@@ -176,10 +176,10 @@ def _one(key: str, saved: Mapping[str, Any], mine: Mapping[str, Any], job: Job) 
         return  # the key did not exist when the checkpoint was written
     if not _same(old, new):
         begins = key == "model.lora" and old in (None, _UNSET)  # LoRA starts; the saved weights stay as is
-        yield Difference(key, _told(old), _told(new), "" if begins else _why(key))
+        yield Difference(key, _shown(old), _shown(new), "" if begins else _why(key))
 
 
-def _told(value: Any) -> Any:
+def _shown(value: Any) -> Any:
     return UNSET if value is _UNSET else value
 
 

@@ -189,18 +189,18 @@ class Plan:
 
 def ask(
     job: Job,
-    found: Sequence[Problem] = (),
+    problems: Sequence[Problem] = (),
     switches_file: SwitchesFile | None = None,
     engine: EngineChoice | None = None,
 ) -> StageRequest:
-    """Decides everything that needs no model; ``found`` are problems that are known already.
+    """Decides everything that needs no model; ``problems`` are known already.
 
     ``switches_file``: the file that has switches of ``transformer_opt``. ``engine``: how operators are cut,
     if files or the model decided it. Raises ``RequestError`` with every problem at once.
     """
     sizes, wrong = settings.sizes(job, switches_file, engine)
-    if found or wrong or sizes is None:
-        raise RequestError((*found, *wrong))
+    if problems or wrong or sizes is None:
+        raise RequestError((*problems, *wrong))
     config = job.parallel.pipeline.stage_config
     flat = None if config == "auto" else stage_config.flatten(config)
     return StageRequest(sizes, flat, switches_file=switches_file)
@@ -236,7 +236,7 @@ def plan(
 
     ``traits``: what the user's optimizer class did when it was tried.
     """
-    cut, balanced = stage_config_setting.cut(job, asked, model, StateSize.of(job, traits))
+    cut, balanced = stage_config_setting.cut(job, asked, model, StateSize.from_job(job, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
     at = _layout(job, model, cut, order)
     compilation, wrong = compile.resolve(job, model, at)
@@ -277,7 +277,7 @@ def plan(
         schedule=order.schedule,
         evaluation=schedules.forward_only(at.sizes.places, at.sizes.micros),
         phases=step_order.phases(job.steps),
-        settings=tuple(settings.rows(job, at.sizes, fused, model.recomputed)),
+        settings=tuple(settings.plan_rows(job, at.sizes, fused, model.recomputed)),
         notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at, estimate.step)),
         deferred=job.parallel.deferred_init and model.built_whole is None,
         ema=job.train.ema,
@@ -306,7 +306,7 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
 
     # what FSDP2 shards depends on what is cut over tp and on what must not be sharded
     over_tp = splits([s.operator for s in model.operators.spreads])
-    kept = model_refusals.whole(model.graph, sizes)
+    kept = model_refusals.changed_tensors(model.graph, sizes)
     params = placed(model.skeleton, cut, sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=kept)
     together = groups(params, cut, model.skeleton, model.graph, limits=comm_fusion.limits(job))
     return CutModel(
@@ -382,7 +382,7 @@ def _estimate(
     """Estimates what a step costs; ``timeline`` is that of the schedule, without messages."""
     sent = traffic(at, fused)
     loads = rank_loads(at, fused.sums, transformer_opt.reduces_early(job) and fused.limits.scatter is None)
-    rows = memory(at.params, at.sizes, StateSize.of(job, traits), tuple(load.fullest for load in loads))
+    rows = memory(at.params, at.sizes, StateSize.from_job(job, traits), tuple(load.fullest for load in loads))
     flops = step_flops(at.graphs, at.sizes)
     work, fast = step_work(at, fused, rows, flops), speeds(job)
     return Estimate(
@@ -414,7 +414,7 @@ def _late(job: Job, model: TracedModel, at: CutModel, step: Prediction | None) -
     """Returns the notes that need the finished plan."""
     return [
         *([model.built_whole] if model.built_whole else []),
-        *model_refusals.notes(at.params, at.sizes, model_refusals.whole(model.graph, at.sizes)),
+        *model_refusals.notes(at.params, at.sizes, model_refusals.changed_tensors(model.graph, at.sizes)),
         *model_refusals.remarks(job, model.skeleton, model.graph, at.sizes),
         *hsdp.notes(job, at.sizes, at.params),
         *gather_order.notes(model.graph, at.params),

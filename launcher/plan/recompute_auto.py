@@ -55,13 +55,13 @@ Cost = tuple[int, int]
 """Flops run again, then the number of blocks that run again: with equal flops, fewer blocks are cheaper."""
 
 
-MOST = 1000
+MOST_CHOICES = 1000
 """The most choices that are compared one by one."""
 
 
 def countable(groups: Sequence[Alike]) -> bool:
-    """Whether there are at most ``MOST`` choices."""
-    return prod(comb(len(g.names) + len(g.ways) - 1, len(g.names)) for g in groups) <= MOST
+    """Whether there are at most ``MOST_CHOICES`` choices."""
+    return prod(comb(len(g.names) + len(g.ways) - 1, len(g.names)) for g in groups) <= MOST_CHOICES
 
 
 def chosen(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
@@ -218,7 +218,7 @@ NONE = "none"
 POLICIES = (NONE, "selective", "full")
 
 
-def asked(job: Job) -> bool:
+def is_requested(job: Job) -> bool:
     return job.parallel.recompute is not None and job.parallel.recompute.modules == AUTO
 
 
@@ -370,7 +370,7 @@ def _in_flight(load: RankLoad) -> Counter[int]:
 
 def unknown(job: Job) -> list[Problem]:
     """Returns the problem of ``auto`` in a request that does not state the memory of a device."""
-    if not asked(job) or job.cluster.memory_gb is not None:
+    if not is_requested(job) or job.cluster.memory_gb is not None:
         return []
     text = "auto: fits a memory that nobody has told; cluster.memory_gb is that of a device"
     return [Problem(KEY, text, "cluster.memory_gb=80")]

@@ -9,7 +9,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Predict
 from launcher.plan.plan import Plan
-from launcher.plan.refusals.evaluation import asked
+from launcher.plan.refusals.evaluation import evaluated_by
 from launcher.plan.values.facts import TensorSpec, class_dims
 from launcher.plan.values.text import listed, many
 
@@ -105,7 +105,7 @@ def sample_problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Probl
 def _class_numbers(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
     output = plan.output[0]
     if target.dtype not in NUMBERS:
-        cure = "loss=mse" if target.dtype.startswith("float") and _whole(plan) == target.shape else ""
+        cure = "loss=mse" if target.dtype.startswith("float") and _output_shape(plan) == target.shape else ""
         text = f"targets are {target.dtype}, and the loss is the cross entropy of class numbers"
         yield Problem(DATA, f"{text}: return them as int64", cure)
 
@@ -123,7 +123,7 @@ def _class_numbers(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Proble
         yield from _not_last(plan, fits[0])
 
 
-def _whole(plan: Plan) -> tuple[int, ...]:
+def _output_shape(plan: Plan) -> tuple[int, ...]:
     """Returns the shape of the model's full output, before it is cut over ``tp``."""
     *shape, last = plan.output[0].shape
     return (*shape, last * (plan.sizes.grid["tp"] if plan.operators.output is not None else 1))
@@ -131,7 +131,7 @@ def _whole(plan: Plan) -> tuple[int, ...]:
 
 def _elements(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
     """Yields the problems of a loss that compares outputs and targets element by element."""
-    name, output = plan.objective.loss, replace(plan.output[0], shape=_whole(plan))
+    name, output = plan.objective.loss, replace(plan.output[0], shape=_output_shape(plan))
     shapes = (
         f"for {target.shape[0]} samples targets are {_said(target)} and the model's output is {_said(output)}"
     )
@@ -176,7 +176,7 @@ def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
     size, whole = plan.sizes.micro_batch, plan.sizes.global_batch
     readers = [s for s in job.steps.values() if isinstance(s, Evaluate | Predict)]
     limits = [s.batches for s in readers if getattr(s, "inputs", None) is None]
-    if "train.eval_every" in asked(job):
+    if "train.eval_every" in evaluated_by(job):
         limits.append(job.train.eval_batches)
     read = [held_out if n is None else min(held_out, n * whole) for n in limits]
     mixed = plan.observed.mixed

@@ -55,8 +55,8 @@ def repeated(sent: Sequence[tuple[str, int]]) -> str:
     '2 all-reduces (2.0 KB)'
     """
     kinds = dict.fromkeys(op for op, _ in sent)
-    found = {op: [n for kind, n in sent if kind == op] for op in kinds}
-    return ", ".join(f"{many(len(ns), NAMES[op])} ({bytes_text(sum(ns))})" for op, ns in found.items())
+    sizes = {op: [n for kind, n in sent if kind == op] for op in kinds}
+    return ", ".join(f"{many(len(ns), NAMES[op])} ({bytes_text(sum(ns))})" for op, ns in sizes.items())
 
 
 def _row(same: list[ShardedOperator]) -> str:
@@ -96,7 +96,7 @@ def _sent(comms: Sequence[Comm]) -> str:
     return ", ".join(out)
 
 
-LARGEST = 3
+LARGEST_TERMS = 3
 WAITS = {
     "kernels": "the devices",
     "collectives over tp": "the links between ranks of tp",
@@ -118,7 +118,7 @@ def prediction_rows(step: Prediction | None) -> Iterator[tuple[str, str]]:
     speed = f"{_short(rate)} {unit}/s, {_short(rate / step.devices)} a device"
     took = f"{seconds_text(step.seconds)} a step on {step.cluster}"
     yield "time", f"{took}: {speed}, MFU {step.mfu:.1%} (predicted)"
-    largest = sorted(step.terms, key=lambda t: -t.seconds)[:LARGEST]
+    largest = sorted(step.terms, key=lambda t: -t.seconds)[:LARGEST_TERMS]
     parts = [
         f"{t.name} {t.seconds / step.seconds:.0%} (for {WAITS[t.name]})"
         for t in largest
@@ -139,7 +139,7 @@ def _short(n: float) -> str:
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
 SHORT = 44
 """Lines of a short text: one page of a terminal."""
-LEAST = {
+LEAST_LINES = {
     "time": 3, "notes": 4, "memory": 4, "settings": 2, "grid": 1, "model": 1, "batch": 1, "data": 1,
     "optimizer": 1, "lr": 1, "clipping": 1, "schedule": 4, "stages": 3, "operators": 3, "traffic": 3,
     "recompute": 1, "compile": 1, "sends": 1, "tied": 1, "hsdp": 1, "reduce": 1, "overlap": 1, "steps": 1,
@@ -158,11 +158,11 @@ def text(plan: Plan) -> str:
 def short(plan: Plan, most: int = SHORT) -> str:
     """Returns ``text`` if it has at most ``most`` lines, else what people look for, in ``most`` lines.
 
-    A plan that has every section takes at least ``sum(LEAST.values()) + 1`` lines.
+    A plan that has every section takes at least ``sum(LEAST_LINES.values()) + 1`` lines.
     """
     found = _sections(plan)
     wanted = {label: sum(len(row.lines) for row in rows) for label, rows in found.items()}
-    room = shares(wanted, LEAST, most - 1)
+    room = shares(wanted, LEAST_LINES, most - 1)
     return _page(plan, {label: shortened(rows, room[label], WIDTH - LABEL) for label, rows in found.items()})
 
 

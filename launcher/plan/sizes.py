@@ -77,7 +77,7 @@ class Sizes:
         return self.grid["dp_replicate"] * self.grid["dp_shard"]
 
 
-KEY = "parallel.mode"
+MODE_KEY = "parallel.mode"
 
 
 def searches(job: Job) -> bool:
@@ -90,4 +90,4 @@ def problems(job: Job) -> Iterator[Problem]:
     mode = job.parallel.mode
     if mode == "recursive_programming" and job.parallel.operators:
         text = f"{mode} finds every strategy itself; sharding_propagation keeps those that are written"
-        yield Problem(KEY, text, quote(f"{KEY}=sharding_propagation"))
+        yield Problem(MODE_KEY, text, quote(f"{MODE_KEY}=sharding_propagation"))

@@ -49,13 +49,13 @@ ORDER = (
 
 def as_json(plan: Plan) -> str:
     """Returns every value of the plan and the format version, one item a line, for comparing plans."""
-    told = _told(plan)
+    told = _as_dict(plan)
     values = {"version": VERSION} | {key: told[key] for key in sorted(told, key=ORDER.index)}
     rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in values.items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
-def _told(plan: Plan) -> dict[str, Any]:
+def _as_dict(plan: Plan) -> dict[str, Any]:
     told: dict[str, Any] = _plain(plan)
     told.update(told.pop("estimate"))
     told.update(told.pop("observed"))

@@ -83,9 +83,9 @@ def _alike(settings: dict[str, Any], layers: int) -> bool:
     """Whether the settings of every layer have the same values."""
     each: list[list[tuple[str, Any]]] = [[] for _ in range(layers)]
     for name, value in settings.items():
-        found = LAYER.search(name)
-        if found and int(found[1]) < layers:
-            each[int(found[1])].append((LAYER.sub("layers", name), value))
+        match = LAYER.search(name)
+        if match and int(match[1]) < layers:
+            each[int(match[1])].append((LAYER.sub("layers", name), value))
         elif EVERY.fullmatch(name) is None:
             return False
     return all(one == each[0] for one in each)
@@ -93,8 +93,8 @@ def _alike(settings: dict[str, Any], layers: int) -> bool:
 
 def _with(job: Job, model: LanguageModel, whole: tuple[str, ...] | None, depth: int) -> Fewer:
     def there(name: str) -> bool:
-        found = LAYER.search(name)
-        return found is None or int(found[1]) < depth
+        match = LAYER.search(name)
+        return match is None or int(match[1]) < depth
 
     # the settings of layers that do not exist would be refused
     recompute = job.parallel.recompute

@@ -25,7 +25,7 @@ from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import many
 from launcher.untrusted.files import RefusedFile, read_bytes
 
-MOST = 3
+MOST_PROBLEMS = 3
 TP_KEY = "parallel.grid.tp"
 
 
@@ -109,8 +109,10 @@ def with_threshold(resolved: Resolved, skeleton: ModelStructure, grid: Grid) -> 
     usual = least >= hsdp.threshold * 1024 > max(sizes[False], default=0)
     if usual or not sizes[True]:
         return resolved
-    found = hsdp.model_copy(update={"threshold": least // 1024})
-    return resolved.of(job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})}))
+    changed = hsdp.model_copy(update={"threshold": least // 1024})
+    return resolved.with_job(
+        job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": changed})})
+    )
 
 
 def laid_out(job: Job, skeleton: ModelStructure, ranks: int) -> ParamLayouts | None:
@@ -123,7 +125,7 @@ def laid_out(job: Job, skeleton: ModelStructure, ranks: int) -> ParamLayouts | N
         return None
     left_out = {p.name for p in skeleton.params if asked.only_trainable and not p.trainable}
     specs = {p.name: p.spec for p in skeleton.params}
-    theirs = _whole(_stored(Path(asked.load)), specs, asked.load)
+    theirs = _with_shapes(_stored(Path(asked.load)), specs, asked.load)
     if theirs.grid.size != ranks:
         return None  # reported by ``fits``
     names = (n for n in theirs.named if n in specs and n not in left_out)
@@ -151,11 +153,11 @@ def fits(job: Job, plan: Plan) -> None:
     specs = whole_specs(mine)
     left_out = {n for p in plan.params if not p.trainable for n in p.names} if asked.only_trainable else set()
     names = _names(stored)
-    found = [f"{n} is not in the file" for n in mine.entries if n not in names]
-    found += [f"{n} is not in the model" for n in sorted(names - specs.keys() - left_out)]
+    absent = [f"{n} is not in the file" for n in mine.entries if n not in names]
+    absent += [f"{n} is not in the model" for n in sorted(names - specs.keys() - left_out)]
 
     # compare ranks
-    theirs = _whole(stored, specs, asked.load)
+    theirs = _with_shapes(stored, specs, asked.load)
     if {axis for axis, _ in theirs.grid.axes} == {axis for axis, _ in mine.grid.axes}:
         axes = [" x ".join(f"{a} {n}" for a, n in s.grid.axes) for s in (theirs, mine)]
         if axes[0] != axes[1]:
@@ -165,7 +167,7 @@ def fits(job: Job, plan: Plan) -> None:
         ranks = many(theirs.grid.size, "rank")
         text = f"{asked.load}: its layouts are on {ranks}, this plan is on {mine.grid.size}"
         raise RequestError((Problem(KEY, text, _with_ranks(job, theirs)),))
-    _refuse(asked.load, [*_differences(mine, theirs), *found])
+    _refuse(asked.load, [*_differences(mine, theirs), *absent])
 
 
 def _with_ranks(job: Job, theirs: Strategy) -> str:
@@ -194,7 +196,9 @@ def _stored(path: Path) -> Strategy | mindspore.StrategyFile:
         raise RequestError((Problem(KEY, text),)) from error
 
 
-def _whole(stored: Strategy | mindspore.StrategyFile, specs: Mapping[str, TensorSpec], path: str) -> Strategy:
+def _with_shapes(
+    stored: Strategy | mindspore.StrategyFile, specs: Mapping[str, TensorSpec], path: str
+) -> Strategy:
     """The stored strategy with the model's shapes where the file omits them."""
     try:
         known = _known(stored, specs.keys())
@@ -217,12 +221,12 @@ def _sayable(strategy: Strategy, path: str) -> None:
         raise RequestError((Problem("parallel.param_strategy.save", text),)) from error
 
 
-def _refuse(path: str, found: Sequence[str]) -> None:
-    """Raises ``RequestError`` with the first ``MOST`` problems, if there are any."""
-    if not found:
+def _refuse(path: str, texts: Sequence[str]) -> None:
+    """Raises ``RequestError`` with the first ``MOST_PROBLEMS`` problems, if there are any."""
+    if not texts:
         return
-    more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
-    raise RequestError((Problem(KEY, f"{path}: {'; '.join([*found[:MOST], *more])}"),))
+    more = [f"and {len(texts) - MOST_PROBLEMS} more"] if len(texts) > MOST_PROBLEMS else []
+    raise RequestError((Problem(KEY, f"{path}: {'; '.join([*texts[:MOST_PROBLEMS], *more])}"),))
 
 
 def _differences(mine: Strategy, theirs: Strategy) -> Iterator[str]:

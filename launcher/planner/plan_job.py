@@ -44,7 +44,7 @@ from launcher.planner.trace_model import (
     follow,
     keeps_messages,
     read,
-    tried,
+    try_samples,
 )
 
 if TYPE_CHECKING:
@@ -97,22 +97,23 @@ class CheckedRequest:
         return self.resolved.job
 
 
-def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> CheckedRequest:
-    """Reads the files of a ``settled`` job; ``found``: problems that are known already.
+def before_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> CheckedRequest:
+    """Reads the files of a ``settled`` job; ``problems`` are known already.
 
     Raises ``RequestError`` with all problems that can be detected without torch.
     """
     resolved, wrong = inlined(resolved)
     job = resolved.job
-    found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
-    found += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
-    found += [*resolve.problems(job), *user_classes.nowhere(job)]
+    problems = [*problems, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False)]
+    problems += wrong
+    problems += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
+    problems += [*resolve.problems(job), *user_classes.nowhere(job)]
     supposed = resolve.with_placeholder_steps(resolve.with_placeholder_operators(job))
-    return CheckedRequest(resolved, _ask(resolved.of(supposed), found))
+    return CheckedRequest(resolved, _ask(resolved.with_job(supposed), problems))
 
 
-def _ask(resolved: Resolved, found: Sequence[Problem] = ()) -> StageRequest:
-    asked = ask(resolved.job, found, resolved.switches_file, resolved.engine)
+def _ask(resolved: Resolved, problems: Sequence[Problem] = ()) -> StageRequest:
+    asked = ask(resolved.job, problems, resolved.switches_file, resolved.engine)
     return replace(asked, strategies=resolved.strategies)
 
 
@@ -170,7 +171,7 @@ def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     resolved, job, asked = checked.resolved, checked.job, checked.asked
     if resolve.operators_are_open(job) or resolve.steps_are_open(job):
         written = resolve.written(job) if resolve.operators_are_open(job) else job
-        resolved = resolve.with_steps(resolved.of(written))
+        resolved = resolve.with_steps(resolved.with_job(written))
         job = resolved.job
         asked = replace(_ask(resolved), like=asked.like)
     refuse(_unlike(job, own=True))
@@ -198,11 +199,11 @@ def _backend(job: Job) -> list[Problem]:
 
 def _made(resolved: Resolved, asked: StageRequest, traces: Traces | None) -> Plan:
     """The plan, after recomputation has been decided."""
-    if recompute_auto.asked(resolved.job):
+    if recompute_auto.is_requested(resolved.job):
         once = traces or Traces(own=False)
 
         def planned(job: Job, like: dict[str, int] | None = None) -> Plan:
-            changed = resolved.of(job)
+            changed = resolved.with_job(job)
             return _cut(changed, replace(_ask(changed), like=like), once)
 
         return solved(resolved.job, planned)
@@ -233,7 +234,7 @@ def _cut(resolved: Resolved, asked: StageRequest, traces: Traces | None = None) 
     """The plan; stacks of blocks that cannot be cut stay on one stage each."""
     reading = read if traces is None else traces.read
     model = reading(resolved.job, builder(resolved.job))
-    refuse([*user_classes.untaken(resolved.job, model)])
+    refuse([*user_classes.document_problems(resolved.job, model)])
     resolved = with_threshold(resolved, model.skeleton, asked.sizes.grid)
     job = resolved.job
     traits = _tried(job, model.skeleton)
@@ -340,7 +341,7 @@ def _followed(
 
     dtype, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]
     kept = model_facts.default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks)
-    with kept[0], kept[1], tried(job, model, specs) as finished:
+    with kept[0], kept[1], try_samples(job, model, specs) as finished:
         if compute != dtype:
             narrow(model.module, compute)
         with leaving(model.module):

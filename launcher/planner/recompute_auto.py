@@ -104,8 +104,8 @@ def _cure(job: Job, plain: Plan, planned: Planned, room: int) -> str:
     """The first lighter layout that fits if all of its blocks are recomputed."""
     for change in lighter(job, plain):
         try:
-            stay, light = _same_stages(change.of(job), planned)
-            full = stay(under(change.of(job), dict.fromkeys(blocks(light), "full")))
+            stay, light = _same_stages(change.applied_to(job), planned)
+            full = stay(under(change.applied_to(job), dict.fromkeys(blocks(light), "full")))
         except RequestError:  # not valid for this model or with other settings
             continue
         if tightest(full.estimate.memory, room).fits:

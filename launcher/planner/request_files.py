@@ -69,7 +69,7 @@ def inlined(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
     resolved = replace(resolved, engine=engine)
     if not changes:
         return resolved, problems
-    return resolved.of(job.model_copy(update={"parallel": par.model_copy(update=changes)})), problems
+    return resolved.with_job(job.model_copy(update={"parallel": par.model_copy(update=changes)})), problems
 
 
 def _operators(path: str) -> tuple[int | None, dict[str, Any], Origins, Searched | None] | Problem:

@@ -146,9 +146,9 @@ def written(job: Job) -> Job:
     # the loss takes logits that are sharded over the vocabulary; experts have weights but no modules
     experts = tuple(f"{glob}." for glob, style in styles.items() if style.startswith("moe_"))
     cut = {g: s for g, s in styles.items() if s in STRATEGIES and not g.startswith(experts)}
-    found = {glob: _strategy(glob, style) for glob, style in cut.items()}
+    strategies = {glob: _strategy(glob, style) for glob, style in cut.items()}
     own = {k: v for k, v in job.parallel.operators.items() if k != AUTO}
-    return _with(job, found | own)
+    return _with(job, strategies | own)
 
 
 def _strategy(glob: str, style: str) -> dict[str, Any]:

@@ -167,8 +167,8 @@ def _settled(
     operators: TensorParallelPlan, recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: ModelStructure
 ) -> TracedForward:
     """A traced forward with the recomputation that ``graph`` permits. Raises ``RequestError``."""
-    recomputed, found = recompute.settled(recomputed, graph, skeleton)
-    refuse(found)
+    recomputed, problems = recompute.settled(recomputed, graph, skeleton)
+    refuse(problems)
     together = dict.fromkeys((*graph.recomputed, *(r.module for r in recomputed)))
     return TracedForward(operators, recomputed, replace(graph, recomputed=tuple(together)))
 
@@ -206,12 +206,12 @@ def follow(
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
 
     # resolve the request against this model
-    operators, found = _operators(job, skeleton, asked)
-    found = found or uncalled(operators, whole)
+    operators, problems = _operators(job, skeleton, asked)
+    problems = problems or uncalled(operators, whole)
     recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
-    found += wrong
-    if found := found or (sequence.problems(model, specs, count) if count > 1 else []):
-        raise RequestError(tuple(found))
+    problems += wrong
+    if problems := problems or (sequence.problems(model, specs, count) if count > 1 else []):
+        raise RequestError(tuple(problems))
 
     # shard the model as for one rank of tp; sequence chunks are traced on an unsharded copy
     bare = copied(model) if count > 1 else model
@@ -226,7 +226,7 @@ def follow(
     leaves = None if whole is None else frozenset(whole)
     ours = not foreign(job.model)
     if leaves is None:
-        graph = model_facts.whole(model, specs, ours=ours)
+        graph = model_facts.single_node_graph(model, specs, ours=ours)
     else:
         graph = model_facts.graph(model, leaves, specs, ours=ours)
     refuse(compile.overwritten(job, axis.overwritten))
@@ -249,7 +249,7 @@ SAMPLES = 8
 
 
 @contextmanager
-def tried(
+def try_samples(
     job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]
 ) -> Iterator[Callable[[TracedForward], TracedForward]]:
     """Tries data-dependent code with real samples while tracing, and records reads of the environment.

@@ -30,16 +30,16 @@ HOOKS = ("on_start", "on_step", "on_eval", "on_save", "on_end")
 
 def callback_problems(job: Job) -> list[Problem]:
     """Problems of the callbacks: missing classes, unknown hooks, no hook at all, unsuitable arguments."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for i, target in enumerate(job.callbacks):
         key = f"callbacks.{i}._target_"
         try:
             cls = locate(target.target, job.security.allow, object, key=key)
-            found += _hooks(cls, target.target, key)
+            problems += _hooks(cls, target.target, key)
             check(target, job.security.allow, object, key=key)
         except RequestError as error:
-            found += error.problems
-    return found
+            problems += error.problems
+    return problems
 
 
 def _hooks(cls: type, name: str, key: str) -> Iterator[Problem]:
@@ -65,16 +65,16 @@ CALLS = {"on_start": ("config", "plan", "folder"), "log": ("row",), "close": ()}
 
 def logger_problems(job: Job) -> list[Problem]:
     """Problems of the loggers: missing classes, no ``log``, methods or arguments that do not fit."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for i, target in enumerate(job.logger.others):
         key = f"logger.others.{i}._target_"
         try:
             cls = locate(target.target, job.security.allow, object, key=key)
-            found += _methods(cls, target.target, key)
+            problems += _methods(cls, target.target, key)
             check(target, job.security.allow, object, key=key)
         except RequestError as error:
-            found += error.problems
-    return found
+            problems += error.problems
+    return problems
 
 
 def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
@@ -91,7 +91,7 @@ def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
             yield Problem(key, f"{name}: {method}({', '.join(given)}) is called, and does not fit: {error}")
 
 
-NAME = "documents"
+DOCUMENTS = "documents"
 PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -116,20 +116,20 @@ def files(job: Job) -> list[str]:
     return modules.files(factory(job.model.target, job.security.allow, nn.Module, key="model._target_"))
 
 
-def untaken(job: Job, read: ModelRead) -> Iterator[Problem]:
+def document_problems(job: Job, read: ModelRead) -> Iterator[Problem]:
     """Refuses a model that does not take documents as its second input: it would be silently wrong."""
     asked = apart(job.data)
     if asked is None or not isinstance(job.model, ModelTarget):
         return
     takes = [p.name for p in signature(read.module.forward).parameters.values() if p.kind in PLACED]
-    if takes[1:2] != [NAME]:
+    if takes[1:2] != [DOCUMENTS]:
         text = f"{asked.value}: the forward of {job.model.target} takes ({', '.join(takes)})"
         text = f"{text}, and no documents to keep"
-        cure = f"let it be forward(self, tokens, {NAME}), whose attention stays within documents"
+        cure = f"let it be forward(self, tokens, {DOCUMENTS}), whose attention stays within documents"
         yield Problem(asked.key, f"{text} apart; {cure}", asked.cure)
 
 
-KEY = "data._target_"
+DATA_KEY = "data._target_"
 
 
 def looked_at(job: Job, sizes: Sizes) -> list[Note]:
@@ -158,7 +158,7 @@ def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
         text = f"{sizes.steps}: steps of {sizes.global_batch} samples are {need}, and {name} has {have}"
         yield Problem("train.steps", text, f"train.steps={steps}" if steps else "")
     if not len(data.val):
-        for who in evaluation.asked(job):
+        for who in evaluation.evaluated_by(job):
             text = f"{name} offers no held-out samples; name them as data.val, or evaluate nothing"
             yield Problem(who if "." in who else f"steps.{who}", text)
 
@@ -169,7 +169,7 @@ def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
     if isinstance(data.train, Stream):
         text = "a stream: each data-parallel rank reads all of it and keeps its own rows"
         on = "begins where its state_dict was" if data.train.place() is not None else "reads on to its place"
-        yield Note(KEY, f"{settings.target} is {text}; a run that goes on {on}")
+        yield Note(DATA_KEY, f"{settings.target} is {text}; a run that goes on {on}")
     elif data.reading == "in epochs" and data.fraction:
         text = f"{len(data.val)} of {len(data.train) + len(data.val)} samples are held out, drawn once"
         default = "" if "val_fraction" in settings.arguments else f"null -> {data.fraction}: "

@@ -78,7 +78,7 @@ def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
     if saved:
         yield f"newest checkpoint: {saved[-1]}"
     if (number := _job(run, said)) is not None:
-        yield f"job {number} of Slurm: {_asked(number)}"
+        yield f"job {number} of Slurm: {_slurm_state(number)}"
     if manifest is not None and state in (*ALIVE, WRITTEN):
         yield f"a job of Kubernetes; where it is: {_asks(manifest)}"
 
@@ -168,7 +168,7 @@ def _ends(manifest: Path) -> str:
     return "sky jobs cancel" if manifest.name == SKY else f"kubectl delete -f {manifest}"
 
 
-def _asked(number: str) -> str:
+def _slurm_state(number: str) -> str:
     if shutil.which("squeue") is None:
         return "there is no squeue on this machine to ask"
     try:

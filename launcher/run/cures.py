@@ -21,7 +21,7 @@ from launcher.job.origins import Origins
 from launcher.job.overrides import shell
 
 ROUNDS = 6
-MOST = 40
+MOST_PROBLEMS = 40
 """The most problems whose cures are tried."""
 OF_DEVICES = ("launch.device=", "launch.backend=")
 """Overrides that need torch to be checked."""
@@ -58,8 +58,9 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
     needed, so that an answer comes at once: a misspelt word in a shipped request imports no planner, and a
     request that needs no plan imports no torch.
     """
-    if len(error.problems) > MOST:  # not typed by a person; checking it for each cure would take minutes
-        return _told(_first(error))
+    # so many are not typed by a person; checking them for each cure would take minutes
+    if len(error.problems) > MOST_PROBLEMS:
+        return _bad_request(_first(error))
     listed = _findings(error, words)
     far = depth(error)
     if far == Depth.COMPOSED and _to_be_weighed(words, listed):
@@ -68,7 +69,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
     for _ in range(ROUNDS):
         left = see(_mended(words, listed, listed, 0))
         if not left:
-            return _told(listed)
+            return _bad_request(listed)
 
         # new problems caused neither by cures nor by placeholders
         fresh = [f for f in left if not _near(f, listed)]
@@ -79,7 +80,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
         if not found:
             break
         listed = [*listed, *found]
-    return _told(_holding(words, listed, see))
+    return _bad_request(_holding(words, listed, see))
 
 
 def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> bool:
@@ -99,7 +100,7 @@ def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> boo
     return any(_LAYOUT.search(f.problem.cure) for f in listed)
 
 
-def _told(found: Iterable[ListedProblem]) -> BadRequest:
+def _bad_request(found: Iterable[ListedProblem]) -> BadRequest:
     listed = _added_up(list(found))
     return BadRequest(tuple(f.problem for f in listed), {f.problem: f.origins for f in listed})
 

@@ -40,6 +40,8 @@ def hand_over(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:
         return f"not submitted: {kubernetes.write(job, plan, run)}", {}
     number = slurm.submit(job, plan, run)
     if not number:
-        return f"not submitted: sbatch {run / slurm_files.NAME}", {}
-    told = f"job {number} of Slurm, {run / slurm_files.NAME}; it says: tail -F {run}/slurm-{number}.log"
+        return f"not submitted: sbatch {run / slurm_files.SCRIPT_FILE}", {}
+    told = (
+        f"job {number} of Slurm, {run / slurm_files.SCRIPT_FILE}; it says: tail -F {run}/slurm-{number}.log"
+    )
     return told, {"slurm": number}

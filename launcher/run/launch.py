@@ -38,7 +38,7 @@ def outer_size(env: Mapping[str, str] = os.environ) -> int | None:
     return None if at is None else at.size
 
 
-def at_home(job: Job, outer: int | None) -> Job:
+def with_local_ranks(job: Job, outer: int | None) -> Job:
     """Sets ``launch.nproc: null`` to the ranks per node of an outer launcher."""
     if outer is None or mode(job, outer) != "external":
         return job
@@ -71,7 +71,7 @@ def _over(asked: Parallel, replicas: int) -> Parallel:
     return asked.model_copy(update={"hsdp": hsdp, "grid": grid})
 
 
-def shrunk(asked: Job, here: Job) -> tuple[Note, ...]:
+def elastic_notes(asked: Job, here: Job) -> tuple[Note, ...]:
     """Notes what ``launch.elastic`` has changed."""
     if here.launch.nnodes == asked.launch.nnodes:
         return ()

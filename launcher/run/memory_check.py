@@ -45,7 +45,7 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
     return replace(start, notes=(*start.notes, note))
 
 
-def told(job: Job) -> Job:
+def with_device_memory(job: Job) -> Job:
     """Sets the devices' memory if a plan must fit it and the request does not state it."""
     if not recompute_auto.unknown(job) or job.launch.device == "cpu":
         return job
@@ -70,7 +70,7 @@ def _roomy(job: Job, plan: Plan) -> list[Problem]:
     auto = LighterLayout(f"{recompute.KEY}=auto", {"recompute": Recompute(modules=AUTO)})
     for change in (auto, *lighter(job, plan)):
         try:
-            other = plan_job(change.of(job))
+            other = plan_job(change.applied_to(job))
         except RequestError:  # not valid for this model or with other settings
             continue
         if tightest(other.estimate.memory, found.room).fits:
@@ -116,7 +116,7 @@ def _fit(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> Fit | None
 
 def _copied(job: Job, plan: Plan, rank: int) -> int:
     """Bytes of the copy that ``checkpoint.async`` writes from: a rank's weights and optimizer states."""
-    layout, state = of_plan(plan), StateSize.of(job, plan.observed.optimizer)
+    layout, state = of_plan(plan), StateSize.from_job(job, plan.observed.optimizer)
     placed = {p.name: p for p in plan.params}
     total = 0
     for boxes in saved_boxes(layout, rank).values():
@@ -131,7 +131,7 @@ def _cure(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> str:
     if least(job, plan, ranks) > (sum(free.devices) or free.ram):
         return ""
     for change in lighter(job, plan):
-        other = change.of(job)
+        other = change.applied_to(job)
         try:
             found = _fit(other, plan_job(other), ranks, free)
         except RequestError:  # not valid for this model or with other settings

@@ -78,8 +78,8 @@ def after_plan(run: Settled, plan: Plan, shown: bool) -> tuple[list[Note], list[
         notes = resume.shown(run.job, plan, run.overrides)
         looks = [FileChecks(name, run.job, shown=True) for name in run.job.steps]
         refuse([p for at in looks for p in _unfit(at, plan)])
-        return notes, _told(looks, "pending")
-    problems, notes = resume.looked(run.job, plan, run.overrides, run.done)
+        return notes, _answers(looks, "pending")
+    problems, notes = resume.resume_problems(run.job, plan, run.overrides, run.done)
     for at in _looks(run.job):
         if at.name not in run.done:
             problems += _unfit(at, plan)
@@ -89,7 +89,7 @@ def after_plan(run: Settled, plan: Plan, shown: bool) -> tuple[list[Note], list[
 
 def previews(job: Job) -> list[str]:
     """What each transform of an existing checkpoint will read. Raises ``RequestError``."""
-    return _told([FileChecks(name, job, shown=True) for name in job.steps], "preview")
+    return _answers([FileChecks(name, job, shown=True) for name in job.steps], "preview")
 
 
 def _step_problems(run: Settled) -> list[Problem]:
@@ -127,7 +127,7 @@ def _part(at: FileChecks, name: str) -> Callable[..., Any] | None:
     return getattr(module(step), name, None) if verb(step).checks else None
 
 
-def _told(looks: list[FileChecks], what: str) -> list[str]:
+def _answers(looks: list[FileChecks], what: str) -> list[str]:
     """Collects the answers of all steps; raises all of their refusals at once."""
     out: list[str] = []
     problems: list[Problem] = []

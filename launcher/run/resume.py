@@ -41,7 +41,7 @@ from launcher.plan.verbs import goes_on, loads, of_best, starts, verb
 from launcher.runtime.run_folder import at_work
 
 ACCEPT = "checkpoint.accept_changes"
-LONGEST = 60
+LONGEST_VALUE = 60
 
 
 def unknown(job: Job) -> Iterator[Problem]:
@@ -132,7 +132,7 @@ def _pasted(key: str, value: Any) -> str:
 def _said(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     text = printable(text)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 4]} ..."
 
 
 def _note(d: Difference, name: str, done: int, job: Job) -> Note:
@@ -288,7 +288,7 @@ def sources(job: Job, left: Collection[str] | None = None) -> list[ResumeSource]
 Found = tuple[list[Problem], list[Note]]
 
 
-def looked(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()) -> Found:
+def resume_problems(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()) -> Found:
     """Refusals and notes about changes since the checkpoints that the request resumes from."""
     return _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
 
@@ -316,7 +316,7 @@ def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: S
 
 
 def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
-    """Like ``looked``, for a plan that may be made elsewhere.
+    """Like ``resume_problems``, for a plan that may be made elsewhere.
 
     Checkpoints that do not exist here are checked when the run starts.
     """
@@ -329,8 +329,8 @@ def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
     here = [s for s in sources(job) if os.path.lexists(s.path)]
     closed = [problem for s in here for problem in _closed(s.key, s.path, job)]
     refuse([*unknown(job), *closed, *_in_plain(job, overrides, ())])
-    found, notes = _compared(job, plan, here, overrides)
-    refuse(found)
+    problems, notes = _compared(job, plan, here, overrides)
+    refuse(problems)
     return [*absent, *notes]
 
 

@@ -184,7 +184,7 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
 
     Raises ``RequestError`` before anything is started or written, ``RunError`` if the run failed,
     ``Interrupted`` if it was told to stop. Under torchrun or srun only rank 0 calls it; the others call
-    ``join``.
+    ``follow_rank_0``.
     """
     from launcher.job.compose import Request  # imports Hydra, which joining ranks do not need
     from launcher.job.origins import Origins
@@ -194,7 +194,7 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
         return run(request, command or ["python", *sys.argv], others)
 
 
-def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
+def follow_rank_0(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
     """Follows rank 0's instructions, on every other rank of torchrun or srun. Returns the exit code.
 
     ``timeout_s()`` returns how long rank 0 may take to arrive; it is called if that takes long.
@@ -395,7 +395,7 @@ def _carry_out(
     try:
         # the files that describe the run
         if plan.drill is not None:
-            drill_report.look(folder, plan.drill, again=True)
+            drill_report.note_detection(folder, plan.drill, again=True)
         layout_files.write(job, plan, folder)
         _describe(ready, command, record)
         record.say("running")

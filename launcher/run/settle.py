@@ -74,17 +74,17 @@ def settle(request: Request, others: FollowerRanks | None, shown: bool = False) 
     """
     first, overrides = settled(request.job), request.overrides
     if shown:
-        job = memory_check.told(first.job)
+        job = memory_check.with_device_memory(first.job)
         return Settled(job, "", overrides, None, (), vocabulary_from=first.vocabulary_from)
     from launcher.job.cures.report import as_yaml  # imports Hydra, which joining ranks do not need
 
     config, outer = as_yaml(request.data), launch.outer_size()
     asked = _again(first.job, config, others)
-    here = launch.at_home(asked, outer)
-    job = _with_cache(memory_check.told(here))
+    here = launch.with_local_ranks(asked, outer)
+    job = _with_cache(memory_check.with_device_memory(here))
     done = _done(job, config, overrides)
-    job, found = _of_finished_run(job)
-    notes = (*launch.shrunk(asked, here), *found)
+    job, finished = _of_finished_run(job)
+    notes = (*launch.elastic_notes(asked, here), *finished)
     return Settled(job, config, overrides, outer, done, notes, vocabulary_from=first.vocabulary_from)
 
 

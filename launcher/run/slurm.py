@@ -62,8 +62,8 @@ def jobs() -> frozenset[str]:
 
 def longest_array() -> int | None:
     """The largest number of tasks in an array, if the cluster reports it."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask(["scontrol", "show", "config"]), re.MULTILINE)
-    return None if found is None else int(found[1])
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask(["scontrol", "show", "config"]), re.MULTILINE)
+    return None if match is None else int(match[1])
 
 
 def _unknown_partition(slurm: Slurm) -> list[Problem]:
@@ -101,13 +101,13 @@ def _measured(run: Path) -> tuple[float, float] | None:
     if not path.is_file():
         return None
     with path.open(encoding="utf-8", errors="replace") as lines:
-        rows = [*_rows(lines)]
+        rows = [*_complete_rows(lines)]
     steps = [row["step_ms"] for row in rows[1:] if isinstance(row.get("step_ms"), int | float)]
     saves = [row["save_stall_ms"] for row in rows if isinstance(row.get("save_stall_ms"), int | float)]
     return (max(steps) / 1e3, max(saves) / 1e3) if steps and saves else None
 
 
-def _rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _complete_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """The complete rows; the last line may be incomplete."""
     for line in lines:
         try:
@@ -159,10 +159,10 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
     secret = private_file(run.absolute() / slurm_files.SECRET)
     at = Place(run.absolute(), Path.cwd(), Path(os.path.abspath(sys.executable)), secret)
     ranks = ranks_of(job, frozen_request.write(job, plan, run))
-    write_text(run / slurm_files.NAME, slurm_files.batch_text(job.name, slurm, ranks, at))
+    write_text(run / slurm_files.SCRIPT_FILE, slurm_files.batch_text(job.name, slurm, ranks, at))
     if not slurm.submit:
         return ""
-    return sbatch(at.run / slurm_files.NAME)
+    return sbatch(at.run / slurm_files.SCRIPT_FILE)
 
 
 def ranks_of(job: Job, each: int) -> Ranks:

@@ -13,7 +13,7 @@ from launcher.job.schema.job import Slurm
 from launcher.run import frozen_request
 from launcher.runtime.cluster.launch_env import SECRET_FILE
 
-NAME = "job.sbatch"
+SCRIPT_FILE = "job.sbatch"
 KILLED = 128 + SIGUSR2
 """A shell's exit code for a process that the signal has ended."""
 SECRET = ".secret"
@@ -87,7 +87,7 @@ def log(folder: Path, job: str) -> str:
 
 def _about(at: Place) -> Iterator[str]:
     yield "# Written by launcher, for the run folder that it is in. A job that was stopped is requeued;"
-    yield f"# one that has failed goes on with: sbatch {quote(str(at.run / NAME))}"
+    yield f"# one that has failed goes on with: sbatch {quote(str(at.run / SCRIPT_FILE))}"
 
 
 def _body(slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:

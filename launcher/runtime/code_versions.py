@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.tensorfile.disk import parsed, read_bytes
-from launcher.untrusted.files import TEXT
+from launcher.untrusted.files import LONGEST_TEXT
 
 NAME = "versions.json"
 PACKAGES = {"launcher": "autoparallel-launcher", "torch": "torch"}
@@ -155,7 +155,7 @@ def read(run: Path) -> tuple[CodeVersions, ...]:
     """
     path = run / NAME
     try:
-        return tuple(map(_entry, parsed(path, read_bytes(path, TEXT))))
+        return tuple(map(_entry, parsed(path, read_bytes(path, LONGEST_TEXT))))
     except (OSError, ValueError, TypeError):
         return ()
 

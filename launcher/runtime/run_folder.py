@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from launcher.checkpoint.tensorfile.disk import FULL, Unwritten, named_errors, parsed, read_bytes
 from launcher.errors import Problem, RequestError, RunError
-from launcher.untrusted.files import LINK, TEXT, RefusedFile, links, open_below, open_folder
+from launcher.untrusted.files import LINK, LONGEST_TEXT, RefusedFile, links, open_below, open_folder
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ FILES = (
     "timeline.svg", "versions.json",
 )  # fmt: skip
 
-OTHERS = ("loggers",)
+LIBRARY_FOLDERS = ("loggers",)
 """Folders in which other libraries write, and may create links."""
 
 
@@ -72,7 +72,7 @@ def check_entries(run: Path) -> Problem | None:
 
 
 def _links(path: Path) -> Iterator[Path]:
-    if path.name not in OTHERS:
+    if path.name not in LIBRARY_FOLDERS:
         yield from links(path)
     elif path.is_symlink():
         yield path
@@ -174,7 +174,7 @@ def status_of(path: Path) -> dict[str, Any]:
 
     Raises ``ValueError`` for a damaged one; ``OSError`` as ``open`` does.
     """
-    status = parsed(path, read_bytes(path, TEXT))
+    status = parsed(path, read_bytes(path, LONGEST_TEXT))
     if not isinstance(status, dict):
         raise ValueError(f"{path}: no mapping")
     said = {name: value for name, value in status.items() if name not in ("version", "digest")}
@@ -244,7 +244,7 @@ def _problem(key: str, path: Path, why: str, what: str = "a run folder") -> Prob
     return Problem(key, f"{what} cannot be made at {path}: {why}")
 
 
-NAME = ".lock"
+LOCK_FILE = ".lock"
 PATIENCE_S = 5.0  # for ranks that are ending because their launcher died
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
@@ -270,7 +270,7 @@ def locked(run: Path) -> Iterator[None]:
     Raises ``RequestError`` while another launcher holds the lock. The kernel releases it when the last of
     them has ended, in whatever way. A file system without locks causes a warning.
     """
-    path = run / NAME
+    path = run / LOCK_FILE
     mine = f"{os.getpid()} {socket.gethostname()}\n".encode()
     with named_errors(path, len(mine)):
         fd = _opened(run)
@@ -286,10 +286,10 @@ def locked(run: Path) -> Iterator[None]:
 
 def at_work(run: Path, patience_s: float) -> str | None:
     """Describes the launcher that still holds ``run`` after ``patience_s``; ``None`` if none does."""
-    if not (run / NAME).is_file():
+    if not (run / LOCK_FILE).is_file():
         return None
     end = time.monotonic() + patience_s
-    with open(open_below(run, NAME, os.O_RDWR), "r+", encoding="utf-8") as file:
+    with open(open_below(run, LOCK_FILE, os.O_RDWR), "r+", encoding="utf-8") as file:
         while _taken(file):
             if time.monotonic() > end:
                 return _who(file)
@@ -299,7 +299,7 @@ def at_work(run: Path, patience_s: float) -> str | None:
 
 def _opened(run: Path) -> int:
     try:
-        return open_below(run, NAME, os.O_RDWR | os.O_CREAT)
+        return open_below(run, LOCK_FILE, os.O_RDWR | os.O_CREAT)
     except RefusedFile as error:
         raise RequestError((Problem("run_dir", str(error)),)) from error
 

@@ -241,7 +241,9 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
     if narrow is not None:
         live.feed = _narrowed(feed, narrow, s.plan.sizes.local_batch)
     try:
-        loop.train(live, replace(train.asked(live, s.job), until=live.step + 1, clip=clip, log_every=1))
+        loop.train(
+            live, replace(train.loop_settings(live, s.job), until=live.step + 1, clip=clip, log_every=1)
+        )
     except RunError as error:  # raised on every rank
         if _agreed(judge is not None and judge.failed(str(error), scale, narrow)):
             raise _NoNumbers from error

@@ -104,7 +104,7 @@ def _names(path: Path, *, weights: bool) -> Mapping[str, str] | None:
         return None
 
 
-def told(step: Export, job: Job) -> tuple[str, ...]:
+def generated_files(step: Export, job: Job) -> tuple[str, ...]:
     """Names of the files that are generated rather than copied."""
     copied = any(Path(p).name == CONFIG for p in step.beside)
     own = isinstance(job.model, HuggingFace) and step.format == "hf"
@@ -153,7 +153,7 @@ def dtype_of(step: Export, job: Job) -> Callable[[str, str], str]:
 
 def texts(step: Export, job: Job, kept: str) -> dict[str, str]:
     """Files to generate: the config of the model as trained; ``kept``: the dtype of the run's weights."""
-    if not isinstance(job.model, HuggingFace) or not told(step, job):
+    if not isinstance(job.model, HuggingFace) or not generated_files(step, job):
         return {}
     from launcher.models.hugging_face import config_text
 
@@ -282,13 +282,13 @@ def _compared(
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     there = read(run, new)
-    made = single_process.of(_exported_job(step, job), there)
+    made = single_process.with_values(_exported_job(step, job), there)
     if itself is not None:
         build_session.check_logits(made, itself, job, new)
     trained = {} if _merged(step, job) else _trained(step, run)
     if dtypes := _check_rounding(trained, there):
         # the run's loss is that of the weights before rounding
-        made = single_process.of(job, trained)
+        made = single_process.with_values(job, trained)
         say(f"export: weights are rounded once, to the nearest in {dtypes} (steps.export.dtype)")
     of = AVERAGED if step.weights == "ema" else ""
     if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
@@ -372,7 +372,7 @@ def check_place(step: Export, job: Job) -> None:
     if step.path is not None and step.format != "hf":
         check_file(Path(step.path))
     if step.path is not None and step.format == "hf":
-        along = (*map(Path, step.beside), *map(Path, told(step, job)))
+        along = (*map(Path, step.beside), *map(Path, generated_files(step, job)))
         check_folder(Path(step.path), along, step.overwrite)
 
 
@@ -414,7 +414,7 @@ def exported(run: RunFiles) -> nn.Module:
     made = run.maker(EXPORTED)
     assert made is not None, "the planner wants an export before what reads one"
     at = replace(run, name=made[0])
-    return single_process.of(_exported_job(_step(at), run.job), read(at, export_folder(at)))
+    return single_process.with_values(_exported_job(_step(at), run.job), read(at, export_folder(at)))
 
 
 def _exported_job(step: Export, job: Job) -> Job:

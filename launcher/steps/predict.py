@@ -71,7 +71,7 @@ def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
         dist.barrier()
         if session.world.rank:
             return ""
-        size = file.join(folder, parts, to)
+        size = file.join_parts(folder, parts, to)
     except (OSError, ValueError) as error:
         raise RunError(f"predict: {said(error)}") from error
     return f"{to}: {many(samples, 'sample')} in {bytes_text(size)}"
@@ -82,7 +82,7 @@ def _outputs(session: Session, source: Samples, count: int) -> Iterator[Tensor]:
     from launcher.runtime.training import loop
 
     for batch in session.feed.inputs_in_order(source, count, "predict"):
-        loop.look(session)
+        loop.stop_if_requested(session)
         output = session.pipeline.predict(batch.inputs)
         if output is not None and batch.valid:
             yield output[: batch.valid]

@@ -19,7 +19,7 @@ from launcher.runtime.training.session import Session
 
 def run_on_ranks(step: Train, session: Session, job: Job) -> str:
     session.profile = _profiled(session, job)
-    training = replace(asked(session, job), until=_until(step, job, session.plan.sizes.steps))
+    training = replace(loop_settings(session, job), until=_until(step, job, session.plan.sizes.steps))
     with torch.autograd.set_detect_anomaly(job.debug.anomaly):
         loop.train(session, training)
     return ""
@@ -32,7 +32,7 @@ def _until(step: Train, job: Job, total: int) -> int:
     return total * which // len(trains)
 
 
-def asked(s: Session, job: Job) -> loop.Loop:
+def loop_settings(s: Session, job: Job) -> loop.Loop:
     """The loop settings of the complete training of ``job``."""
     total = s.plan.sizes.steps
     factor = factors(job.schedule, total, job.security.allow)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-TEXT = 32 << 20
+LONGEST_TEXT = 32 << 20
 """The most bytes of a file that lists tensors or settings: twice what the largest published model needs.
 
 That model is Kimi K2 with 140 000 tensors: each takes 100 to 140 bytes in the index and in the 61 headers.
@@ -81,7 +81,7 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
         raise
 
 
-def read_bytes(path: str | os.PathLike[str], most: int = TEXT) -> bytes:
+def read_bytes(path: str | os.PathLike[str], most: int = LONGEST_TEXT) -> bytes:
     """Returns the content of the file. Raises as ``opened`` does."""
     with opened(path, most) as file:
         size = os.fstat(file.fileno()).st_size
@@ -94,12 +94,12 @@ def read_bytes(path: str | os.PathLike[str], most: int = TEXT) -> bytes:
     return data
 
 
-def read_text(path: str | os.PathLike[str], most: int = TEXT) -> str:
+def read_text(path: str | os.PathLike[str], most: int = LONGEST_TEXT) -> str:
     """Returns the file's text. Raises as ``opened`` does, and ``UnicodeDecodeError``."""
     return read_bytes(path, most).decode()
 
 
-def read_json(path: str | os.PathLike[str], most: int = TEXT, *, unique: bool = False) -> Any:
+def read_json(path: str | os.PathLike[str], most: int = LONGEST_TEXT, *, unique: bool = False) -> Any:
     """Returns the file's JSON as a value. Raises as ``opened`` and ``parsed`` do."""
     return parsed(read_text(path, most), unique=unique)
 

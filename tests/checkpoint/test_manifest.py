@@ -14,7 +14,7 @@ import pytest
 from launcher.checkpoint import Blob, commit, latest, open_checkpoint, partial, read_extra, step_folder, write_rank
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.manifest import parse_manifest
-from launcher.checkpoint.tensorfile.disk import LONGEST
+from launcher.checkpoint.tensorfile.disk import LONGEST_FILE
 from launcher.untrusted.files import RefusedFile
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import edit, filled, held, small
@@ -145,7 +145,7 @@ def test_a_manifest_without_end_is_not_read(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     path = folder / "manifest.json"
     os.truncate(path, 6 << 30)
-    text = f"{path}: {6 << 30} bytes; at most {LONGEST} are read"
+    text = f"{path}: {6 << 30} bytes; at most {LONGEST_FILE} are read"
     assert refusal(lambda: open_checkpoint(folder), RefusedFile) == text
 
 

@@ -24,11 +24,11 @@ def test_a_pickle_that_names_something_else_is_refused_and_not_built(tmp_path, m
     file = tmp_path / "data_batch_1"
     file.write_bytes(pickle.dumps({b"data": Evil(), b"labels": []}, protocol=2))
     with pytest.raises(BadFile) as caught:
-        cifar_files.whole(file, binary=False)
+        cifar_files.check_complete(file, binary=False)
     assert str(caught.value) == "not a CIFAR-10 batch: posix.mkdir is not allowed"
     file.write_bytes(b"noise, then a stop.")
     with pytest.raises(BadFile, match="no pickle of plain data"):
-        cifar_files.whole(file, binary=False)
+        cifar_files.check_complete(file, binary=False)
     assert not (tmp_path / "pwned").exists()
 
 
@@ -37,7 +37,7 @@ def test_a_batch_is_whole(tmp_path, protocol):
     file = tmp_path / "data_batch_1"
     batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 2]}
     file.write_bytes(pickle.dumps(batch, protocol=protocol))
-    cifar_files.whole(file, binary=False)
+    cifar_files.check_complete(file, binary=False)
 
 
 def test_a_tokenizer_without_tokens_is_none(tmp_path):

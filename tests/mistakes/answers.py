@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.__main__ import look, main
+from launcher.__main__ import check_words, main
 from launcher.errors import RequestError
 from launcher.job.args import parse
 from launcher.job.compose import compose
@@ -88,7 +88,7 @@ def composed(words: Sequence[str]) -> dict[str, Any]:
 def refused(words: Sequence[str]) -> str:
     """What ``words`` would be refused for; "" for nothing."""
     try:
-        look(words)
+        check_words(words)
     except RequestError as error:
         return str(error)
     return ""

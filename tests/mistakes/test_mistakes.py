@@ -35,7 +35,7 @@ ALONE = ("recipe=lm_single", "data=mnist5k", "steps=[train]", "model=mlp", "opti
 @pytest.fixture(scope="module", autouse=True)
 def known_once():
     """The answer has looked at the commands that it prints; here they are looked at again, from the outside."""
-    before = launcher.__main__.look
+    before = launcher.__main__.check_words
 
     @functools.cache
     def found(words: tuple[str, ...], depth: Depth | None) -> RequestError | None:
@@ -45,13 +45,13 @@ def known_once():
             return error
         return None
 
-    def look(words, depth=None):
+    def check_words(words, depth=None):
         if error := found(tuple(words), depth):
             raise error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher.__main__, "look", look)
-        patch.setattr(answers, "look", look)
+        patch.setattr(launcher.__main__, "check_words", check_words)
+        patch.setattr(answers, "check_words", check_words)
         yield found
 
 

@@ -24,7 +24,7 @@ from launcher.planner.plan_job import builder, inputs, plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps.certification.compare import Piece, error, pieces
-from launcher.steps.certification.compare import whole as joined
+from launcher.steps.certification.compare import full_tensors as joined
 from tests.optim.grouped import grouped
 from tests.parity.reference import Outcome, accumulate, plain
 from tests.ranks import DRAWN, on_ranks

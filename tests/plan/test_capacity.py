@@ -71,7 +71,7 @@ def test_no_layout_needs_less_than_one_copy_of_the_state() -> None:
     weights = sum(p.spec.nbytes for p in plan.params)
     assert least(wanted, plan, (0, 1)) == 4 * weights + 2 * PROCESS
     for change in lighter(wanted, plan):
-        lean = fit(change.of(wanted), plan_job(change.of(wanted)), (0, 1), Free(0), {})
+        lean = fit(change.applied_to(wanted), plan_job(change.applied_to(wanted)), (0, 1), Free(0), {})
         assert lean is not None
         assert lean.needed >= least(wanted, plan, (0, 1))
 
@@ -94,7 +94,7 @@ def test_lighter_layouts_are_tried_from_little_to_much(overrides: tuple[str, ...
     wanted, plan = asked(*overrides)
     changes = list(lighter(wanted, plan))
     assert [c.words for c in changes] == words
-    assert [c.of(wanted).parallel for c in changes] == [
+    assert [c.applied_to(wanted).parallel for c in changes] == [
         job(*SMALL, *overrides, *c.words.split()).parallel for c in changes
     ]
 

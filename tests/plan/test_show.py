@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.plan.plan import Plan
-from launcher.plan.show import LEAST, SHORT, short, text
+from launcher.plan.show import LEAST_LINES, SHORT, short, text
 from launcher.plan.sizes import Note
 from launcher.plan.values.facts import Graph, ModelStructure
 from launcher.plan.values.setting import Recomputed
@@ -269,7 +269,7 @@ def test_a_short_text_is_a_page(most: int) -> None:
 
 
 def test_every_section_has_its_least_on_a_page() -> None:
-    assert sum(LEAST.values()) + 1 <= SHORT
+    assert sum(LEAST_LINES.values()) + 1 <= SHORT
 
 
 def test_a_short_text_has_what_nobody_asked_for_rather_than_defaults() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.__main__ import look
+from launcher.__main__ import check_words
 from launcher.errors import RequestError
 from launcher.job.compose import BadRequest, compose
 from launcher.job.cures.paste import pasted
@@ -24,8 +24,8 @@ LAYOUT = ("parallel.pipeline.schedular=gpipe", "checkpoint.evry=5")
 
 def refused(words: tuple[str, ...]) -> BadRequest:
     with pytest.raises(RequestError) as caught:
-        look(words)
-    return examine(words, caught.value, look)
+        check_words(words)
+    return examine(words, caught.value, check_words)
 
 
 @pytest.mark.parametrize(
@@ -95,5 +95,5 @@ def test_a_step_without_weights_to_work_on_gets_the_steps_that_make_them(asked: 
     assert {problem.cure for problem in error.problems} == {f"'steps=[{steps}]'"}
     problem = error.problems[0]
     mended = pasted(words, problem, error.origins[problem])
-    look(mended)
+    check_words(mended)
     assert list(compose(mended).job.steps) == steps.split(",")

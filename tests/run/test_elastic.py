@@ -16,7 +16,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.job.compose import compose
-from launcher.run.launch import at_home, shrunk
+from launcher.run.launch import elastic_notes, with_local_ranks
 from tests.drills import below, end, launched
 from tests.ports import free_port
 from tests.run.launching import ROOT, TINY, losses, shape, steps, whole
@@ -59,9 +59,9 @@ def test_copies_are_fewer_and_shards_as_large_as_they_can_be(
     outer = place(monkeypatch, nodes)
     asked = ["launch.elastic=true", "launch.nnodes=4", "launch.nproc=2", "parallel.pipeline.stages=2"]
     job = compose(["recipe=lm_tied_pp2_hsdp2", *asked, *words]).job
-    here = at_home(job, outer)
+    here = with_local_ranks(job, outer)
     assert (None if here.parallel.hsdp is None else here.parallel.hsdp.shard_size) == found
-    assert [str(note) for note in shrunk(job, here)] == said
+    assert [str(note) for note in elastic_notes(job, here)] == said
 
 
 def test_a_layout_that_cannot_be_on_what_is_left_is_refused(

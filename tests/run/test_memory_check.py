@@ -119,9 +119,9 @@ def test_the_cure_is_a_layout_that_fits(
     refused = [*words, "train.steps=1", f"run_dir={tmp_path}/run"]
     assert main(refused) == 2
     assert f"    try:    {level}\n" in capsys.readouterr().err
-    from launcher.__main__ import look
+    from launcher.__main__ import check_words
 
-    look([*refused, level])
+    check_words([*refused, level])
 
 
 def test_the_copy_that_a_thread_writes_from_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +188,8 @@ def test_the_memory_of_a_device_is_what_auto_fits_if_nobody_says(monkeypatch: py
     monkeypatch.setattr("launcher.runtime.device.accelerator", lambda: "cuda")
     monkeypatch.setattr("launcher.runtime.device.count", lambda kind: 1)
     asked = tiny("parallel.recompute=auto")
-    assert memory_check.told(asked).cluster.memory_gb == 8
+    assert memory_check.with_device_memory(asked).cluster.memory_gb == 8
     for other in ("launch.device=cpu", "cluster.memory_gb=3"):
         same = tiny("parallel.recompute=auto", other)
-        assert memory_check.told(same) == same
-    assert memory_check.told(tiny()) == tiny()
+        assert memory_check.with_device_memory(same) == same
+    assert memory_check.with_device_memory(tiny()) == tiny()

@@ -16,7 +16,7 @@ from PIL import Image
 
 from launcher.__main__ import main
 from launcher.extras.report.chart import chart
-from launcher.extras.report.page import EVERY_S, NAME, Report
+from launcher.extras.report.page import EVERY_S, REPORT_FILE, Report
 from launcher.run.curve import MOST, Curve
 from tests.run.launching import TINY, losses, run, shape
 
@@ -88,13 +88,13 @@ def test_it_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     now = 0.0
     with Report(tmp_path, "lm", ("a=<b>",), rows(1, 2), clock=lambda: now) as report:
         report.feed(rows(3)[0])
-        first = (tmp_path / NAME).read_text()
+        first = (tmp_path / REPORT_FILE).read_text()
         report.feed(rows(4)[0])
-        assert (tmp_path / NAME).read_text() == first
+        assert (tmp_path / REPORT_FILE).read_text() == first
         now += EVERY_S
         report.feed(rows(5, val_loss=4.5)[0])
-        later = (tmp_path / NAME).read_text()
-    done = (tmp_path / NAME).read_text()
+        later = (tmp_path / REPORT_FILE).read_text()
+    done = (tmp_path / REPORT_FILE).read_text()
     assert [("running" in page, "step 3 of 9" in page) for page in (first, later, done)] == [
         (True, True), (True, False), (False, False),
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def test_a_run_that_goes_on_has_one_curve(tmp_path: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert re.search(r"\nloss \d\.\d{4} [▁-█]{4} \d\.\d{4}\ndone in ", out)
     run(folder, *shape(), "train.eval_every=2", "schedule=constant", steps=6)
-    page = (folder / NAME).read_text()
+    page = (folder / REPORT_FILE).read_text()
     told = re.findall(r"training ([\d.]+) at step (\d)", texts(page)[0])
     assert [float(n) for n, _ in told] == pytest.approx(losses(folder), rel=1e-5)
     assert [int(step) for _, step in told] == [1, 2, 3, 4, 5, 6]
@@ -127,7 +127,7 @@ def test_a_run_that_fails_says_so(tmp_path: Path) -> None:
     diary = f"callbacks=[{{_target_: tests.run.callbacks.Diary, path: {tmp_path}/d, fails: on_save}}]"
     words = [*TINY, f"run_dir={tmp_path}/bad", *shape(), "train.steps=3", "security.allow=[tests]", diary]
     assert main(words) == 1
-    page = (tmp_path / "bad" / NAME).read_text()
+    page = (tmp_path / "bad" / REPORT_FILE).read_text()
     assert re.search(r'<span class="bad">failed: .*on_save', page)
     assert "step 3 of 3" in page
 
@@ -151,9 +151,11 @@ def test_ranks_own_work_is_one_chart_and_no_rank_is_a_curve(tmp_path: Path) -> N
     own = {"step_ms": 5.0, "step_ms_median": 3.0, "step_ms_worst": 4.0, "worst_rank": 1}
     with Report(tmp_path, "mine", (), rows(1, 2, **own)):
         pass
-    titles = [text.partition(" ")[0] for text in texts((tmp_path / NAME).read_text())]
+    titles = [text.partition(" ")[0] for text in texts((tmp_path / REPORT_FILE).read_text())]
     assert len(titles) == 3  # loss, ms a step, ms of a rank's own work
-    (own_work,) = [text for text in texts((tmp_path / NAME).read_text()) if text.startswith("ms of a rank's own work")]
+    (own_work,) = [
+        text for text in texts((tmp_path / REPORT_FILE).read_text()) if text.startswith("ms of a rank's own work")
+    ]
     assert "the slowest 4" in own_work
     assert "median of ranks 3" in own_work
 
@@ -163,7 +165,7 @@ def test_a_browser_draws_it(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", *shape(), steps=4)
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,700"]
     shot = tmp_path / "page.png"
-    subprocess.run([*command, f"--screenshot={shot}", f"file://{folder / NAME}"], check=True, timeout=60)
+    subprocess.run([*command, f"--screenshot={shot}", f"file://{folder / REPORT_FILE}"], check=True, timeout=60)
     colours = Image.open(shot).convert("RGB").crop((0, 180, 1240, 700)).getcolors(1 << 24)
     blue = sum(n for n, (r, g, b) in colours or [] if b - r > 100 and b > 150)
     assert blue > 300

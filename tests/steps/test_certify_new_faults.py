@@ -56,7 +56,7 @@ def never_in_training(patch: Patch) -> None:
         for m, trains, _ in self.flags:
             m.training = training and trains
 
-    patch.setattr(Modes, "of", as_they_are)
+    patch.setattr(Modes, "from_model", as_they_are)
     patch.setattr(Modes, "switch", by_flags)
 
 

@@ -40,11 +40,11 @@ def stopped_and_not(world: World, j: Job, plan: Plan, folder: Path) -> tuple[lis
     straight = build_session.build(replace(world, send=rows[0].append), j, plan, folder, drawn=DRAWN)
     if straight.scaling.dynamic:
         straight.scaling.factor, straight.scaling.good = 1024.0, 1997  # doubled after 2000, which is step 3
-    loop.train(straight, train.asked(straight, j))
+    loop.train(straight, train.loop_settings(straight, j))
     want = left(straight)
     again = build_session.build(replace(world, send=rows[1].append), j, plan, folder, drawn=DRAWN)
     state.load(again, folder / "checkpoints/step-000002")
-    loop.train(again, train.asked(again, j))
+    loop.train(again, train.loop_settings(again, j))
     got = left(again)
     assert got.keys() == want.keys()
     moved = [[{k: row.get(k) for k in MOVES} for row in told if "loss" in row] for told in rows]
@@ -101,7 +101,7 @@ def moved(world: World, before: tuple[Job, Plan], after: tuple[Job, Plan], folde
         if told:
             state.load(s, folder / "checkpoints/step-000004")
         else:
-            loop.train(s, train.asked(s, j))
+            loop.train(s, train.loop_settings(s, j))
             save.save(s, None)
         every = [None] * world.size
         torch.distributed.all_gather_object(every, module_state.said(s.model))

@@ -49,13 +49,13 @@ def losses(
     """Of steps 3 and 4: straight on, and gone on from the checkpoint of step 2."""
     rows: list[Any] = []
     straight = build_session.build(replace(world, send=rows.append), *first, folder, drawn=DRAWN)
-    loop.train(straight, train.asked(straight, first[0]))
+    loop.train(straight, train.loop_settings(straight, first[0]))
     out = {"straight": rows}
     for name, (j, plan) in others.items():
         out[name] = []
         again = build_session.build(replace(world, send=out[name].append), j, plan, folder / name, drawn=DRAWN)
         state.load(again, folder / "checkpoints/step-000002")
-        loop.train(again, train.asked(again, j))
+        loop.train(again, train.loop_settings(again, j))
     return {name: [(r["step"], r["loss"], r["grad_norm"]) for r in told if "loss" in r] for name, told in out.items()}
 
 

@@ -35,7 +35,7 @@ def lived(
     """The weights after four steps, those after two and, from the checkpoint, two more, and the certificate."""
     mute = replace(world, send=lambda _: None)
     straight = build_session.build(mute, j, plan, folder, drawn=DRAWN)
-    loop.train(straight, train.asked(straight, j))
+    loop.train(straight, train.loop_settings(straight, j))
     state.broadcast(straight)
     for tied in straight.model.ties:
         tied.sync()
@@ -45,7 +45,7 @@ def lived(
 def gone_on(world: World, j: Job, plan: Plan, folder: Path) -> list[Piece]:
     again = build_session.build(world, j, plan, folder, drawn=DRAWN)
     state.load(again, folder / "checkpoints/step-000002")
-    loop.train(again, train.asked(again, j))
+    loop.train(again, train.loop_settings(again, j))
     return pieces(again.model, weights=True)
 
 

@@ -19,7 +19,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import save
 from launcher.steps import module
-from launcher.steps.inference.output_file import Parts, join, part_file, write_part
+from launcher.steps.inference.output_file import Parts, join_parts, part_file, write_part
 from launcher.steps.model import build_session, single_process
 from tests.ranks import DRAWN, on_ranks
 
@@ -94,7 +94,7 @@ def test_parts_are_joined_in_the_order_of_the_samples(tmp_path: Path) -> None:
     for part in range(3):
         pieces = [rows[at : at + 2] for at in (2 * part, 6 + 2 * part)]
         write_part(part_file(folder, part), parts.count(part), pieces)
-    join(folder, parts, tmp_path / "all.safetensors")
+    join_parts(folder, parts, tmp_path / "all.safetensors")
     assert torch.equal(load_file(tmp_path / "all.safetensors")["output"], rows)
     assert not folder.exists()
 
@@ -104,7 +104,7 @@ def test_numbers_that_json_does_not_have_are_not_written(tmp_path: Path) -> None
     folder.mkdir()
     write_part(part_file(folder, 0), 2, [torch.tensor([1.0, float("nan")])])
     with pytest.raises(ValueError, match="sample 1") as caught:
-        join(folder, Parts(2, 1, 2), tmp_path / "all.jsonl")
+        join_parts(folder, Parts(2, 1, 2), tmp_path / "all.jsonl")
     assert str(caught.value) == (
         "the output of sample 1 has numbers that are not finite, which JSON does not have; write a .safetensors file"
     )

@@ -18,7 +18,7 @@ from launcher.checkpoint.foreign.lora_adapters import Adapters, chunks, merged
 from launcher.checkpoint.foreign.names import Renamed, Table, renamed
 from launcher.checkpoint.full_tensors import FullTensors, cast_chunks
 from launcher.checkpoint.layout.derived import sources
-from launcher.checkpoint.layout.shards import whole
+from launcher.checkpoint.layout.shards import full_box
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_apart, check_destination, fresh
 from launcher.checkpoint.tensorfile.disk import WriteBehind, copy, sync, write_text
@@ -37,7 +37,7 @@ from launcher.plan.values.layout import Box
 from launcher.untrusted.files import RefusedFile, read_json, stands
 
 CONFIG = "config.json"
-ONE = "model.safetensors"
+SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OPEN = 64  # shards mapped at once
 
@@ -83,10 +83,12 @@ def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> H
         raise ValueError(f"{path}: no such folder")
 
     # one file, or several with an index
-    one = path / ONE
+    one = path / SINGLE_FILE
     index = path / INDEX
     if stands(one) and stands(index):
-        raise ValueError(f"{path}: both {ONE} and {INDEX} are there, which may differ; remove one of them")
+        raise ValueError(
+            f"{path}: both {SINGLE_FILE} and {INDEX} are there, which may differ; remove one of them"
+        )
     if stands(one):
         return HfFolder({one: read_header(one)}, names, strict=strict)
     if stands(index):
@@ -96,7 +98,7 @@ def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> H
         raise ValueError(
             f"{path}: only {', '.join(pickles)}, pickled, which is never loaded; save it as safetensors first"
         )
-    raise ValueError(f"{path}: neither {ONE} nor {INDEX} is there")
+    raise ValueError(f"{path}: neither {SINGLE_FILE} nor {INDEX} is there")
 
 
 def model_type(folder: Path) -> object:
@@ -110,8 +112,8 @@ def named_dtype(folder: Path) -> str | None:
     data = read_json(folder / CONFIG, unique=True)
     inner = data.get("text_config") if isinstance(data, dict) else None
     of = [part for part in (data, inner) if isinstance(part, dict)]
-    found = (part.get(key) for part in of for key in ("dtype", "torch_dtype"))
-    return next((name for name in found if isinstance(name, str)), None)
+    dtypes = (part.get(key) for part in of for key in ("dtype", "torch_dtype"))
+    return next((name for name in dtypes if isinstance(name, str)), None)
 
 
 def _shards(index: Path) -> dict[Path, Header]:
@@ -123,9 +125,9 @@ def _shards(index: Path) -> dict[Path, Header]:
             raise ValueError(f"{index}: shard {file} is missing")
 
     headers = {file: read_header(index.parent / file) for file in sorted({*weights.values()})}
-    found = [*_differences(weights, headers)]
-    if found:
-        raise ValueError("\n".join(f"{index}: {f}" for f in found))
+    differences = [*_differences(weights, headers)]
+    if differences:
+        raise ValueError("\n".join(f"{index}: {f}" for f in differences))
     return {index.parent / file: header for file, header in headers.items()}
 
 
@@ -154,10 +156,10 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise ValueError(f"{index}: no JSON") from error
     except ValueError as error:
         raise ValueError(f"{index}: {error}") from error
-    found = data.get("weight_map") if isinstance(data, dict) else None
-    if not isinstance(found, dict) or not found or not all(isinstance(v, str) for v in found.values()):
+    files = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(files, dict) or not files or not all(isinstance(v, str) for v in files.values()):
         raise ValueError(f"{index}: weight_map is not a mapping of tensor names to file names")
-    return found
+    return files
 
 
 def _plain(file: str) -> bool:
@@ -240,7 +242,7 @@ def pieces(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, Box]:
         return {}
     at = f"{match['layer']}.{form.block}"
     if match["what"] == "gate.weight":
-        return {} if form.block == "mlp" else {f"{at}.gate.weight": whole(shape)}
+        return {} if form.block == "mlp" else {f"{at}.gate.weight": full_box(shape)}
     count, rows, columns = shape
     halves = (form.down,) if match["what"].endswith(".down_proj") else (form.gate, form.up)
     height = rows // len(halves)
@@ -304,7 +306,7 @@ def _fits(specs: Mapping[str, TensorSpec], parts: Pieces) -> bool:
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
          "TIB": 1 << 40}  # fmt: skip
-NONE: Mapping[str, str] = {}
+NO_TEXTS: Mapping[str, str] = {}
 METADATA = {"format": "pt"}  # transformers requires it
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", re.IGNORECASE)
 _MODEL = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
@@ -319,7 +321,7 @@ def write_hf(
     strict: bool = True,
     overwrite: bool = False,
     beside: Sequence[Path] = (),
-    texts: Mapping[str, str] = NONE,
+    texts: Mapping[str, str] = NO_TEXTS,
     trust: Trust = ANYONE,
     averaged: bool = False,
     adapters: Adapters | None = None,
@@ -467,7 +469,7 @@ def shards(specs: Mapping[str, TensorSpec], limit: int) -> list[dict[str, Tensor
 def named(parts: Sequence[dict[str, TensorSpec]]) -> dict[str, dict[str, TensorSpec]]:
     """Returns the shards by the file names that transformers uses."""
     if len(parts) == 1:
-        return {ONE: parts[0]}
+        return {SINGLE_FILE: parts[0]}
     return {f"model-{i:05d}-of-{len(parts):05d}.safetensors": part for i, part in enumerate(parts, 1)}
 
 
@@ -486,15 +488,15 @@ def size_in_bytes(size: int | str) -> int:
     (1500, 1024, 7)
     """
     match = _SIZE.fullmatch(str(size))
-    found = 0
+    nbytes = 0
     if match is not None:
-        found = int(float(match[1]) * UNITS[match[2].upper()])
+        nbytes = int(float(match[1]) * UNITS[match[2].upper()])
     elif not isinstance(size, bool):
         with suppress(ValueError):
-            found = int(size)
-    if found < 1:
+            nbytes = int(size)
+    if nbytes < 1:
         raise ValueError(f"max_shard_size: {size!r} is no size; give bytes, or text as 500MB or 2GiB")
-    return found
+    return nbytes
 
 
 def _model_file(path: Path) -> bool:

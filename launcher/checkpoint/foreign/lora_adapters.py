@@ -13,7 +13,7 @@ import numpy as np
 from launcher.checkpoint.chunked import BUFFER
 from launcher.checkpoint.full_tensors import numbers
 from launcher.checkpoint.layout.derived import sources
-from launcher.checkpoint.layout.shards import slabs, whole
+from launcher.checkpoint.layout.shards import full_box, slabs
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_apart, check_destination, fresh
@@ -81,7 +81,7 @@ def chunks(
     """
     strategy = reader.checkpoint.strategy
     entry = strategy.entries[name]
-    box = part or whole(entry.layout.shape)
+    box = part or full_box(entry.layout.shape)
     module = None if adapters is None else bases(strategy).get(name)
     dtype = entry.dtype if adapters is None else _written(entry, adapters)
     if adapters is None or (module is None and dtype == entry.dtype):
@@ -99,7 +99,7 @@ def chunks(
 
 
 def _numbers(reader: Reader, name: str, box: Box | None = None) -> np.ndarray[Any, np.dtype[Any]]:
-    blob = reader.box(name, box or whole(reader.checkpoint.strategy.entries[name].layout.shape))
+    blob = reader.box(name, box or full_box(reader.checkpoint.strategy.entries[name].layout.shape))
     raw = np.frombuffer(blob.data, f"u{ITEMSIZE[blob.dtype]}")
     return numbers(raw, blob.dtype).reshape(blob.shape)
 

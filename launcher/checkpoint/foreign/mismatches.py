@@ -122,8 +122,8 @@ def _unknown(attempt: _Attempt) -> Iterator[Problem]:
         if name not in attempt.target.named:
             rows.setdefault(attempt.row(attempt.new.rows[old]), []).append(name)
 
-    for row, found in rows.items():
-        text = f"{attempt.src}: the model has no place for {few(found)}"
+    for row, names in rows.items():
+        text = f"{attempt.src}: the model has no place for {few(names)}"
         if isinstance(attempt.names, Mapping):
             yield Problem(row, f"{text}; null in the place of this row's name leaves them out")
         elif attempt.gaps:
@@ -155,7 +155,7 @@ def _idle(attempt: _Attempt) -> Iterator[Problem]:
 
 
 def _unlike(attempt: _Attempt, specs: Mapping[str, TensorSpec]) -> Iterator[Problem]:
-    found = []
+    texts = []
     for old, name in attempt.new.names.items():
         first = attempt.target.named.get(name)
         if first is None:
@@ -163,9 +163,9 @@ def _unlike(attempt: _Attempt, specs: Mapping[str, TensorSpec]) -> Iterator[Prob
         has = specs[old]
         want = attempt.target.entries[first].spec
         if has.shape != want.shape or (has.dtype != want.dtype and not castable(has.dtype, want.dtype)):
-            found.append(f"{old} is {described(has)}, the model's {name} is {described(want)}")
-    if found:
-        yield Problem(f"{attempt.key}.src", f"{attempt.src}: {few(found, '; ')}")
+            texts.append(f"{old} is {described(has)}, the model's {name} is {described(want)}")
+    if texts:
+        yield Problem(f"{attempt.key}.src", f"{attempt.src}: {few(texts, '; ')}")
 
 
 def few(names: Collection[str], between: str = ", ") -> str:

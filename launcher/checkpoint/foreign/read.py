@@ -14,10 +14,9 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 from launcher.checkpoint.chunked import gathered
-from launcher.checkpoint.foreign.hugging_face import INDEX, ONE, read_hf
+from launcher.checkpoint.foreign.hugging_face import INDEX, SINGLE_FILE, read_hf
 from launcher.checkpoint.foreign.names import Table, kind_of, renamed
-from launcher.checkpoint.foreign.torch_dcp import NAME as METADATA
-from launcher.checkpoint.foreign.torch_dcp import read_dcp
+from launcher.checkpoint.foreign.torch_dcp import METADATA_FILE, read_dcp
 from launcher.checkpoint.full_tensors import Blobs, FullTensors, RenamedTensors, chunks
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match
 from launcher.checkpoint.store import check_destination, fresh, seal
@@ -66,15 +65,17 @@ def form_of(path: Path) -> ForeignForm:
         raise ValueError(f"{path}: no such file or folder")
     if is_checkpoint(path):
         raise ValueError(f"{path}: a checkpoint of ours, which needs no import; give it as checkpoint.resume")
-    if stands(path / ONE) or stands(path / INDEX) or any(path.glob("pytorch_model*.bin")):
+    if stands(path / SINGLE_FILE) or stands(path / INDEX) or any(path.glob("pytorch_model*.bin")):
         return "hf"  # if there are only pickles, its reader raises with the way out
-    if stands(path / METADATA):
+    if stands(path / METADATA_FILE):
         return "dcp"
     if any(path.glob("rank_*")):
         return "mindspore"
 
-    forms = f"a Hugging Face folder ({ONE} or {INDEX}), a torch DCP folder ({METADATA}), rank_<k> folders"
-    raise ValueError(f"{path}: none of {forms}")
+    hugging_face = f"a Hugging Face folder ({SINGLE_FILE} or {INDEX})"
+    raise ValueError(
+        f"{path}: none of {hugging_face}, a torch DCP folder ({METADATA_FILE}), rank_<k> folders"
+    )
 
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:

@@ -31,7 +31,7 @@ def is_ours(path: Path) -> bool:
     if path.is_dir():
         return True
     try:
-        found = parsed(read_bytes(path))
+        data = parsed(read_bytes(path))
     except ValueError:
         return False
-    return isinstance(found, dict) and "format" in found
+    return isinstance(data, dict) and "format" in data

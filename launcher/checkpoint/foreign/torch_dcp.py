@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint.chunked import gathered, slices
-from launcher.checkpoint.layout.shards import untiled, whole
+from launcher.checkpoint.layout.shards import full_box, untiled
 from launcher.checkpoint.tensorfile.mmap_window import OPEN, Window
 from launcher.checkpoint.tensorfile.safetensors import Slot, described, mapped
 from launcher.plan.values.dtypes import ITEMSIZE
@@ -77,10 +77,10 @@ class _Reader(Bounded):
         self._storage = storage
 
     def find_class(self, module: str, name: str) -> Any:
-        found = f"{module}.{name}"
-        if found not in self._known:
-            raise RefusedPickle(f"it asks for {found}, which is not on the list of harmless names")
-        return self._known[found]
+        full_name = f"{module}.{name}"
+        if full_name not in self._known:
+            raise RefusedPickle(f"it asks for {full_name}, which is not on the list of harmless names")
+        return self._known[full_name]
 
     def persistent_load(self, pid: Any) -> Any:
         if self._storage is None:
@@ -88,7 +88,7 @@ class _Reader(Bounded):
         return self._storage(pid)
 
 
-NAME = ".metadata"
+METADATA_FILE = ".metadata"
 LONGEST_METADATA = 128 << 20
 """The most bytes. A piece takes 140: Llama 3 70B with Adam over 256 ranks has 555 000 pieces, in 78 MB."""
 _CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
@@ -149,7 +149,7 @@ class Contents:
 
 def read_metadata(folder: Path) -> Contents:
     """Reads the metadata. Raises ``ValueError`` naming the file unless the chunks of every tensor tile it."""
-    path = folder / NAME
+    path = folder / METADATA_FILE
     try:
         return _contents(read(read_bytes(path, LONGEST_METADATA), KNOWN_METADATA))
     except RefusedFile:
@@ -212,10 +212,10 @@ def _chunk(name: str, chunk: Any, where: Mapping[Any, Any]) -> Chunk:
 
 def _dtype(name: str, properties: Any) -> str:
     """Returns the dtype: the first of the properties, which are pickled as a tuple."""
-    found = properties.state[0]
-    if found not in ITEMSIZE:
+    dtype = properties.state[0]
+    if dtype not in ITEMSIZE:
         raise ValueError(f"tensor {name}: a dtype that is not known; known are {', '.join(ITEMSIZE)}")
-    return str(found)
+    return str(dtype)
 
 
 def _naturals(values: Any) -> tuple[int, ...]:
@@ -230,7 +230,7 @@ def _plain(offset: Any) -> Any:
     return offset if offset is None else _naturals(offset)
 
 
-LONGEST = 1 << 16  # the most bytes of the description of one tensor
+LONGEST_DESCRIPTION = 1 << 16  # the most bytes of the description of one tensor
 HEAD = 30  # bytes before the name of an entry in a zip archive
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
@@ -320,7 +320,7 @@ def _described(part: memoryview) -> tuple[_Rebuilt, zipfile.ZipInfo]:
         if any(map(_compressed, entries.values())):
             raise ValueError("its archive is compressed, which torch.save never does")
         size = entries["data.pkl"].file_size
-        if size > LONGEST:
+        if size > LONGEST_DESCRIPTION:
             raise ValueError(f"its description has {size} bytes, no single tensor's")
 
         found = read(archive.read(entries["data.pkl"]), KNOWN, _storage)
@@ -387,7 +387,7 @@ class _Part(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         left = max(self._data.nbytes - self._at, 0)
         size = left if size is None or size < 0 else min(size, left)
-        if size > 2 * LONGEST:
+        if size > 2 * LONGEST_DESCRIPTION:
             raise OSError(f"{size} bytes of directory, no single tensor's")
         piece = bytes(self._data[self._at : self._at + size])
         self._at += size
@@ -425,7 +425,7 @@ class DcpFolder:
     def chunks(self, name: str) -> Iterator[memoryview]:
         """Yields the bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
         spec = self.specs[name]
-        return gathered(whole(spec.shape), spec.dtype, lambda part, out: self.fill(name, part, out))
+        return gathered(full_box(spec.shape), spec.dtype, lambda part, out: self.fill(name, part, out))
 
     def _find(self, name: str, chunk: Chunk) -> Saved:
         path = self.folder / chunk.file
@@ -443,7 +443,7 @@ class DcpFolder:
 
         want = TensorSpec(chunk.box.shape, self.specs[name].dtype)
         if saved.spec != want:
-            told = f"{described(saved.spec)}, {NAME} says {described(want)}"
+            told = f"{described(saved.spec)}, {METADATA_FILE} says {described(want)}"
             raise ValueError(f"{path}: tensor {name}: its piece at {list(chunk.box.lo)} is {told}")
         return saved
 

@@ -133,13 +133,13 @@ def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, 
     64 KiB. ``tp`` ranks cut the dims that the source cuts for tensor parallelism. Raises ``RequestError``.
     """
     layout = {"nproc": nproc, "stages": stages, "shard_size": shard_size, "tp": tp}
-    found = list(unmergeable("steps.transform", src.stages, **layout))
+    problems = list(unmergeable("steps.transform", src.stages, **layout))
     if tp > 1 and all(_operator_dim(e) is None for e in src.entries.values()):
         text = f"{tp}: the source cuts nothing over tp, so it does not say which dims to cut"
         text += "; give steps.transform.strategy, which parallel.param_strategy.save writes"
-        found.append(Problem("steps.transform.tp", text))
-    if found:
-        raise RequestError(tuple(found))
+        problems.append(Problem("steps.transform.tp", text))
+    if problems:
+        raise RequestError(tuple(problems))
 
     replicas = nproc // (stages * shard_size * tp)
     grid = Grid.of(pp=stages, dp_replicate=replicas, dp_shard=shard_size, tp=tp)

@@ -106,7 +106,7 @@ class SavedShard:
     box: Box
 
 
-def whole(shape: tuple[int, ...]) -> Box:
+def full_box(shape: tuple[int, ...]) -> Box:
     return Box((0,) * len(shape), shape)
 
 
@@ -139,7 +139,7 @@ def saved_at_home(layout: Layout, rank: int) -> Box | None:
 def saved_shards(layout: Layout) -> tuple[SavedShard, ...]:
     """Returns every saved shard, ordered by rank. They tile the tensor."""
     if 0 not in layout.shape:
-        return tuple(piece for piece, _ in overlapping_shards(layout, whole(layout.shape)))
+        return tuple(piece for piece, _ in overlapping_shards(layout, full_box(layout.shape)))
     lowest = layout.grid.rank(**first(layout))
     box = layout.box(lowest)
     assert box is not None
@@ -292,7 +292,7 @@ def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box]
     for a, _ in pairwise(edges):
         open_boxes = [box for box in open_boxes if box.hi[dim] > a] + starts[a]
         left[0] -= len(open_boxes) // 8  # these visits are cheap
-        found = _overlap(open_boxes, dim + 1, left) if starts[a] else None
-        if found:
-            return found
+        pair = _overlap(open_boxes, dim + 1, left) if starts[a] else None
+        if pair:
+            return pair
     return None

@@ -71,9 +71,9 @@ class Strategy:
     entries: Mapping[str, Entry]
 
     def __post_init__(self) -> None:
-        found = [*_flaws(self)]
-        if found:
-            raise ValueError("\n".join(found))
+        flaws = [*_flaws(self)]
+        if flaws:
+            raise ValueError("\n".join(flaws))
 
     @cached_property
     def named(self) -> Mapping[str, str]:
@@ -92,8 +92,8 @@ class Strategy:
     @cached_property
     def matrices(self) -> tuple[Grid, ...]:
         """The grids of layouts that differ from the strategy's grid."""
-        found = dict.fromkeys(entry.layout.grid for entry in self.entries.values())
-        return tuple(grid for grid in found if grid != self.grid)
+        grids = dict.fromkeys(entry.layout.grid for entry in self.entries.values())
+        return tuple(grid for grid in grids if grid != self.grid)
 
     @cached_property
     def digest(self) -> str:
@@ -173,26 +173,26 @@ def match(src: Strategy, dst: Strategy) -> dict[str, str]:
     only one side has, and every dtype or shape that differs.
     """
     out = {}
-    found = []
+    differences = []
     for name, entry in dst.entries.items():
         firsts = sorted({src.named[n] for n in (name, *entry.aliases) if n in src.named})
         if len(firsts) > 1:
             told = f"{len(firsts)} in the source: {', '.join(firsts)}"
-            found.append(f"{name}: one tied tensor in the destination, {told}")
+            differences.append(f"{name}: one tied tensor in the destination, {told}")
         elif firsts:
             out[name] = firsts[0]
-            found += _differences(name, src.entries[firsts[0]].spec, entry.spec)
+            differences += _differences(name, src.entries[firsts[0]].spec, entry.spec)
 
     # names that only one side has
     lost = sorted(src.entries.keys() - {src.named[n] for n in dst.named if n in src.named})
     if lost:
-        found.append(f"only in the source: {', '.join(lost)}")
+        differences.append(f"only in the source: {', '.join(lost)}")
     absent = sorted(n for n, e in dst.entries.items() if not src.named.keys() & {n, *e.aliases})
     if absent:
-        found.append(f"only in the destination: {', '.join(absent)}")
+        differences.append(f"only in the destination: {', '.join(absent)}")
 
-    if found:
-        raise ValueError("the strategies do not fit:\n" + "\n".join(f"  {f}" for f in found))
+    if differences:
+        raise ValueError("the strategies do not fit:\n" + "\n".join(f"  {f}" for f in differences))
     return out
 
 

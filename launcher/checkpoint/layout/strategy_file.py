@@ -136,7 +136,7 @@ def _parse(origin: str, data: Any) -> StageStrategy:
 
 
 def _grid(sizes: Any) -> Grid:
-    return Grid(tuple((str(axis), _whole(n)) for axis, n in sizes.items()))
+    return Grid(tuple((str(axis), _whole_number(n)) for axis, n in sizes.items()))
 
 
 def _entry(common: Grid, fields: Any) -> Entry:
@@ -154,10 +154,10 @@ def _texts(values: Any) -> tuple[str, ...]:
 
 
 def _wholes(values: Any) -> tuple[int, ...]:
-    return tuple(_whole(n) for n in values)
+    return tuple(_whole_number(n) for n in values)
 
 
-def _whole(value: Any) -> int:
+def _whole_number(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise TypeError(f"{brief(value)} is no whole number")
     return value

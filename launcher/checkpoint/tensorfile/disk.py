@@ -48,7 +48,7 @@ def named_errors(path: Path, needed: int) -> Iterator[None]:
     except (Unwritten, RefusedFile):
         raise
     except OSError as error:
-        raise _of(error, path, needed) from error
+        raise _unwritten(error, path, needed) from error
 
 
 def unwritten(error: BaseException) -> Unwritten | None:
@@ -61,10 +61,10 @@ def unwritten(error: BaseException) -> Unwritten | None:
         return None
     if error.filename is None:
         return Unwritten(error.errno, os.strerror(error.errno), "a file")
-    return _of(error, Path(error.filename), BLOCK)
+    return _unwritten(error, Path(error.filename), BLOCK)
 
 
-def _of(error: OSError, path: Path, needed: int) -> Unwritten:
+def _unwritten(error: OSError, path: Path, needed: int) -> Unwritten:
     code = error.errno or errno.EIO
     why = _reason(code, path, needed) if code in FULL else os.strerror(code)
     return Unwritten(code, why, os.fspath(path))
@@ -192,10 +192,10 @@ def _swapped(a: Path, b: Path) -> bool:
     return swap is not None and swap(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _EXCHANGE) == 0
 
 
-LONGEST = 1 << 28  # bytes; the manifest of 10000 ranks with 400 tensors each is shorter
+LONGEST_FILE = 1 << 28  # bytes; the manifest of 10000 ranks with 400 tensors each is shorter
 
 
-def read_bytes(path: Path, longest: int = LONGEST) -> bytes:
+def read_bytes(path: Path, longest: int = LONGEST_FILE) -> bytes:
     """Returns the content of a file.
 
     Raises ``OSError``; for a file that is not regular or too long this is ``RefusedFile``, also a

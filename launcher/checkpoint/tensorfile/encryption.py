@@ -195,7 +195,7 @@ def _nonce(number: int) -> bytes:
 
 ANOTHER = "LAUNCHER_CHECKPOINT_KEY"
 """An environment variable: the place of the key now, if it has moved since the checkpoint was written."""
-SIZE = 32  # bytes of an AES-256 key
+KEY_SIZE = 32  # bytes of an AES-256 key
 FORMS = "env:NAME (an environment variable) or file:PATH"
 
 
@@ -222,11 +222,11 @@ def load_key(place: str) -> bytes:
     raw = _of_variable(place, match[2]) if match[1] else _of_file(place, Path(match[4]))
 
     # 32 printable characters are a passphrase, not a key: 32 random bytes are practically never all printable
-    as_it_is = match[3] and len(raw) == SIZE and not set(raw) <= set(string.printable.encode())
+    as_it_is = match[3] and len(raw) == KEY_SIZE and not set(raw) <= set(string.printable.encode())
     key = raw if as_it_is else _decoded(raw.strip())
-    if key is None or len(key) != SIZE:
+    if key is None or len(key) != KEY_SIZE:
         raise ValueError(
-            f"{place_text(place)}: no key of AES-256: it has {len(raw)} bytes; wanted are {SIZE} random "
+            f"{place_text(place)}: no key of AES-256: it has {len(raw)} bytes; wanted are {KEY_SIZE} random "
             "bytes, as 64 hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, as they are"
         )
     return key
@@ -250,7 +250,7 @@ def _of_file(place: str, path: Path) -> bytes:
 
 def _decoded(text: bytes) -> bytes | None:
     try:
-        if len(text) == 2 * SIZE:
+        if len(text) == 2 * KEY_SIZE:
             return bytes.fromhex(text.decode("ascii"))
         return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):

@@ -21,7 +21,7 @@ from launcher.checkpoint.tensorfile.disk import WriteBehind, named_errors, now, 
 from launcher.checkpoint.tensorfile.encryption import EncryptedFile, Encryptor, is_sealed, sealed_size
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.facts import TensorSpec
-from launcher.untrusted.files import DIMS, TEXT, brief, opened, parsed
+from launcher.untrusted.files import DIMS, LONGEST_TEXT, brief, opened, parsed
 
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
 
@@ -82,7 +82,7 @@ def words(data: Bytes | Any, spec: TensorSpec, offset: int = 0) -> npt.NDArray[A
     return flat.view(f"u{ITEMSIZE[spec.dtype]}").reshape(spec.shape)
 
 
-LONGEST = TEXT  # the most bytes of a header
+LONGEST_HEADER = LONGEST_TEXT  # the most bytes of a header
 METADATA = "__metadata__"
 
 
@@ -127,9 +127,10 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
     # the header itself, padded so that the tensors are aligned
     text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > LONGEST:
+    if len(text) > LONGEST_HEADER:
         raise ValueError(
-            f"{len(text)} bytes of header for {len(specs)} tensors in one file; at most {LONGEST} are read"
+            f"{len(text)} bytes of header for {len(specs)} tensors in one file; "
+            f"at most {LONGEST_HEADER} are read"
         )
     head = len(text).to_bytes(8, "little") + text
     entries = {name: Slot(specs[name], len(head) + a, len(head) + b) for name, (a, b) in offsets.items()}
@@ -160,9 +161,10 @@ def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -
 
     # the header, which must fit into the file and into memory
     length = int.from_bytes(head, "little")
-    if length > LONGEST:
+    if length > LONGEST_HEADER:
         raise ValueError(
-            f"{path}: not a safetensors file: its header claims {length} bytes, at most {LONGEST} are read"
+            f"{path}: not a safetensors file: its header claims {length} bytes, "
+            f"at most {LONGEST_HEADER} are read"
         )
     if length > size - 8:
         raise ValueError(f"{path}: truncated: its header ends at byte {8 + length}, the file has {size}")
@@ -174,7 +176,7 @@ def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -
 
 
 def _parse(text: bytes, head: bytes, size: int) -> Header:
-    rows = _rows(text)
+    rows = _parsed_header(text)
     metadata = rows.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError(f"{METADATA} is not a mapping of text to text")
@@ -195,7 +197,7 @@ def _parse(text: bytes, head: bytes, size: int) -> Header:
     return Header(entries, metadata, size, xxhash.xxh3_128_hexdigest(head + text))
 
 
-def _rows(text: bytes) -> dict[str, Any]:
+def _parsed_header(text: bytes) -> dict[str, Any]:
     try:
         rows = parsed(text, unique=True)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -122,7 +122,7 @@ def _columns(file: CorpusFile) -> list[str]:
     return [name for name in (MESSAGES, PROMPT, COMPLETION, TOOLS) if name in there]
 
 
-def rows(settings: Chat, paths: Paths | None) -> Iterator[Row]:
+def read_rows(settings: Chat, paths: Paths | None) -> Iterator[Row]:
     """Yields the rows of all files at ``paths``, without empty lines. Raises ``BadFile``."""
     for which, file in enumerate(files(paths)):
         if file.form != "jsonl":

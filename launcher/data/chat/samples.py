@@ -66,8 +66,8 @@ class Conversations(Source):
     def _held(self, index: int) -> list[int]:
         """The indices of the conversations in a sample."""
         order, first = self._samples
-        found: list[int] = order[first[index] : first[index + 1]].tolist()
-        return found
+        rows: list[int] = order[first[index] : first[index + 1]].tolist()
+        return rows
 
     def _at(self, conversation: int) -> slice:
         k = self.first + conversation

@@ -23,14 +23,14 @@ from launcher.data import text_files
 from launcher.data.chat.conversations import ASSISTANT, BadRow, Conversation, Message
 from launcher.job.schema.components import Chat
 from launcher.untrusted.bounded import TooLong, bounded
-from launcher.untrusted.files import TEXT, read_json, read_text
+from launcher.untrusted.files import LONGEST_TEXT, read_json, read_text
 
 SECONDS, ROOM = 2.0, 128 << 20
 """The time in seconds and the memory in bytes that a template may use for one conversation.
 
 Real templates use milliseconds and kilobytes.
 """
-LARGE = 1000
+LARGEST_NUMBER = 1000
 START, END = "\ufdd0", "\ufdd1"
 """Mark the start and end of generated text during rendering: code points that no text contains."""
 
@@ -68,7 +68,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _small(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) <= LARGE
+    return isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER
 
 
 def _beyond(error: BaseException) -> str:
@@ -292,9 +292,9 @@ class ChatTokenizer:
         if self.tokenizer is None:
             widths = [len(c.encode()) for c in text]
             return data.astype(np.int64), np.repeat(np.arange(len(text)), widths)
-        found = self.tokenizer.encode(text, add_special_tokens=False)
-        starts = [a if b > a else -1 for a, b in found.offsets]
-        return np.array(found.ids, np.int64), np.array(starts, np.int64)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        starts = [a if b > a else -1 for a, b in encoding.offsets]
+        return np.array(encoding.ids, np.int64), np.array(starts, np.int64)
 
 
 def _runs(counted: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -310,7 +310,7 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
         plain.compile()
         return ChatTokenizer(None, plain, BYTES_END + 1, BYTES_END)
     path = Path(settings.tokenizer_file)
-    tokenizer = _whole(text_files.load(path))
+    tokenizer = _without_truncation(text_files.load(path))
     config = _config(path)
     special = _special(config)
     source = _template(settings, config, _beside(path))
@@ -323,7 +323,7 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
     return ChatTokenizer(tokenizer, template, size, None if eos is None else tokenizer.token_to_id(eos))
 
 
-def _whole(tokenizer: Tokenizer) -> Tokenizer:
+def _without_truncation(tokenizer: Tokenizer) -> Tokenizer:
     """Disables truncation, padding and post-processing, so that offsets cover the full text.
 
     Post-processors add special tokens, which the template already writes. Many also leave blanks out of the
@@ -338,23 +338,23 @@ def _whole(tokenizer: Tokenizer) -> Tokenizer:
 def _template(settings: Chat, config: dict[str, Any], other: str) -> str:
     """The source of the template: that of ``data.template``, else ``other``, else that of the config."""
     if settings.template is not None:
-        text = read_text(Path(settings.template), TEXT)
+        text = read_text(Path(settings.template), LONGEST_TEXT)
         return text if not settings.template.endswith(".json") else _named(_json(Path(settings.template)))
     return other or _named(config)
 
 
 def _named(config: dict[str, Any]) -> str:
     """The template of a config; if it has several, the one named ``default``."""
-    found = config.get("chat_template") or ""
-    if isinstance(found, list):
-        by_name = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
-        found = by_name.get("default") or ""
-    return found if isinstance(found, str) else ""
+    template = config.get("chat_template") or ""
+    if isinstance(template, list):
+        by_name = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = by_name.get("default") or ""
+    return template if isinstance(template, str) else ""
 
 
 def _beside(path: Path) -> str:
     file = path.with_name(TEMPLATE)
-    return read_text(file, TEXT) if file.is_file() else ""
+    return read_text(file, LONGEST_TEXT) if file.is_file() else ""
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -363,10 +363,10 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found = read_json(path)
-    if not isinstance(found, dict):
+    data = read_json(path)
+    if not isinstance(data, dict):
         raise ValueError(f"{path}: no object")
-    return found
+    return data
 
 
 def _special(config: dict[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ import tokenizers
 import xxhash
 from numpy.typing import NDArray
 
-from launcher.data.chat.conversations import BadRow, OtherForm, Row, conversation, files, rows
+from launcher.data.chat.conversations import BadRow, OtherForm, Row, conversation, files, read_rows
 from launcher.data.chat.template import CONFIG, TEMPLATE, ChatTokenizer, Labelled, chat_tokenizer
 from launcher.data.file_checks import BadFile
 from launcher.data.prepare import shards
@@ -125,7 +125,7 @@ def made(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Counts)
 def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None) -> ChatTokens:
     """Tokenizes all conversations into memory. Raises ``BadFile``."""
     counts = Counts()
-    all_of_them = made(settings, by, rows(settings, paths), counts)
+    all_of_them = made(settings, by, read_rows(settings, paths), counts)
     counts.check()
     return all_of_them
 
@@ -229,7 +229,7 @@ def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
             paths = getattr(settings, field)
             if part == "train" or paths is not None:
                 speed.begin(files(paths), Progress())
-                counts = _write(folder, part, crew.map(label, tasks(rows(settings, paths))), speed)
+                counts = _write(folder, part, crew.map(label, tasks(read_rows(settings, paths))), speed)
                 said.append(counts.text() + (" held out" if part == "val" else ""))
     return "; ".join(said)
 
@@ -277,7 +277,7 @@ def _folder(settings: Chat) -> Path:
     return Path(settings.cache) / xxhash.xxh3_128_hexdigest(json.dumps(made).encode())
 
 
-LOOKED = 50
+ROWS_CHECKED = 50
 """The number of rows that are checked at the start of each path: a corpus of another form shows it there."""
 
 
@@ -302,7 +302,7 @@ def learnt(settings: Chat) -> str:
     """Describes which text of the first usable row is trained on; empty if no row is usable."""
     try:
         by = chat_tokenizer(settings)
-        for row in islice(rows(settings, settings.path), LOOKED):
+        for row in islice(read_rows(settings, settings.path), ROWS_CHECKED):
             try:
                 return (
                     f"of {Path(row.place).name} is learnt {by.learnt(*by.labelled(conversation(row.data)))}"
@@ -325,7 +325,7 @@ def vocabulary(settings: Chat) -> int | None:
 def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | None) -> Iterator[Problem]:
     try:
         found = files(paths)
-        first = list(islice(rows(settings, paths), LOOKED + 1))
+        first = list(islice(read_rows(settings, paths), ROWS_CHECKED + 1))
     except BadFile as error:
         yield Problem(key, str(error))
         return
@@ -340,7 +340,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
     bad = []
     endless: list[tuple[Row, str]] = []
     ends = False
-    for row in first[:LOOKED]:
+    for row in first[:ROWS_CHECKED]:
         try:
             ids, counted = by.labelled(conversation(row.data))
             if not counted[1:].any():

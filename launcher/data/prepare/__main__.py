@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _settings(words: Sequence[str]) -> Prepare:
-    request: Request = compose([f"steps=[{KEY.rpartition('.')[2]}]", *map(_whole, words)])
+    request: Request = compose([f"steps=[{KEY.rpartition('.')[2]}]", *map(_with_prefix, words)])
     step = request.job.steps["prepare"]
     assert isinstance(step, Prepare)
     try:
@@ -57,7 +57,7 @@ def _settings(words: Sequence[str]) -> Prepare:
     return step
 
 
-def _whole(word: str) -> str:
+def _with_prefix(word: str) -> str:
     return word if word.startswith((f"{KEY}.", "-")) or "=" not in word else f"{KEY}.{word}"
 
 

@@ -11,10 +11,10 @@ from typing import Any, BinaryIO, Literal
 
 from launcher.data.file_checks import BadFile
 from launcher.data.prepare.corpus_files import LINES, CorpusFile, packing_errors, unpacked
-from launcher.data.prepare.tables import rows
+from launcher.data.prepare.tables import column_values
 
 BLOCK = 1 << 20  # bytes
-LONGEST = 8 << 20  # bytes of a line, which is decoded at once, to four bytes per character at worst
+LONGEST_LINE = 8 << 20  # bytes of a line, which is decoded at once, to four bytes per character at worst
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) ->
         if not data:
             return
         end = len(data) if last else cut(data)
-        if not end and len(data) < LONGEST:
+        if not end and len(data) < LONGEST_LINE:
             want += BLOCK
             continue
         if not end:
             size, last = _to_line_end(stream)
             after = replace(start, offset=start.offset + len(data) + size, row=start.row + 1)
-            bad = f"a line of {len(data) + size} bytes; at most {LONGEST} are read"
+            bad = f"a line of {len(data) + size} bytes; at most {LONGEST_LINE} are read"
             yield Block(start, after, b"", last, bad)
             data = b""
         else:
@@ -157,7 +157,7 @@ def _skip(stream: BinaryIO, offset: int) -> None:
 def _of_table(file: CorpusFile, start: Position, field: str) -> Iterator[Block]:
     """Yields the blocks of a table. ``offset`` counts bytes of text, as in a file of lines."""
     waiting: Block | None = None
-    for values in rows(file, field, start.row):
+    for values in column_values(file, field, start.row):
         nbytes = sum(len(v) for v in values if isinstance(v, str))
         after = replace(start, offset=start.offset + nbytes, row=start.row + len(values))
         if waiting is not None:

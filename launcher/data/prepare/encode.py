@@ -143,10 +143,10 @@ def vocabulary(settings: Prepare, trained: str | None = None) -> Vocabulary:
         return Vocabulary(None, BYTES_END + 1, BYTES_END, "end of document")
     if settings.tokenizer_file is None:
         assert trained is not None
-        return _of(Tokenizer.from_str(trained), trained_end(settings))
+        return _vocabulary_of(Tokenizer.from_str(trained), trained_end(settings))
     path = Path(settings.tokenizer_file)
     tokenizer = text_files.load(path)
-    return _of(tokenizer, settings.end_of_document or _beside(path, tokenizer), path)
+    return _vocabulary_of(tokenizer, settings.end_of_document or _beside(path, tokenizer), path)
 
 
 def trained_end(settings: Prepare) -> str:
@@ -154,7 +154,7 @@ def trained_end(settings: Prepare) -> str:
     return settings.end_of_document or TRAINED_END
 
 
-def _of(tokenizer: Tokenizer, end: str, path: Path | None = None) -> Vocabulary:
+def _vocabulary_of(tokenizer: Tokenizer, end: str, path: Path | None = None) -> Vocabulary:
     found = tokenizer.token_to_id(end)
     if found is None:
         raise NoEnd(f"{end}: {path} has no such token; {_special(tokenizer)}")

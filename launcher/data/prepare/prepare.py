@@ -66,7 +66,7 @@ def prepare(settings: Prepare, say: Say, speed: ProgressReporter) -> Prepared:
     Raises ``BadFile`` for a corpus that cannot be read, and ``RunError`` for everything else.
     """
     files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
-    corpus = Corpus.of(settings, files)
+    corpus = Corpus.from_files(settings, files)
     dst, folder = Path(settings.dst), shards.working_folder(Path(settings.dst))
     with writing(folder), shards.locked(folder, say):
         said_so = shards.published(dst)
@@ -101,7 +101,7 @@ class Corpus:
     seen: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, settings: Prepare, files: Sequence[CorpusFile]) -> Corpus:
+    def from_files(cls, settings: Prepare, files: Sequence[CorpusFile]) -> Corpus:
         """Computes the digest. Reads every file."""
         asked = settings.model_dump(include={"field", "documents", "tokenizer", "vocab_size", "shard_tokens"})
         asked["end"] = trained_end(settings) if settings.tokenizer == "bpe" else None

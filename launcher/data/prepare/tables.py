@@ -52,7 +52,7 @@ def records(file: CorpusFile, fields: Sequence[str]) -> Iterator[dict[str, Any]]
         raise BadFile(f"{file.path}: cannot be read: {_first_line(error)}") from error
 
 
-def rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
+def column_values(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
     """Yields lists of the column's values, from row ``start`` on; null values are ``None``.
 
     ``start`` must be the first row of a list. Raises ``BadFile`` with the path.

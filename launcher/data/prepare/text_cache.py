@@ -66,11 +66,11 @@ def make(settings: Text, say: Callable[[str], None], speed: ProgressReporter) ->
     if settings.cache is None or settings.tokenizer == "bytes":
         return
     final = _folder(settings)
-    if _whole(final):
+    if _complete(final):
         return
     folder = shards.working_folder(final)
     with writing(folder), shards.locked(folder, say):
-        if not _whole(final):
+        if not _complete(final):
             _make(settings, folder, final, say, speed)
         else:
             shards.leave(folder)
@@ -81,7 +81,7 @@ def opened(settings: Text) -> TextTokens | None:
     if settings.cache is None:
         return None
     folder = _folder(settings)
-    if not _whole(folder):
+    if not _complete(folder):
         return None
     train, val = (mapped(token_file(folder / name, dtype="uint16")) for name in (TRAIN, VAL))
     return TextTokens(text_files.load(folder / shards.TOKENIZER), train, val)
@@ -102,7 +102,7 @@ def _folder(settings: Text) -> Path:
     return Path(settings.cache) / xxhash.xxh3_128_hexdigest(json.dumps(made).encode())
 
 
-def _whole(folder: Path) -> bool:
+def _complete(folder: Path) -> bool:
     return shards.published(folder) is not None
 
 

@@ -33,14 +33,14 @@ def files_of(paths: Paths, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
     Raises ``BadFile`` with the path.
     """
     each = [paths] if isinstance(paths, str) else paths
-    found = [file for path in each for file in _of(path, suffixes)]
-    twice = [file for file, n in Counter(f.resolve() for f in found).items() if n > 1]
+    files = [file for path in each for file in _files_at(path, suffixes)]
+    twice = [file for file, n in Counter(f.resolve() for f in files).items() if n > 1]
     if twice:
         raise BadFile(f"{twice[0]}: named twice")
-    return found
+    return files
 
 
-def _of(path: str, suffixes: tuple[str, ...]) -> list[Path]:
+def _files_at(path: str, suffixes: tuple[str, ...]) -> list[Path]:
     here = Path(path)
     if here.is_dir():
         return _in_folder(here, suffixes)
@@ -91,10 +91,10 @@ class Mixture:
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, weights: Sequence[float]) -> Mixture:
+    def from_weights(cls, weights: Sequence[float]) -> Mixture:
         """From weights, which need not add up to 1. The count of a weight that is relatively tiny is 0.
 
-        >>> Mixture.of([0.7, 0.2, 0.1]).counts
+        >>> Mixture.from_weights([0.7, 0.2, 0.1]).counts
         (7, 2, 1)
         """
         exact = [Fraction(str(w)) for w in weights]
@@ -217,7 +217,7 @@ def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
     vocab_size, wrong = _vocab_size(settings, [f for files in (*sources.values(), held) for f in files])
     sources = {key: [*_ended(key, files, settings, problems)] for key, files in sources.items()}
     held = [*_ended("data.val", held, settings, problems)]
-    mixture = Mixture.of([source.weight for source in settings.sources] or [1.0])
+    mixture = Mixture.from_weights([source.weight for source in settings.sources] or [1.0])
     train, val, few = _windows(settings, sources, held)
     if settings.end_of_document is not None and settings.end_of_document >= vocab_size > 0:
         problems.append(Problem(END, f"{settings.end_of_document} is not below data.vocab_size={vocab_size}"))
@@ -231,24 +231,24 @@ def vocab_size(settings: Tokens) -> int | None:
     return None if made is None else made.vocab_size
 
 
-def _token_files(key: str, paths: Paths, dtype: str, found: list[Problem]) -> list[TokenFile]:
-    """The files that can be read; problems of the others are appended to ``found``."""
+def _token_files(key: str, paths: Paths, dtype: str, problems: list[Problem]) -> list[TokenFile]:
+    """The files that can be read; problems of the others are appended to ``problems``."""
     out = []
     try:
         named = files_of(paths)
     except BadFile as error:
-        found.append(Problem(key, str(error)))
+        problems.append(Problem(key, str(error)))
         return []
     except OSError as error:
-        found.append(Problem(key, said(error)))
+        problems.append(Problem(key, said(error)))
         return []
     for path in named:
         try:
             out.append(token_file(path, dtype))
         except BadFile as error:
-            found.append(Problem(key, f"{path}: {error}"))
+            problems.append(Problem(key, f"{path}: {error}"))
         except OSError as error:
-            found.append(Problem(key, said(error)))
+            problems.append(Problem(key, said(error)))
     return out
 
 
@@ -275,7 +275,7 @@ def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list
 
 
 def _ended(
-    key: str, files: Sequence[TokenFile], settings: Tokens, found: list[Problem]
+    key: str, files: Sequence[TokenFile], settings: Tokens, problems: list[Problem]
 ) -> Iterator[TokenFile]:
     """Yields the files with their end token, if it is needed; reports the first file without one."""
     if not settings.by_document:
@@ -286,12 +286,12 @@ def _ended(
         told = file.end_of_document
         if given is not None and told not in (None, given):
             text = f"{given}: {file.path} says that {told} ends its documents"
-            found.append(Problem(END, text, f"{END}=null"))
+            problems.append(Problem(END, text, f"{END}=null"))
         elif given is None and told is None and not silent:
             silent = True
             text = f"{file.path} does not say which token ends its documents"
             example = f"give it, {END}=50256 for those of GPT-2"
-            found.append(Problem(key, f"{text}, and {_why(settings)}; {example}"))
+            problems.append(Problem(key, f"{text}, and {_why(settings)}; {example}"))
         yield file if given is None else replace(file, end_of_document=given)
 
 

@@ -58,8 +58,8 @@ DTYPES = {2: "uint16", 4: "uint32"}
 """The dtype by the bytes per token."""
 _FIELDS = struct.Struct("<8sIIQQq16s")
 _DIGEST = 8  # bytes; xxh3 (64 bits) of the fields, stored after them
-SIZE = _FIELDS.size + _DIGEST
-NONE = -1  # stored if no token ends documents
+HEADER_SIZE = _FIELDS.size + _DIGEST
+NO_END = -1  # stored if no token ends documents
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TokenHeader:
     digest: bytes
 
     def packed(self) -> bytes:
-        end = NONE if self.end_of_document is None else self.end_of_document
+        end = NO_END if self.end_of_document is None else self.end_of_document
         numbers = (self.itemsize, self.tokens, self.vocab_size, end)
         fields = _FIELDS.pack(MAGIC, VERSION, *numbers, self.digest)
         return fields + xxhash.xxh3_64_digest(fields)
@@ -83,9 +83,9 @@ def parsed(data: bytes) -> TokenHeader:
     """Parses the first bytes of a file. Raises ``BadFile``."""
     if data[: len(MAGIC)] != MAGIC:
         raise BadFile("not a .tokens file: it does not start as one")
-    if len(data) < SIZE:
-        raise BadFile(f"cut off inside its header of {SIZE} bytes")
-    fields, digest = data[: _FIELDS.size], data[_FIELDS.size : SIZE]
+    if len(data) < HEADER_SIZE:
+        raise BadFile(f"cut off inside its header of {HEADER_SIZE} bytes")
+    fields, digest = data[: _FIELDS.size], data[_FIELDS.size : HEADER_SIZE]
     _, version, itemsize, tokens, vocab_size, end, payload = _FIELDS.unpack(fields)
     if version != VERSION:
         raise BadFile(f"version {version} of .tokens files; this launcher reads version {VERSION}")
@@ -97,20 +97,20 @@ def parsed(data: bytes) -> TokenHeader:
         raise BadFile(f"tokens of {itemsize} bytes; there are those of 2 and of 4")
     if not 1 <= vocab_size <= 256**itemsize:
         raise BadFile(f"vocab_size {vocab_size} does not go with tokens of {itemsize} bytes")
-    if not NONE <= end < vocab_size:
+    if not NO_END <= end < vocab_size:
         raise BadFile(f"token {end} ends documents, and vocab_size is {vocab_size}")
-    return TokenHeader(itemsize, tokens, vocab_size, None if end == NONE else end, payload)
+    return TokenHeader(itemsize, tokens, vocab_size, None if end == NO_END else end, payload)
 
 
 def own_token_file(path: Path, start: bytes, size: int) -> TokenFile:
     """The tokens of a file of ``size`` bytes that begins with ``start``. Raises ``BadFile``."""
     head = parsed(start)
-    need = SIZE + head.tokens * head.itemsize
+    need = HEADER_SIZE + head.tokens * head.itemsize
     if size != need:
         text = f"its header promises {head.tokens} tokens, {need} bytes with the header"
         raise BadFile(f"{'cut off' if size < need else 'too long'}: {text}; it has {size}")
     dtype, digest = DTYPES[head.itemsize], head.digest.hex()
-    return TokenFile(path, dtype, SIZE, head.tokens, head.vocab_size, digest, head.end_of_document)
+    return TokenFile(path, dtype, HEADER_SIZE, head.tokens, head.vocab_size, digest, head.end_of_document)
 
 
 OPEN = 128  # files mapped at once: each uses a descriptor, and many systems allow 1024 per process
@@ -219,7 +219,7 @@ class TokenWriter:
         self._digest = xxhash.xxh3_128()
         self._new = path.with_name(f".{path.name}.{os.getpid()}")
         self._file = self._new.open("wb")
-        self._file.write(bytes(SIZE))  # the header is known at the end
+        self._file.write(bytes(HEADER_SIZE))  # the header is known at the end
 
     def append(self, tokens: Sequence[int] | NDArray[Any]) -> None:
         """Appends tokens. Raises ``ValueError``, writing none, if one is not below ``vocab_size``."""

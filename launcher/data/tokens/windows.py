@@ -193,9 +193,9 @@ class TokenWindows(Source):
 
 def open_tokens(settings: Tokens) -> Dataset:
     """Opens prepared tokens, without their entropy, which needs all of them. Raises ``RequestError``."""
-    made, found = corpus(settings)
+    made, problems = corpus(settings)
     if made is None:
-        raise RequestError(tuple(found))
+        raise RequestError(tuple(problems))
 
     def source(windows: Sequence[FileWindows]) -> Source:
         length, apart = settings.seq_len, settings.document_mask

@@ -73,7 +73,7 @@ def problems() -> Iterator[None]:
         raise RequestError((Problem("data._target_", f"{error.name}: {error.text}"),)) from None
 
 
-def asked(name: str, item: str, ask: Callable[[], Any]) -> Any:
+def call_user(name: str, item: str, ask: Callable[[], Any]) -> Any:
     """Calls the user's code. Raises ``BadItem`` if it fails."""
     try:
         return ask()

@@ -169,18 +169,18 @@ def _source(made: Any, settings: Target | None, seed: int, allow: tuple[str, ...
     return MapStyle(made, np.arange(_length(made, settings)), settings.target, (seed, part))
 
 
-def _beside_stream(settings: Target, found: TrainValSplit, seed: int, allow: tuple[str, ...]) -> Source:
+def _beside_stream(settings: Target, split: TrainValSplit, seed: int, allow: tuple[str, ...]) -> Source:
     """The validation data of a stream; they must have a length. Empty if the request names none."""
-    if found.val is None:
+    if split.val is None:
         if "val_fraction" in settings.arguments:
-            text = f"{found.fraction}: {settings.target} is an IterableDataset, and has no share by index"
+            text = f"{split.fraction}: {settings.target} is an IterableDataset, and has no share by index"
             raise _error("val_fraction", f"{text}; name what is held out as data.val", "~data.val_fraction")
         return _none(settings.target)
-    val = _source(_opened(found.val, seed, allow, VAL), found.val, seed, allow, part=VAL)
+    val = _source(_opened(split.val, seed, allow, VAL), split.val, seed, allow, part=VAL)
     if len(val) < ENDLESS:
         return val
     if "val" in settings.arguments:
-        text = f"{found.val.target}: an IterableDataset without __len__, and held-out samples have a number"
+        text = f"{split.val.target}: an IterableDataset without __len__, and held-out samples have a number"
         raise _error("val", f"{text}; let its len() be that, or name a Dataset")
     return _none(settings.target)
 

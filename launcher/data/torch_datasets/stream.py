@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from launcher.data.shuffle import Indices
-from launcher.data.torch_datasets.items import BadItem, Items, asked
+from launcher.data.torch_datasets.items import BadItem, Items, call_user
 
 Seed = Callable[..., None]
 
@@ -85,7 +85,7 @@ class Stream(Items):
             self._begin(seed)
         while self._done <= place:
             seed(*self.key, 1, self._done)
-            item = asked(self.name, f"item {self._done}", self._next)
+            item = call_user(self.name, f"item {self._done}", self._next)
             if item is _END:
                 self._ended(place)
             self._last = item
@@ -97,10 +97,10 @@ class Stream(Items):
         seed(*self.key, 0)
         self._made = self.make()
         if state is not None and _stateful(self._made):
-            asked(self.name, "its load_state_dict", lambda: self._made.load_state_dict(state))
-        self._items = items = asked(self.name, "its iterator", lambda: iter(self._made))
+            call_user(self.name, "its load_state_dict", lambda: self._made.load_state_dict(state))
+        self._items = items = call_user(self.name, "its iterator", lambda: iter(self._made))
         if state is not None and not _stateful(self._made):
-            asked(self.name, "its load_state_dict", lambda: items.load_state_dict(state))
+            call_user(self.name, "its load_state_dict", lambda: items.load_state_dict(state))
         self._begun, self._done, self._last = True, 0, _END
 
     def anew(self) -> Stream:
@@ -115,7 +115,7 @@ class Stream(Items):
         one = next((one for one in known if _stateful(one)), None)
         if one is None or not self._begun:
             return None
-        state = asked(self.name, "its state_dict", one.state_dict)
+        state = call_user(self.name, "its state_dict", one.state_dict)
         try:
             text = json.dumps(state, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
@@ -171,6 +171,6 @@ class MapStyle(Items):
                 epoch, at = divmod(i, len(self.part))
                 number = int(self.part[at])
                 seed(*self.key, epoch, number)
-                item = asked(self.name, f"item {number}", partial(self.dataset.__getitem__, number))
+                item = call_user(self.name, f"item {number}", partial(self.dataset.__getitem__, number))
                 out.append((number, item))
         return out

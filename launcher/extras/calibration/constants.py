@@ -184,17 +184,17 @@ def taken(rounds: Sequence[Round]) -> float:
     return statistics.median(r.get(Taken(), 0.0) for r in rounds)
 
 
-def noisy(found: Sequence[Constant], most: float) -> tuple[Constant, ...]:
+def noisy(constants: Sequence[Constant], most: float) -> tuple[Constant, ...]:
     """Returns the constants whose spread is larger than ``most``."""
-    return tuple(c for c in found if c.spread > most)
+    return tuple(c for c in constants if c.spread > most)
 
 
-def refusal(found: Sequence[Constant], others: float, most: float) -> str:
+def refusal(constants: Sequence[Constant], others: float, most: float) -> str:
     """Returns why no file is written and what to do, or ``""`` if it is written.
 
     ``others``: the share of time that other processes have ``taken``; ``most``: the largest spread or share.
     """
-    reasons = [f"{c.key} {c.value:.3g} (spread {c.spread:.0%})" for c in noisy(found, most)]
+    reasons = [f"{c.key} {c.value:.3g} (spread {c.spread:.0%})" for c in noisy(constants, most)]
     if others > most:
         reasons.insert(0, f"other processes had the cores {others:.0%} of the time")
     cure = "Leave the machine to itself and run it again"
@@ -202,12 +202,12 @@ def refusal(found: Sequence[Constant], others: float, most: float) -> str:
     return f"{text}. {cure}" if reasons else ""
 
 
-def _rests(found: Round, machine: Machine) -> Values:
+def _rests(timings: Round, machine: Machine) -> Values:
     """Returns the milliseconds of a tiny step and of a slot of one.
 
     The spreads of ``step_ms`` and ``slot_ms``, which are the rests of these, are relative to them.
     """
-    took = {w.layout: s for w, s in found.items() if isinstance(w, Trained)}
+    took = {w.layout: s for w, s in timings.items() if isinstance(w, Trained)}
     slots = max(map(len, machine.stages.schedule))
     return {"step_ms": took["replicas"] * 1e3, "slot_ms": took["stages"] * 1e3 / slots}
 
@@ -218,23 +218,23 @@ def _constant(key: str, value: float, values: Sequence[float], floor: float) -> 
     return Constant(key, value, (high - low) / scale if scale else 0.0)
 
 
-def fitted(found: Round, machine: Machine) -> Values:
+def fitted(timings: Round, machine: Machine) -> Values:
     """Returns the constants that fit one round, or the typical values of several."""
-    values = _products(found)
-    values |= _kernels(found, machine, values)
-    values |= _links(found)
-    values |= _exposed(found, machine)
-    return values | _overheads(found, machine, values)
+    values = _products(timings)
+    values |= _kernels(timings, machine, values)
+    values |= _links(timings)
+    values |= _exposed(timings, machine)
+    return values | _overheads(timings, machine, values)
 
 
-def _products(found: Round) -> Values:
+def _products(timings: Round) -> Values:
     """Returns peaks, efficiency and ``small``.
 
     The peak of a precision is its fastest product. Efficiency and ``small`` are fitted to the precision with
     most products.
     """
     rates: dict[str, list[tuple[Multiplied, float]]] = {}
-    for what, seconds in found.items():
+    for what, seconds in timings.items():
         if isinstance(what, Multiplied):
             rates.setdefault(what.precision, []).append((what, seconds))
     peaks = {p: max(w.product.flops / s for w, s in timed) for p, timed in rates.items()}
@@ -254,11 +254,11 @@ def _products(found: Round) -> Values:
     return out | {"efficiency": min(1.0, 1 / whole), "kernels.small": short / whole}
 
 
-def _kernels(found: Round, machine: Machine, values: Values) -> Values:
-    attended, seconds = next((w, s) for w, s in found.items() if isinstance(w, Attended))
+def _kernels(timings: Round, machine: Machine, values: Values) -> Values:
+    attended, seconds = next((w, s) for w, s in timings.items() if isinstance(w, Attended))
     flops = attended.flops * (1 + BACKWARD / FLASH_BACKWARD)
     peak = values.get(f"tflops.{attended.precision}", min(v for k, v in values.items() if "tflops" in k))
-    moved = {w.what: (w.done, s) for w, s in found.items() if isinstance(w, Moved)}
+    moved = {w.what: (w.done, s) for w, s in timings.items() if isinstance(w, Moved)}
 
     # if the cores compute, they launch kernels in between
     (tiny, took), (others, spent), (copied, copy) = moved["tiny"], moved["others"], moved["copy"]
@@ -266,7 +266,7 @@ def _kernels(found: Round, machine: Machine, values: Values) -> Values:
     host = others.kernels * launch if machine.cores is not None else 0.0
     reached = others.moved / max(spent - host, LEAST_SECONDS)
     most = max(reached, copied.moved / copy)
-    return _alone(found) | {
+    return _alone(timings) | {
         "memory_gb_per_s": most / 1e9,
         "kernels.attention": min(1.0, flops / seconds / (peak * 1e12)),
         "kernels.memory": reached / most,
@@ -274,22 +274,22 @@ def _kernels(found: Round, machine: Machine, values: Values) -> Values:
     }
 
 
-def _alone(found: Round) -> Values:
+def _alone(timings: Round) -> Values:
     """Returns ``kernels.alone``, if ranks share cores: how much longer a block takes while all compute."""
-    took = {w.alone: s for w, s in found.items() if isinstance(w, Block)}
+    took = {w.alone: s for w, s in timings.items() if isinstance(w, Block)}
     return {"kernels.alone": max(1.0, took[False] / took[True])} if took else {}
 
 
-def _links(found: Round) -> Values:
+def _links(timings: Round) -> Values:
     """Returns latency and bytes a second of links; with one node, ``between`` is the same as ``inside``."""
-    inside = _link(found, "inside")
-    between = _link(found, "between") or inside
+    inside = _link(timings, "inside")
+    between = _link(timings, "between") or inside
     inside = inside or between
     assert inside is not None, "no collective was timed"
     assert between is not None
     return {
-        **{f"links.inside.{key}": value for key, value in _told(inside).items()},
-        **{f"links.between.{key}": value for key, value in _told(between).items()},
+        **{f"links.inside.{key}": value for key, value in _link_values(inside).items()},
+        **{f"links.between.{key}": value for key, value in _link_values(between).items()},
         "overheads.scatter": inside.scattered / inside.byte,
     }
 
@@ -307,7 +307,7 @@ class _Link:
     sent: float
 
 
-def _told(link: _Link) -> Values:
+def _link_values(link: _Link) -> Values:
     return {
         "latency_us": link.step * 1e6,
         "gb_per_s": 1e-9 / link.byte,
@@ -315,10 +315,10 @@ def _told(link: _Link) -> Values:
     }
 
 
-def _link(found: Round, link: Literal["inside", "between"]) -> _Link | None:
+def _link(timings: Round, link: Literal["inside", "between"]) -> _Link | None:
     """Returns the constants of a link, or ``None`` if no collective was timed on it."""
     lines = []
-    for what, seconds in found.items():
+    for what, seconds in timings.items():
         if isinstance(what, Collective) and what.link == link:
             n = what.ranks
             nbytes = TWICE.get(what.kind, 1.0) * (n - 1) / n * what.nbytes / seconds
@@ -329,13 +329,13 @@ def _link(found: Round, link: Literal["inside", "between"]) -> _Link | None:
     step, byte, scattered = _least_squares(lines)
 
     # the largest message, for which latency matters least
-    longest = max((w.nbytes, s) for w, s in found.items() if isinstance(w, Message) and w.link == link)
+    longest = max((w.nbytes, s) for w, s in timings.items() if isinstance(w, Message) and w.link == link)
     nbytes, seconds = longest
     byte = max(byte, 1e-15)
     return _Link(step, byte, max(scattered, 1e-15), sent=max(seconds - step, seconds / 2) / nbytes)
 
 
-def _exposed(found: Round, machine: Machine) -> Values:
+def _exposed(timings: Round, machine: Machine) -> Values:
     """Returns the exposed shares: the time of sending beside a product and after one, relative to alone.
 
     A share may exceed 1, because ranks wait for the slowest one. On shared cores all shares are 1: sending is
@@ -343,14 +343,14 @@ def _exposed(found: Round, machine: Machine) -> Values:
     """
     if machine.cores is not None:
         return dict.fromkeys(("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp"), 1.0)
-    took = {w.what: s for w, s in found.items() if isinstance(w, Overlap)}
+    took = {w.what: s for w, s in timings.items() if isinstance(w, Overlap)}
     share, waited = (max(0.0, took[w] - took["product"]) / took["network"] for w in ("both", "turns"))
     return {"overheads.exposed": share, "overheads.exposed_sums": share, "overheads.exposed_tp": waited}
 
 
-def _overheads(found: Round, machine: Machine, values: Values) -> Values:
+def _overheads(timings: Round, machine: Machine, values: Values) -> Values:
     """Returns the overheads: the time of tiny models that the other constants do not explain."""
-    took = {w.layout: s for w, s in found.items() if isinstance(w, Trained)}
+    took = {w.layout: s for w, s in timings.items() if isinstance(w, Trained)}
 
     def seconds(work: StepWork, step: float, slot: float) -> float:
         known = {**values, "overheads.step_ms": step, "overheads.slot_ms": slot}

@@ -19,9 +19,9 @@ from launcher.parallel.dispatch.modes import Dispatch
 from launcher.plan.values.operations import Operations, Product
 from launcher.runtime.device import synchronize, total_memory
 
-LEAST = 0.01
+LEAST_SECONDS = 0.01
 """The least seconds of a timing, far more than the errors of clocks and wake-ups."""
-MOST = 2000
+MOST_TIMES = 2000
 ROOMY = 16 << 30
 """Device bytes from which on samples have their full sizes: together they use at most half of it."""
 
@@ -52,7 +52,7 @@ class Sample:
     joint: bool = False
     before: Callable[[], object] | None = None
     share: float = 1.0
-    least: float = LEAST
+    least: float = LEAST_SECONDS
     times: int = 1
 
 
@@ -65,7 +65,7 @@ def prepared(sample: Sample, device: torch.device) -> Sample:
     whole = time.perf_counter() - began if sample.before is not None else counted
     took = torch.tensor(whole, dtype=torch.float64).nan_to_num(0.0)
     dist.all_reduce(took, dist.ReduceOp.MAX)
-    return replace(sample, times=min(MOST, max(1, math.ceil(sample.least / max(took.item(), 1e-9)))))
+    return replace(sample, times=min(MOST_TIMES, max(1, math.ceil(sample.least / max(took.item(), 1e-9)))))
 
 
 def _timed(sample: Sample, device: torch.device) -> tuple[float, float]:

@@ -118,9 +118,9 @@ def _processor() -> str:
     return f"{many(len(os.sched_getaffinity(0)), 'core')} of {names[0] if names else platform.machine()}"
 
 
-def _said(to: Path, found: Sequence[Constant], rounds: int, others: float) -> str:
-    worst = max(found, key=lambda c: c.spread)
-    middle = statistics.median(c.spread for c in found)
+def _said(to: Path, constants: Sequence[Constant], rounds: int, others: float) -> str:
+    worst = max(constants, key=lambda c: c.spread)
+    middle = statistics.median(c.spread for c in constants)
     use = f"--config-dir {to.parent.parent} cluster={to.stem}" if to.parent.name == "cluster" else ""
     how = use or f"put it into the folder cluster of a folder DIR, then --config-dir DIR cluster={to.stem}"
     noise = f"spread {middle:.0%} in the middle, {worst.spread:.0%} at most ({worst.key})"

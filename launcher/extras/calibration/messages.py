@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.extras.calibration.constants import Collective, Message, Overlap
-from launcher.extras.calibration.kernels import LEAST, Sample, divisor
+from launcher.extras.calibration.kernels import LEAST_SECONDS, Sample, divisor
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import total_memory
 
@@ -42,7 +42,7 @@ def samples(world: World, device: torch.device, cores: int | None) -> Iterator[S
     """
     by = 1 if device.type == "cpu" else divisor(total_memory(device))
     sizes = CPU if device.type == "cpu" else tuple(nbytes // by**2 for nbytes in GPU)
-    before, least = (None, LEAST) if cores is None else (_product(device, by), TURNS)
+    before, least = (None, LEAST_SECONDS) if cores is None else (_product(device, by), TURNS)
     for link, ranks in groups(world):
         group = dist.new_group(list(ranks))
         here = world.rank in ranks

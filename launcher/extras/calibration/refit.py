@@ -36,9 +36,9 @@ CANDIDATES = (
     "overheads.step_ms",
 )
 """The constants that differ most between machines with the same devices."""
-MOST = 5
+MOST_CONSTANTS = 5
 """The most constants that are fitted to a few layouts."""
-LEAST = 1e-3
+LEAST_EFFECT = 1e-3
 """Steps depend on a constant if halving it changes the seconds of one of them by more than this share."""
 TRUST = log(4)
 """A constant that changes by a factor of four costs as much as one layout with a prediction error of 16 %."""
@@ -80,11 +80,11 @@ class Refit:
 def refit(steps: Sequence[MeasuredStep]) -> Refit:
     """Fits the constants that ``steps`` can determine, and returns their cluster with the new values.
 
-    At most ``MOST`` of ``CANDIDATES`` are fitted. A constant on which no step depends stays the same, and so
-    does one that is 0. Few measurements cannot move a constant far: the squared log of its ratio to the start
-    value is added to the errors (``TRUST``), and the ratio is bounded (``FAR``). So of two sets of constants
-    that fit equally well the fit finds the one closer to the start, and a layout that was slow for other
-    reasons changes little. Constants have three digits, as in their file.
+    At most ``MOST_CONSTANTS`` of ``CANDIDATES`` are fitted. A constant on which no step depends stays the
+    same, and so does one that is 0. Few measurements cannot move a constant far: the squared log of its ratio
+    to the start value is added to the errors (``TRUST``), and the ratio is bounded (``FAR``). So of two sets
+    of constants that fit equally well the fit finds the one closer to the start, and a layout that was slow
+    for other reasons changes little. Constants have three digits, as in their file.
     """
     cluster = steps[0].cluster
     start = {key: value(cluster, key) for key in _telling(steps, cluster)}
@@ -159,19 +159,19 @@ def _drift(constants: Mapping[str, float], start: Mapping[str, float], trust: fl
 def _telling(steps: Sequence[MeasuredStep], cluster: Cluster) -> list[str]:
     """Returns the constants on which steps depend.
 
-    If there are more than ``MOST``, these are the ones that change most when all are fitted.
+    If there are more than ``MOST_CONSTANTS``, these are the ones that change most when all are fitted.
     """
     before = [step.on(cluster) for step in steps]
     start = {}
     for key in CANDIDATES:
         half = changed(cluster, {key: value(cluster, key) / 2})
         logs = (log(step.on(half) / seconds) for step, seconds in zip(steps, before, strict=True))
-        if max(map(abs, logs)) > LEAST:
+        if max(map(abs, logs)) > LEAST_EFFECT:
             start[key] = value(cluster, key)
-    if len(start) <= MOST:
+    if len(start) <= MOST_CONSTANTS:
         return list(start)
     found = _near(steps, start)
-    return sorted(start, key=lambda key: -abs(log(found[key] / start[key])))[:MOST]
+    return sorted(start, key=lambda key: -abs(log(found[key] / start[key])))[:MOST_CONSTANTS]
 
 
 def _near(steps: Sequence[MeasuredStep], start: Mapping[str, float]) -> dict[str, float]:
@@ -233,23 +233,23 @@ ALONE = (
 """Keys with a single number, which come first in a file. Maps on one line follow, then the groups."""
 
 
-def cluster_file(found: Sequence[Constant], machine: Machine, heads: Sequence[str], nodes: int) -> str:
+def cluster_file(constants: Sequence[Constant], machine: Machine, heads: Sequence[str], nodes: int) -> str:
     """Returns the file of a calibrated cluster; ``heads``: comments on when and where it was measured."""
-    values = {c.key: float(number(c.value)) for c in found}
+    values = {c.key: float(number(c.value)) for c in constants}
     whole = cluster(values, replace(machine, memory_gb=float(f"{machine.memory_gb:.3g}")))
-    return cluster_text(whole, heads, dict(_comments(found, machine, nodes)))
+    return cluster_text(whole, heads, dict(_comments(constants, machine, nodes)))
 
 
-def _comments(found: Sequence[Constant], machine: Machine, nodes: int) -> Iterator[tuple[str, str]]:
+def _comments(constants: Sequence[Constant], machine: Machine, nodes: int) -> Iterator[tuple[str, str]]:
     shared = machine.cores is not None
     yield "memory_gb", f"the machine's, which {machine.per_node} ranks share" if shared else "of a device"
     yield "devices_per_node", "ranks of the run that measured"
     yield "cores_per_node", "that ranks of the run may use, by the threads of each"
-    for c in found:
+    for c in constants:
         hidden = "exposed" in c.key and shared
         yield c.key, SHARED if hidden else f"{HOW.get(c.key)}; spread {c.spread:.0%}"
     for above in TOGETHER:
-        spreads = ", ".join(f"{c.spread:.0%}" for c in found if c.key.startswith(f"{above}."))
+        spreads = ", ".join(f"{c.spread:.0%}" for c in constants if c.key.startswith(f"{above}."))
         yield above, f"{HOW[above]}; spreads {spreads}"
     if nodes == 1:
         yield "links.between", "as inside: there is one node"

@@ -122,7 +122,7 @@ class Exchange:
         for rank in range(self.src.ranks):
             holders.setdefault(_parts(self.src, rank), []).append(rank)
         sent = [0] * self.src.ranks
-        found = []
+        pieces = []
         for to in range(self.src.ranks):
             own = _parts(self.src, to)
             replica = holders[own].index(to)
@@ -131,8 +131,8 @@ class Exchange:
                 if part != own:
                     sender = _sender(to, holders[part], replica, prod(box.shape), sent, most)
                     sent[sender] += prod(box.shape)
-                found.append(Piece(sender, to, box))
-        return tuple(sorted(found, key=lambda p: (p.receiver, p.sender)))
+                pieces.append(Piece(sender, to, box))
+        return tuple(sorted(pieces, key=lambda p: (p.receiver, p.sender)))
 
     def of(self, place: int) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
         """Returns the pieces that the rank at ``place`` of a row sends, and those that it receives."""
@@ -189,7 +189,7 @@ def exchange(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> Ex
             if twin.get(x) != y:
                 break
             apart.add(x)
-    rows = _rows(a.matrix, tuple(x for x in range(len(a.matrix)) if x not in apart))
+    rows = _rows_over(a.matrix, tuple(x for x in range(len(a.matrix)) if x not in apart))
     smaller = tuple(
         n // prod(a.matrix[x] for x in axes if x in apart) for n, axes in zip(shape, a.dims, strict=True)
     )
@@ -207,10 +207,10 @@ def _without(layout: TensorLayout, axes: set[int]) -> TensorLayout:
 @lru_cache(maxsize=1 << 12)
 def rows_over(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
     """The rows of ranks that differ on ``axes`` only, ascending; one row for each place on the other axes."""
-    return _rows(matrix, axes)
+    return _rows_over(matrix, axes)
 
 
-def _rows(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
+def _rows_over(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
     steps = [range(0, span.end, span.stride) for span in axis_spans(matrix)]
     inner = [steps[a] for a in sorted(axes)]
     outer = [step for a, step in enumerate(steps) if a not in axes]

@@ -21,18 +21,18 @@ def meeting_ranks(sharding: Sharding, held: Iterable[int]) -> tuple[Rows, ...]:
 def _stage_rows(stage: StageSharding, last: bool) -> Iterator[Rows]:
     for graph in (stage.train, stage.evaluate):
         for move in moves(graph):
-            yield from _rows(move.forward)
+            yield from _step_rows(move.forward)
             if move.backward is not None:
-                yield from _rows(move.backward)
+                yield from _step_rows(move.backward)
         yield from _inside(graph)
     for p in stage.params:
-        yield from _rows(gathered(p))
-        yield from _rows(reduced(p))
+        yield from _step_rows(gathered(p))
+        yield from _step_rows(reduced(p))
     if last:
         yield from _loss(stage.train)
 
 
-def _rows(plan: Redistribution) -> Iterator[Rows]:
+def _step_rows(plan: Redistribution) -> Iterator[Rows]:
     return (step.rows for step in plan.steps if step.op != "slice")
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def onto(resolved: Resolved, made: Plan, sharding: Sharding, measured: Sequence[StageBytes]) -> Plan:
+def add_sharding(resolved: Resolved, made: Plan, sharding: Sharding, measured: Sequence[StageBytes]) -> Plan:
     """``made``, whose tensors are all on every rank of a stage, sharded as ``sharding`` says.
 
     ``measured``: the bytes that each virtual stage keeps. Raises ``RequestError`` for operators on gathered
@@ -67,7 +67,7 @@ def onto(resolved: Resolved, made: Plan, sharding: Sharding, measured: Sequence[
         made.schedule,
         made.sizes,
         params=params,
-        state=StateSize.of(job, made.observed.optimizer),
+        state=StateSize.from_job(job, made.observed.optimizer),
     )
     return replace(
         made,
@@ -95,11 +95,11 @@ def _hsdp(job: Job, sharding: Sharding) -> Iterator[Setting]:
 
 
 def _placed(p: Placed, made: Plan, sharding: Sharding) -> Placed:
-    found = sharding.params.get(p.name)
-    if found is None:
+    layout = sharding.params.get(p.name)
+    if layout is None:
         return p
     places = dict(p.layout.at)["pp"]
-    return replace(p, layout=global_layout(found.rest, p.spec, made.sizes.grid["pp"], places))
+    return replace(p, layout=global_layout(layout.rest, p.spec, made.sizes.grid["pp"], places))
 
 
 def _crossings(crossings: tuple[BoundaryTensor, ...], stage: StageSharding) -> Iterator[BoundaryTensor]:
@@ -127,7 +127,7 @@ def shard_operators(resolved: Resolved, made: Plan, model: ModelRead, specs: Seq
         graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
     terms = _terms(job, made)
     sharding = resolve(resolved, graphs, rule_of, terms, _known(job, made, model))
-    return onto(resolved, made, sharding, _measured(made, sharding, terms.class_dim))
+    return add_sharding(resolved, made, sharding, _measured(made, sharding, terms.class_dim))
 
 
 def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:
@@ -176,7 +176,7 @@ def _terms(job: Job, made: Plan) -> Terms:
     """What a search of strategies needs to know: how this job trains."""
     hsdp, gb = job.parallel.hsdp, job.cluster.memory_gb
     costs = CostModel(
-        state_bytes=StateSize.of(job).of_matrix * ITEMSIZE[DTYPE[job.train.precision]],
+        state_bytes=StateSize.from_job(job).of_matrix * ITEMSIZE[DTYPE[job.train.precision]],
         optimizer_level=0 if hsdp is None else int(hsdp.optimizer_level.removeprefix("level")),
         micro_batches=made.sizes.micros,
         in_flight=max(made.estimate.timeline.in_flight),
@@ -229,7 +229,7 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: boo
         given = _given(made, stage.index, specs)
         code = None
         if ours and tracer is not None:
-            code = StageCode.of(model, stage_graph(tracer, stage, made), given)
+            code = StageCode.from_graph(model, stage_graph(tracer, stage, made), given)
             found = ((both, other.names_of(code)) for other, both in known)
             like = next(((both, names) for both, names in found if names is not None), None)
             if like is not None:

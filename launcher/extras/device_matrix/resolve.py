@@ -84,7 +84,7 @@ def _default(
         return OpStrategy((ranks,))
     if node.kind in HEAVY:
         return data_parallel(rule, ranks)
-    return follow(graph, node, rule, ranks=ranks, layouts=layouts)
+    return follow_inputs(graph, node, rule, ranks=ranks, layouts=layouts)
 
 
 def data_parallel(rule: OpRule, ranks: int) -> OpStrategy:
@@ -104,7 +104,7 @@ def data_parallel(rule: OpRule, ranks: int) -> OpStrategy:
     return OpStrategy(matrix, ((samples, (0,)),))
 
 
-def follow(
+def follow_inputs(
     graph: OpGraph, node: OpNode, rule: OpRule, *, ranks: int, layouts: Mapping[int, TensorLayout]
 ) -> OpStrategy:
     """Cuts the operator as its largest cut input is cut, and then as the other inputs are, where possible."""

@@ -42,7 +42,7 @@ def sharding_rows(sharding: Sharding) -> Rows:
 
 def _together(sharding: Sharding) -> Iterator[str]:
     """Yields a line on the communication per micro batch, for the stage that spends most time on it."""
-    sent = [_Sent.of(s.train) for s in sharding.stages]
+    sent = [_Sent.from_graph(s.train) for s in sharding.stages]
     longest = max(range(len(sent)), key=lambda at: sent[at].seconds(sharding))
     most = sent[longest]
     if not most.counts:
@@ -64,7 +64,7 @@ class _Sent:
     nbytes: int
 
     @classmethod
-    def of(cls, graph: ShardedGraph) -> _Sent:
+    def from_graph(cls, graph: ShardedGraph) -> _Sent:
         both = ((m.forward, m.backward, m.itemsize) for m in moves(graph))
         plans = [(plan, size) for *ways, size in both for plan in ways if plan is not None]
         counts = Counter[str](step.op for plan, _ in plans for step in plan.steps if step.op != "slice")
@@ -132,11 +132,11 @@ def sharding_json(sharding: Sharding) -> dict[str, Any]:
     return {
         "ranks": sharding.ranks,
         "level": sharding.level,
-        "stages": [_told(s, sharding) for s in sharding.stages],
+        "stages": [_stage_as_dict(s, sharding) for s in sharding.stages],
     }
 
 
-def _told(stage: StageSharding, sharding: Sharding) -> dict[str, Any]:
+def _stage_as_dict(stage: StageSharding, sharding: Sharding) -> dict[str, Any]:
     graph = stage.train
     operators = [
         {
@@ -152,18 +152,18 @@ def _told(stage: StageSharding, sharding: Sharding) -> dict[str, Any]:
         {"name": p.name, "matrix": p.rest.matrix, "used": p.used.dims, "at_rest": p.rest.dims}
         for p in stage.params
     ]
-    sent = _Sent.of(graph)
+    sent = _Sent.from_graph(graph)
     moves = {"collectives": sent.counts, "bytes": sent.nbytes, "seconds": sent.seconds(sharding)}
     return {"operators": operators, "params": params, "moves": moves}
 
 
 def operators_json(sharding: Sharding) -> str:
     """Returns the text of a complete strategy file: once loaded, it leaves nothing for a mode to decide."""
-    found = operator_strategies(sharding)
+    strategies = operator_strategies(sharding)
     searched = None
     if sharding.searched:
-        searched = Searched(digest(found), sharding.reasons)
-    return text(found, None, searched)
+        searched = Searched(digest(strategies), sharding.reasons)
+    return text(strategies, None, searched)
 
 
 def operator_strategies(sharding: Sharding) -> dict[str, dict[str, Any]]:

@@ -53,12 +53,12 @@ class Calls:
     @cached_property
     def _alike(self) -> list[Event]:
         """The collectives that are equal on all ranks: all but exchanges, whose sizes differ among ranks."""
-        found = [("all_reduce", n) for n in self.sums.elements()]
+        events = [("all_reduce", n) for n in self.sums.elements()]
         for (plan, itemsize), times in self.moves.items():
             if (plan, itemsize) not in self._exchanges:
                 for call in plan.traffic(0):
-                    found += [(call.op, call.elements * itemsize)] * times
-        return found
+                    events += [(call.op, call.elements * itemsize)] * times
+        return events
 
     @cached_property
     def _exchanges(self) -> dict[tuple[Redistribution, int], int]:

@@ -101,8 +101,8 @@ def _keys(
     origins: Origins,
 ) -> dict[tuple[str, int | None], str]:
     """Returns the key of ``config`` for each operator, by the name that matches and the operator's place."""
-    modules = Lookup.of({k: v for k, v in config.items() if MARK not in k}, origins)
-    operators = Lookup.of({k: v for k, v in config.items() if MARK in k}, origins)
+    modules = Lookup.from_config({k: v for k, v in config.items() if MARK not in k}, origins)
+    operators = Lookup.from_config({k: v for k, v in config.items() if MARK in k}, origins)
     main = main_operators(graph, rules)
     out: dict[tuple[str, int | None], str] = {}
     for module, at in main.items():

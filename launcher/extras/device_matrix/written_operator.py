@@ -167,7 +167,7 @@ def _cut_of(op: Operator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
         owned = _dims(where, dims, op.shapes[place], axes)
         for d, (letter, own) in enumerate(zip(op.rule.ins[place], owned, strict=True)):
             if letter and cut.setdefault(letter, own) != own:
-                here, there = (_of(c, axes) for c in (own, cut[letter]))
+                here, there = (_axes_text(c, axes) for c in (own, cut[letter]))
                 other = f"the same dim in in[{first[letter]}]"
                 raise _UnlikeError(f"{where}: {text(dims)}: dim {d} is cut {here}, and {other} {there}")
             first.setdefault(letter, place)
@@ -204,7 +204,7 @@ def _dims(where: str, dims: Any, shape: Sequence[int], axes: Axes | None) -> lis
     return named_axes(where, dims, shape, axes)
 
 
-def _of(cut: tuple[int, ...], axes: Axes | None) -> str:
+def _axes_text(cut: tuple[int, ...], axes: Axes | None) -> str:
     if axes is None:
         return f"in {cut[0]}"
     names = list(axes.places)

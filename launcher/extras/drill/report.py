@@ -60,7 +60,7 @@ def _names(news: Mapping[str, Any], fault: Fault) -> bool:
     return fault.kind in words and words[fault.kind] in str(news.get("text"))
 
 
-def look(run: Path, fault: Fault, again: bool = False) -> None:
+def note_detection(run: Path, fault: Fault, again: bool = False) -> None:
     """Records when the failure of ranks was detected, before the next start removes their error files.
 
     ``again``: this is a new start, so the failure was detected although no rank recorded when.
@@ -81,7 +81,7 @@ def report(run: Path, undisturbed: Path, fault: Fault, trust: Trust) -> DrillRep
     happened = record.read(run, record.HAPPENED, fault)
     if happened is None:
         raise RunError(f"drill: {fault} has not happened: training ended before it")
-    look(run, fault)
+    note_detection(run, fault)
     since = happened["time_ns"]
     seen, on = (record.read(run, name, fault) for name in (record.DETECTED, record.RECOVERED))
     tensors, differing = _compared(run, undisturbed, trust)

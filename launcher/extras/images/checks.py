@@ -26,7 +26,7 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
         shapes = []
         for name, dims in ((images, 3), (labels, 1)):
             try:
-                shapes.append(idx_files.whole(settings.root, name, dims))
+                shapes.append(idx_files.complete_shape(settings.root, name, dims))
             except BadFile as error:
                 yield Problem("data.root", f"{Path(settings.root, name)}: {error}")
 
@@ -54,6 +54,6 @@ def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
 
     for file in (*batches.train, *batches.test):
         try:
-            cifar_files.whole(file, batches.binary)
+            cifar_files.check_complete(file, batches.binary)
         except BadFile as error:
             yield Problem("data.root", f"{file}: {error}")

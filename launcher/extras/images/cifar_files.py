@@ -45,7 +45,7 @@ def find(root: str) -> Batches | None:
     return None
 
 
-def whole(file: Path, binary: bool) -> None:
+def check_complete(file: Path, binary: bool) -> None:
     """Raises ``BadFile`` for a file that is missing or truncated, or a pickle of other things than arrays.
 
     Of a binary file it reads only the size.

@@ -72,7 +72,7 @@ def _walk(folder: str, number: int, out: Listing) -> None:
                 out.others.append(path)
 
 
-LARGEST = 256 << 20
+LARGEST_FILE = 256 << 20
 """The maximum size of a file, in bytes."""
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow's names of the modes with at most eight bits per channel."""
@@ -84,7 +84,7 @@ def installed() -> bool:
 
 def side(path: str) -> tuple[int, int]:
     """The width and height in the file's header. Raises ``BadFile``."""
-    with _errors(), opened(path, LARGEST) as file:
+    with _errors(), opened(path, LARGEST_FILE) as file:
         size: tuple[int, int] = _head(file).size
     return size
 
@@ -92,7 +92,7 @@ def side(path: str) -> tuple[int, int]:
 def decoded(path: str, channels: int) -> Image:
     """Decodes the image, as greyscale if ``channels`` is 1 and otherwise as RGB. Raises ``BadFile``."""
     with _errors():
-        return _head(io.BytesIO(read_bytes(path, LARGEST))).convert("L" if channels == 1 else "RGB")
+        return _head(io.BytesIO(read_bytes(path, LARGEST_FILE))).convert("L" if channels == 1 else "RGB")
 
 
 def _head(file: BinaryIO) -> Image:
@@ -171,18 +171,20 @@ def _unfit(key: str, root: str) -> Iterator[Problem]:
         yield Problem(key, f"{root}: has no folders; the images of each class are in a folder of that name")
 
 
-def _files(key: str, root: str, found: Listing, settings: ImageFolder) -> Iterator[Problem]:
-    have = {n for _, n in found.images}
-    empty = [name for n, name in enumerate(found.classes) if n not in have]
+def _files(key: str, root: str, listing: Listing, settings: ImageFolder) -> Iterator[Problem]:
+    have = {n for _, n in listing.images}
+    empty = [name for n, name in enumerate(listing.classes) if n not in have]
     if empty and key == "data.root":
         kinds = ", ".join(SUFFIXES)
         yield Problem(key, f"{root}: {_some(empty)}: no image ({kinds}); each folder is a class")
     elif not have:
         yield Problem(key, f"{root}: no image in it")
-    if found.others:
-        text = f"{_some(found.others)}: {'not an image' if len(found.others) == 1 else 'no images'} by name"
+    if listing.others:
+        text = (
+            f"{_some(listing.others)}: {'not an image' if len(listing.others) == 1 else 'no images'} by name"
+        )
         yield Problem(key, f"{text} ({', '.join(SUFFIXES)} are read); move them out of {root}")
-    yield from _heads(key, [path for path, _ in found.images], settings)
+    yield from _heads(key, [path for path, _ in listing.images], settings)
 
 
 def _heads(key: str, paths: Sequence[str], settings: ImageFolder) -> Iterator[Problem]:

@@ -54,7 +54,7 @@ def header(file: Path) -> tuple[int, ...]:
     return tuple(int.from_bytes(words[i : i + 4]) for i in range(0, 4 * dims, 4))
 
 
-def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
+def complete_shape(root: str, name: str, dims: int) -> tuple[int, ...]:
     """Returns the shape of a complete array of ``dims`` dims. Raises ``BadFile`` if the file has none."""
     file = find(root, name)
     if file is None:

@@ -24,7 +24,7 @@ from launcher.run.settle import home
 CONTAINER = "pytorch"
 """The name that a PyTorchJob expects."""
 PORT_NAME = "pytorchjob-port"
-LONGEST = 40  # of a name; pods append to it, and may have at most 63 letters
+LONGEST_NAME = 40  # of a name; pods append to it, and may have at most 63 letters
 
 Values = dict[str, Any]
 
@@ -37,10 +37,10 @@ def name(run: str, folder: str) -> str:
     """
     text = re.sub(r"[^a-z0-9]+", "-", f"{run}-{folder}".lower()).strip("-")
     text = text if text[0].isalpha() else f"run-{text}"
-    if len(text) <= LONGEST:
+    if len(text) <= LONGEST_NAME:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{text[: LONGEST - 9].rstrip('-')}-{digest}"
+    return f"{text[: LONGEST_NAME - 9].rstrip('-')}-{digest}"
 
 
 def metadata(settings: Kubernetes, called: str) -> Values:

@@ -64,7 +64,7 @@ class ModelCost:
         return 1 + (n - 1) * self.grows
 
 
-def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> ModelCost:
+def model_cost(plan: Plan, speeds: Speeds, keeps_messages: bool) -> ModelCost:
     """Measures a plan with micro batches of one sample, unsharded weights and no recomputation."""
     work, grid = plan.estimate.work, plan.sizes.grid
     memory = plan.estimate.memory

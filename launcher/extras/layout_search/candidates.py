@@ -157,30 +157,30 @@ def space(job: Job) -> Space:
     return found
 
 
-def _of_grid(open_: _Open, tp: int, operators: str, stages: int, found: Space) -> Iterator[LayoutCandidate]:
+def _of_grid(open_: _Open, tp: int, operators: str, stages: int, space: Space) -> Iterator[LayoutCandidate]:
     """The layouts with these degrees of tp and pipeline stages."""
     world, batch = open_.world, open_.job.train.batch_size
     if world % (stages * tp):
-        found.out[f"{many(world, 'rank')} cannot be divided evenly into {stages} x {tp}"] += 1
+        space.out[f"{many(world, 'rank')} cannot be divided evenly into {stages} x {tp}"] += 1
         return
     replicas = world // (stages * tp)
     if batch % replicas:
-        found.out[
+        space.out[
             f"train.batch_size {batch} cannot be divided evenly over {replicas} data-parallel ranks"
         ] += 1
         return
     local = batch // replicas
-    for micros in open_.micros(stages, local, found.out):
+    for micros in open_.micros(stages, local, space.out):
         for scheduler, chunks in open_.schedules(stages):
             rule = RULES[scheduler]
             if rule.full and micros < 2 * stages:
-                found.out[f"fewer micro batches than virtual stages, which {scheduler} needs"] += 1
+                space.out[f"fewer micro batches than virtual stages, which {scheduler} needs"] += 1
                 continue
             for hsdp in open_.sharing(replicas):
                 if rule.split and hsdp is not None and _dropped(hsdp):
-                    found.out[f"level3 drops weights before {scheduler} computes their gradients"] += 1
+                    space.out[f"level3 drops weights before {scheduler} computes their gradients"] += 1
                     continue
-                for recompute in found.named.recompute:
+                for recompute in space.named.recompute:
                     pipe = (stages, scheduler, chunks, micros)
                     yield LayoutCandidate(tp, operators, *pipe, hsdp, recompute, replicas, local // micros)
 

@@ -35,29 +35,29 @@ CLUSTER = "cluster.yaml"
 
 def check(job: Job) -> None:
     """Raises ``RequestError`` for problems of a search that do not depend on the model."""
-    found = [*candidates.impossible(_at_home(job)), *problems(job)]
+    wrong = [*candidates.impossible(_with_local_ranks(job)), *problems(job)]
     if job.show == "search" and not open_ended(job):
         how = "set keys below parallel to auto or to lists; parallel=auto opens all of them"
-        found.append(Problem("show", f"search: nothing is left open: {how}", "parallel=auto"))
+        wrong.append(Problem("show", f"search: nothing is left open: {how}", "parallel=auto"))
     if job.show == "search" and job.search.best:
         best = Path(job.search.best)
         unwritable = measuring.unwritable(best, job)
         if unwritable is None and job.search.measure:
             unwritable = _beside(best, job)
-        found += [unwritable] if unwritable else []
-    refuse(found)
+        wrong += [unwritable] if unwritable else []
+    refuse(wrong)
 
 
-def _at_home(job: Job) -> Job:
+def _with_local_ranks(job: Job) -> Job:
     """``job`` with the number of ranks that an outer launcher has started."""
-    return launch.at_home(job, launch.outer_size())
+    return launch.with_local_ranks(job, launch.outer_size())
 
 
 def _beside(best: Path, job: Job) -> Problem | None:
     """Why the cluster file cannot be written beside the recipe."""
     if best.name == CLUSTER:
         text = f"{best}: is what the refitted cluster is written to"
-        return Problem(measuring.KEY, text, f"{measuring.KEY}={best.with_name('best.yaml')}")
+        return Problem(measuring.BEST_KEY, text, f"{measuring.BEST_KEY}={best.with_name('best.yaml')}")
     problem = measuring.unwritable(best.with_name(CLUSTER), job)
     if problem is not None and problem.cure.endswith(CLUSTER):
         return replace(problem, cure=problem.cure.removesuffix(CLUSTER) + best.name)
@@ -72,11 +72,11 @@ def settled(job: Job, measure: bool = False, others: FollowerRanks | None = None
     Raises ``RequestError``.
     """
     check(job)
-    job = _at_home(job)
-    found, ranking = _searched(job)
+    job = _with_local_ranks(job)
+    finalists, ranking = _searched(job)
     if not (measure and job.search.measure):
-        return Chosen(_with_open_steps(found[0].job, job), tuple(show.notes(ranking)))
-    told = measuring.measured_cluster(ranking, measured(job, found, others))
+        return Chosen(_with_open_steps(finalists[0].job, job), tuple(show.notes(ranking)))
+    told = measuring.measured_cluster(ranking, measured(job, finalists, others))
     taken = told.ran[0].finalist
     note = Note("search.measure", "; ".join(measuring.note(told)))
     notes = (*show.notes(ranking, taken.predicted), note)
@@ -85,13 +85,13 @@ def settled(job: Job, measure: bool = False, others: FollowerRanks | None = None
 
 def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
     """The report of a search, and the path of the recipe that it writes."""
-    job = memory_check.told(_at_home(job))
+    job = memory_check.with_device_memory(_with_local_ranks(job))
     check(job)
-    found, ranking = _searched(job)
+    finalists, ranking = _searched(job)
     lines = [*show.text(ranking)]
-    best = Chosen(_with_open_steps(found[0].job, job))
+    best = Chosen(_with_open_steps(finalists[0].job, job))
     if job.search.measure:
-        told = measuring.measured_cluster(ranking, measured(job, found, others))
+        told = measuring.measured_cluster(ranking, measured(job, finalists, others))
         taken = _with_open_steps(told.ran[0].finalist.job, job)
         best = Chosen(taken, cluster=measuring.file(told))
         lines += _labelled("measured", measuring.table(told))

@@ -85,7 +85,7 @@ class SearchContext:
         gb = self.job.cluster.memory_gb
         return None if gb is None else int(gb * GB)
 
-    def of(self, layout: LayoutCandidate) -> Job:
+    def job_of(self, layout: LayoutCandidate) -> Job:
         """The request for this layout."""
         fuses = "parallel.comm_fusion" in self.job.search.over
         return job_of(self.job, layout, self.named, self.speeds if fuses else None)
@@ -145,26 +145,26 @@ def evaluate(asked: SearchContext, trial: Trial, traces: Traces) -> Predicted | 
     If as few blocks as fit are recomputed, it interpolates between plans that recompute no block and all
     blocks.
     """
-    found = _evaluated(asked, trial, traces)
-    if not isinstance(found, Predicted) or asked.job.search.measure:
-        return found
-    return replace(found, works=())
+    prediction = _evaluated(asked, trial, traces)
+    if not isinstance(prediction, Predicted) or asked.job.search.measure:
+        return prediction
+    return replace(prediction, works=())
 
 
 def _evaluated(asked: SearchContext, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
     layout = trial.layout
-    job = asked.of(layout)
-    choosing = recompute_auto.asked(job)
+    job = asked.job_of(layout)
+    choosing = recompute_auto.is_requested(job)
     try:
         plain = plan_job(recompute_auto.under(job, {}) if choosing else job, traces)
         if plain.estimate.step is None:
             return Refused(layout, "over device matrices no seconds are predicted")
-        found = predicted(layout, plain)
-        if not choosing or asked.room is None or found.nbytes <= asked.room:
-            return found
-        if trial.slow(found):
-            return Slower(layout, found.pipeline, found.plain)
-        return _fitted(found, job, plain, asked.room, policies=trial.policies(found), traces=traces)
+        prediction = predicted(layout, plain)
+        if not choosing or asked.room is None or prediction.nbytes <= asked.room:
+            return prediction
+        if trial.slow(prediction):
+            return Slower(layout, prediction.pipeline, prediction.plain)
+        return _fitted(prediction, job, plain, asked.room, policies=trial.policies(prediction), traces=traces)
     except RequestError as error:
         return Refused(layout, "; ".join(f"{p.key}: {p.text}" for p in error.problems[:1]))
 
@@ -240,13 +240,13 @@ def _between(none: Predicted, every: Predicted, room: int) -> Predicted:
     return replace(mixed, again=share, terms=terms, works=works)
 
 
-def fits(found: Predicted, room: int | None) -> bool:
-    return room is None or found.nbytes <= room
+def fits(prediction: Predicted, room: int | None) -> bool:
+    return room is None or prediction.nbytes <= room
 
 
-def best(found: Sequence[Predicted], room: int | None) -> list[Predicted]:
+def best(predictions: Sequence[Predicted], room: int | None) -> list[Predicted]:
     """The predictions that fit, fastest first."""
-    return sorted((p for p in found if fits(p, room)), key=lambda p: p.order)
+    return sorted((p for p in predictions if fits(p, room)), key=lambda p: p.order)
 
 
 @dataclass(frozen=True)
@@ -271,34 +271,34 @@ class Finalist:
 
 def settle(asked: SearchContext, choice: Choice, traces: Traces) -> Finalist | Refused:
     """Lets a plan choose the recomputed blocks; if it finds no choice, recomputes all of them."""
-    found, job = choice.found, asked.of(choice.found.layout)
-    if not recompute_auto.asked(job):
-        return Finalist(job, found)
-    if not found.again:
-        return Finalist(recompute_auto.under(job, {}), found)
+    prediction, job = choice.found, asked.job_of(choice.found.layout)
+    if not recompute_auto.is_requested(job):
+        return Finalist(job, prediction)
+    if not prediction.again:
+        return Finalist(recompute_auto.under(job, {}), prediction)
     try:
-        return _settled(found, job, plan_job(job, traces))
+        return _settled(prediction, job, plan_job(job, traces))
     except RequestError:
-        every = _recompute_all(found, job, traces)
+        every = _recompute_all(prediction, job, traces)
     if every is not None and fits(every.predicted, asked.room):
         return every
-    return Refused(found.layout, f"{found.policy}: slightly too large with any recomputation")
+    return Refused(prediction.layout, f"{prediction.policy}: slightly too large with any recomputation")
 
 
-def _recompute_all(found: Predicted, job: Job, traces: Traces) -> Finalist | None:
+def _recompute_all(prediction: Predicted, job: Job, traces: Traces) -> Finalist | None:
     """Recomputes all blocks, in stages that are balanced for that; ``None`` if it cannot be planned."""
     try:
         blocks = recompute_auto.blocks(plan_job(recompute_auto.under(job, {}), traces))
-        every = recompute_auto.under(job, dict.fromkeys(blocks, found.policy))
-        return _settled(found, every, plan_job(every, traces))
+        every = recompute_auto.under(job, dict.fromkeys(blocks, prediction.policy))
+        return _settled(prediction, every, plan_job(every, traces))
     except RequestError:
         return None
 
 
-def _settled(found: Predicted, job: Job, plan: Plan) -> Finalist:
+def _settled(prediction: Predicted, job: Job, plan: Plan) -> Finalist:
     blocks, policies = recompute_auto.blocks(plan), {r.policy for r in plan.recomputed}
     share = len(plan.recomputed) / max(len(blocks), 1)
-    exact = predicted(found.layout, plan)
+    exact = predicted(prediction.layout, plan)
     return Finalist(job, replace(exact, again=share, policy=" and ".join(sorted(policies))))
 
 
@@ -354,21 +354,21 @@ class OneSample:
         return self.layouts[0].cut, 1, all(layout.stages == 1 for layout in self.layouts)
 
 
-def whole(asked: SearchContext, sample: OneSample, traces: Traces) -> ModelCost | str:
+def model_cost(asked: SearchContext, sample: OneSample, traces: Traces) -> ModelCost | str:
     """The cost of the model, or why it cannot be planned; uses the fewest stages, but several if possible."""
     kept = traces.keeps_messages
-    found = _planned(asked, sample, traces)
-    if isinstance(found, str):
-        return found
-    _, plan = found
-    return bounds.whole(plan, asked.speeds, keeps_messages() if kept is None else kept)
+    planned = _planned(asked, sample, traces)
+    if isinstance(planned, str):
+        return planned
+    _, plan = planned
+    return bounds.model_cost(plan, asked.speeds, keeps_messages() if kept is None else kept)
 
 
 def growth(asked: SearchContext, sample: OneSample, traces: Traces) -> float:
     """The seconds of a second sample relative to those of the first. The sample must have a plan."""
-    found = _planned(asked, sample, traces)
-    assert not isinstance(found, str), found
-    layout, plan = found
+    planned = _planned(asked, sample, traces)
+    assert not isinstance(planned, str), planned
+    layout, plan = planned
     return bounds.growth(plan, plan_job(_unsharded(asked, layout, 2), traces), asked.speeds)
 
 

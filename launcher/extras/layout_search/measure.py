@@ -49,7 +49,7 @@ def problems(job: Job) -> list[Problem]:
     if not job.search.measure:
         return []
     outer = launch.outer_size()
-    job = launch.at_home(job, outer)
+    job = launch.with_local_ranks(job, outer)
     problems = _nowhere(job, outer)
     if job.search.steps <= WARM:
         text = f"{job.search.steps}: the first {WARM} of them do not count, so it takes {WARM + 1} at least"
@@ -74,13 +74,13 @@ def measured(job: Job, finalists: Sequence[Finalist], others: FollowerRanks | No
     """Measures all layouts; returns the fastest first, failed ones last. Raises ``RunError`` if all fail."""
     if others is not None:
         others.gather(job.launch.timeout_s)
-    found = []
+    layouts = []
     for n, one in enumerate(finalists, 1):
         say(f"search: measuring layout {n} of {len(finalists)}")
-        found.append(_measured(one, job.search.steps, others))
-    if all(one.seconds is None for one in found):
-        raise RunError(f"none of the {len(found)} best layouts ran: {found[0].why}")
-    return sorted(found, key=lambda one: math.inf if one.seconds is None else one.seconds)
+        layouts.append(_measured(one, job.search.steps, others))
+    if all(one.seconds is None for one in layouts):
+        raise RunError(f"none of the {len(layouts)} best layouts ran: {layouts[0].why}")
+    return sorted(layouts, key=lambda one: math.inf if one.seconds is None else one.seconds)
 
 
 def _measured(one: Finalist, steps: int, others: FollowerRanks | None) -> MeasuredLayout:
@@ -126,7 +126,7 @@ def _short(job: Job, steps: int) -> Job:
     return job.model_copy(update=changed)
 
 
-KEY = "search.best"
+BEST_KEY = "search.best"
 _WRITTEN = "Written by a search"
 
 
@@ -138,18 +138,18 @@ def heading(job: Job) -> str:
 def unwritable(path: Path, job: Job) -> Problem | None:
     """Why the file cannot be written; only files written by searches of the same run are replaced."""
     if path.is_dir():
-        return Problem(KEY, f"{path}: is a folder, not a file")
+        return Problem(BEST_KEY, f"{path}: is a folder, not a file")
     if path.suffix != ".yaml":
-        return Problem(KEY, f"{path}: a recipe's name ends in .yaml", f"{KEY}={path}.yaml")
+        return Problem(BEST_KEY, f"{path}: a recipe's name ends in .yaml", f"{BEST_KEY}={path}.yaml")
     if path.is_file():
         first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         if not first.startswith(f"# {_WRITTEN}"):
-            return Problem(KEY, f"{path}: is there, and no search has written it", f"{KEY}=null")
+            return Problem(BEST_KEY, f"{path}: is there, and no search has written it", f"{BEST_KEY}=null")
         if first not in (f"# {_WRITTEN}.", f"# {heading(job)}"):
             whose = first.removeprefix(f"# {_WRITTEN} for ").removesuffix(".")
             text = f"{path}: a search for {whose} has written it; this one is for {job.name}"
-            return Problem(KEY, text, f"{KEY}={path.parent / job.name / path.name}")
-    return run_folder.check_writable(path.parent, KEY, "the folder of this file")
+            return Problem(BEST_KEY, text, f"{BEST_KEY}={path.parent / job.name / path.name}")
+    return run_folder.check_writable(path.parent, BEST_KEY, "the folder of this file")
 
 
 def write(path: Path, job: Job, said: tuple[str, ...] = ()) -> None:
@@ -183,14 +183,14 @@ def measured_cluster(ranking: Ranking, ran: Sequence[MeasuredLayout]) -> Measure
     """Refits to the layouts that ``ran``, at least one."""
     asked = ranking.question
     steps = [_step(asked, one.finalist.predicted, one.seconds) for one in ran if one.seconds is not None]
-    found = calibration.refit(steps)
-    speeds = speeds_of(found.cluster, asked.job.train.precision, asked.job.launch.nproc)
+    refit = calibration.refit(steps)
+    speeds = speeds_of(refit.cluster, asked.job.train.precision, asked.job.launch.nproc)
     assert speeds is not None
     return MeasuredCluster(
         ran=tuple(ran),
         after=tuple(one.finalist.predicted.on(speeds) for one in ran),
-        refit=found,
-        errors=(calibration.error(found.before, steps), calibration.error(found.after, steps)),
+        refit=refit,
+        errors=(calibration.error(refit.before, steps), calibration.error(refit.after, steps)),
         faster=_faster(ranking, ran, speeds),
     )
 
@@ -215,24 +215,24 @@ def _faster(
     return first, seconds
 
 
-def table(found: MeasuredCluster) -> Iterator[str]:
+def table(measured: MeasuredCluster) -> Iterator[str]:
     """A table of measured and predicted seconds, and of those predicted with the refitted constants."""
-    rows = [("time", "predicted", "refitted", "layout"), *_rows(found)]
+    rows = [("time", "predicted", "refitted", "layout"), *_time_rows(measured)]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for *times, layout in rows:
         cells = (f"{time:>{width}}" for time, width in zip(times, widths, strict=True))
         yield f"{'  '.join(cells)}  {layout}"
 
 
-def note(found: MeasuredCluster) -> Iterator[str]:
+def note(measured: MeasuredCluster) -> Iterator[str]:
     """The rows of the table as text, and the constants."""
-    for time, before, after, layout in _rows(found):
+    for time, before, after, layout in _time_rows(measured):
         yield f"{time}, {before} predicted, {after} refitted: {layout}"
-    yield from refitted(found)
+    yield from refitted(measured)
 
 
-def _rows(found: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]:
-    for one, after in zip(found.ran, found.after, strict=True):
+def _time_rows(measured: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]:
+    for one, after in zip(measured.ran, measured.after, strict=True):
         predicted = one.finalist.predicted
         time = "did not run" if one.seconds is None else show.took(one.seconds)
         why = f" ({one.why})" if one.seconds is None else ""
@@ -240,37 +240,37 @@ def _rows(found: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]:
         yield time, before, now, f"{show.layout(predicted)}{why}"
 
 
-def refitted(found: MeasuredCluster) -> Iterator[str]:
+def refitted(measured: MeasuredCluster) -> Iterator[str]:
     """The changed constants, and what they predict for layouts that were not measured."""
     moved = (
         f"{key} {calibration.number(old)} -> {calibration.number(new)}"
-        for key, (old, new) in found.refit.fitted.items()
+        for key, (old, new) in measured.refit.fitted.items()
     )
     yield ", ".join(moved) or "no constant is changed"
-    yield _errors(found)
-    if found.faster is not None:
-        one, seconds = found.faster
+    yield _errors(measured)
+    if measured.faster is not None:
+        one, seconds = measured.faster
         text = f"{show.layout(one)} was not measured, and is predicted to take"
         yield f"{text} {show.took(seconds)} with these constants, less than the best that was"
 
 
-def _errors(found: MeasuredCluster) -> str:
-    count = many(sum(one.seconds is not None for one in found.ran), "measured layout")
-    before, after = found.errors
+def _errors(measured: MeasuredCluster) -> str:
+    count = many(sum(one.seconds is not None for one in measured.ran), "measured layout")
+    before, after = measured.errors
     return f"predictions of {count} were off by {before:.1%} on the mean, with these constants by {after:.1%}"
 
 
-def file(found: MeasuredCluster) -> str:
+def file(measured: MeasuredCluster) -> str:
     """The text of a cluster file with the refitted constants."""
-    whole = found.refit.cluster
+    whole = measured.refit.cluster
     name = (whole.name or "a cluster").removesuffix(REFITTED)
     heads = [
-        heading(found.ran[0].finalist.job),
-        f"The constants of {name}, some of them refitted: {_errors(found)}.",
+        heading(measured.ran[0].finalist.job),
+        f"The constants of {name}, some of them refitted: {_errors(measured)}.",
         "As DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME.",
     ]
     comments = {
-        key: f"refitted, was {calibration.number(old)}" for key, (old, _) in found.refit.fitted.items()
+        key: f"refitted, was {calibration.number(old)}" for key, (old, _) in measured.refit.fitted.items()
     }
     for above in ("links.inside", "links.between"):
         inner = [

@@ -203,11 +203,14 @@ def _kind(layout: LayoutCandidate) -> tuple[str, bool, TpChoice]:
     return layout.scheduler, layout.chunks > 1, layout.cut
 
 
-def _effects(found: Predicted, least: Bound, uneven: Imbalance) -> Policies:
+def _effects(prediction: Predicted, least: Bound, uneven: Imbalance) -> Policies:
     """The effect of each policy that was tried."""
     frees = max(least.kept * uneven.bytes - least.handed, 1.0)
     forward = uneven.seconds * least.forward
-    return {policy: (((found.plain - left) / frees, more / forward),) for policy, left, more in found.tried}
+    return {
+        policy: (((prediction.plain - left) / frees, more / forward),)
+        for policy, left, more in prediction.tried
+    }
 
 
 def _together(several: Iterable[Policies]) -> Policies:
@@ -220,13 +223,13 @@ def _together(several: Iterable[Policies]) -> Policies:
 
 FEW = 40
 """Up to this many layouts are planned before another process would have started."""
-ROUND = 12
+LAYOUTS_PER_ROUND = 12
 """Layouts to plan before the bounds of the remaining ones are compared again."""
 GAIN = 0.01
 """A layout that is faster by a smaller share at best is not planned."""
 FINALISTS = 2
 """Layouts whose recomputation is decided before one is chosen: earlier predictions err by a few percent."""
-MOST = 400
+MOST_PLANS = 400
 """The most plans of a search; the report says how many layouts are left."""
 
 
@@ -272,7 +275,7 @@ def _least_bytes(job: Job, traces: Traces) -> int | None:
 
 def _leanest(ranking: Ranking, work: Planners) -> None:
     """Plans some of the layouts that are too large, to report by how much."""
-    some = sorted(ranking.too_large, key=lambda one: (one[0], one[1].order))[:ROUND]
+    some = sorted(ranking.too_large, key=lambda one: (one[0], one[1].order))[:LAYOUTS_PER_ROUND]
     trials = [Trial(layout) for _, layout in some]
     ranking.found += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
 
@@ -311,7 +314,7 @@ def _wholes(
     for layout in layouts:
         by_cut[layout.cut].setdefault(layout.stages, layout)
     samples = [OneSample(tuple(mine.values())) for mine in by_cut.values()]
-    out = dict(zip(by_cut, work(samples, evaluation.whole), strict=True))
+    out = dict(zip(by_cut, work(samples, evaluation.model_cost), strict=True))
 
     # larger micro batches grow as in the first cut that can be planned
     able = [sample for sample, cut in zip(samples, by_cut, strict=True) if not isinstance(out[cut], str)]
@@ -329,12 +332,12 @@ def _look(waiting: CandidateQueue, ranking: Ranking, work: Planners) -> None:
         looked += len(some)
         for one in work([waiting.trial(layout, below) for layout in some], evaluate):
             _noted(one, ranking, waiting)
-        if looked >= MOST:
+        if looked >= MOST_PLANS:
             ranking.left = len(waiting.heap)
             return
         best = ranking.best
         below = (1 - GAIN) * best[count - 1].seconds if len(best) >= count else inf
-        some = waiting.take(ROUND, below)
+        some = waiting.take(LAYOUTS_PER_ROUND, below)
         looked = max(looked, 1)
     too_large = [layout for seconds, _, layout in waiting.heap if seconds == inf]
     ranking.too_large += [(waiting.least[layout].nbytes, layout) for layout in too_large]

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 CODE = "from launcher.extras.loggers.process import main; main()"
 __all__ = ["FOLDER", "LoggerProcess", "TensorBoard", "begun", "board", "end", "main", "problems"]
 
-MOST = 10_000
+MOST_WAITING = 10_000
 """The most rows that wait for a logger; further rows are dropped."""
 
 LOOK_S = 0.02
@@ -97,9 +97,11 @@ class LoggerProcess:
     def feed(self, row: bytes, step: int) -> None:
         """Sends a row, as JSON."""
         self._hear()
-        if len(self._waiting) >= MOST:
+        if len(self._waiting) >= MOST_WAITING:
             self._dropped += 1
-            self._warn("full", f"takes no rows: {MOST} wait for it, those from step {step} on are lost")
+            self._warn(
+                "full", f"takes no rows: {MOST_WAITING} wait for it, those from step {step} on are lost"
+            )
         else:
             self._sent += 1
             self._send(row)
@@ -263,7 +265,7 @@ def _serve(begun: dict[str, Any], lines: Iterator[bytes], news: News) -> None:
     state["begun"] = True
     write_text(file, json.dumps(state) + "\n")
     if before and not known:
-        for row in _rows(folder / "metrics.jsonl", before):
+        for row in _metric_rows(folder / "metrics.jsonl", before):
             logger.log(row)
 
     how = _log_rows(
@@ -296,7 +298,7 @@ def _built(begun: dict[str, Any], state: dict[str, Any]) -> RunLogger:
     return OwnLogger(settings, tuple(begun["allow"]), begun["key"])
 
 
-def _rows(path: Path, count: int) -> Iterator[dict[str, Any]]:
+def _metric_rows(path: Path, count: int) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         yield from map(json.loads, islice(lines, count))
 

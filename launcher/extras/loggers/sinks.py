@@ -61,11 +61,11 @@ def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     >>> flat({"model": {"name": "lm", "lora": None}, "steps": {}})
     {'model.name': 'lm', 'model.lora': None, 'steps': {}}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{above}.{key}" if above else str(key)
-        found |= flat(value, name) if isinstance(value, Mapping) and value else {name: value}
-    return found
+        values |= flat(value, name) if isinstance(value, Mapping) and value else {name: value}
+    return values
 
 
 class WandbLogger:
@@ -105,10 +105,10 @@ class WandbLogger:
         self._run.finish(exit_code=int(how != "done"))
 
 
-MOST = 100
+MOST_PARAMS = 100
 """The most parameters per request to a server."""
 ENDS = {"done": "FINISHED", "failed": "FAILED"}
-LONGEST = 500  # characters of a parameter that all versions accept
+LONGEST_PARAM = 500  # characters of a parameter that all versions accept
 
 
 class MLflowLogger:
@@ -140,9 +140,9 @@ class MLflowLogger:
         from mlflow.entities import Param
 
         run = self._state["run_id"]
-        params = [Param(key, str(value)[:LONGEST]) for key, value in flat(config).items()]
-        for first in range(0, len(params), MOST):
-            self._client.log_batch(run, params=params[first : first + MOST])
+        params = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in flat(config).items()]
+        for first in range(0, len(params), MOST_PARAMS):
+            self._client.log_batch(run, params=params[first : first + MOST_PARAMS])
         self._client.log_text(run, yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "config.yaml")
         self._client.log_text(run, plan, "plan.txt")
 

@@ -324,8 +324,8 @@ def _part(source: ByteSource, name: str, start: int, stop: int) -> _Part:
     return _Part(name, tuple(dims), kind, start=rest[3].start, stop=rest[3].stop)
 
 
-def _few(found: Iterator[Field]) -> Iterator[Field]:
-    for number, field in enumerate(found):
+def _few(fields: Iterator[Field]) -> Iterator[Field]:
+    for number, field in enumerate(fields):
         if number >= FIELDS:
             raise ValueError(f"more than {FIELDS} fields in one entry")
         yield field

@@ -11,8 +11,8 @@ from launcher.untrusted.files import DIMS
 
 VARINT, BYTES = 0, 2
 NUMBERS = -1  # not a kind on the wire: repeated numbers, either in a field each or packed into one
-LONGEST = 10  # the most bytes of a varint
-MOST = 1 << 20  # the most fields of a message (a layout per tensor), or numbers in it (one per rank)
+LONGEST_VARINT = 10  # the most bytes of a varint
+MOST_FIELDS = 1 << 20  # the most fields of a message (a layout per tensor), or numbers in it (one per rank)
 Read = Callable[[int, int], bytes | memoryview]
 """Returns the bytes from the first offset up to the second."""
 
@@ -53,13 +53,13 @@ def fields(read: Read, start: int, stop: int) -> Iterator[Field]:
 def varint(read: Read, at: int, stop: int) -> tuple[int, int]:
     """Returns the unsigned number at byte ``at``, and the offset after it."""
     value = 0
-    for i, byte in enumerate(read(at, min(at + LONGEST, stop))):
+    for i, byte in enumerate(read(at, min(at + LONGEST_VARINT, stop))):
         value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
             if value >> 64:
                 break
             return value, at + i + 1
-    if stop - at < LONGEST:
+    if stop - at < LONGEST_VARINT:
         raise ValueError(f"truncated: it ends within the number at byte {at}")
     raise ValueError(f"the number at byte {at} has more than 64 bits")
 
@@ -80,8 +80,8 @@ class Message:
             if kinds[field.number] not in (field.kind, NUMBERS):
                 raise ValueError(f"field {field.number} is of another kind")
             self._found[field.number].append(field)
-            if len(self._found[field.number]) > MOST:
-                raise ValueError(f"field {field.number} is there more than {MOST} times")
+            if len(self._found[field.number]) > MOST_FIELDS:
+                raise ValueError(f"field {field.number} is there more than {MOST_FIELDS} times")
 
     def views(self, number: int) -> list[memoryview]:
         return [self._data[f.start : f.stop] for f in self._found[number]]

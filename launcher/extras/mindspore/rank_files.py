@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from launcher.checkpoint.chunked import Fill, gathered, slices
-from launcher.checkpoint.layout.shards import SavedShard, overlapping_shards, whole
+from launcher.checkpoint.layout.shards import SavedShard, full_box, overlapping_shards
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy
 from launcher.checkpoint.manifest import stamp
 from launcher.checkpoint.tensorfile.disk import WriteBehind
@@ -343,7 +343,7 @@ class RankFiles:
 
         def chunks(name: str) -> Iterator[memoryview]:
             spec = held.specs[name]
-            return gathered(boxes.get(name, whole(spec.shape)), spec.dtype, partial(held.fill, name))
+            return gathered(boxes.get(name, full_box(spec.shape)), spec.dtype, partial(held.fill, name))
 
         specs = {name: held.specs[name] for name in self.loose}
         write_held(path, dst, rank, chunks, more=specs, texts=self.texts, behind=behind)
@@ -401,7 +401,7 @@ class RankFiles:
     def _any_of(self, source: int) -> str:
         """How to go on with tensors that differ between ranks, if those of ``source`` will do."""
         boxes = held_boxes(self.strategy, source)
-        if all(boxes.get(n) == whole(e.layout.shape) for n, e in self.strategy.entries.items()):
+        if all(boxes.get(n) == full_box(e.layout.shape) for n, e in self.strategy.entries.items()):
             return f"to take that of rank {source}, give {self.files[source].path} alone, without a strategy"
         return (
             "to take that of any rank, give a strategy that lists it, saved with only_trainable_params=False"

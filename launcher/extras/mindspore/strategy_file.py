@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.extras.mindspore import protobuf
-from launcher.extras.mindspore.protobuf import BYTES, MOST, NUMBERS, Message, numbers, packet
+from launcher.extras.mindspore.protobuf import BYTES, MOST_FIELDS, NUMBERS, Message, numbers, packet
 from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile, StrategyForm, merge
 from launcher.extras.mindspore.to_ours import expanded
 from launcher.untrusted.files import DIMS, brief, parsed, read_bytes
@@ -18,7 +18,7 @@ from launcher.untrusted.files import DIMS, brief, parsed, read_bytes
 
 def parse_json(data: bytes) -> StrategyFile:
     root = _mapping(_load(data), "the file")
-    counter = _whole(root, "current_stage")
+    counter = _whole_number(root, "current_stage")
     operators = _mapping(root.get("parallel_strategy_item", {}), "parallel_strategy_item")
     found = tuple(_operator(name, row) for name, row in operators.items())
     layouts = _mapping(root.get("parallel_layout_item", {}), "parallel_layout_item")
@@ -70,7 +70,7 @@ def _operator(name: str, row: Any) -> Operator:
     inputs = row.get("parallel_strategy", [])
     if not isinstance(inputs, list):
         raise ValueError(f"{name}: parallel_strategy is no list")
-    stage = _whole(row, "stage")
+    stage = _whole_number(row, "stage")
     if stage < 0:
         raise ValueError(f"{name}: stage {stage}")
     cuts = tuple(_wholes({"parallel_strategy": dims}, "parallel_strategy") for dims in inputs)
@@ -83,9 +83,9 @@ def _slicing(name: str, row: Any) -> Slicing:
         return Slicing(
             devices=_wholes(row, "dev_matrix"),
             dims=tuple(() if n == -1 else (n,) for n in _wholes(row, "tensor_map")),
-            shard_size=_whole(row, "opt_weight_shard_size"),
-            shard_step=_whole(row, "opt_weight_shard_step"),
-            field=_whole(row, "field"),
+            shard_size=_whole_number(row, "opt_weight_shard_size"),
+            shard_step=_whole_number(row, "opt_weight_shard_step"),
+            field=_whole_number(row, "field"),
             split_shape=_wholes({"param_split_shape": []} | row, "param_split_shape"),
             offsets=_wholes({"indices_offset": []} | row, "indices_offset"),
             shape=_shape(row) if "tensor_shape" in row else None,
@@ -107,7 +107,7 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def _whole(row: dict[str, Any], key: str) -> int:
+def _whole_number(row: dict[str, Any], key: str) -> int:
     value = row.get(key)
     if type(value) is not int or abs(value) >= 1 << 63:
         raise ValueError(f"{key} is {brief(value)}, not a whole number")
@@ -208,7 +208,7 @@ def _parse(data: bytes) -> GroupFile:
 
 
 def _ranks(view: memoryview) -> tuple[int, ...]:
-    ranks = Message(view, {1: NUMBERS}).numbers(1, MOST)
+    ranks = Message(view, {1: NUMBERS}).numbers(1, MOST_FIELDS)
     if any(rank < 0 for rank in ranks):
         raise ValueError(f"ranks {list(ranks)}")
     return ranks

@@ -148,7 +148,7 @@ def _files(files: Sequence[str]) -> Iterator[str]:
 
 _log = logging.getLogger(__name__)
 
-NAME = "report.html"
+REPORT_FILE = "report.html"
 EVERY_S = 10.0
 SHARE = 50
 """The least time between two updates, as a multiple of the time to write one."""
@@ -226,10 +226,10 @@ class Report:
         if moved:  # another folder has taken its place; the run will say so
             return
         try:
-            write_text(self._run / NAME, page(self._told(status)))
+            write_text(self._run / REPORT_FILE, page(self._told(status)))
         except Exception as error:  # no error of the report may end a run
             if not self._failed:
-                _log.warning("%s: %s; the run goes on without it", self._run / NAME, said(error))
+                _log.warning("%s: %s; the run goes on without it", self._run / REPORT_FILE, said(error))
             self._failed = True
 
     def _told(self, status: str) -> Told:

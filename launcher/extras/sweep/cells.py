@@ -151,13 +151,13 @@ class Outcome:
     def _settings(self) -> Sweep:
         return self._asked.settings
 
-    def now(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> None:
+    def now(self, results: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> None:
         """Writes what is known so far, from time to time. An ``OSError`` does not end the sweep."""
         began = time.monotonic()
         if began < self._next:
             return
         try:
-            ranked = self._results(found, forecasts)
+            ranked = self._results(results, forecasts)
             summary.write(self._folder, ranked, {})
             if has("run_page"):
                 report.write(self._folder, ranked, running=True)
@@ -167,14 +167,14 @@ class Outcome:
         self._next = began + max(EVERY_S, SHARE * took)
 
     def end(
-        self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast], *, missing: bool = False
+        self, results: Sequence[CellResult], forecasts: Mapping[str, Forecast], *, missing: bool = False
     ) -> bool:
         """Writes everything and prints the table; returns whether all compared losses agree.
 
         ``missing``: some cells have not begun.
         """
-        ranked = self._results(found, forecasts)
-        off = self._gaps(found) if self._settings.certify else {}
+        ranked = self._results(results, forecasts)
+        off = self._gaps(results) if self._settings.certify else {}
         summary.write(self._folder, ranked, off)
         files = [summary.CSV, *self._best(ranked)]
         if has("run_page"):
@@ -186,8 +186,8 @@ class Outcome:
         losses = dict(curves(self._folder, found))
         return results(found, forecasts, self._metric, self._settings.goal, losses)
 
-    def _gaps(self, found: Sequence[CellResult]) -> dict[str, Gap]:
-        done = [r for r in found if r.status == "done" and not r.same_as]
+    def _gaps(self, results: Sequence[CellResult]) -> dict[str, Gap]:
+        done = [r for r in results if r.status == "done" and not r.same_as]
         precisions = {r.cell.name: self._asked.compose(r.cell).job.train.precision for r in done}
         return gaps(self._folder, done, precisions)
 
@@ -224,7 +224,9 @@ class Outcome:
             again = f"; to run those again{again}" if done < len(statuses) else ""
         if missing:
             again = f"; others have not begun, to go on: -m sweep_dir={self._folder} and the same overrides"
-        out.append(f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {report.NAME}{again}")
+        out.append(
+            f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {report.REPORT_FILE}{again}"
+        )
         return out
 
 

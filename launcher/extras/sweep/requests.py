@@ -182,7 +182,7 @@ class CheckedCell:
 
 def composed(args: Args) -> SweepRequest:
     """Composes the sweep. Raises ``RequestError`` with each problem once, whichever cells have it."""
-    configs = ConfigFiles.of(args.config_dir)
+    configs = ConfigFiles.from_folders(args.config_dir)
     given = sweep_grid.axes(args.overrides, configs)
     own = tuple(axis for axis in given if axis.key.lstrip("+").startswith(OWN))
     refuse([_one_value(axis) for axis in own if axis.varies])

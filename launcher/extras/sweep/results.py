@@ -60,11 +60,11 @@ class Results:
     @cached_property
     def groups(self) -> Mapping[tuple[str, ...], tuple[float, float | None]]:
         """Mean and standard deviation over runs that differ only in the seed, by the overrides that vary."""
-        found: dict[tuple[str, ...], list[float]] = {}
+        values: dict[tuple[str, ...], list[float]] = {}
         for line in self.lines:
             if line.value is not None:
-                found.setdefault(line.result.cell.varied, []).append(line.value)
-        return {k: (fmean(v), stdev(v) if len(v) > 1 else None) for k, v in found.items()}
+                values.setdefault(line.result.cell.varied, []).append(line.value)
+        return {k: (fmean(v), stdev(v) if len(v) > 1 else None) for k, v in values.items()}
 
     @cached_property
     def front(self) -> tuple[Line, ...]:
@@ -90,7 +90,7 @@ class Results:
 
 
 def results(
-    found: Sequence[CellResult],
+    results: Sequence[CellResult],
     forecasts: Mapping[str, Forecast],
     metric: str,
     goal: Literal["min", "max"],
@@ -98,7 +98,8 @@ def results(
 ) -> Results:
     """Ranks the results. ``curves``: of the loss, by names of cells."""
     lines = [
-        Line(r, forecasts.get(r.cell.name), value(r, metric), curves.get(r.cell.name, Curve())) for r in found
+        Line(r, forecasts.get(r.cell.name), value(r, metric), curves.get(r.cell.name, Curve()))
+        for r in results
     ]
     unsorted = Results(metric, goal, tuple(lines))
 
@@ -118,9 +119,9 @@ def loss_curve(rows: Sequence[Row]) -> Curve:
     return curve
 
 
-def curves(folder: Path, found: Sequence[CellResult]) -> Iterator[tuple[str, Curve]]:
+def curves(folder: Path, results: Sequence[CellResult]) -> Iterator[tuple[str, Curve]]:
     """Yields the loss curve of each cell, reading its folder when it is needed."""
-    for result in found:
+    for result in results:
         yield result.cell.name, loss_curve(RowReader(folder / (result.same_as or result.cell.name)).read())
 
 
@@ -157,11 +158,11 @@ class Gap:
         return self.early <= self.allowed
 
 
-def gaps(folder: Path, found: Sequence[CellResult], precisions: Mapping[str, str]) -> dict[str, Gap]:
-    """The gap of each of ``found``, all done, to the first of its kind; ``precisions`` by names of cells."""
+def gaps(folder: Path, results: Sequence[CellResult], precisions: Mapping[str, str]) -> dict[str, Gap]:
+    """The gap of each result, all done, to the first of its kind; ``precisions`` by names of cells."""
     first: dict[tuple[str, ...], tuple[str, list[Row]]] = {}
     out = {}
-    for result in found:
+    for result in results:
         name = result.cell.name
         mine = [row for row in RowReader(folder / name).read() if "loss" in row]
         kind = numbers(result.cell)

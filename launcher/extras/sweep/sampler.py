@@ -102,16 +102,16 @@ class RowReader:
 
 def reports(rows: Sequence[Row], metric: str) -> Reports:
     """The metric after each step or validation that has it; null becomes NaN."""
-    found = [(row["step"], row[metric]) for row in rows if metric in row]
-    return [(step, float("nan") if value is None else float(value)) for step, value in found]
+    pairs = [(row["step"], row[metric]) for row in rows if metric in row]
+    return [(step, float("nan") if value is None else float(value)) for step, value in pairs]
 
 
 def measured(rows: Sequence[Row]) -> dict[str, float]:
     """Medians over all steps except the first, and the maximum memory of rank 0."""
     steps = [row for row in rows if "loss" in row]
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name in MEASURED:
         values = [row[name] for row in steps[1:] or steps if isinstance(row.get(name), int | float)]
         if values:
-            found[name] = max(values) if name == "memory_mb" else median(values)
-    return found
+            figures[name] = max(values) if name == "memory_mb" else median(values)
+    return figures

@@ -27,7 +27,7 @@ from launcher.job.sweep_grid import Cell
 from launcher.runtime.training.progress import Pace, short, span
 
 WIDTH = 100
-LONGEST = 24
+LONGEST_TEXT = 24
 """The maximum number of characters in a table cell."""
 DIGITS = 8
 """The maximum number of characters of a number that is not rounded."""
@@ -76,7 +76,7 @@ def short_text(text: str) -> str:
     if len(text) > DIGITS:
         with suppress(ValueError):
             return f"{float(text):.4g}"
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."
 
 
 def number(name: str) -> str:
@@ -85,13 +85,13 @@ def number(name: str) -> str:
 
 
 CSV = "summary.csv"
-MOST = 40
+MOST_LINES = 40
 """The maximum number of lines on the console; the file has all of them."""
 
 
-def write(folder: Path, found: Results, gaps: Mapping[str, Gap]) -> None:
+def write(folder: Path, results: Results, gaps: Mapping[str, Gap]) -> None:
     """Writes a row per cell, in the order of the sweep, with a column per setting and measurement."""
-    rows = [dict(_columns(line, found, gaps.get(line.name))) for line in _ordered(found)]
+    rows = [dict(_columns(line, results, gaps.get(line.name))) for line in _ordered(results)]
     head = list(dict.fromkeys(key for row in rows for key in row if key not in ("seconds", "error")))
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, [*head, "seconds", "error"], restval="")
@@ -100,25 +100,25 @@ def write(folder: Path, found: Results, gaps: Mapping[str, Gap]) -> None:
     write_text(folder / CSV, text.getvalue())
 
 
-def printed(found: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
+def printed(results: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
     """Yields a table sorted by the metric, then why cells failed, and cells whose losses differ too much."""
-    shown = found.lines[:MOST]
+    shown = results.lines[:MOST_LINES]
     columns: dict[str, list[str]] = {"cell": [number(line.name) for line in shown]}
-    for key in _keys(found):
-        columns[_last(key, _keys(found))] = [line.values.get(key, "") for line in shown]
-    columns[found.metric] = [figure(line.value) for line in shown]
-    columns["mean"], columns["spread"] = _repeats(shown, found)
+    for key in _keys(results):
+        columns[_last(key, _keys(results))] = [line.values.get(key, "") for line in shown]
+    columns[results.metric] = [figure(line.value) for line in shown]
+    columns["mean"], columns["spread"] = _repeats(shown, results)
     columns["status"] = [
         f"as {number(line.result.same_as)}" if line.result.same_as else line.result.status for line in shown
     ]
     columns["gap"] = [figure(gaps[line.name].early) if line.name in gaps else "" for line in shown]
     for name in MEASURED:
-        if name != found.metric:
+        if name != results.metric:
             columns[name] = [figure(line.result.metrics.get(name)) for line in shown]
     yield from lines(columns)
-    if len(found.lines) > MOST:
-        yield f"  and {len(found.lines) - MOST} more in {CSV}"
-    for line in found.lines:
+    if len(results.lines) > MOST_LINES:
+        yield f"  and {len(results.lines) - MOST_LINES} more in {CSV}"
+    for line in results.lines:
         if line.result.error and line.result.status not in ("done", "submitted", "written"):
             yield f"  {line.name}: {line.result.status}: {line.result.error}"
     for name, gap in gaps.items():
@@ -150,11 +150,11 @@ def planned(checked: Sequence[CheckedCell]) -> Iterator[str]:
 
 def reasons(checked: Sequence[CheckedCell]) -> Iterator[str]:
     """Yields each reason why cells cannot run, once."""
-    found: dict[str, list[str]] = {}
+    cells: dict[str, list[str]] = {}
     for one in checked:
         if one.refused:
-            found.setdefault(one.refused, []).append(number(one.cell.name))
-    for why, numbers in found.items():
+            cells.setdefault(one.refused, []).append(number(one.cell.name))
+    for why, numbers in cells.items():
         yield f"  cannot run: {why} ({'cell' if len(numbers) == 1 else 'cells'} {', '.join(numbers)})"
 
 
@@ -168,11 +168,11 @@ def _runs(one: CheckedCell, first: Mapping[str, str]) -> str:
     return "yes" if twin == one.cell.name else f"as {number(twin)}"
 
 
-def _columns(line: Line, found: Results, gap: Gap | None) -> Iterator[tuple[str, Any]]:
+def _columns(line: Line, results: Results, gap: Gap | None) -> Iterator[tuple[str, Any]]:
     result = line.result
     yield "cell", line.name
     yield from line.values.items()
-    mean, spread = found.groups.get(result.cell.varied, (None, None))
+    mean, spread = results.groups.get(result.cell.varied, (None, None))
     if spread is not None:
         yield "repeat", result.cell.repeat
     yield "status", result.status
@@ -180,25 +180,25 @@ def _columns(line: Line, found: Results, gap: Gap | None) -> Iterator[tuple[str,
         yield "same_as", result.same_as
     yield from result.metrics.items()
     if spread is not None:
-        yield f"{found.metric}_mean", mean
-        yield f"{found.metric}_spread", spread
+        yield f"{results.metric}_mean", mean
+        yield f"{results.metric}_spread", spread
     if line.forecast is not None:
         yield from line.forecast.columns.items()
     if gap is not None:
         yield "gap_early", gap.early
         yield "gap", gap.whole
-    if line in found.front:
+    if line in results.front:
         yield "front", "yes"
     yield "seconds", round(result.seconds, 1)
     yield "error", result.error
 
 
-def _ordered(found: Results) -> list[Line]:
-    return sorted(found.lines, key=lambda line: (int(number(line.name)), line.name))
+def _ordered(results: Results) -> list[Line]:
+    return sorted(results.lines, key=lambda line: (int(number(line.name)), line.name))
 
 
-def _keys(found: Results) -> list[str]:
-    return list(dict.fromkeys(key for line in found.lines for key in line.values))
+def _keys(results: Results) -> list[str]:
+    return list(dict.fromkeys(key for line in results.lines for key in line.values))
 
 
 def _last(key: str, keys: Sequence[str]) -> str:
@@ -215,11 +215,11 @@ def _last(key: str, keys: Sequence[str]) -> str:
     return key
 
 
-def _repeats(shown: Sequence[Line], found: Results) -> tuple[list[str], list[str]]:
+def _repeats(shown: Sequence[Line], results: Results) -> tuple[list[str], list[str]]:
     """Means and standard deviations over seeds, shown only for the first run of each cell."""
     means, spreads = [], []
     for line in shown:
-        mean, spread = found.groups.get(line.result.cell.varied, (None, None))
+        mean, spread = results.groups.get(line.result.cell.varied, (None, None))
         told = spread is not None and line.result.cell.repeat == 0
         means.append(figure(mean) if told else "")
         spreads.append(figure(spread) if told else "")

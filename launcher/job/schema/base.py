@@ -93,12 +93,12 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 def local(path: str) -> str:
     """Returns ``path``; raises ``ValueError`` for URLs such as ``s3://``, which would name a local folder."""
-    if (found := _SCHEME.match(path)) is None:
+    if (match := _SCHEME.match(path)) is None:
         return path
-    if found[1] == "file":
-        raise ValueError(f"should be a path: write {path[len(found[0]) :]} without file://")
+    if match[1] == "file":
+        raise ValueError(f"should be a path: write {path[len(match[0]) :]} without file://")
     raise ValueError(
-        f"should be a path of this machine: {found[1]}:// is not read or written; "
+        f"should be a path of this machine: {match[1]}:// is not read or written; "
         "mount it, or copy the files, and name the folder"
     )
 

@@ -134,10 +134,10 @@ def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | Non
     text = str(word).lower()
     lower = {n.lower(): n for n in names}
     fits = [n for n in lower if _same_numbers(text, n)]
-    found = get_close_matches(text, fits, 2, alike)
-    if len(found) == 2 and text not in found and _ratio(text, found[0]) == _ratio(text, found[1]):
+    close = get_close_matches(text, fits, 2, alike)
+    if len(close) == 2 and text not in close and _ratio(text, close[0]) == _ratio(text, close[1]):
         return None
-    return lower[found[0]] if found else None
+    return lower[close[0]] if close else None
 
 
 def did_you_mean(name: str | None, *, joint: str = ", ", shown: Callable[[str], str] = repr) -> str:

@@ -82,18 +82,18 @@ def _place(detail: ErrorDetails, data: Any) -> tuple[tuple[str, ...], int]:
     return tuple(parts), items
 
 
-def _not_text(found: list[tuple[int, ErrorDetails]]) -> bool:
+def _not_text(errors: list[tuple[int, ErrorDetails]]) -> bool:
     """Whether a key that accepts certain words got something other than text."""
-    return any(d["type"] == "literal_error" and not isinstance(d["input"], str) for _, d in found)
+    return any(d["type"] == "literal_error" and not isinstance(d["input"], str) for _, d in errors)
 
 
-def _is_key_error(found: list[tuple[int, ErrorDetails]]) -> bool:
-    return all(isinstance(d.get("ctx", {}).get("error"), KeyError) for _, d in found)
+def _is_key_error(errors: list[tuple[int, ErrorDetails]]) -> bool:
+    return all(isinstance(d.get("ctx", {}).get("error"), KeyError) for _, d in errors)
 
 
-def _problem(key: str, found: list[tuple[int, ErrorDetails]]) -> Problem:
-    depth, detail = max(found, key=lambda f: f[0])
-    reasons = [reason(detail)] if depth else [reason(d) for _, d in found]
+def _problem(key: str, errors: list[tuple[int, ErrorDetails]]) -> Problem:
+    depth, detail = max(errors, key=lambda f: f[0])
+    reasons = [reason(detail)] if depth else [reason(d) for _, d in errors]
     text = " or ".join([reasons[0], *(r.removeprefix("should be ") for r in reasons[1:])])
     if detail["type"] in ("missing", "extra_forbidden"):
         return Problem(key, text)

@@ -129,12 +129,12 @@ def typed(words: Sequence[str]) -> frozenset[str]:
     >>> sorted(typed(["checkpoint={encryptt: hunter2}", "hub.token", "=", "abcde", "seed=1"]))
     ['abcde', 'hunter2']
     """
-    found: set[str] = set()
+    secrets: set[str] = set()
     behind = False
     for word in words:
         fresh, behind = _values(word, behind)
-        found |= {*fresh, *(() if _DIGEST.search(word) else _KEY.findall(word))}
-    return frozenset(v for v in found if len(v) >= SHORTEST and v.lower() not in _NO_VALUE)
+        secrets |= {*fresh, *(() if _DIGEST.search(word) else _KEY.findall(word))}
+    return frozenset(v for v in secrets if len(v) >= SHORTEST and v.lower() not in _NO_VALUE)
 
 
 def _values(word: str, behind: bool) -> tuple[list[str], bool]:
@@ -142,15 +142,15 @@ def _values(word: str, behind: bool) -> tuple[list[str], bool]:
 
     ``behind``: whether the previous word lets this one contain it.
     """
-    found: list[str] = []
+    values: list[str] = []
     before = ""
     for token, joint in _TOKEN.findall(word):
         if (joint.strip() == "=" and re.fullmatch(r"[-+~]*[a-z_.]+", token)) or not behind:
             behind = secret(token)
         elif not place(f"{before.lower()}:{token}"):
-            found.append(token)
+            values.append(token)
         before = token
-    return found, behind and not [v for v in found if v.lower() not in _NO_VALUE]
+    return values, behind and not [v for v in values if v.lower() not in _NO_VALUE]
 
 
 def hide(text: str, secrets: Collection[str]) -> str:

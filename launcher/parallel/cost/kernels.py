@@ -107,7 +107,7 @@ def _convolution(packet: Any, args: Any, out: Any) -> Operations:
     return Operations(((product, times),), kernels=times)
 
 
-ONE = {
+ARGS_OF_ONE_DTYPE = {
     "mm": (0, 1), "addmm": (0, 1, 2), "mv": (0, 1), "addmv": (0, 1, 2), "convolution": (0, 1, 2),
     "index_add": (0, 3), "index_copy": (0, 3), "index_put": (0, 2), "nll_loss_forward": (0, 2),
     "nll_loss2d_forward": (0, 2), "binary_cross_entropy": (0, 1, 2), "_cdist_forward": (0, 1),
@@ -125,18 +125,18 @@ NARROW = (torch.float16, torch.bfloat16)
 def disagreement(func: Any, args: Sequence[Any]) -> str:
     """Return what a real kernel of ``func`` would refuse, and the line of the user's code; "" for nothing."""
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
-    at = ONE.get(name) or NORMS.get(name)
+    at = ARGS_OF_ONE_DTYPE.get(name) or NORMS.get(name)
     if at is None:
         return ""
 
     # the dtypes of its arguments; parameters of a norm may be wider than its input
-    found = [args[i].dtype for i in at if i < len(args) and isinstance(args[i], torch.Tensor)]
-    if name in NORMS and found[0] in NARROW:
-        found = found[1:]
-    if len(set(found)) < 2 or _autocast():
+    dtypes = [args[i].dtype for i in at if i < len(args) and isinstance(args[i], torch.Tensor)]
+    if name in NORMS and dtypes[0] in NARROW:
+        dtypes = dtypes[1:]
+    if len(set(dtypes)) < 2 or _autocast():
         return ""
 
-    both = " and ".join(str(d).removeprefix("torch.") for d in dict.fromkeys(found))
+    both = " and ".join(str(d).removeprefix("torch.") for d in dict.fromkeys(dtypes))
     text = f"{name.removeprefix('_')} of {both}"
     where = modes.of_now()
     return f"{text} ({where})" if where else text

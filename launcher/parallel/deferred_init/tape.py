@@ -169,7 +169,7 @@ class Tape(Dispatch):
         others = {key(t) for t in tensors((args, kwargs)) if all(t is not w for w in written)}
         name = name_of(func)
         makes = tuple(None if key(t) in ins else t.detach() for t in tensors(out))  # its shape may change
-        fills = {key(t) for t in written if name in FILLS and _whole(t)} - others
+        fills = {key(t) for t in written if name in FILLS and _covers_storage(t)} - others
         like = others if name.endswith("_like") or name.startswith("new_") else set[int]()
 
         # detached: a tape must keep no autograd graph, nor follow a Parameter that is swapped for another
@@ -276,7 +276,7 @@ class Tape(Dispatch):
 
         # a view keeps the values around it
         at = frozenset({key(target)})
-        whole = at if _whole(target) else frozenset()
+        whole = at if _covers_storage(target) else frozenset()
         op = Op(
             func=func,
             args=(target.detach(), *args),
@@ -343,7 +343,7 @@ class PlainDraws(Tape):
 def remembered(t: torch.Tensor) -> torch.Tensor | None:
     """Return the values of a meta tensor that an earlier construction made, or ``None``."""
     for tape in reversed(Tape.past):
-        if key(t) in tape.log.touched and key(t) not in tape.off and _whole(t):
+        if key(t) in tape.log.touched and key(t) not in tape.off and _covers_storage(t):
             return tape.look(t)
     return None
 
@@ -357,7 +357,7 @@ def _random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(func, "tags", (torch.Tag.nondeterministic_seeded,))
 
 
-def _whole(t: torch.Tensor) -> bool:
+def _covers_storage(t: torch.Tensor) -> bool:
     """Whether ``t`` covers every byte of its storage, each once."""
     size = 1
     for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):

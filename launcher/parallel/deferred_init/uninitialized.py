@@ -22,14 +22,14 @@ FILLS = (0x41, 0x42)  # as bytes of a float of any width neither tiny nor huge
 def problems(build: Build, model: nn.Module, tape: Tape) -> list[Problem]:
     """Return what is wrong with the values of ``model``, which ``record`` made of ``build`` on ``tape``."""
     if tape.why:
-        return _whole(build, tape.seed)
+        return _construction_problems(build, tape.seed)
     bare = [n for n, t in _named(model) if key(t) in tape.off]
     blank = [n for n, t in _named(model) if n not in bare and _unwritten(tape, n, t)]
     loose = [] if bare or blank else _unlike(build, model, tape)
     return [*map(_bare, bare), *map(_blank, blank), *map(_loose, loose)]
 
 
-def _whole(build: Build, seed: int) -> list[Problem]:
+def _construction_problems(build: Build, seed: int) -> list[Problem]:
     """Return the problems of a model that no tape can record, from three constructions."""
     first, again, other = (_digests(build, seed, fill) for fill in (FILLS[0], *FILLS))
     bare = [n for n, digest in first.items() if not digest]

@@ -67,7 +67,7 @@ class Modes:
     flags: tuple[tuple[nn.Module, bool, bool], ...]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Modes:
+    def from_model(cls, model: nn.Module) -> Modes:
         """Read the flags of ``model``; leaves it in training mode."""
         modules = tuple(model.modules())
         model.eval()
@@ -177,7 +177,7 @@ KINDS = (torch.Tensor, torch.nn.Parameter)
 VALUES = frozenset({
     int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
 })  # fmt: skip
-MOST = 10_000
+MOST_KNOWN = 10_000
 
 _known: dict[Any, Spec | tuple[Spec, ...]] = {}
 
@@ -193,7 +193,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     specs = _known.get(key)
     if not specs:
         out = func(*args, **kwargs)
-        if specs is None and len(_known) < MOST:
+        if specs is None and len(_known) < MOST_KNOWN:
             _known[key] = _fresh(out, args, kwargs)
         return out
     if isinstance(specs[0], torch.Size):

@@ -313,10 +313,10 @@ def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
 
     # present on any rank
     has = [id(p.sharded_param) in present for p in params]
-    found = flags(has, params[0].sharded_param.device, torch.uint8)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=meshes.dp)
+    flagged = flags(has, params[0].sharded_param.device, torch.uint8)
+    dist.all_reduce(flagged, op=dist.ReduceOp.MAX, group=meshes.dp)
     if not all(has):
-        for p, anywhere in zip(params, to_host(found).tolist(), strict=True):
+        for p, anywhere in zip(params, to_host(flagged).tolist(), strict=True):
             if not anywhere:
                 p.sharded_param.grad = None
 

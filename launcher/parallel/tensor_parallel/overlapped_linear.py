@@ -119,9 +119,9 @@ class _Weight(Function):
             return (None,) * 3
         (x,) = ctx.saved_tensors
         to_weight = to_bias = None
-        rows = _rows(grad)
+        rows = _as_matrix(grad)
         if ctx.needs_input_grad[1]:
-            to_weight = rows.t() @ _rows(x) if ctx.turned else (_rows(x).t() @ rows).t()
+            to_weight = rows.t() @ _as_matrix(x) if ctx.turned else (_as_matrix(x).t() @ rows).t()
         if ctx.needs_input_grad[2]:
             to_bias = (rows if _in_one(x) else grad).sum_to_size(ctx.bias)
         return None, to_weight, to_bias
@@ -135,11 +135,11 @@ class _Linear(Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(weight)
         ctx.shape = x.shape
-        ctx.turned = _by_columns(_rows(x))
+        ctx.turned = _by_columns(_as_matrix(x))
         if x.dim() == 2 or x.is_contiguous():
             out = F.linear(x, weight, bias)
         else:  # torch flattens the input if the weight is trained
-            out = F.linear(_rows(x), weight).view(done.shape)
+            out = F.linear(_as_matrix(x), weight).view(done.shape)
             out = out if bias is None else out + bias
 
         # a view that a Function returns could not be changed in place
@@ -151,12 +151,12 @@ class _Linear(Function):
         if grad is None:
             return (None,) * 4
         (weight,) = ctx.saved_tensors
-        rows = _rows(grad)
+        rows = _as_matrix(grad)
         to_x = (weight.t() @ rows.t()).t() if ctx.turned else rows @ weight
         return to_x.reshape(ctx.shape), None, None, grad
 
 
-def _rows(t: Tensor) -> Tensor:
+def _as_matrix(t: Tensor) -> Tensor:
     return t if t.dim() == 2 else t.reshape(-1, t.shape[-1])
 
 

@@ -205,7 +205,7 @@ def _forward(
     except RequestError as error:
         if not real and looks(error.__cause__):
             raise _Looks from error
-        raise RequestError(tuple(_told(p, error.__cause__, run) for p in error.problems)) from None
+        raise RequestError(tuple(_with_cause(p, error.__cause__, run) for p in error.problems)) from None
     return [(t, run.state(t)) for t in tree_leaves(out) if isinstance(t, Tensor)]
 
 
@@ -230,7 +230,7 @@ def _end(run: ShardingTracker, *_: Any) -> None:
     run.where.pop()
 
 
-def _told(p: Problem, why: BaseException | None, run: ShardingTracker) -> Problem:
+def _with_cause(p: Problem, why: BaseException | None, run: ShardingTracker) -> Problem:
     """Return the problem with its cause: what fails only with pieces is the strategy's fault."""
     at = run.where[-1] or "the model's own forward"
     if isinstance(why, CutRefused):
@@ -269,7 +269,7 @@ def _operate(
     if not isinstance(x, Tensor):
         raise CutRefused(f"the first thing that {o.module} takes is no tensor", o.where)
     if run.axis is None:
-        return _whole(run, o, lambda: plain(x, *rest, **kwargs))
+        return _run_uncut(run, o, lambda: plain(x, *rest, **kwargs))
 
     # its input, converted
     s = run.state(x)
@@ -302,7 +302,7 @@ def _operate(
     return y
 
 
-def _whole(run: ShardingTracker, o: Operator, call: Callable[[], Any]) -> Any:
+def _run_uncut(run: ShardingTracker, o: Operator, call: Callable[[], Any]) -> Any:
     """Run an operator of the full model as it is."""
     run.quiet += bool(o.mode)
     y = call()
@@ -340,7 +340,7 @@ def _tensor(y: Any, o: Operator) -> Tensor:
 
 def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> ShardedOperator:
     """Return the spread with the layouts that arrive and that the operator takes."""
-    asked = _asked(o, "input", x, n, now=arrives)
+    asked = _requested_cut(o, "input", x, n, now=arrives)
     if not o.mode:
         takes = arrives if o.input is None else asked
         return ShardedOperator(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
@@ -360,11 +360,11 @@ def _out_of(o: Operator, y: Tensor, s: ShardedOperator, n: int) -> ShardedOperat
     makes = y.dim() - 1 if o.mode else s.makes
     if sums:
         makes = None
-    gives = makes if o.output is None else _asked(o, "output", y, n, now=makes)
+    gives = makes if o.output is None else _requested_cut(o, "output", y, n, now=makes)
     return replace(s, sums=sums, makes=makes, gives=gives, dims=(s.dims[0], y.dim()))
 
 
-def _asked(o: Operator, name: Literal["input", "output"], t: Tensor, n: int, now: Cut) -> Cut:
+def _requested_cut(o: Operator, name: Literal["input", "output"], t: Tensor, n: int, now: Cut) -> Cut:
     """Return the dim that the strategy splits, checked against the tensor."""
     axes = o.input if name == "input" else o.output
     if axes is None:

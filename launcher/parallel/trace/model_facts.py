@@ -223,7 +223,7 @@ def one_sample_more(
     """Return the output specs for one sample more than ``inputs``; ``None`` if it cannot run on so many."""
     more = [replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) for t in inputs]
     try:
-        made = _whole(model, skeleton(model), more)[0] if leaves is None else piece(model, leaves, more)
+        made = _single_node(model, skeleton(model), more)[0] if leaves is None else piece(model, leaves, more)
     except RequestError:
         return None
     return made.nodes[-1].out
@@ -384,17 +384,17 @@ def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(spec(t).nbytes for t in tensors)
 
 
-def whole(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool = False) -> Graph:
+def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool = False) -> Graph:
     """Return the model as a single node, for one stage; any Python is allowed. ``ours``: as in ``graph``."""
     known = skeleton(model)
-    made, moved = _whole(model, known, inputs)
+    made, moved = _single_node(model, known, inputs)
     if ours and not modal(model):
         return _evaluated(made, made.effects)
     if moved:
         made = _remembering(made, model, inputs)
     with evaluating([model]):
         try:
-            other = _whole(model, known, inputs)[0].effects
+            other = _single_node(model, known, inputs)[0].effects
         except RequestError:  # it does not support evaluation; a run that evaluates will report it
             other = Effects()
     return _evaluated(made, other)
@@ -406,7 +406,7 @@ def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -
     return replace(graph, effects=replace(graph.effects, kept=kept))
 
 
-def _whole(model: nn.Module, known: ModelStructure, inputs: Sequence[TensorSpec]) -> tuple[Graph, bool]:
+def _single_node(model: nn.Module, known: ModelStructure, inputs: Sequence[TensorSpec]) -> tuple[Graph, bool]:
     """Run the model in its present mode; also return whether Python state changed.
 
     A model that reads values is traced with its units as leaves, as the code that does so may lie inside of

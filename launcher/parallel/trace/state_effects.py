@@ -149,7 +149,7 @@ class StateEffects(Dispatch):
         out = func(*args, **kwargs)
         for t in _tensors((out,)):
             self.make(t)
-        packet, written, sparse = _told(func)
+        packet, written, sparse = _schema_effects(func)
         if packet in STATISTICS:
             self._statistics(args, out)
             return out
@@ -322,7 +322,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 @cache
-def _told(func: Any) -> tuple[str, tuple[tuple[int, str], ...], int | None]:
+def _schema_effects(func: Any) -> tuple[str, tuple[tuple[int, str], ...], int | None]:
     """Return an operator's name, the arguments that it writes, and the one that asks for sparse gradients."""
     arguments = list(enumerate(func._schema.arguments))
     written = tuple((n, a.name) for n, a in arguments if a.alias_info is not None and a.alias_info.is_write)

@@ -44,7 +44,7 @@ def world_reads(told: Callable[[str], None]) -> Iterator[None]:
     group = world.default_pg
 
     def asked(self: Any) -> Any:
-        what = _asked()
+        what = _called_function()
         if what is not None:
             told(f"{what}()" if what else DISTRIBUTED)
         return group.fget(self)
@@ -60,11 +60,11 @@ def world_reads(told: Callable[[str], None]) -> Iterator[None]:
 def ask(what: str) -> None:
     """Report the query ``what`` to the active ``world_reads``, if it came from a model's code."""
     told = _TOLD.get()
-    if told is not None and _asked() is not None:
+    if told is not None and _called_function() is not None:
         told(what)
 
 
-def _asked() -> str | None:
+def _called_function() -> str | None:
     """Return the function of ``torch.distributed`` that the model called, or "" for none.
 
     ``None``: the query does not come from a model's code.

@@ -92,7 +92,7 @@ def balanced_stages(
     pipe = _pipe(job, sizes)
     times = _times(job, sizes, model, nodes, crossing)
     memory = _memory(
-        job, sizes, model, at, crossing=crossing, optimizer=optimizer, rows=_rows(pipe), nodes=nodes
+        job, sizes, model, at, crossing=crossing, optimizer=optimizer, rows=_schedule_rows(pipe), nodes=nodes
     )
     row = replace(
         _light_row(pipe, times),
@@ -139,7 +139,7 @@ def _pipe(job: Job, sizes: Sizes) -> _Pipe:
 
 
 @lru_cache(maxsize=64)  # a search uses the same few again and again
-def _rows(pipe: _Pipe) -> _Rows:
+def _schedule_rows(pipe: _Pipe) -> _Rows:
     ranks = max(pipe.places) + 1
     schedule = schedules.build(pipe.scheduler, ranks, pipe.chunks, pipe.micros, pipe.less_memory, pipe.pieces)
     ahead = tuple(_ahead(schedule, stage, rank) for stage, rank in enumerate(pipe.places))
@@ -153,7 +153,7 @@ def _likely(pipe: _Pipe, times: PartTimes) -> tuple[Cut, ...]:
 
 def _light_row(pipe: _Pipe, times: PartTimes) -> Row:
     """Returns the row of parts to cut, without bytes."""
-    rows = _rows(pipe)
+    rows = _schedule_rows(pipe)
     forward, backward = times.each
     return Row(
         forward=forward,
@@ -215,7 +215,7 @@ def _memory(
     names = tuple(p.name for p in model.skeleton.params)
     whole = Stage(0, (), (), (), (), names, 0, 0)
     over_tp = splits([s.operator for s in model.operators.spreads])
-    apart = model_refusals.whole(model.graph, sizes)
+    apart = model_refusals.changed_tensors(model.graph, sizes)
     every = placed(model.skeleton, (whole,), sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=apart)
     level = par.hsdp.optimizer_level if par.hsdp else None
 

@@ -19,7 +19,7 @@ from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import listed, many
 
 KEY = "optim.groups"
-OTHERS = ("name", "groups", "nesterov")
+COMMON_KEYS = ("name", "groups", "nesterov")
 """Keys of an optimizer that are the same for all of its parameters."""
 USE = ("lr", "weight_decay")
 OF_MUON = (*USE, "momentum")
@@ -80,14 +80,14 @@ def _usual(optim: AdamW | SGD | Momentum | Lion | Adafactor | Muon, key: str, p:
     if isinstance(optim, Adafactor):
         least, size = optim.eps
         least = EPSILON.get(p.spec.dtype, 0.0) if least is None else least
-        keys = {k: v for k, v in optim if k not in OTHERS}
+        keys = {k: v for k, v in optim if k not in COMMON_KEYS}
         return keys | {"eps": (least, size)}
     if isinstance(optim, Muon) and _orthogonal(optim, key, p):
         own = {k: getattr(optim, k) for k in OF_MUON}
         return {"use": "muon", **own, "ns_dtype": _ns_dtype(p)}
     if isinstance(optim, Muon):
         return {"use": "adamw", **{k: getattr(optim.adamw, k) for k in OF_ADAMW}}
-    return {k: v for k, v in optim if k not in OTHERS}
+    return {k: v for k, v in optim if k not in COMMON_KEYS}
 
 
 def orthogonal(optim: Muon, p: Placed) -> bool:
@@ -192,7 +192,7 @@ def _complex(optim: Adafactor | Muon, trained: Sequence[Placed]) -> Iterator[Pro
         yield Problem("optim.name", text, "optim=adamw")
 
 
-def rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
+def setting_rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
     """Yields which parameters each group has, as the plan shows it."""
     for key, group in _groups(optim).items():
         names = [p.name for p in _trained(params) if key in _keys(optim, p)]

@@ -295,14 +295,14 @@ def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
     kept = frozenset[int]().union(
         *(own(graph, n) for n in graph.nodes), *(n.lies for n in graph.nodes if n.kind == "param")
     )
-    found = []
+    problems = []
     for node in graph.nodes:
         for where in sorted(node.writes - (kept if node.kind == "module" else frozenset())):
             other = next(_blind(graph, at, order, writer=node, where=where, kept=where in kept), None)
             if other is not None:
-                found.append(_problem(at, node, other))
+                problems.append(_problem(at, node, other))
                 break
-    return found
+    return problems
 
 
 def _blind(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from launcher.plan.cut.sequence_chunks import Pieces
 from launcher.plan.sizes import Note
-from launcher.plan.tensor_parallel.operators import WHOLE, TensorParallelPlan
+from launcher.plan.tensor_parallel.operators import UNCUT, TensorParallelPlan
 from launcher.plan.values.facts import Graph, ModelStructure
 from launcher.plan.values.setting import Recomputed
 
@@ -27,7 +27,7 @@ class TracedModel:
     graph: Graph
     leaves: tuple[str, ...] | None
     built_whole: Note | None = None
-    operators: TensorParallelPlan = WHOLE
+    operators: TensorParallelPlan = UNCUT
     recomputed: tuple[Recomputed, ...] = ()
     pieces: Pieces | None = None
     keeps_messages: bool = True

@@ -30,7 +30,7 @@ class StateSize:
     averaged: bool = False
 
     @classmethod
-    def of(cls, job: Job, own: OptimizerTraits | None = None) -> StateSize:
+    def from_job(cls, job: Job, own: OptimizerTraits | None = None) -> StateSize:
         return cls(job.optim, own, averaged=job.train.ema is not None)
 
     def copies(self, p: Placed) -> int | None:

@@ -21,7 +21,7 @@ from launcher.plan.values.text import listed, many
 from launcher.plan.verbs import evaluates
 
 
-def asked(job: Job) -> tuple[str, ...]:
+def evaluated_by(job: Job) -> tuple[str, ...]:
     """Returns the settings and steps of the request that evaluate the model."""
     names = [n for n, s in job.steps.items() if evaluates(s)]
     trains = any(s.kind == "train" for s in job.steps.values())
@@ -40,7 +40,7 @@ def _unsteady(skeleton: ModelStructure, graph: Graph) -> Iterator[Change]:
 
 def evaluation_problems(job: Job, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields what the loss of an evaluation would depend on besides the weights, if the request evaluates."""
-    who = asked(job)
+    who = evaluated_by(job)
     for c in _unsteady(skeleton, graph) if who else ():
         kind, end = ("buffer", ", which its output depends on") if c.read else ("parameter", "")
         text = f"in evaluation mode the forward changes the {kind} {c.name}{end}: the loss of"
@@ -67,7 +67,7 @@ def notes(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
         text = f"a forward in evaluation mode changes {listed(drifting)}"
         out.append(Note("model", f"{text}: the certificate leaves the validation out"))
     names = [c.name for c in graph.effects.evaluated]
-    if names and asked(job):
+    if names and evaluated_by(job):
         them = "it is" if len(names) == 1 else "they are"
         text = f"a forward in evaluation mode changes {listed(names)}: {them} restored after each evaluation"
         out.append(Note("model", text))

@@ -173,7 +173,7 @@ def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
         yield Problem(KEY, text)
 
 
-def whole(graph: Graph, sizes: Sizes) -> frozenset[str]:
+def changed_tensors(graph: Graph, sizes: Sizes) -> frozenset[str]:
     """Returns the names of tensors that the forward changes, if there are replicas.
 
     Every replica keeps the full tensors and changes them alike.

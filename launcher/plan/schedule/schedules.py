@@ -316,7 +316,7 @@ def validate(schedule: Schedule, place: tuple[int, ...], micros: int, pieces: in
     the order, except that of the pieces of one micro batch, which is checked here: forward in order, backward
     in reverse. ``micros`` counts pieces.
     """
-    found = []
+    flaws = []
     done: dict[tuple[int, int], str] = defaultdict(str)
 
     # each action on the rank of its stage
@@ -324,11 +324,11 @@ def validate(schedule: Schedule, place: tuple[int, ...], micros: int, pieces: in
         for a in row:
             done[a.stage, a.micro] += a.kind
             if not 0 <= a.stage < len(place):
-                found.append(f"{a} on rank {rank}: no stage {a.stage} among {len(place)}")
+                flaws.append(f"{a} on rank {rank}: no stage {a.stage} among {len(place)}")
             elif not 0 <= a.micro < micros:
-                found.append(f"{a} on rank {rank}: no micro batch {a.micro} among {micros}")
+                flaws.append(f"{a} on rank {rank}: no micro batch {a.micro} among {micros}")
             elif place[a.stage] != rank:
-                found.append(f"{a} is on rank {rank}, its stage on rank {place[a.stage]}")
+                flaws.append(f"{a} is on rank {rank}, its stage on rank {place[a.stage]}")
 
     # nothing missing, nothing twice
     for stage in range(len(place)):
@@ -336,17 +336,17 @@ def validate(schedule: Schedule, place: tuple[int, ...], micros: int, pieces: in
             kinds = "".join(sorted(done[stage, micro]))
             if kinds not in ("BF", "FIW"):
                 does = ", ".join(kinds) or "nothing"
-                found.append(f"stage {stage}, micro batch {micro}: does {does}; needs F and B, or F, I and W")
-    return found + _disorder(schedule, pieces)
+                flaws.append(f"stage {stage}, micro batch {micro}: does {does}; needs F and B, or F, I and W")
+    return flaws + _disorder(schedule, pieces)
 
 
 def _disorder(schedule: Schedule, pieces: int) -> list[str]:
     last: dict[tuple[int, str, int], int] = {}
-    found = []
+    flaws = []
     for row in schedule:
         for a in row:
             before = last.get((a.stage, a.kind, a.micro // pieces), a.micro)
             if a.micro < before if a.kind == "F" else a.micro > before:
-                found.append(f"{a} comes after {Action(a.stage, a.kind, before)}, of the same micro batch")
+                flaws.append(f"{a} comes after {Action(a.stage, a.kind, before)}, of the same micro batch")
             last[a.stage, a.kind, a.micro // pieces] = a.micro
-    return found
+    return flaws

@@ -2,8 +2,9 @@
 
 A module has the name of its section of ``conf/config.yaml``, or of what small sections have in common:
 ``parallel.comm_fusion`` is in ``comm_fusion``. It defines those of the following functions that a section
-needs: ``problems`` (those that need no model), ``param_problems`` (those with this model) and ``rows``
-(what the plan shows); where a module has several sections, their names begin with the section.
+needs: ``problems`` (those that need no model), ``param_problems`` (those with this model) and
+``setting_rows`` (what the plan shows); where a module has several sections, their names begin with the
+section.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def param_problems(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     yield from param_groups.param_problems(job.optim, params)
 
 
-def rows(
+def plan_rows(
     job: Job, sizes: Sizes, fused: Communication | None = None, recomputed: tuple[Recomputed, ...] = ()
 ) -> Iterator[Setting]:
     """Yields the settings that are not at their default, as the plan shows them.
@@ -102,21 +103,21 @@ def rows(
     yield from loss.packing_rows(job)
     yield from loss.loss_rows(job)
     yield from loss.metric_rows(job)
-    yield from pipeline.rows(job, sizes)
-    yield from recompute.rows(job, recomputed)
-    yield from hsdp.rows(job, sizes, fused)
+    yield from pipeline.setting_rows(job, sizes)
+    yield from recompute.setting_rows(job, recomputed)
+    yield from hsdp.setting_rows(job, sizes, fused)
     yield from gradients.gradients_mean_rows(job, sizes)
-    yield from dataset_strategy.rows(job, sizes)
-    yield from ties.rows(job)
+    yield from dataset_strategy.setting_rows(job, sizes)
+    yield from ties.setting_rows(job)
     yield from layout_files.param_strategy_rows(job)
     yield from layout_files.operator_strategy_rows(job)
     yield from layout_files.group_file_rows(job)
     yield from gradients.local_norm_rows(job, sizes, fused)
-    yield from transformer_opt.rows(job, sizes, fused)
-    yield from checkpoint.rows(job)
+    yield from transformer_opt.setting_rows(job, sizes, fused)
+    yield from checkpoint.setting_rows(job)
     yield from monitored_metrics.ema_rows(job)
-    yield from monitored_metrics.rows(job)
-    yield from precision.rows(job, sizes, fused)
-    yield from comm_fusion.rows(job, sizes, fused)
+    yield from monitored_metrics.setting_rows(job)
+    yield from precision.setting_rows(job, sizes, fused)
+    yield from comm_fusion.setting_rows(job, sizes, fused)
     yield from gradients.loss_repeated_mean_rows(job, sizes, fused)
-    yield from param_groups.rows(job.optim, fused.params if fused else ())
+    yield from param_groups.setting_rows(job.optim, fused.params if fused else ())

@@ -28,7 +28,7 @@ def problems(job: Job) -> Iterator[Problem]:
         yield Problem("checkpoint.encrypt", text, "checkpoint.encrypt=env:CHECKPOINT_KEY")
 
 
-def rows(job: Job) -> Iterator[Setting]:
+def setting_rows(job: Job) -> Iterator[Setting]:
     """Yields the settings that are not at their default."""
     asked = job.checkpoint
     if asked.asynchronous:

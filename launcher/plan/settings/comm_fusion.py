@@ -74,7 +74,7 @@ def param_problems(job: Job, params: tuple[Placed, ...]) -> list[Problem]:
     return [Problem(key, text, f"{key}=[{kept}]")]
 
 
-def rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
+def setting_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields the settings that are not at their default."""
     fusion = job.parallel.comm_fusion
     if not fusion.openstate:

@@ -138,12 +138,12 @@ def param_problems(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> 
     fits = [len(slices) == n for slices, n in zip(strategy, dims, strict=False)]
     if any(max(s[1:], default=1) > 1 for s, fit in zip(strategy, fits, strict=False) if not fit):
         return Problem(KEY, text)
-    kept = [s if fit else _whole(s[0], n) for s, fit, n in zip(strategy, fits, dims, strict=False)]
-    more = [_whole(strategy[0][0], n) for n in dims[len(kept) :]]
+    kept = [s if fit else _sample_slices(s[0], n) for s, fit, n in zip(strategy, fits, dims, strict=False)]
+    more = [_sample_slices(strategy[0][0], n) for n in dims[len(kept) :]]
     return Problem(KEY, text, _pasted((*kept, *more)))
 
 
-def _whole(count: int, dims: int) -> tuple[int, ...]:
+def _sample_slices(count: int, dims: int) -> tuple[int, ...]:
     """Slices for a tensor of ``dims`` dims whose samples alone are cut, in ``count``.
 
     >>> _whole(4, 3)
@@ -193,7 +193,7 @@ def reading(job: Job, sizes: Sizes) -> BatchReading:
     return BatchReading(parts, over_stages=level in (1, 3), over_operators=level in (2, 3))
 
 
-def rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
+def setting_rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
     """Yields the setting if it is not ``data_parallel``."""
     strategy = job.parallel.dataset_strategy
     if sizes.engine.over_matrices:

@@ -52,7 +52,7 @@ def _why_matrices(job: Job) -> str:
     """The reason for device matrices; empty if one tp axis will do."""
     par = job.parallel
     if searches(job):
-        return f"{engine_mode.KEY}={par.mode} searches for strategies"
+        return f"{engine_mode.MODE_KEY}={par.mode} searches for strategies"
     if _other_dims(par.dataset_strategy):
         return "parallel.dataset_strategy cuts other dims than the samples, or names axes"
     written = reader.strategies(par.operators).values()
@@ -99,8 +99,8 @@ def least(job: Job) -> int:
     return lcm(*sizes)
 
 
-def ranks(job: Job, engine: EngineChoice, found: list[Problem]) -> int | None:
-    """The number of ranks of a stage; ``None``, with a problem in ``found``, if stages do not divide them."""
+def ranks(job: Job, engine: EngineChoice, problems: list[Problem]) -> int | None:
+    """The number of ranks of a stage; if stages do not divide them ``None``, with a problem added."""
     pp, launch = job.parallel.pipeline.stages, job.launch
     if launch.nproc is None:
         return lcm(pp * least(job), engine.ranks_at_least, launch.nnodes) // pp
@@ -108,7 +108,9 @@ def ranks(job: Job, engine: EngineChoice, found: list[Problem]) -> int | None:
     if world % pp:
         nodes = "" if launch.nnodes == 1 else f"{many(world, 'rank')} on {launch.nnodes} nodes "
         text = f"{launch.nproc}: {nodes}cannot be divided evenly into {many(pp, 'pipeline stage')}"
-        found.append(Problem("launch.nproc", text, f"launch.nproc={-(-world // pp) * pp // launch.nnodes}"))
+        problems.append(
+            Problem("launch.nproc", text, f"launch.nproc={-(-world // pp) * pp // launch.nnodes}")
+        )
         return None
     return world // pp
 
@@ -118,7 +120,7 @@ def problems(job: Job, size: int | None) -> Iterator[Problem]:
     par = job.parallel
     if searches(job) and size == 1:
         text = f"{par.mode} has nothing to decide: each stage has one rank"
-        yield Problem(engine_mode.KEY, text, f"{engine_mode.KEY}=semi_auto")
+        yield Problem(engine_mode.MODE_KEY, text, f"{engine_mode.MODE_KEY}=semi_auto")
     for axis, n in (("dp_replicate", par.grid.dp_replicate), ("dp_shard", par.grid.dp_shard)):
         if n not in (None, 1):
             text = f"{n}: each operator shares all ranks of a stage out in its own way"

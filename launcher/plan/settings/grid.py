@@ -23,19 +23,19 @@ TP = "parallel.grid.tp"
 SEARCHED = "parallel.mode=recursive_programming"
 
 
-def tp_degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
+def tp_degree(job: Job, notes: list[Note], problems: list[Problem]) -> int:
     """Returns the size of tp: as requested, or as the slices of the operators imply; 1 if neither says it."""
     asked, operators = job.parallel.grid.tp, job.parallel.operators
     said, clash = reader.degree(operators)
 
     # contradictions among the operators, a missing size of tp, and a contradiction between both
     if clash:
-        found.append(Problem(OPERATORS, f"cuts over tp into different numbers of slices: {clash}"))
+        problems.append(Problem(OPERATORS, f"cuts over tp into different numbers of slices: {clash}"))
     elif operators and asked is None and said is None:
         text = f"null: {OPERATORS} names the axis tp, and nothing says how many ranks it has"
-        found.append(Problem(TP, text, f"{TP}=2"))
+        problems.append(Problem(TP, text, f"{TP}=2"))
     elif asked is not None and said not in (None, asked):
-        found.append(Problem(TP, f"{asked}: {OPERATORS} cuts into {said} slices", f"{TP}={said}"))
+        problems.append(Problem(TP, f"{asked}: {OPERATORS} cuts into {said} slices", f"{TP}={said}"))
 
     # one follows from the other, or has no effect
     elif asked is None and said is not None:
@@ -49,7 +49,7 @@ def tp_degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
         else:
             cure = SEARCHED
             text += f"; it names how each operator is cut, or {SEARCHED} finds that for any model"
-        found.append(Problem(TP, text, cure))
+        problems.append(Problem(TP, text, cure))
     return asked or said or 1
 
 
@@ -126,17 +126,17 @@ def _length(job: Job, notes: list[Note]) -> tuple[int, int | None]:
     return steps, epochs
 
 
-def _grid(job: Job, engine: EngineChoice, notes: list[Note], found: list[Problem]) -> Grid | None:
-    """Returns the grid; ``None``, with a problem in ``found``, if the ranks do not make full pipelines."""
+def _grid(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Problem]) -> Grid | None:
+    """Returns the grid; ``None``, with a problem in ``problems``, if the ranks do not make full pipelines."""
     if engine.over_matrices:
-        return _one_set(job, engine, notes, found)
+        return _one_set(job, engine, notes, problems)
     asked = job.parallel.grid
     pp = job.parallel.pipeline.stages
-    tp = tp_degree(job, notes, found)
+    tp = tp_degree(job, notes, problems)
     if asked.pp not in (None, pp):
         text = f"{asked.pp}: contradicts parallel.pipeline.stages={pp}"
-        found.append(Problem(f"{KEY}.pp", text, f"{KEY}.pp={pp}"))
-    shard = hsdp.shards(job, found)
+        problems.append(Problem(f"{KEY}.pp", text, f"{KEY}.pp={pp}"))
+    shard = hsdp.shards(job, problems)
 
     # the number of ranks: as requested, or as few as the layout needs
     need = lcm(pp * tp * (shard or 1) * (asked.dp_replicate or 1), job.launch.nnodes)
@@ -145,7 +145,7 @@ def _grid(job: Job, engine: EngineChoice, notes: list[Note], found: list[Problem
         notes.append(Note("launch.nproc", f"null -> {a_node}: as many ranks as the layout needs"))
     world = need if job.launch.nproc is None else job.launch.nproc * job.launch.nnodes
     if world % (pp * tp):
-        found.append(_indivisible(job, world, tp, pp * tp * (shard or 1)))
+        problems.append(_indivisible(job, world, tp, pp * tp * (shard or 1)))
         return None
 
     # the other ranks are data-parallel: copies of the model, each sharded
@@ -153,24 +153,24 @@ def _grid(job: Job, engine: EngineChoice, notes: list[Note], found: list[Problem
     shard = shard or dp
     notes += hsdp.worked_out(job, shard)
     if dp % shard:
-        found.append(hsdp.indivisible(job, world, dp, shard))
+        problems.append(hsdp.indivisible(job, world, dp, shard))
         shard = gcd(dp, shard)  # goes on, so that independent problems are reported too
     if asked.dp_replicate not in (None, dp // shard):
         key, n = f"{KEY}.dp_replicate", asked.dp_replicate
         text = f"{n}: {n} x {shard} sharded is not the {many(dp, 'data-parallel rank')} there are"
-        found.append(Problem(key, text, f"{key}={dp // shard}"))
+        problems.append(Problem(key, text, f"{key}={dp // shard}"))
     return Grid.of(pp=pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
 
 
-def _one_set(job: Job, engine: EngineChoice, notes: list[Note], found: list[Problem]) -> Grid | None:
+def _one_set(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Problem]) -> Grid | None:
     """Returns a grid with all ranks of a stage on one axis, because each operator arranges them itself."""
     pp, asked = job.parallel.pipeline.stages, job.parallel.grid.pp
     if asked not in (None, pp):
-        found.append(
+        problems.append(
             Problem(f"{KEY}.pp", f"{asked}: contradicts parallel.pipeline.stages={pp}", f"{KEY}.pp={pp}")
         )
-    ranks = device_matrix.ranks(job, engine, found)
-    found += device_matrix.problems(job, ranks)
+    ranks = device_matrix.ranks(job, engine, problems)
+    problems += device_matrix.problems(job, ranks)
     if ranks is None:
         return None
     if job.launch.nproc is None:

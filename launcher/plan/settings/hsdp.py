@@ -31,16 +31,16 @@ DROPPED = (
 )
 
 
-def shards(job: Job, found: list[Problem]) -> int | None:
+def shards(job: Job, problems: list[Problem]) -> int | None:
     """The number of ranks that share one copy of the weights; ``None`` means all data-parallel ranks."""
     hsdp, asked = job.parallel.hsdp, job.parallel.grid.dp_shard
     if hsdp is None:
         if asked not in (None, 1):
-            found.append(Problem(AXIS, f"{asked}: sharding needs {KEY}", quote(f"{KEY}={{}}")))
+            problems.append(Problem(AXIS, f"{asked}: sharding needs {KEY}", quote(f"{KEY}={{}}")))
         return 1
     if hsdp.shard_size > 0 and asked not in (None, hsdp.shard_size):
         text = f"{asked}: contradicts {SHARDS}={hsdp.shard_size}"
-        found.append(Problem(AXIS, text, f"{AXIS}={hsdp.shard_size}"))
+        problems.append(Problem(AXIS, text, f"{AXIS}={hsdp.shard_size}"))
     return hsdp.shard_size if hsdp.shard_size > 0 else asked
 
 
@@ -72,7 +72,7 @@ def dropped(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
         yield Problem(LEVEL, f"level3: {DROPPED.format(job.parallel.pipeline.scheduler)}", f"{LEVEL}=level2")
 
 
-def rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
+def setting_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields the setting of the optimizer level."""
     hsdp = job.parallel.hsdp
     if hsdp is None or sizes.engine.over_matrices:  # how each parameter is sharded is not known yet

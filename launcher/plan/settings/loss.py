@@ -12,7 +12,7 @@ from launcher.job.schema.objective import BitsPerByte, CrossEntropy, figure
 from launcher.plan.values.facts import IGNORED
 from launcher.plan.values.setting import Setting
 
-KEY = "metrics"
+METRICS_KEY = "metrics"
 TAKEN = (
     "step", "steps", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "step_ms_median",
     "step_ms_worst", "worst_rank", "bubble", "text",
@@ -28,30 +28,30 @@ def metric_problems(job: Job) -> Iterator[Problem]:
         if names.count(name) > 1:
             first = [m for i, m in enumerate(job.metrics) if figure(m) not in names[:i]]
             text = f"two of them are {name} in the figures of a step; keep one"
-            yield Problem(KEY, text, _kept(first))
+            yield Problem(METRICS_KEY, text, _kept(first))
         elif name in TAKEN:
-            yield Problem(KEY, f"{name} is a figure of every step; call the class otherwise")
+            yield Problem(METRICS_KEY, f"{name} is a figure of every step; call the class otherwise")
 
     known = isinstance(job.data, Text) and job.data.tokenizer != "file"
     if not known and any(isinstance(one, BitsPerByte) for one in job.metrics):
         what = getattr(job.data, "name", "of a class of your own")
         of = f"data {what}" + (" with tokenizer=file" if isinstance(job.data, Text) else "")
         text = f"bits_per_byte: {of} does not say how many bytes of text a token stands for"
-        yield Problem(KEY, text, _kept([m for m in job.metrics if not isinstance(m, BitsPerByte)]))
+        yield Problem(METRICS_KEY, text, _kept([m for m in job.metrics if not isinstance(m, BitsPerByte)]))
 
 
 def _kept(metrics: Sequence[object]) -> str:
     """The override that keeps ``metrics``; "" if one of them is more than a name."""
     if any(isinstance(m, Target) or figure(m) != getattr(m, "name", "") for m in metrics):
         return ""
-    return f"'{KEY}=[{','.join(map(figure, metrics))}]'"
+    return f"'{METRICS_KEY}=[{','.join(map(figure, metrics))}]'"
 
 
 def metric_rows(job: Job) -> Iterator[Setting]:
     if job.metrics:
         names = ", ".join(map(figure, job.metrics))
         why = "in evaluations, and of the same samples as the loss of a training step"
-        yield Setting(KEY, names, "applied", why)
+        yield Setting(METRICS_KEY, names, "applied", why)
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Objective:
         return self.loss == "cross_entropy"
 
 
-OWN = "_target_"
+TARGET = "_target_"
 OVER = {
     "cross_entropy": "the number of targets that count",
     "mse": "the number of elements",
     "bce": "the number of elements",
-    OWN: "its count(target)",
+    TARGET: "its count(target)",
 }
 
 
@@ -89,7 +89,7 @@ def objective(job: Job) -> Objective:
     loss = job.loss
     whole = any(isinstance(one, Target) for one in (loss, *job.metrics))
     return Objective(
-        loss=OWN if isinstance(loss, Target) else loss.name,
+        loss=TARGET if isinstance(loss, Target) else loss.name,
         ignored=loss.ignore_index if isinstance(loss, CrossEntropy) else IGNORED,
         metrics=tuple(map(figure, job.metrics)),
         ranked=tuple((figure(m), getattr(m, "k", 0)) for m in job.metrics if not isinstance(m, Target)),

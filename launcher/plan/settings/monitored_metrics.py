@@ -62,7 +62,7 @@ def _unknown(job: Job) -> Iterator[Problem]:
             yield Problem(f"steps.{name}.{verb(step).source}", text, f"{BEST}=val_loss")
 
 
-def rows(job: Job) -> Iterator[Setting]:
+def setting_rows(job: Job) -> Iterator[Setting]:
     stop, best = job.train.early_stop, job.checkpoint.best
     if stop is not None:
         more = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
@@ -82,7 +82,7 @@ def _trains(job: Job) -> bool:
 
 
 EMA = "train.ema"
-LOW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+LOW_PRECISION = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def ema_problems(job: Job) -> Iterator[Problem]:
@@ -103,7 +103,7 @@ def ema_param_problems(job: Job, params: Iterable[Placed]) -> Iterator[Problem]:
     """Yields a problem if weights have a dtype that rounds away the update of an average."""
     if job.train.ema is None:
         return
-    low = next((p for p in params if p.trainable and not p.buffer and p.spec.dtype in LOW), None)
+    low = next((p for p in params if p.trainable and not p.buffer and p.spec.dtype in LOW_PRECISION), None)
     if low is not None:
         text = f"{low.name} is kept in {low.spec.dtype}, which rounds away what a step adds to an average"
         yield Problem(EMA, f"{text}; keep the weights that are trained in fp32", f"{EMA}=null")

@@ -20,10 +20,10 @@ MICROS, SCHEDULER, PIECES = f"{KEY}.micro_batch_num", f"{KEY}.scheduler", f"{KEY
 INTERLEAVE, LESS_MEMORY = f"{KEY}.interleave", f"{KEY}.less_memory"
 
 
-def micros(job: Job, notes: list[Note], found: list[Problem]) -> int:
+def micros(job: Job, notes: list[Note], problems: list[Problem]) -> int:
     """Returns the number of micro batches.
 
-    If too few are requested, it adds a problem to ``found`` and returns enough for planning to continue.
+    If too few are requested, it adds a problem to ``problems`` and returns enough for planning to continue.
     """
     pipe = job.parallel.pipeline
     asked, stages = pipe.micro_batch_num, pipe.stages
@@ -36,10 +36,10 @@ def micros(job: Job, notes: list[Note], found: list[Problem]) -> int:
         notes.append(Note(MICROS, f"null -> {least}: {why}"))
     elif asked < stages:
         text = f"{asked}: too few to fill {stages} stages; at least as many are needed"
-        found.append(Problem(MICROS, text, f"{MICROS}={least}"))
+        problems.append(Problem(MICROS, text, f"{MICROS}={least}"))
     elif asked < least:
         text = f"{asked}: too few; {pipe.scheduler} needs as many as virtual stages, {least}"
-        found.append(Problem(MICROS, text, f"{MICROS}={least}"))
+        problems.append(Problem(MICROS, text, f"{MICROS}={least}"))
     return max(asked or 0, least)
 
 
@@ -192,7 +192,7 @@ def _run(scheduler: str, sizes: Sizes, cost: Cost, *, less_memory: bool = False)
     return ScheduleChoice(scheduler, sizes, schedule, simulate(schedule, sizes.places, cost))
 
 
-def rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
+def setting_rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
     """Yields the settings of the pipeline that are not at their default."""
     pipe = job.parallel.pipeline
     if pipe.stages == 1 and pipe.scheduler not in ("1f1b", "gpipe", "auto"):

@@ -15,7 +15,7 @@ from launcher.plan.values.setting import ALONE, Outcome, Precision, Setting, pre
 COMMUNICATION, SYNC = "parallel.fp32_communication", "parallel.gradient_fp32_sync"
 
 
-def rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
+def setting_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields the settings that are not at their default."""
     dtypes = precision(job)
     if dtypes.mixed:

@@ -187,7 +187,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
             yield f"the forward changes whether {name} requires a gradient"
 
 
-def rows(job: Job, recomputed: tuple[Recomputed, ...]) -> Iterator[Setting]:
+def setting_rows(job: Job, recomputed: tuple[Recomputed, ...]) -> Iterator[Setting]:
     """Yields the setting, if it is set."""
     if job.parallel.recompute is not None:
         named = listed(list(_policies(job.parallel.recompute)))

@@ -64,15 +64,15 @@ def cut(
         glued = {n.target for n in model.graph.nodes if n.kind == "param"}
         told = _as_asked(config, called, glued, model.skeleton)
 
-    at, found = stages.place(model.graph, told, sizes.virtual - 1)
+    at, problems = stages.place(model.graph, told, sizes.virtual - 1)
     made: tuple[Stage, ...] = ()
-    if not found:
-        made, found = stages.cut(model.graph, at, sizes.virtual, model.skeleton)
+    if not problems:
+        made, problems = stages.cut(model.graph, at, sizes.virtual, model.skeleton)
 
-    found = [_pasteable(problem, config or {}) for problem in found]
-    found += _output(model.graph)
-    if found:
-        raise RequestError(tuple(found))
+    problems = [_pasteable(problem, config or {}) for problem in problems]
+    problems += _output(model.graph)
+    if problems:
+        raise RequestError(tuple(problems))
     return made, notes
 
 
@@ -135,10 +135,10 @@ def automatic(
 
     if like is None or any(m not in like for group in groups for m in group):
         room = None if sizes.engine.over_matrices else device_memory.room(job)
-        found = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
-        runs = enumerate(pairwise(found.cut))
+        balanced = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
+        runs = enumerate(pairwise(balanced.cut))
         told = {m: stage for stage, (i, j) in runs for group in groups[i:j] for m in group}
-        how = found.text
+        how = balanced.text
     else:
         told = {m: like[m] for group in groups for m in group}
         how = "balanced as if nothing ran again"
@@ -207,8 +207,8 @@ def _virtual(job: Job, changed: dict[str, Any]) -> int | None:
     """The number of stages of ``job`` with these changes; ``None`` if it has problems then."""
     pipe = job.parallel.pipeline.model_copy(update=changed)
     other = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pipeline": pipe})})
-    sizes, found = settings.sizes(other)
-    return None if found or sizes is None else sizes.virtual
+    sizes, problems = settings.sizes(other)
+    return None if problems or sizes is None else sizes.virtual
 
 
 def _as_far(skeleton: ModelStructure, now: int, then: int, grouped: bool) -> bool:

@@ -69,7 +69,7 @@ def _cure(params: tuple[Placed, ...]) -> str:
     return quote(f"{KEY}=[{','.join(groups)}]") if groups else f"{KEY}=auto"
 
 
-def rows(job: Job) -> Iterator[Setting]:
+def setting_rows(job: Job) -> Iterator[Setting]:
     """Yields the listed ties; they match the model, or the request would have been refused."""
     listed = job.parallel.shared
     if listed != "auto":

@@ -237,7 +237,7 @@ def _place(file: SwitchesFile | None, name: str, value: str, off: str) -> tuple[
     return f"{KEY}.{name}", value, cure
 
 
-def rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
+def setting_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields one row per switch; rejected switches have been refused before."""
     for s in switches(job, sizes, fused):
         assert s.status != "rejected", s

@@ -161,7 +161,7 @@ def resolved(
     # modules without a strategy in the request follow the file
     config, origins, problems = unwrapped(config, skeleton, origins)
     cut: dict[str, dict[str, Any]] = {}
-    lookup = Lookup.of(config, origins)
+    lookup = Lookup.from_config(config, origins)
     own = {p.name: wanted[p.same_as] for p in skeleton.params if p.same_as in wanted and not p.buffer}
     for name, axes in own.items():
         module, _, parameter = name.rpartition(".")

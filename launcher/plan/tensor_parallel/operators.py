@@ -78,7 +78,7 @@ def resolve(
     if problems:
         return (), problems
 
-    kinds, lookup = dict(skeleton.kinds), Lookup.of(config, origins)
+    kinds, lookup = dict(skeleton.kinds), Lookup.from_config(config, origins)
     owned: dict[str, list[Param]] = {}
     for p in skeleton.params:
         if not p.buffer:
@@ -162,7 +162,7 @@ class Lookup:
     from_files: frozenset[str]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], origins: Origins) -> Lookup:
+    def from_config(cls, config: Mapping[str, Any], origins: Origins) -> Lookup:
         asked = [k for k in config if k not in origins]
         return cls(frozenset(asked), globs(asked), frozenset(config.keys() - {*asked}))
 
@@ -180,12 +180,12 @@ def _operator(
     # all ways to read the strategy as written
     names = tuple(p.name.rpartition(".")[2] for p in module.own)
     got = [readings(value, names, order, grid) for order in _orders(module.kind, names)]
-    found = list(dict.fromkeys(r for readable, _ in got for r in readable))
-    if not found:
+    distinct = list(dict.fromkeys(r for readable, _ in got for r in readable))
+    if not distinct:
         return strategy_problem(key, origin, "; ".join(got[0][1]))
 
     # exactly one of them has to fit the module
-    ways = [w for r in found for w in _orientations(r, module.kind, value)]
+    ways = [w for r in distinct for w in _orientations(r, module.kind, value)]
     tried = [(w, *_complete(w, module, listed="in" in value)) for w in ways]
     good = {o: None for _, o, why in tried if o is not None and not why}
     if not good:
@@ -410,7 +410,7 @@ class TensorParallelPlan:
     overlapped: tuple[str, ...] = ()
 
 
-WHOLE = TensorParallelPlan()
+UNCUT = TensorParallelPlan()
 """The plan of a model of which ``tp`` cuts nothing."""
 
 
@@ -478,12 +478,12 @@ def input_gradients_of(
         compiled: operators that torch compiles.
         late: weight gradients are computed after a split backward has sent the input gradients.
     """
-    found = [s.operator.module for s in spreads if sends(s) in ops and _learns(s, learn)]
+    modules = [s.operator.module for s in spreads if sends(s) in ops and _learns(s, learn)]
     if late:
-        return InputGradients(late=tuple(found))
+        return InputGradients(late=tuple(modules))
     return InputGradients(
-        beside=tuple(m for m in found if m not in compiled),
-        compiled=tuple(m for m in found if m in compiled),
+        beside=tuple(m for m in modules if m not in compiled),
+        compiled=tuple(m for m in modules if m in compiled),
     )
 
 

@@ -200,10 +200,10 @@ def _ways(where: str, tensor: Any, axis_names: _AxisNames, wrong: list[str], *, 
         dims.append(choices)
 
     # no axis may cut two dims
-    found = [axes for axes in product(*dims) if _once(axes)] if not wrong else []
-    if not found and not wrong:
+    ways = [axes for axes in product(*dims) if _once(axes)] if not wrong else []
+    if not ways and not wrong:
         wrong.append(f"{where}: {list(tensor)}: one axis cannot cut two dims")
-    return found
+    return ways
 
 
 def _once(axes: Axes) -> bool:

@@ -176,13 +176,13 @@ def _statistics(params: tuple[Placed, ...], sizes: Sizes, pp: int) -> Iterator[E
     """Yields one broadcast a dtype of buffers, from the first data-parallel rank to the others."""
     if sizes.replicas == 1:
         return
-    found: dict[str, int] = {}
+    nbytes: dict[str, int] = {}
     for p in params:
         here = sum(sizes.places[s] == pp for s in p.stages)
         if p.buffer and here:
-            found[p.spec.dtype] = found.get(p.spec.dtype, 0) + p.spec.nbytes * here
-    for dtype in sorted(found):
-        yield "broadcast", found[dtype]
+            nbytes[p.spec.dtype] = nbytes.get(p.spec.dtype, 0) + p.spec.nbytes * here
+    for dtype in sorted(nbytes):
+        yield "broadcast", nbytes[dtype]
 
 
 def between_stages(
@@ -217,12 +217,12 @@ def between_copies(
     ties: Sequence[Tie], named: Mapping[str, Placed], sizes: Sizes, rank: int
 ) -> Iterator[Event]:
     """Yields the all-reduces of tied gradients: one a dtype and set of pipeline ranks that share them."""
-    found: Counter[tuple[tuple[int, ...], str]] = Counter()
+    counts: Counter[tuple[tuple[int, ...], str]] = Counter()
     pp = sizes.grid.coords(rank)["pp"]
     for tie in ties:
         at = tuple(sorted({sizes.places[s] for s in tie.stages}))
         box = named[tie.name].layout.box(rank)
         if tie.trained and pp in at and len(at) > 1 and box is not None:
             dtype = named[tie.name].spec.dtype
-            found[at, dtype] += (prod(box.shape) + 1) * ITEMSIZE[dtype]
-    yield from (("all_reduce", n) for n in found.values())
+            counts[at, dtype] += (prod(box.shape) + 1) * ITEMSIZE[dtype]
+    yield from (("all_reduce", n) for n in counts.values())

@@ -84,6 +84,6 @@ class Resolved:
     threshold_from_file: bool = False
     epoch_samples: int | None = None
 
-    def of(self, job: Job) -> Resolved:
+    def with_job(self, job: Job) -> Resolved:
         """Returns the same provenance for a changed ``job``."""
         return self if job is self.job else replace(self, job=job)

@@ -96,7 +96,7 @@ def _child(trial: Trial, turn: int, at: Place, keys: Messages, send: Callable[[o
                 timeout_s=trial.timeout_s,
                 threads=trial.threads,
                 on_message=lambda _, news: send(news),
-                elsewhere=partial(_told, keys),
+                elsewhere=partial(_reported_fault, keys),
             )
     except Exception as error:  # it could not be started or supervised
         ended = Ended(raised(at.rank, at.attempt, error, skip=__file__))
@@ -136,7 +136,7 @@ def _tell(keys: Messages, fault: Fault) -> None:
     keys.set("failed", encode(fault, Fault))
 
 
-def _told(keys: Messages) -> Fault | None:
+def _reported_fault(keys: Messages) -> Fault | None:
     """The fault of any rank, once one has failed."""
     if not keys.check(["failed"]):
         return None

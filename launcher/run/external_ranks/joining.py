@@ -33,7 +33,7 @@ from launcher.runtime.cluster.rendezvous import ranks_text
 from launcher.runtime.code_versions import of_a_rank
 from launcher.runtime.faults import Interrupted, Preempted, signal_name
 
-KEY = "unconnected"
+UNCONNECTED_KEY = "unconnected"
 LOOK_S = 0.1
 MARGIN_S = 2.0  # seconds: torch's own error is more exact, so it should come first
 STOP_S, FAIL_S = 0.5, 5.0
@@ -124,8 +124,8 @@ class Joining:
         try:
             own = self._connection()
             while not over.wait(LOOK_S):
-                if own.check([KEY]):
-                    self._heard.append(Unconnected(**json.loads(own.get(KEY))))
+                if own.check([UNCONNECTED_KEY]):
+                    self._heard.append(Unconnected(**json.loads(own.get(UNCONNECTED_KEY))))
                     return
         except RuntimeError:  # the store is gone or unreachable: ``join`` will fail too
             return
@@ -135,7 +135,7 @@ class Joining:
         said = json.dumps(asdict(Unconnected(self._network.at.rank, text, signum)))
         within_s = STOP_S if signum else FAIL_S
         with suppress(RuntimeError, TimeoutError):
-            interruptible(lambda: self._connection().set(KEY, said), within_s=within_s)
+            interruptible(lambda: self._connection().set(UNCONNECTED_KEY, said), within_s=within_s)
 
     def _connection(self) -> Store:
         """A connection that ``join`` does not use, as it may be blocked on its own."""

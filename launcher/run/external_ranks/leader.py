@@ -321,7 +321,7 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
     faulthandler.enable(file=2)
 
     # an error is recorded before this rank leaves the group, where others wait for it
-    with _told(order, mine) as told, ExitStack() as group:
+    with _stop_requests(order, mine) as told, ExitStack() as group:
         try:
             joining = Joining(whole, f"launcher{at.attempt}", used, order.timeout_s, told)
             try:
@@ -350,7 +350,7 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
 
 
 @contextmanager
-def _told(order: Order, world: World) -> Iterator[Callable[[], int]]:
+def _stop_requests(order: Order, world: World) -> Iterator[Callable[[], int]]:
     """Yields a function that returns a stop signal; without polling the signal ends the rank."""
     if order.polls:
         with heard(forced=True) as told:

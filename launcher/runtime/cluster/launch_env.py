@@ -35,8 +35,8 @@ class Place:
 
 def rank(env: Mapping[str, str] = os.environ) -> int | None:
     """This process's rank if an outer launcher started it, even if the other variables are missing."""
-    with problems() as found:
-        read = _Reader(env, found)
+    with problems() as wrong:
+        read = _Reader(env, wrong)
         launcher = _outer_launcher(read)
         if launcher is None:
             return None
@@ -45,8 +45,8 @@ def rank(env: Mapping[str, str] = os.environ) -> int | None:
 
 def place(env: Mapping[str, str] = os.environ) -> Place | None:
     """This process's place if torchrun or srun started the ranks, else ``None``. Raises ``RequestError``."""
-    with problems() as found:
-        read = _Reader(env, found)
+    with problems() as wrong:
+        read = _Reader(env, wrong)
         launcher = _outer_launcher(read)
         if launcher == "srun":
             return _srun(read)
@@ -71,9 +71,9 @@ def _outer_launcher(read: _Reader) -> Literal["torchrun", "srun"] | None:
 class _Reader:
     """Reads numbers from the environment; reports malformed ones as problems and uses the default instead."""
 
-    def __init__(self, env: Mapping[str, str], found: list[Problem]) -> None:
+    def __init__(self, env: Mapping[str, str], problems: list[Problem]) -> None:
         self.env = env
-        self.found = found
+        self.problems = problems
 
     def number(self, name: str, default: int = 0, below: int | None = None) -> int:
         text = self.env.get(name, str(default))
@@ -85,7 +85,7 @@ class _Reader:
         return int(text)
 
     def wrong(self, text: str) -> None:
-        self.found.append(Problem("", f"{text}: {DAMAGED}"))
+        self.problems.append(Problem("", f"{text}: {DAMAGED}"))
 
     def lacks(self) -> list[str]:
         return [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not self.env.get(name)]
@@ -98,12 +98,12 @@ def _torchrun(read: _Reader) -> Place | None:
             f"RANK and WORLD_SIZE are set, but not {they}: torchrun sets them all; "
             "start the ranks with it, or unset RANK and WORLD_SIZE to have them started here"
         )
-        read.found.append(Problem("launch.mode", text))
+        read.problems.append(Problem("launch.mode", text))
         return None
 
     size = read.number("WORLD_SIZE")
     if not size:
-        if not read.found:
+        if not read.problems:
             read.wrong("WORLD_SIZE is 0, which is no rank")
         return None
 

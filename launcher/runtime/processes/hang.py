@@ -74,13 +74,13 @@ def culprits(
         ask(rank)
     end = time.monotonic() + ANSWER_S
     texts = dict.fromkeys(pids, "")
-    while time.monotonic() < end and not all(map(_whole, texts.values())):
+    while time.monotonic() < end and not all(map(_complete, texts.values())):
         time.sleep(0.02)
         texts = {rank: _read(stack(rank)) for rank in pids}
-    return {rank: _told(text, pids[rank]) for rank, text in texts.items() if not waits(text)}
+    return {rank: _position(text, pids[rank]) for rank, text in texts.items() if not waits(text)}
 
 
-def _whole(text: str) -> bool:
+def _complete(text: str) -> bool:
     """Whether a stack is complete: the main thread is written last."""
     return bool(text) and text.endswith("\n") and bool(_FRAME.findall(text))
 
@@ -111,7 +111,7 @@ def _collective(frames: list[tuple[str, str, str]]) -> bool:
     return "/torch/distributed/" in file or (file.endswith(_FOR_DEVICE) and name == to_host.__name__)
 
 
-def _told(text: str, pid: int) -> str:
+def _position(text: str, pid: int) -> str:
     """The position of the main thread: its innermost frame outside torch and the standard library, if any."""
     frames = _FRAME.findall(text.split("\n\n")[-1])
     if not frames:

@@ -66,7 +66,7 @@ def train(s: Session, loop: Loop) -> None:
 def _train(s: Session, loop: Loop) -> None:
     stall: dict[str, float] = {}
     s.passed = 0
-    look(s)
+    stop_if_requested(s)
     if s.average is not None:
         s.average.begin()
     _call(s, "on_start", s.results)
@@ -178,7 +178,7 @@ def due(s: Session, loop: Loop) -> bool:
     return loop.watches if s.step == loop.until else s.step % loop.eval_every == 0
 
 
-def look(s: Session) -> None:
+def stop_if_requested(s: Session) -> None:
     """Stops all ranks if any of them has been asked to stop. All ranks call it between two pieces of work."""
     told = torch.tensor(bool(s.world.told()), dtype=torch.int32)
     dist.all_reduce(told)
@@ -296,7 +296,7 @@ def validate(s: Session, batches: int | None, suffix: str = "") -> float:
     """
     sums = torch.zeros(2 + 2 * len(s.pipeline.metrics), dtype=torch.float64)
     for batch in s.feed.held_out(batches):
-        look(s)
+        stop_if_requested(s)
         both = s.pipeline.evaluate(batch.inputs, batch.targets, batch.valid)
         sums += torch.cat([both, s.pipeline.measured.flatten()]).cpu()
     dist.all_reduce(sums)

@@ -102,7 +102,7 @@ class Metrics:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Every complete row."""
-    return [row for _, row in _rows(path)]
+    return [row for _, row in _rows_with_ends(path)]
 
 
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
@@ -115,7 +115,7 @@ def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
     write_text(path, text.getvalue())
 
 
-def _rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+def _rows_with_ends(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """Each row with the offset of its end, up to the first incomplete line."""
     rows, end = [], 0
     for line in path.read_bytes().splitlines(keepends=True):
@@ -150,7 +150,7 @@ def _place(row: Mapping[str, Any]) -> Place:
 def _kept(path: Path, first: Place) -> int:
     """Bytes of the rows that sort before ``first``."""
     end = 0
-    for at, row in _rows(path):
+    for at, row in _rows_with_ends(path):
         if _place(row) >= first:
             break
         end = at

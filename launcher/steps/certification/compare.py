@@ -73,10 +73,10 @@ def _portable(t: Tensor) -> Tensor:
     return t
 
 
-def whole(plan: Plan, found: Sequence[Piece]) -> Whole:
-    """The full tensors made of ``found``, the pieces of all ranks; omits tensors without any piece."""
+def full_tensors(plan: Plan, pieces: Sequence[Piece]) -> Whole:
+    """The full tensors made of the ``pieces`` of all ranks; omits tensors without any piece."""
     by_name: dict[str, list[Piece]] = {}
-    for f in found:
+    for f in pieces:
         by_name.setdefault(f.name, []).append(f)
     full, complaints = {}, list[str]()
     for p in plan.params:
@@ -86,11 +86,11 @@ def whole(plan: Plan, found: Sequence[Piece]) -> Whole:
     return Whole(full, tuple(complaints))
 
 
-def _joined(p: Placed, found: list[Piece]) -> tuple[Tensor, list[str]]:
-    full = torch.full(p.spec.shape, -1).to(found[0].value.dtype)
+def _joined(p: Placed, pieces: list[Piece]) -> tuple[Tensor, list[str]]:
+    full = torch.full(p.spec.shape, -1).to(pieces[0].value.dtype)
     first: dict[Box, Piece] = {}
     wrong = []
-    for f in found:
+    for f in pieces:
         other = first.setdefault(f.box, f)
         if not torch.equal(other.value, f.value):
             wrong.append(f"{p.name}: copies differ on ranks {other.rank} and {f.rank}")
@@ -106,7 +106,7 @@ def gathered(plan: Plan, mine: Sequence[Piece]) -> Whole | None:
     for names in _batches(plan):
         every = _gathered([f for f in mine if f.name in names])
         if every is not None:
-            got = whole(plan, every)
+            got = full_tensors(plan, every)
             full |= got.tensors
             complaints += got.complaints
     return Whole(full, tuple(complaints)) if dist.get_rank() == 0 else None

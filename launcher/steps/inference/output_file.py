@@ -76,7 +76,7 @@ def write_part(path: Path, rows: int, outputs: Iterable[Tensor]) -> None:
         assert at == file.header.entries[OUTPUT].stop, (at, rows)
 
 
-def join(folder: Path, parts: Parts, to: Path) -> int:
+def join_parts(folder: Path, parts: Parts, to: Path) -> int:
     """Joins all parts into ``to`` and deletes them; returns its size. ``to`` appears only when complete."""
     files = {p: part_file(folder, p) for p in range(parts.parts) if parts.count(p)}
     blobs = {p: blob_at(mapped(path), read_header(path), OUTPUT) for p, path in files.items()}

@@ -115,8 +115,8 @@ def _cause(error: BaseException) -> BaseException | None:
 
 def in_use(device: str, message: str) -> InUse:
     """The memory of a device and its use; ``message``: the allocator's, which contains the requested size."""
-    found = _ASKED.search(message)
-    asked = round(float(found[1]) * UNITS[found[2]]) if found else 0
+    match = _ASKED.search(message)
+    asked = round(float(match[1]) * UNITS[match[2]]) if match else 0
     if not is_accelerator(device):
         there = machine.ram()
         own = getrusage(RUSAGE_SELF).ru_maxrss << 10
@@ -239,8 +239,8 @@ def _changes(job: Job, plan: Plan, target: int) -> Iterator[tuple[str, Job]]:
     """Changes that train the same results in less memory: the words to type, and the changed job."""
     room = math.floor(target / GB * 1000) / 1000
     if job.parallel.recompute is None and room > 0:
-        again = LighterLayout("parallel.recompute=auto", {"recompute": Recompute(modules=AUTO)})
+        lean = LighterLayout("parallel.recompute=auto", {"recompute": Recompute(modules=AUTO)})
         cluster = job.cluster.model_copy(update={"memory_gb": room})
-        yield f"{again.words} {MEMORY}={room:g}", again.of(job).model_copy(update={"cluster": cluster})
+        yield f"{lean.words} {MEMORY}={room:g}", lean.applied_to(job).model_copy(update={"cluster": cluster})
     for change in lighter(job, plan):
-        yield change.words, change.of(job)
+        yield change.words, change.applied_to(job)

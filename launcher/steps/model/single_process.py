@@ -33,11 +33,11 @@ def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
     """The model with the weights and buffers of a checkpoint of any layout."""
     checkpoint = open_checkpoint(folder, trust(job))
     held = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
-    return of(job, {name: unpacked(blob) for name, blob in held.items()})
+    return with_values(job, {name: unpacked(blob) for name, blob in held.items()})
 
 
 @torch.no_grad()
-def of(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+def with_values(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     """The model with the values in ``found``; a tied tensor may have any of its names."""
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         model = builder(job)()

@@ -6,7 +6,7 @@ from math import prod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.checkpoint.layout.shards import overlapping_shards, saved, saved_shards, slabs, whole
+from launcher.checkpoint.layout.shards import full_box, overlapping_shards, saved, saved_shards, slabs
 from launcher.plan.values.layout import Box
 from tests.checkpoint.saving import grids, layouts
 
@@ -40,7 +40,7 @@ def test_parts_cover_a_box_once(data: st.DataObject, shape: tuple[int, ...]) -> 
 
 @given(shapes, st.sampled_from([1, 2, 8]), st.integers(8, 200))
 def test_slabs_are_a_box_in_order_within_the_limit(shape: tuple[int, ...], itemsize: int, limit: int) -> None:
-    box = whole(shape)
+    box = full_box(shape)
     got = list(slabs(box, itemsize, limit))
     assert [cell for slab in got for cell in cells(slab)] == cells(box)
     assert all(prod(slab.shape) * itemsize <= limit for slab in got)

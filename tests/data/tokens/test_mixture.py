@@ -31,7 +31,7 @@ def test_of_any_first_samples_each_source_has_its_share_rounded_up_or_down(count
 
 @given(weights)
 def test_weights_that_have_no_short_period_are_kept_to_within_one_in_65536(given_weights):
-    mixture = Mixture.of(given_weights)
+    mixture = Mixture.from_weights(given_weights)
     assert sum(mixture.counts) <= PERIOD
     for weight, share in zip(given_weights, shares(mixture.counts), strict=True):
         exact = Fraction(str(weight)) / sum(Fraction(str(w)) for w in given_weights)
@@ -39,7 +39,7 @@ def test_weights_that_have_no_short_period_are_kept_to_within_one_in_65536(given
 
 
 def test_a_long_period_keeps_the_shares_too():
-    mixture = Mixture.of([np.pi, 1.0, 0.001])
+    mixture = Mixture.from_weights([np.pi, 1.0, 0.001])
     n = sum(mixture.counts)
     assert n == PERIOD
     chosen, _ = mixture.at(np.arange(n))
@@ -60,7 +60,7 @@ def test_a_long_period_keeps_the_shares_too():
     ],
 )
 def test_weights_become_counts(given_weights, counts):
-    assert Mixture.of(given_weights).counts == counts
+    assert Mixture.from_weights(given_weights).counts == counts
 
 
 def test_the_order_of_sources_is_the_same_for_ever():

@@ -167,6 +167,6 @@ def test_a_file_of_terabytes_is_read_a_window_at_a_time(tmp_path):
 def test_an_epoch_of_a_mixture_has_every_window(sizes, seed):
     parts = [Windows(np.arange(100 * k, 100 * k + n + 1), 1) for k, n in enumerate(sizes)]
     weights = np.random.default_rng(seed).integers(1, 6, len(sizes)).tolist()
-    mixed = MixedSource(parts, Mixture.of(weights))
+    mixed = MixedSource(parts, Mixture.from_weights(weights))
     read_once = {row[0] for row in samples(mixed)}
     assert read_once == {100 * k + i for k, n in enumerate(sizes) for i in range(n)}

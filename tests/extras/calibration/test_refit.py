@@ -12,7 +12,7 @@ import pytest
 from launcher.extras.calibration.refit import (
     CANDIDATES,
     FAR,
-    MOST,
+    MOST_CONSTANTS,
     MeasuredStep,
     changed,
     cluster_text,
@@ -99,7 +99,7 @@ def test_what_is_as_predicted_changes_nothing() -> None:
 def test_no_more_than_a_few_are_fitted() -> None:
     slow = {key: value(HERE, key) * (2 if key.endswith(("_us", "_ms")) else 0.5) for key in CANDIDATES}
     found = refit(measured(slow, *LAYOUTS))
-    assert len(found.fitted) <= MOST
+    assert len(found.fitted) <= MOST_CONSTANTS
 
 
 def test_few_measurements_cannot_send_constants_far() -> None:

@@ -128,7 +128,7 @@ def begun(folder: Path, one: str, *words: str) -> logger_process.LoggerProcess:
 def test_rows_beyond_those_that_may_wait_are_lost_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logger_process, "MOST", 3)
+    monkeypatch.setattr(logger_process, "MOST_WAITING", 3)
     process = begun(tmp_path, "Hangs, where: on_start")
     for step in range(1, 7):
         process.feed(json.dumps({"step": step, "text": "x" * 1_000_000}).encode(), step)  # a pipe takes less

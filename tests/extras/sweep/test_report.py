@@ -86,7 +86,9 @@ def test_a_browser_draws_it(tmp_path: Path):
     report.write(tmp_path, some(), False, ["summary.csv"])
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,1400"]
     shot = tmp_path / "page.png"
-    subprocess.run([*command, f"--screenshot={shot}", f"file://{tmp_path / report.NAME}"], check=True, timeout=60)
+    subprocess.run(
+        [*command, f"--screenshot={shot}", f"file://{tmp_path / report.REPORT_FILE}"], check=True, timeout=60
+    )
     picture = Image.open(shot).convert("RGB")
     for top, bottom in ((120, 420), (460, 900)):  # settings that lead to the metric, losses over each other
         colours = picture.crop((0, top, 1240, bottom)).getcolors(1 << 24)

@@ -23,7 +23,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, RanksFailed
 from launcher.runtime.training import loop
-from launcher.steps.certification.compare import Piece, pieces, whole
+from launcher.steps.certification.compare import Piece, full_tensors, pieces
 from launcher.steps.model.build_session import build
 from tests.parity.zoo import cures, oracle, samples
 from tests.parity.zoo.case import Case
@@ -192,9 +192,9 @@ def _rank(world: World, job: Job, plan: Plan, folder: Path) -> Ran:
 
 
 def _compared(case: Case, layout: Layout, plan: Plan, ranks: list[Ran]) -> Verdict:
-    start = whole(plan, [p for r in ranks for p in r.start])
-    ends = whole(plan, [p for r in ranks for p in r.end])
-    steps = [whole(plan, [p for r in ranks for p in r.steps[n][2]]) for n in range(STEPS)]
+    start = full_tensors(plan, [p for r in ranks for p in r.start])
+    ends = full_tensors(plan, [p for r in ranks for p in r.end])
+    steps = [full_tensors(plan, [p for r in ranks for p in r.steps[n][2]]) for n in range(STEPS)]
     for full in (start, *steps, ends):
         if full.complaints:
             return Verdict("WRONG", "; ".join(full.complaints))

@@ -11,7 +11,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import CommFusion
 from launcher.plan.communication.fusion import Limits
 from launcher.plan.plan import ask
-from launcher.plan.settings.comm_fusion import limits, rows
+from launcher.plan.settings.comm_fusion import limits, setting_rows
 from tests.plan.made import chain, job, planned, skeleton
 
 F = "parallel.comm_fusion"
@@ -55,7 +55,7 @@ BECOMES = {
 @pytest.mark.parametrize("overrides", BECOMES)
 def test_every_switch_says_what_became_of_it(overrides: str) -> None:
     j = job(*overrides.split())
-    found = rows(j, ask(j).sizes, None)
+    found = setting_rows(j, ask(j).sizes, None)
     assert [f"{s.key}={s.value}: {s.status}, {s.why}" for s in found] == BECOMES[overrides]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.plan import ask
-from launcher.plan.settings.precision import rows
+from launcher.plan.settings.precision import setting_rows
 from launcher.plan.values.setting import precision
 from tests.plan.made import job
 
@@ -35,7 +35,7 @@ BECOMES = {
 @pytest.mark.parametrize("overrides", BECOMES)
 def test_every_setting_says_what_became_of_it(overrides: str) -> None:
     j = job(*overrides.split())
-    found = rows(j, ask(j).sizes, None)
+    found = setting_rows(j, ask(j).sizes, None)
     assert [f"{s.key}={s.value}: {s.status}, {s.why}" for s in found] == BECOMES[overrides]
 
 
@@ -54,6 +54,6 @@ TRAVELS = {
 @pytest.mark.parametrize("overrides", TRAVELS)
 def test_gradients_of_bf16_travel_in_fp32_unless_nothing_asks_for_it(overrides: str) -> None:
     j = job(BF16, TWO, *overrides.split())
-    _, *rest = rows(j, ask(j).sizes, None)
+    _, *rest = setting_rows(j, ask(j).sizes, None)
     said = [f"{s.key}={s.value}: {s.status}, {s.why}" for s in rest]
     assert (precision(j).reduce, said) == TRAVELS[overrides]

@@ -136,5 +136,5 @@ BECOMES = {
 @pytest.mark.parametrize("overrides", BECOMES)
 def test_every_switch_says_what_became_of_it(overrides: str) -> None:
     j = job(*apart(overrides))
-    found = settings.rows(j, ask(j).sizes)
+    found = settings.plan_rows(j, ask(j).sizes)
     assert [f"{s.key}={s.value}: {s.status}, {s.why}" for s in found] == BECOMES[overrides]

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.plan.plan import ask
-from launcher.plan.settings.transformer_opt import SWITCHES, rows
+from launcher.plan.settings.transformer_opt import SWITCHES, setting_rows
 from launcher.plan.values.resolved import SwitchesFile
 from launcher.planner.plan_job import before_torch, settled
 from launcher.planner.request_files import inlined
@@ -88,7 +88,7 @@ BECOMES = {
 
 def lines(typed: str) -> list[str]:
     j = job(*f"{KEY}.{typed}".split())
-    return [f"{s.key}={s.value}: {s.status}, {s.why}" for s in rows(j, ask(j).sizes, None)]
+    return [f"{s.key}={s.value}: {s.status}, {s.why}" for s in setting_rows(j, ask(j).sizes, None)]
 
 
 @pytest.mark.parametrize("typed", BECOMES)
@@ -138,7 +138,7 @@ def test_switches_that_are_off_say_nothing() -> None:
     off = {name: 0 if "level" in name and "broadcast" not in name else False for name in SWITCHES}
     del off["dataset_broadcast_opt_level"]
     j = job(*(f"{KEY}.{name}={str(value).lower()}" for name, value in off.items()))
-    assert list(rows(j, ask(j).sizes, None)) == []
+    assert list(setting_rows(j, ask(j).sizes, None)) == []
 
 
 WRONG = {
@@ -192,7 +192,7 @@ def test_a_file_is_read_and_a_wrong_line_of_it_named(tmp_path: Path) -> None:
 
 def test_no_name_is_no_file() -> None:
     there, found = inlined(settled(job(f"{KEY}=''")))
-    assert (found, [*rows(there.job, ask(there.job).sizes, None)]) == ([], [])
+    assert (found, [*setting_rows(there.job, ask(there.job).sizes, None)]) == ([], [])
 
 
 def test_a_file_means_the_same_as_its_keys(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_file_means_the_same_as_its_keys(tmp_path: Path) -> None:
     there = resolved.job
     assert found == []
     typed = job(f"{KEY}.computation_allgather_overlap=true")
-    assert [*rows(there, ask(there).sizes, None)] == [*rows(typed, ask(typed).sizes, None)]
+    assert [*setting_rows(there, ask(there).sizes, None)] == [*setting_rows(typed, ask(typed).sizes, None)]
 
 
 def test_a_refused_switch_of_a_file_is_switched_off_beside_the_file(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_refused_switch_of_a_file_is_switched_off_beside_the_file(tmp_path: Pa
     resolved, found = inlined(settled(job(*words(caught.value))))
     there = resolved.job
     assert found == []
-    assert [s.key for s in rows(there, ask(there).sizes, None)] == [f"{KEY}.computation_allgather_overlap"]
+    assert [s.key for s in setting_rows(there, ask(there).sizes, None)] == [f"{KEY}.computation_allgather_overlap"]
 
 
 def test_keys_count_beside_a_file_and_win_over_its_own(tmp_path: Path) -> None:

@@ -44,11 +44,11 @@ def slow(world: World, j: Any, plan: Any, late: bool) -> str:
 
     callback_handler.register_start_callback(wait)
     live = build(world, j, plan, Path(os.devnull), drawn=DRAWN)
-    loop.train(live, replace(train.asked(live, j), until=1))
+    loop.train(live, replace(train.loop_settings(live, j), until=1))
     if late and world.rank == 0:
         time.sleep(SLOW_S)
     try:
-        loop.train(live, replace(train.asked(live, j), until=2))
+        loop.train(live, replace(train.loop_settings(live, j), until=2))
     except RuntimeError as error:
         return "lost" if "onnect" in str(error) or "Timed out" in str(error) else str(error)
     return "done"

@@ -107,7 +107,7 @@ def without(letters: Letters, *dims: int) -> Letters:
     return tuple("" if d in dims else letter for d, letter in enumerate(letters))
 
 
-def whole(shapes: Sequence[Shape]) -> tuple[Letters, ...]:
+def uncut_letters(shapes: Sequence[Shape]) -> tuple[Letters, ...]:
     """Returns letters for tensors that stay whole."""
     return tuple(("",) * len(shape) for shape in shapes)
 

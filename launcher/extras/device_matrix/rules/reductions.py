@@ -204,7 +204,7 @@ def _floats(call: OperatorCall) -> bool:
 
 
 HALVES = ("float16", "bfloat16")
-COUNT = WIDTH["float32"]
+COUNT_BYTES = WIDTH["float32"]
 """Bytes of the number of targets that are not ignored."""
 
 
@@ -298,7 +298,7 @@ def _class_loss(call: _Call) -> InnerSums:
     weight = call.arg(2)
     probabilities = rule.ins[1] == rule.ins[0] and graph.shapes(node)[0] == graph.shapes(node)[1]
     if mean and not probabilities:
-        each = WIDTH[graph.values[weight.value].spec.dtype] if isinstance(weight, Ref) else COUNT
+        each = WIDTH[graph.values[weight.value].spec.dtype] if isinstance(weight, Ref) else COUNT_BYTES
         over = [samples, classes] if isinstance(weight, Ref) else [samples]
         forward += [each for letters in over if call.meets(letters)]
     return InnerSums(tuple(forward), tuple(backward))

@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule
 from launcher.extras.device_matrix.rules import elements, products, reductions, views
-from launcher.extras.device_matrix.rules.calls import LetteredCall, OperatorCall, Said, rule_from, whole
+from launcher.extras.device_matrix.rules.calls import (
+    LetteredCall,
+    OperatorCall,
+    Said,
+    rule_from,
+    uncut_letters,
+)
 
 RuleFunction = Callable[[OperatorCall], Said]
 
@@ -109,4 +115,4 @@ def rule_of(node: OpNode, graph: OpGraph) -> OpRule | None:
 def whole_rule(node: OpNode, graph: OpGraph) -> OpRule:
     """Returns a rule for an operator without one: every tensor stays whole."""
     call = OperatorCall(node, graph)
-    return rule_from(call, LetteredCall(whole(call.ins), whole(call.outs)))
+    return rule_from(call, LetteredCall(uncut_letters(call.ins), uncut_letters(call.outs)))

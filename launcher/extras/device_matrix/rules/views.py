@@ -13,7 +13,7 @@ from launcher.extras.device_matrix.rules.calls import (
     Shape,
     broadcast,
     lettered,
-    whole,
+    uncut_letters,
     without,
 )
 
@@ -247,7 +247,7 @@ def filled(call: OperatorCall) -> Said:
 
 def counted(call: OperatorCall) -> Said:
     """arange, eye, rand and such: small tensors, so every rank makes the full tensor."""
-    return LetteredCall(whole(call.ins), whole(call.outs))
+    return LetteredCall(uncut_letters(call.ins), uncut_letters(call.outs))
 
 
 def drawn(call: OperatorCall) -> Said:

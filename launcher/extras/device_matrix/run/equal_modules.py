@@ -35,7 +35,7 @@ class StageCode:
     states: tuple[PythonState, ...]
 
     @classmethod
-    def of(cls, model: nn.Module, graph: fx.Graph, inputs: Sequence[Tensor]) -> StageCode:
+    def from_graph(cls, model: nn.Module, graph: fx.Graph, inputs: Sequence[Tensor]) -> StageCode:
         """Describe a stage of ``model`` that runs ``graph`` on ``inputs``."""
         named = [str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")]
         units = tuple(dict.fromkeys(named))

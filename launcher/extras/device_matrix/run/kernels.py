@@ -35,7 +35,9 @@ class LocalCall:
     strides: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, node: OpNode, graph: OpGraph, rule: OpRule, strategy: OpStrategy, rank: int) -> LocalCall:
+    def from_node(
+        cls, node: OpNode, graph: OpGraph, rule: OpRule, strategy: OpStrategy, rank: int
+    ) -> LocalCall:
         first = graph.values[node.ins[0]] if node.ins else None
         made = graph.values[node.outs[0]].spec.dtype if node.outs else ""
         return cls(

@@ -140,7 +140,7 @@ class ClassLoss:
     scores: Meeting
 
     @classmethod
-    def of(cls, call: LocalCall, here: Collectives) -> ClassLoss:
+    def from_call(cls, call: LocalCall, here: Collectives) -> ClassLoss:
         shape = call.ins[0]
         dim = 1 if len(shape) > 1 else 0
         args = (*call.node.args, *(None, None, None, MEAN, -100, 0.0)[len(call.node.args) :])
@@ -168,7 +168,7 @@ def _whole_number(arg: Arg) -> int:
 
 def class_loss(call: LocalCall, here: Collectives, run: Run, device: torch.device) -> Run:
     """Prepare cross_entropy_loss and nll_loss."""
-    loss = ClassLoss.of(call, here)
+    loss = ClassLoss.from_call(call, here)
     if loss.scores.axes:
         return _of_cut_classes(call, loss)
     if not loss.targets.axes or loss.reduction != MEAN:
@@ -446,7 +446,7 @@ def dropout(call: LocalCall, run: Run) -> Run:
     masked = len(call.outs) > 1
     if not training or not 0 < p < 1 or not (masked or any(call.strategy.takes(call.rule, 0).dims)):
         return run
-    part, whole = _part(call), _whole(call)
+    part, whole = _part(call), _full_allocator(call)
 
     def of_whole_mask(x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if x.device.type != "cpu":  # accelerators have another kernel, with other draws
@@ -479,7 +479,7 @@ def feature_dropout(call: LocalCall, run: Run) -> Run:
 
 def drawn(call: LocalCall, run: Run) -> Run:
     """Draw values that depend on their input's shape and strides only."""
-    part, whole = _part(call), _whole(call)
+    part, whole = _part(call), _full_allocator(call)
 
     def of_all(x: Tensor) -> Tensor:
         out: Tensor = run(whole(x))
@@ -494,7 +494,7 @@ def _part(call: LocalCall) -> tuple[slice, ...]:
     return tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))
 
 
-def _whole(call: LocalCall) -> Callable[[Tensor], Tensor]:
+def _full_allocator(call: LocalCall) -> Callable[[Tensor], Tensor]:
     """Return a function that allocates the full first tensor; values are drawn in the order of memory."""
     shape = call.ins[0]
     strides = call.strides or torch.empty(shape, device="meta").stride()

@@ -348,7 +348,7 @@ class StageProgram:
         graph, rule = self.sharded.graph, self.sharded.rules[at]
         node, strategy = graph.nodes[at], self.sharded.strategies[at]
         rule = rule or whole_rule(node, graph)
-        call = LocalCall.of(node, graph, rule, strategy, self.groups.rank)
+        call = LocalCall.from_node(node, graph, rule, strategy, self.groups.rank)
         return prepare(call, InsideCollectives(self.groups), self.device)
 
     def _moved(self, t: Tensor, move: Move | None) -> Tensor:

@@ -261,11 +261,11 @@ def _ways(strategy: OpStrategy, letter: str) -> int:
 
 def uses(graph: OpGraph) -> Mapping[int, Sequence[tuple[int, int]]]:
     """Returns the nodes that take each value, with the place of the argument, in execution order."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    places: dict[int, list[tuple[int, int]]] = {}
     for at, node in enumerate(graph.nodes):
         for place, v in enumerate(node.ins):
-            found.setdefault(v, []).append((at, place))
-    return found
+            places.setdefault(v, []).append((at, place))
+    return places
 
 
 @dataclass(frozen=True)
@@ -362,11 +362,11 @@ def stored_cost(
 def _ports(
     graph: OpGraph, rules: Sequence[OpRule | None], strategies: Sequence[OpStrategy]
 ) -> dict[int, list[TensorLayout]]:
-    found: dict[int, list[TensorLayout]] = {}
+    ports: dict[int, list[TensorLayout]] = {}
     for node, rule, strategy in zip(graph.nodes, rules, strategies, strict=True):
         for place, v in enumerate(node.ins):
-            found.setdefault(v, []).append(port(rule, strategy, place, len(graph.values[v].shape)))
-    return found
+            ports.setdefault(v, []).append(port(rule, strategy, place, len(graph.values[v].shape)))
+    return ports
 
 
 def summed(costs: Iterable[Cost], first: Cost) -> Cost:

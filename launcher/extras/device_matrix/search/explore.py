@@ -71,15 +71,15 @@ def few(menus: Menus) -> bool:
     return max(map(len, menus), default=0) <= FEW
 
 
-def one_each(pricer: Pricer, found: Choice) -> Menus:
-    """Returns menus with a single state for each variable: that of ``found``."""
-    return pricer.equal([(s,) for s in found.states])
+def one_each(pricer: Pricer, choice: Choice) -> Menus:
+    """Returns menus with a single state for each variable: that of ``choice``."""
+    return pricer.equal([(s,) for s in choice.states])
 
 
-def order(found: Choice, limit: float | None) -> tuple[float, float]:
+def order(choice: Choice, limit: float | None) -> tuple[float, float]:
     """The sort key of a choice (smaller is better): bytes above ``limit``, then seconds."""
-    over = 0.0 if limit is None else max(0.0, found.memory - limit)
-    return over, found.seconds
+    over = 0.0 if limit is None else max(0.0, choice.memory - limit)
+    return over, choice.seconds
 
 
 def merged(pricer: Pricer, menus: Iterable[Menus]) -> Menus:
@@ -129,13 +129,13 @@ def smallest(found: Search) -> Choice:
 
 
 def unfolded(
-    pricer: Pricer, variables: Variables, single: Variables, found: Choice, limit: float | None
+    pricer: Pricer, variables: Variables, single: Variables, choice: Choice, limit: float | None
 ) -> Choice:
-    """Refines ``found`` with one variable per operator (``single``).
+    """Refines ``choice`` with one variable per operator (``single``).
 
     Each operator may also follow the strategy of one that it takes values from or gives values to.
     """
-    strategies = found.strategies(variables)
+    strategies = choice.strategies(variables)
     menus = []
     for at, variable in enumerate(single.all):
         states = dict.fromkeys([(strategies[at],)])
@@ -228,7 +228,7 @@ def found(
     return Found(strategies, cost, reasons, lacking)
 
 
-SMALL = 16
+SMALL_GRAPH = 16
 """The number of operators of a graph up to which each is a separate variable from the start."""
 
 
@@ -246,7 +246,7 @@ def propagate(
     """Returns the cheapest strategies by ``model``; those ``written`` for some nodes are kept.
 
     The search is exact over ``candidate_cuts``, and strategies that follow ``written`` ones, for graphs of up
-    to ``SMALL`` operators with up to ``explore.FEW`` candidates each.
+    to ``SMALL_GRAPH`` operators with up to ``explore.FEW`` candidates each.
 
     Args:
         graph: the operators of a stage.
@@ -319,7 +319,9 @@ def _solutions(
     graph, rules = pricer.graph, pricer.rules
     dims = dims_of_model(graph, rules)
     single = variables(graph, rules, dims, written, together=False)
-    folded = single if len(graph.nodes) <= SMALL else variables(graph, rules, dims, written, together=True)
+    folded = (
+        single if len(graph.nodes) <= SMALL_GRAPH else variables(graph, rules, dims, written, together=True)
+    )
 
     # further states: those that follow written strategies, and those of complete solutions
     others: list[Menus] = []

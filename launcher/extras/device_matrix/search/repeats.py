@@ -141,8 +141,8 @@ def _numbered(module: str) -> tuple[str, int] | None:
     >>> _numbered("model.layers.12.attn.q")
     ('model.layers.', 12)
     """
-    found = NUMBERED.match(module)
-    return None if found is None else (found[1], int(found[2]))
+    match = NUMBERED.match(module)
+    return None if match is None else (match[1], int(match[2]))
 
 
 def _pattern(

@@ -383,13 +383,13 @@ class Search:
             memory += p.weight * float(p.memory[place])
         return Choice(states, tuple(picked), seconds, memory)
 
-    def swapped(self, found: Choice, limit: float) -> Choice:
-        """Improves ``found``: each variable in turn gets its cheapest state that still fits, twice."""
+    def swapped(self, choice: Choice, limit: float) -> Choice:
+        """Improves ``choice``: each variable in turn gets its cheapest state that still fits, twice."""
         tables: list[list[Priced]] = [[] for _ in self.menus]
         for p in self.priced:
             for x in p.scope:
                 tables[x].append(p)
-        places, room = list(found.places), limit - found.memory
+        places, room = list(choice.places), limit - choice.memory
         for x in [*range(len(places)), *range(len(places))]:
             seconds, memory = np.zeros(len(self.menus[x])), np.zeros(len(self.menus[x]))
             for p in tables[x]:

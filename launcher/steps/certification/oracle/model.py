@@ -184,7 +184,7 @@ WIDE, NARROW = 3.0, 2.0
 ROUNDINGS = 16
 CHANCE = 0.01
 """A larger share of equal values in two constructions is no continuous draw: rows may agree by chance."""
-NONE = 1e-300
+SMALLEST = 1e-300
 FIGURES = ("standard deviation", "largest number", "mean", "share of zeros")
 
 Figures = tuple[float, ...]
@@ -237,14 +237,16 @@ class Seen:
             least = _least(i, self.first, self.figures)
             if not lo - ranges * (hi - lo) - least <= found[i] <= hi + ranges * (hi - lo) + least:
                 usual = f"in {len(self.figures)} plain constructions {_between(i, lo, hi)}"
-                return f"its {name} is {_told(i, found)}, {usual}"
+                return f"its {name} is {_figure_text(i, found)}, {usual}"
         return ""
 
 
 def complaints(plain: Numbers, construct: Callable[[int], Numbers], made: Numbers) -> dict[str, str]:
     """Why tensors of ``made`` do not fit plain constructions; ``construct(n)`` makes another one."""
     seen = {
-        name: Seen(t, torch.ones(_rows(t), dtype=torch.bool)) for name, t in plain.items() if name in made
+        name: Seen(t, torch.ones(_row_count(t), dtype=torch.bool))
+        for name, t in plain.items()
+        if name in made
     }
     for s in seen.values():
         s.add(s.first)
@@ -278,8 +280,8 @@ def figures(t: Tensor) -> Figures:
     flat = (torch.view_as_real(t) if t.is_complex() else t).double().flatten()
     spread, largest = flat.std(correction=0).item(), flat.abs().max().item()
     return (
-        log(max(spread, NONE)),
-        log(max(largest, NONE)),
+        log(max(spread, SMALLEST)),
+        log(max(largest, SMALLEST)),
         flat.mean().item(),
         (flat == 0).double().mean().item(),
     )
@@ -291,13 +293,13 @@ def _least(figure: int, t: Tensor, found: list[Figures]) -> float:
     return (1e-3, 1e-3, 1e-3 * size, 10 / max(t.numel(), 1))[figure]
 
 
-def _told(figure: int, found: Figures) -> str:
-    size = exp(found[figure]) if figure < 2 else found[figure]
-    return f"{0.0 if abs(size) <= 2 * NONE else size:.3g}"
+def _figure_text(figure: int, figures: Figures) -> str:
+    size = exp(figures[figure]) if figure < 2 else figures[figure]
+    return f"{0.0 if abs(size) <= 2 * SMALLEST else size:.3g}"
 
 
 def _between(figure: int, lo: float, hi: float) -> str:
-    a, b = (_told(figure, (x,) * len(FIGURES)) for x in (lo, hi))
+    a, b = (_figure_text(figure, (x,) * len(FIGURES)) for x in (lo, hi))
     return a if a == b else f"{a} to {b}"
 
 
@@ -305,7 +307,7 @@ def _kind(t: Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
 
 
-def _rows(t: Tensor) -> int:
+def _row_count(t: Tensor) -> int:
     return len(t) if t.dim() > 1 else 1
 
 
@@ -322,4 +324,4 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
     if a.is_floating_point():
         same |= (a - b).abs() <= ROUNDINGS * eps * b.abs()
         same |= a.isnan() & b.isnan()
-    return same.reshape(_rows(a), a.numel() // max(_rows(a), 1))
+    return same.reshape(_row_count(a), a.numel() // max(_row_count(a), 1))

@@ -112,7 +112,7 @@ def order(seed: int, step: int, batch: int, n: int) -> Indices:
     return np.array([_epoch(seed, place // n, n)[place % n] for place in places], dtype=np.int64)
 
 
-def asked(reading: str, seed: int, step: int, batch: int, n: int) -> Indices:
+def dataset_indices(reading: str, seed: int, step: int, batch: int, n: int) -> Indices:
     """The indices passed to a data set: in epochs, sample ``i`` of epoch ``e`` is ``e * n + i``."""
     places = [*range(step * batch, (step + 1) * batch)]
     if reading == "in order":

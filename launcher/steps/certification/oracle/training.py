@@ -120,7 +120,7 @@ class Training:
     def batch(self, step: int, narrow: Narrow | None = None) -> Batch:
         """All samples of an optimizer step, in order."""
         source: Samples = self._data.train
-        indices = rules.asked(self._data.reading, self.job.seed, step, self.cut.batch, len(source))
+        indices = rules.dataset_indices(self._data.reading, self.job.seed, step, self.cut.batch, len(source))
         if narrow is not None:
             source, indices = narrow.view(source), narrow.order(indices, self.cut.local)
         return self._moved(source.inputs(indices)), self._targets(source.targets(indices))

@@ -115,7 +115,7 @@ class Law:
         return Made(self.defined(outs), gradients(outs, leaves, cotangents), tuple(copies))
 
     def on_rank(self, strategy: OpStrategy, rank: int, here: Collectives, cotangents: Sequence[Tensor]) -> Made:
-        call = LocalCall.of(self.node, self.graph, self.rule, strategy, rank)
+        call = LocalCall.from_node(self.node, self.graph, self.rule, strategy, rank)
         kernel = prepare(call, here, CPU)
         leaves = [
             part(x, strategy.takes(self.rule, i), rank).requires_grad_(t)

@@ -106,7 +106,7 @@ def _code(model: nn.Module, units: Sequence[str]) -> StageCode:
     for unit in units:
         x = graph.call_module(unit, (x,))
     graph.output(x)
-    return StageCode.of(model, graph, [torch.empty(2, 4, device="meta")])
+    return StageCode.from_graph(model, graph, [torch.empty(2, 4, device="meta")])
 
 
 def _chain(*by: float) -> nn.Module:
