@@ -228,7 +228,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a model that takes tokens alone": (
         {"model": {"name": "tied_pair", "vocab_size": None}},
-        "data.document_mask: true: model tied_pair takes tokens alone, and no documents to keep apart "
+        "data.document_mask: true: model tied_pair takes only tokens and cannot separate documents "
         "(try: data.document_mask=false)",
     ),
     "a second input that is something else": (

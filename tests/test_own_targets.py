@@ -115,13 +115,13 @@ REFUSED = {
     ),
     "more targets than samples": (
         returned("tensor", more=1),
-        f"data: {OWN}: targets() of 2 indices returns a tensor of shape (3, 7); dim 0 is that of the samples: "
-        "return one for each index, in their order",
+        f"data: {OWN}: targets() of 2 indices returns a tensor of shape (3, 7); dim 0 must be the samples: "
+        "return one for each index, in order",
     ),
     "another kind of held-out samples": (
         returned("tensor", other="int32"),
         f"data: {OWN}: samples of the split train are float64 (7, 6) -> int64 (7,), of val float64 (7, 6) -> int32 "
-        "(7,); the model is planned for one kind of samples",
+        "(7,); both splits must have the same kind",
     ),
     "two tensors": (returned("tuple"), f"model: its forward returns a tuple of 2 tensors, {RETURNED}"),
     "a tuple of one": (returned("alone"), f"model: its forward returns a tuple of 1 tensor, {RETURNED}"),
@@ -186,7 +186,7 @@ LATER = {
     "another number of targets": (
         {"later": 1},
         "step 1: 8 training samples were requested, and the data returned 9, in a tensor of shape (9, 6, 5); "
-        "return one for each index, in their order",
+        "return one for each index, in order",
     ),
     "inputs of another shape": (
         {"shape": [3, 6, 4], "target": [6, 4]},

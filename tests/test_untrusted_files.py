@@ -53,14 +53,14 @@ def test_what_is_no_regular_file_is_not_opened(
 
 FOLDER = "Is a directory"
 NOTHING = {  # where a folder is something else, or no file
-    "safetensors": "{path}: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch "
-    "DCP folder (.metadata), rank_<k> folders",
-    "safetensors in a folder": "{path}: neither model.safetensors nor model.safetensors.index.json is there",
-    "index": "{home}: neither model.safetensors nor model.safetensors.index.json is there",
-    "ckpt": "{path}: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch DCP "
-    "folder (.metadata), rank_<k> folders",
-    "dcp metadata": "{home}: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), a "
-    "torch DCP folder (.metadata), rank_<k> folders",
+    "safetensors": "{path}: not a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch "
+    "DCP folder (.metadata) or rank_<k> folders",
+    "safetensors in a folder": "{path}: it has neither model.safetensors nor model.safetensors.index.json",
+    "index": "{home}: it has neither model.safetensors nor model.safetensors.index.json",
+    "ckpt": "{path}: not a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch DCP "
+    "folder (.metadata) or rank_<k> folders",
+    "dcp metadata": "{home}: not a Hugging Face folder (model.safetensors or model.safetensors.index.json), a "
+    "torch DCP folder (.metadata) or rank_<k> folders",
     "strategy": "{path}: no strategy files (*.json) in this folder",
     "strategy of any form": "{path}: no strategy files (*.json) in this folder",
     "tokenizer that is asked for": "{path}: no such file",
@@ -95,14 +95,14 @@ TOO_LONG = {  # the most that is read, where that is not as in a list of tensors
     "cifar batch": 64 << 20,
 }
 ZEROS = {  # what may be as long as it likes, and is found out otherwise
-    "safetensors": "{path}: not a safetensors file: its header is no JSON",
-    "safetensors in a folder": "{path}: not a safetensors file: its header is no JSON",
+    "safetensors": "{path}: not a safetensors file: its header is not JSON",
+    "safetensors in a folder": "{path}: not a safetensors file: its header is not JSON",
     "ckpt": "{path}: not a MindSpore checkpoint, or damaged, at byte 0: no entry of a tensor starts here",
     "state": f"{{home}}/step-000001: incomplete checkpoint: state.json has {HUGE} bytes, manifest.json says 15",
     "layouts": f"{{home}}/step-000001: incomplete checkpoint: strategy/stage0.json has {HUGE} bytes, manifest.json "
     "says 569",
-    "key": "file:{path}: no key of AES-256: it has 1024 bytes; wanted are 32 random bytes, as 64 hexadecimal digits "
-    "(openssl rand -hex 32), as base64 or, in a file, as they are",
+    "key": "file:{path}: not an AES-256 key: it has 1024 bytes; give 32 random bytes, as 64 hexadecimal digits "
+    "(openssl rand -hex 32), as base64 or, in a file, raw",
     "corpus": "{path}: byte 0 is NUL, so it is not plain text: write the text to a UTF-8 file first; "
     "data=tokens reads tokens that were prepared",
     "tokens": "{path}: not a .tokens file: it does not start as one",
@@ -166,7 +166,7 @@ def headed(text: bytes) -> bytes:
 def test_so_is_such_a_header_of_safetensors(tmp_path: Path, bomb: str) -> None:
     path, read = planted(tmp_path, "safetensors")
     path.write_bytes(headed(BOMBS[bomb]))
-    assert refusal(read) == f"{path}: not a safetensors file: its header is no JSON"
+    assert refusal(read) == f"{path}: not a safetensors file: its header is not JSON"
 
 
 def row(shape: str) -> bytes:
@@ -233,7 +233,7 @@ LONG, KEY = "a tuple of more than 1000 values", "a key that is neither text nor 
 SIZE = b"ctorch\nSize\nh\x00\x85R"
 PICKLES = {
     "tuples twice over": (as_key(doubled(b")", b"\x86", 99)), LONG),
-    "frozen sets": (as_key(b"((\x91\x94h\x00\x91"), "no pickle of plain data (KeyError)"),
+    "frozen sets": (as_key(b"((\x91\x94h\x00\x91"), "not a pickle of plain data (KeyError)"),
     "tuples without end": (as_key(b")" + b"\x85" * 500_000), LONG),
     "a long tuple": (as_key(b"(" + b"K\x01" * 500_000 + b"t"), LONG),
     "a tuple as a key": (as_key(b"K\x01\x85"), f"{KEY} (tuple)"),
@@ -246,14 +246,14 @@ PICKLES = {
     "marks alone": (b"\x80\x04]" + b"\x94" * 500_000 + b".", "it marks more for later than its length can need"),
     "sizes that are copied": (
         b"\x80\x04](" + b"K\x01" * 100_000 + b"e\x940(" + SIZE * 9_000 + b"l.",
-        "no pickle of plain data (ValueError)",
+        "not a pickle of plain data (ValueError)",
     ),
 }
 OF_TORCH = {  # names that no file of images has
     "lists twice over": "torch.distributed.checkpoint.metadata.Metadata is not allowed",
     "a copied mapping": "collections.OrderedDict is not allowed",
     "sizes that are copied": "torch.Size is not allowed",
-    "frozen sets": "no pickle of plain data",
+    "frozen sets": "not a pickle of plain data",
 }
 
 
@@ -299,7 +299,7 @@ def test_an_archive_of_a_tensor_has_a_short_directory(tmp_path: Path) -> None:
         for i in range(5_000):
             archive.writestr(f"a/{i}", b"")
     data = (tmp_path / "a.zip").read_bytes()
-    with bounded(), pytest.raises(ValueError, match=r"^not what torch.save writes: 2.* bytes of directory, no single"):
+    with bounded(), pytest.raises(ValueError, match=r"^not what torch.save writes: 2.* bytes of directory, too many"):
         find(memoryview(data), 0, len(data))
 
 

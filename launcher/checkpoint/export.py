@@ -106,7 +106,7 @@ class Full(Mapping[str, Blob]):
         self._names = {name: name for name in self.header.entries} | aliases
         unknown = sorted({*aliases.values()} - self.header.entries.keys())
         if unknown:
-            raise ValueError(f"{path}: {ALIASES} names tensors that are not there: {', '.join(unknown)}")
+            raise ValueError(f"{path}: {ALIASES} names tensors that do not exist: {', '.join(unknown)}")
 
     def __getitem__(self, name: str) -> Blob:
         return blob_at(self._data, self.header, self._names[name])
@@ -127,7 +127,7 @@ def _aliases(path: Path, text: str) -> dict[str, str]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{path}: {ALIASES} is no JSON") from error
+        raise ValueError(f"{path}: {ALIASES} is not JSON") from error
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
         raise ValueError(f"{path}: {ALIASES} is not a mapping of names to names")
     return found

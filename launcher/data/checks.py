@@ -69,7 +69,7 @@ def _no_text(file: Path, start: bytes) -> Problem | None:
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:
     """Checks that the data has room for a window, counting bytes: BPE makes no more tokens than that."""
     train, val = map(len, text_files.split(settings))
-    window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
+    window = f"a window takes data.seq_len={settings.seq_len} tokens plus one"
     if train <= settings.seq_len:
         text = f"{train} bytes to train on (data.val_fraction={settings.val_fraction}) are too few"
         yield Problem("data.path", f"{file}: {text}: {window}")

@@ -211,9 +211,7 @@ def _closed(key: str, path: Path, job: Job) -> list[Problem]:
     except (ValueError, OSError) as error:
         return [Problem(key, f"{path}: cannot resume from this checkpoint: {error}")]
     if type(step) is not int or step < 0:
-        return [
-            Problem(key, f"{path}: cannot resume from this checkpoint: it does not say of which step it is")
-        ]
+        return [Problem(key, f"{path}: cannot resume from this checkpoint: it does not record its step")]
     return []
 
 

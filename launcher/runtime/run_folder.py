@@ -179,7 +179,7 @@ def status_of(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: no mapping")
     said = {name: value for name, value in status.items() if name not in ("version", "digest")}
     if said != status and status != _digested(said):  # older versions wrote neither
-        raise ValueError(f"{path}: its digest is not that of what it says")
+        raise ValueError(f"{path}: its digest does not match its content")
     return said
 
 

@@ -204,7 +204,7 @@ def _ours(step: Transform, src: Path, trust: Trust) -> Strategy:
     strategy = open_checkpoint(src, trust).strategy
     if step.src_strategy is not None:
         raise ValueError(
-            f"{src}: a checkpoint of ours, which says how it is laid out; leave src_strategy out"
+            f"{src}: a checkpoint of this launcher, which has its own layout; leave src_strategy out"
         )
     return strategy
 

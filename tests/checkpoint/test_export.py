@@ -86,9 +86,9 @@ def test_files_of_others_are_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("aliases", "text"),
     [
-        ("{", "launcher.aliases is no JSON"),
+        ("{", "launcher.aliases is not JSON"),
         ("[1]", "launcher.aliases is not a mapping of names to names"),
-        ('{"a": "z"}', "launcher.aliases names tensors that are not there: z"),
+        ('{"a": "z"}', "launcher.aliases names tensors that do not exist: z"),
     ],
 )
 def test_bad_aliases_are_refused(tmp_path: Path, aliases: str, text: str) -> None:

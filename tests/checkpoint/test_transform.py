@@ -110,7 +110,7 @@ def test_a_target_of_other_tensors_is_refused_before_anything_is_written(src: Pa
 def test_a_file_that_contradicts_the_strategy_is_refused_before_anything_is_written(src: Path, tmp_path: Path) -> None:
     path = src / "rank_3" / "model.safetensors"
     path.write_bytes(path.read_bytes().replace(b"BF16", b"F16 "))
-    text = f"{path}: tensor layer.weight has dtype F16 ; known are "
+    text = f"{path}: tensor layer.weight has dtype F16 ; supported: "
     assert refusal(lambda: transform(src, tmp_path / "b", small())).startswith(text)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "latest"]
 

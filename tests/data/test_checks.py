@@ -66,7 +66,7 @@ def test_text_too_short_for_a_window(tmp_path):
     assert check(text(file, seq_len=8, val_fraction=0)) == []
     assert said(text(file, seq_len=9)) == (
         f"data.path: {file}: 9 bytes to train on (data.val_fraction=0.1) are too few: "
-        "a window takes data.seq_len=9 tokens and the next one"
+        "a window takes data.seq_len=9 tokens plus one"
     )
 
 
@@ -75,7 +75,7 @@ def test_held_out_text_too_short_for_a_window(tmp_path):
     file.write_text("x" * 100, encoding="utf-8")
     assert said(text(file, seq_len=10)) == (
         f"data.val_fraction: 0.1 of {file} is 10 bytes, too few: "
-        "a window takes data.seq_len=10 tokens and the next one (try: data.val_fraction=0.12)"
+        "a window takes data.seq_len=10 tokens plus one (try: data.val_fraction=0.12)"
     )
 
 

@@ -242,7 +242,7 @@ def test_a_checkpoint_of_before_is_not_compared_and_that_is_said(trained, capsys
     said = plan(capsys, *asked(old, "seed=1"))
     text = "the checkpoint is too old to say how it was trained, so nothing is compared"
     assert f" checkpoint {old}: {text}" in said
-    assert "cannot resume from this checkpoint: it does not say of which step it is\n" in of_no_step(old, state, capsys)
+    assert "cannot resume from this checkpoint: it does not record its step\n" in of_no_step(old, state, capsys)
     state["settings"] = ["seed"]
     (old / "state.json").write_text(json.dumps(state))
     data = (old / "state.json").read_bytes()
@@ -296,7 +296,7 @@ def test_a_newer_checkpoint_that_is_damaged_or_gone_is_told(trained, capsys):
     newest = folder / "checkpoints/step-000004"
     manifest = newest / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"world": 1', '"world": 2'))
-    why = f"{manifest}: damaged: its digest is not that of what it says"
+    why = f"{manifest}: damaged: its digest does not match its content"
     assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
     shutil.rmtree(newest)
     why = f"{folder}/checkpoints/latest names step-000004, which is not there"

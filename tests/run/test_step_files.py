@@ -69,26 +69,26 @@ def test_a_wrong_table_is_refused_whole_before_anything_is_started(
     ] + [
         (
             "steps.import.names",
-            "no row of the table is about model.layers.0.post_attention_layernorm.weight, model.layers.0.mlp.down_proj."
+            "no row of the table matches model.layers.0.post_attention_layernorm.weight, model.layers.0.mlp.down_proj."
             "weight, model.layers.1.post_attention_layernorm.weight, model.layers.1.mlp.down_proj.weight "
             f"of {source}; add rows, with null to leave a tensor out",
             f"{row}:4:5",
         ),
         (
             "steps.import.names.model.norm",
-            f"{source}: the model has no place for normal.weight; null in the place of this row's name leaves them out",
+            f"{source}: the model has no place for normal.weight; set this row to null to leave them out",
             f"{row}:10:7",
         ),
         (
             "steps.import.names",
-            f"{source}: nothing is there for the model's layers.0.mlp_norm.weight, layers.0.mlp.gate.weight, "
+            f"{source}: it has no tensor for the model's layers.0.mlp_norm.weight, layers.0.mlp.gate.weight, "
             "layers.0.mlp.down.weight, layers.1.mlp_norm.weight, layers.1.mlp.gate.weight, layers.1.mlp.down.weight "
             "and 1 more; these are a Llama's names as transformers has them",
             f"{row}:4:5",
         ),
         (
             r"steps.import.names.^model\.layers\.(\d+)\.post_attention_norm\.(.+)",
-            f"no tensor of {source} has a name that this row is about",
+            f"this row matches no tensor of {source}",
             f"{row}:9:7",
         ),
     ]
@@ -136,15 +136,16 @@ AT_THE_DOOR = {
     ),
     "a head that is not that of the manifest": (
         ["steps=[transform]", "steps.transform.src=cut"],
-        "steps.transform.src: cut/rank_1/model.safetensors: a file from another place: it says format tp, not pt",
+        "steps.transform.src: cut/rank_1/model.safetensors: a file of another rank or layout: it says format tp, not "
+        "pt",
     ),
     "names of an export that the run does not have": (
         ["--config-dir=.", "recipe=export", "steps=[train,save,export]", "steps.export.format=hf"],
-        "steps.export.names: no row of the table is about embed.weight, ",
+        "steps.export.names: no row of the table matches embed.weight, ",
     ),
     "names of an export that its source does not have": (
         ["--config-dir=.", "recipe=export", "steps=[export]", "steps.export.format=hf", "steps.export.src=last"],
-        "steps.export.names: no row of the table is about embed.weight, ",
+        "steps.export.names: no row of the table matches embed.weight, ",
     ),
     "an export that is a folder": (
         ["steps=[train,save,export]", "steps.export.path=half"],
@@ -161,7 +162,7 @@ AT_THE_DOOR = {
     ),
     "whole tensors with a strategy": (
         ["steps=[import]", "steps.import.src=hf", "steps.import.strategy=one.json"],
-        "steps.import.src = hf: whole tensors, which have no strategy; leave strategy out",
+        "steps.import.src = hf: full tensors, which have no strategy; leave strategy out",
     ),
     "a checkpoint to verify without its manifest": (
         ["steps=[verify]", "steps.verify.src=half"],
@@ -191,8 +192,7 @@ AT_THE_DOOR = {
     ),
     "pickles": (
         ["steps=[import]", "steps.import.src=pickled"],
-        "steps.import.src = pickled: only pytorch_model.bin, pickled, which is never loaded; save it as safetensors "
-        "first",
+        "steps.import.src = pickled: it has only pickles, which are never loaded (pytorch_model.bin); save safetensors",
     ),
     "a name that a terminal would obey": (
         ["steps=[import]", "steps.import.src=red.safetensors"],
@@ -294,12 +294,12 @@ REFUSED = {
     ),
     "a source that is nothing of that kind": (
         ["steps=[import]", "steps.import.src=empty"],
-        "steps.import.src = empty: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), "
-        "a torch DCP folder (.metadata), rank_<k> folders",
+        "steps.import.src = empty: not a Hugging Face folder (model.safetensors or model.safetensors.index.json), "
+        "a torch DCP folder (.metadata) or rank_<k> folders",
     ),
     "a table with a bad pattern": (
         ["--config-dir=mine", "recipe=table", "steps=[import]", "steps.import.src=file.safetensors"],
-        "steps.import.names: ^( is no regular expression: missing ), unterminated subpattern at position 1\n"
+        "steps.import.names: ^( is not a regular expression: missing ), unterminated subpattern at position 1\n"
         "steps.import.src = file.safetensors: truncated: a safetensors file has at least 8 bytes, this one 0",
     ),
     "names that are no table": (
@@ -309,7 +309,7 @@ REFUSED = {
     ),
     "a size that is none": (
         ["steps=[train,save,export]", "steps.export.max_shard_size=much"],
-        "steps.export.max_shard_size: 'much' is no size; give bytes, or text as 500MB or 2GiB",
+        "steps.export.max_shard_size: 'much' is not a size; give bytes, or text such as 2GiB",
     ),
     "a checkpoint that is not there": (
         ["steps=[transform]", "steps.transform.src=nowhere"],
@@ -326,7 +326,7 @@ REFUSED = {
     ),
     "a file to go along that is not there": (
         ["steps=[save,export]", "steps.export.format=hf", "steps.export.beside=[config.json]"],
-        "steps.export.beside: config.json: no such file to copy beside the model",
+        "steps.export.beside: config.json: cannot be copied beside the model: no such file",
     ),
     "weights from two places": (
         ["steps=[import,train]", "steps.import.src=file.safetensors", "checkpoint.resume=elsewhere"],

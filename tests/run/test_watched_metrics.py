@@ -138,7 +138,7 @@ def test_the_best_of_another_run_is_not_that_of_this_one(straight, tmp_path):
         ),
         (
             ["steps=[train,save,export]", "steps.export.src=best", "train.eval_every=5"],
-            "  steps.export.src = best: without checkpoint.best no checkpoint is known as the best\n"
+            "  steps.export.src = best: without checkpoint.best no checkpoint is recorded as the best\n"
             "    set by: steps.export.src=best (command line)\n",
             "steps.export.src=best checkpoint.best=val_loss",
         ),

@@ -65,7 +65,9 @@ def form_of(path: Path) -> ForeignForm:
     if not path.is_dir():
         raise ValueError(f"{path}: no such file or folder")
     if is_checkpoint(path):
-        raise ValueError(f"{path}: a checkpoint of ours, which needs no import; give it as checkpoint.resume")
+        raise ValueError(
+            f"{path}: it is the launcher's own and needs no import; give it as checkpoint.resume"
+        )
     if stands(path / ONE) or stands(path / INDEX) or any(path.glob("pytorch_model*.bin")):
         return "hf"  # if there are only pickles, its reader raises with the way out
     if stands(path / METADATA):
@@ -73,8 +75,8 @@ def form_of(path: Path) -> ForeignForm:
     if any(path.glob("rank_*")):
         return "mindspore"
 
-    forms = f"a Hugging Face folder ({ONE} or {INDEX}), a torch DCP folder ({METADATA}), rank_<k> folders"
-    raise ValueError(f"{path}: none of {forms}")
+    forms = f"a Hugging Face folder ({ONE} or {INDEX}), a torch DCP folder ({METADATA}) or rank_<k> folders"
+    raise ValueError(f"{path}: not {forms}")
 
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
@@ -137,7 +139,7 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
     """
     form = form_of(path)
     if strategy is not None and not (form == "mindspore" and path.is_dir()):
-        raise ValueError(f"{path}: whole tensors, which have no strategy; leave strategy out")
+        raise ValueError(f"{path}: full tensors, which have no strategy; leave strategy out")
     if form == "hf":
         blobs = read_hf(path)
         return _of_whole(lambda: Blobs(blobs))

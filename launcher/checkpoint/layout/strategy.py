@@ -261,7 +261,7 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
 
     # its dtype, kind and rank
     if entry.dtype not in ITEMSIZE:
-        yield f"dtype {entry.dtype} is not known; known are {', '.join(ITEMSIZE)}"
+        yield f"dtype {entry.dtype} is unknown; supported dtypes: {', '.join(ITEMSIZE)}"
     if entry.kind not in KINDS:
         yield f"kind {entry.kind} is none of {', '.join(KINDS)}"
     if len(layout.split) != len(layout.shape):

@@ -227,7 +227,9 @@ class TokenWriter:
         if not given.size:
             return
         if given.ndim != 1 or given.dtype.kind not in "iu":
-            raise ValueError(f"tokens are whole numbers in one row, not {given.dtype} {list(given.shape)}")
+            raise ValueError(
+                f"tokens must be whole numbers in one row, not {given.dtype} {list(given.shape)}"
+            )
         wrong = (given < 0) | (given >= self.vocab_size)
         if wrong.any():
             k = int(wrong.argmax())

@@ -121,7 +121,7 @@ def _of_keys(name: str, number: int, item: Mapping[Any, Any]) -> Item:
     if not others and len(inputs) == len(targets) == 1:
         return item[inputs[0]], item[targets[0]]
     known = f"one of {', '.join(INPUT_KEYS)} and one of {', '.join(TARGET_KEYS)}, and no more"
-    text = f"item {number} has the keys {', '.join(map(str, item))}; known are {known}"
+    text = f"item {number} has the keys {', '.join(map(str, item))}; supported: {known}"
     if "input_ids" in others:
         text += " (labels of transformers are those of the same tokens, here targets are one token later)"
     raise BadItem(name, f"{text}; return a tuple (inputs..., target), in the order of the model's forward")

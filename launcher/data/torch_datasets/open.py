@@ -85,8 +85,10 @@ def _made(settings: Target, allow: tuple[str, ...]) -> tuple[Callable[..., Any],
     """The class or function of ``settings``, and its parameters by name. Raises ``RequestError``."""
     found: Any = factory(settings.target, allow, object, key=KEY)
     if inspect.isclass(found) and issubclass(found, torch_data.DataLoader | torch_data.Sampler):
-        text = f"{settings.target}: is a {found.__name__}: batches, their order, workers and whose turn it is"
-        raise RequestError((Problem(KEY, f"{text} are the launcher's; name the data set itself"),))
+        text = (
+            f"{settings.target}: is a {found.__name__}: the launcher makes batches, their order and workers"
+        )
+        raise RequestError((Problem(KEY, f"{text} itself; name the data set itself"),))
     made = factory(settings.target, allow, UserData, key=KEY)
     return made, inspect.signature(made).parameters
 
@@ -195,13 +197,13 @@ def _said_length(stream: Any) -> int:
 
 def _length(dataset: Any, settings: Target) -> int:
     if not hasattr(dataset, "__len__"):
-        text = f"{settings.target}: a Dataset without __len__; let its len() be the number of its items"
+        text = f"{settings.target}: this Dataset has no __len__; its len() must be the number of items"
         raise RequestError((Problem(KEY, text),))
     return len(dataset)
 
 
 def _no_split(settings: Target) -> Source:
-    text = f'{settings.target}: makes a Source and has no parameter split; give it split, "train" or "val"'
+    text = f'{settings.target}: makes a Source but has no parameter split; give it split, "train" or "val"'
     raise RequestError((Problem(KEY, text),))
 
 
@@ -243,7 +245,7 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
     if at is None:
         return _lost(mine, first) if isinstance(mine, Stream) and n > 1 else None
     text = f"built a second time, its item {at} differs, and each rank builds its own copy"
-    return Problem(KEY, f"{mine.name}: {text}; {DRAW}, and at the seed where it is made")
+    return Problem(KEY, f"{mine.name}: {text}; {DRAW}, and by the seed in its constructor")
 
 
 def _lost(stream: Stream, items: list[Sequence[Tensor]]) -> Problem | None:

@@ -58,7 +58,7 @@ def read_pickle(file: Path) -> Split:
     except OSError as error:
         raise RequestError((Problem("data.root", f"{file}: {error.strerror}"),)) from error
     except Exception as error:  # a broken pickle can raise anything
-        why = "no pickle of plain data" if isinstance(error, KeyError | IndexError) else error
+        why = "not a pickle of plain data" if isinstance(error, KeyError | IndexError) else error
         text = f"{file}: not a CIFAR-10 batch: {why}; fetch the archive again"
         raise RequestError((Problem("data.root", text),)) from error
     return pixels.reshape(-1, 3, 32, 32), labels.astype(np.uint8)

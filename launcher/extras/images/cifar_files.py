@@ -72,7 +72,7 @@ def _check_names(file: Path) -> None:
         codes = pickletools.genops(read_bytes(file, LONGEST))
         named = [str(name) for code, name, _ in codes if code.name == "GLOBAL"]
     except (ValueError, IndexError, OverflowError) as error:
-        raise BadFile(f"not a CIFAR-10 batch: no pickle of plain data ({error})") from error
+        raise BadFile(f"not a CIFAR-10 batch: not a pickle of plain data ({error})") from error
     wrong = next((name for name in named if name not in NAMES), None)
     if wrong is not None:
         raise BadFile(f"not a CIFAR-10 batch: {wrong.replace(' ', '.')} is not allowed")

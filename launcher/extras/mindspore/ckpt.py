@@ -235,7 +235,7 @@ def _joined(run: list[_Part]) -> CkptEntry:
         raise ValueError(f"tensor {shown(first.name)}: its parts differ in shape or dtype")
     if first.type not in DTYPES:
         raise ValueError(
-            f"tensor {shown(first.name)} has dtype {shown(first.type)}; known are {', '.join(DTYPES)}"
+            f"tensor {shown(first.name)} has dtype {shown(first.type)}; supported: {', '.join(DTYPES)}"
         )
     if any(n < 0 for n in first.dims):
         raise ValueError(f"tensor {shown(first.name)} has shape {list(first.dims[:8])}")

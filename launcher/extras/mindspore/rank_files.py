@@ -370,7 +370,9 @@ class RankFiles:
         for key, values in good.items():
             found = file.metadata.get(f"launcher.{key}")
             if found not in values:
-                yield f"a file from another place: it says {key} {found}, not {mark[f'launcher.{key}']}"
+                yield (
+                    f"a file of another rank or layout: it says {key} {found}, not {mark[f'launcher.{key}']}"
+                )
 
         # its tensors must be those of the strategy
         absent = [name for name in boxes if name not in file.specs]

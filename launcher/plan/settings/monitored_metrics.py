@@ -58,7 +58,7 @@ def _unknown(job: Job) -> Iterator[Problem]:
     """Yields problems for steps that read the best checkpoint although ``checkpoint.best`` is not set."""
     for name, step in job.steps.items():
         if job.checkpoint.best is None and of_best(step):
-            text = "best: without checkpoint.best no checkpoint is known as the best"
+            text = "best: without checkpoint.best no checkpoint is recorded as the best"
             yield Problem(f"steps.{name}.{verb(step).source}", text, f"{BEST}=val_loss")
 
 

@@ -189,7 +189,7 @@ def test_a_bad_row_is_named_or_left_out(
     assert main([*words, "show=plan"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  data.path: {path}:2: {why}; data.on_bad=skip leaves out what is bad, and counts it\n"
+        f"  data.path: {path}:2: {why}; data.on_bad=skip leaves out bad rows and counts them\n"
         f"    set by: data.path={path} (command line)\n"
         f"    try:    data.path={path} data.on_bad=skip\n"
     )
@@ -269,7 +269,7 @@ def test_tokenizers_and_templates_that_are_none(
     assert main([*asked(settings), "show=plan"]) == 2
     assert (
         f"data.path: {settings.path}:1: it has messages, and the tokenizer has no chat template; give "
-        "data.template=FILE; data.on_bad=skip leaves out what is bad, and counts it"
+        "data.template=FILE; data.on_bad=skip leaves out bad rows and counts them"
     ) in capsys.readouterr().err
     settings = written(tmp_path, CHATML, [messages()])
     size = tokenizer.get_vocab_size()
@@ -285,7 +285,7 @@ def test_tokenizers_and_templates_that_are_none(
     assert f"model.vocab_size: 100 are too few for the {size} tokens of data chat" in capsys.readouterr().err
     (tmp_path / "rows.jsonl").write_text("\n")
     assert main([*asked(settings), "show=plan"]) == 2
-    assert f"data.path: {settings.path}: there is no row in it" in capsys.readouterr().err
+    assert f"data.path: {settings.path}: it has no rows" in capsys.readouterr().err
 
 
 def test_a_bad_row_far_down_ends_the_run_by_its_line(
@@ -295,7 +295,7 @@ def test_a_bad_row_far_down_ends_the_run_by_its_line(
     assert main([*asked(settings), f"run_dir={tmp_path}/run"]) == 1
     assert capsys.readouterr().err.splitlines()[0] == (
         f"error: data.path: {settings.path}:61: 'messages' is no list of messages; "
-        "data.on_bad=skip leaves out what is bad, and counts it"
+        "data.on_bad=skip leaves out bad rows and counts them"
     )
 
 

@@ -56,6 +56,6 @@ def test_what_packed_conversations_need(
     )
     assert main([*words, "model=tied_pair", "steps=[train]"]) == 2
     assert (
-        "  data.packing = best_fit: model tied_pair takes tokens alone, and no documents to keep apart\n"
+        "  data.packing = best_fit: model tied_pair takes only tokens and cannot separate documents\n"
         "    set by: data.packing=best_fit (command line)\n"
     ) in capsys.readouterr().err

@@ -36,7 +36,7 @@ FILES = {
     "none": (None, "a.jsonl: No such file or directory"),
     "of another kind": (("a.csv", b"a,b"), f"a.csv: not known by its name: {READ} are read; format=text or jsonl reads"
                         " it as that"),
-    "empty": (("a.txt", b""), "a.txt: empty, so there is nothing to make tokens of"),
+    "empty": (("a.txt", b""), "a.txt: empty, so there is nothing to tokenize"),
     "packed, by its bytes": (("a.jsonl", gzip.compress(b"{}")), "a.jsonl: jsonl by its name, but gzip by its first "
                              "bytes"),
     "packed, by its name": (("a.txt.gz", b"text"), "a.txt.gz: gzip by its name, but its first bytes are not those of "

@@ -134,7 +134,7 @@ def test_what_is_bad_is_named_with_its_line_or_left_out_and_counted(tmp_path):
     for why in whys:
         with pytest.raises(RunError) as error:
             prepared(**common)
-        cure = "on_bad=skip leaves out what is bad, and counts it"
+        cure = "on_bad=skip leaves out bad rows and counts them"
         assert str(error.value) == f"{src}:{why}; {cure}"
         row = int(why.partition(":")[0]) - 1
         src.write_bytes(b"\n".join([b"" if i <= row and i else line for i, line in enumerate(lines)]))

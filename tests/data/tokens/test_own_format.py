@@ -89,8 +89,8 @@ def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
     [
         ([1, 9], "{path}: token 2 is 9, which is not from 0 to 8"),
         ([-1], "{path}: token 1 is -1, which is not from 0 to 8"),
-        ([0.5], "tokens are whole numbers in one row, not float64 [1]"),
-        ([[1]], "tokens are whole numbers in one row, not int64 [1, 1]"),
+        ([0.5], "tokens must be whole numbers in one row, not float64 [1]"),
+        ([[1]], "tokens must be whole numbers in one row, not int64 [1, 1]"),
     ],
     ids=["too large", "negative", "float", "rows"],
 )

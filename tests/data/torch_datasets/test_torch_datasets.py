@@ -206,12 +206,12 @@ REFUSED = {
     "made otherwise": (
         trained(of("Rows", samples=N, how="made otherwise")),
         f"data._target_: {NAME}.Rows: built a second time, its item 0 differs, and each rank builds its own copy; "
-        f"{DRAW}, and at the seed where it is made",
+        f"{DRAW}, and by the seed in its constructor",
     ),
     "stream made otherwise": (
         trained(of("Row", how="made otherwise")),
         f"data._target_: {NAME}.Row: built a second time, its item 0 differs, and each rank builds its own copy; "
-        f"{DRAW}, and at the seed where it is made",
+        f"{DRAW}, and by the seed in its constructor",
     ),
     "lost state": (
         trained(of("Kept", how="lost")),
@@ -232,14 +232,14 @@ REFUSED = {
     ),
     "tokens of transformers": (
         trained(of("Rows", samples=N, how="tokens")),
-        f"data._target_: {NAME}.Rows: item 0 has the keys input_ids, labels; known are {KNOWN} (labels of transformers "
-        "are those of the same tokens, here targets are one token later); return a tuple (inputs..., target), in the "
-        "order of the model's forward",
+        f"data._target_: {NAME}.Rows: item 0 has the keys input_ids, labels; supported: {KNOWN} (labels of "
+        "transformers are those of the same tokens, here targets are one token later); return a tuple (inputs..., "
+        "target), in the order of the model's forward",
     ),
     "a loader": (
         trained(of("Loader")),
-        f"data._target_: {NAME}.Loader: is a Loader: batches, their order, workers and whose turn it is are the "
-        "launcher's; name the data set itself",
+        f"data._target_: {NAME}.Loader: is a Loader: the launcher makes batches, their order and workers "
+        "itself; name the data set itself",
     ),
     "a model": (
         trained(of("Net")),
@@ -247,7 +247,7 @@ REFUSED = {
     ),
     "no length": (
         trained(of("Endless")),
-        f"data._target_: {NAME}.Endless: a Dataset without __len__; let its len() be the number of its items",
+        f"data._target_: {NAME}.Endless: this Dataset has no __len__; its len() must be the number of items",
     ),
     "all held out": (
         trained(of("NoSplit", samples=N, val_fraction=1)),

@@ -209,8 +209,8 @@ def test_what_was_written_can_be_read_again_and_swapped_files_are_named(home: Pa
     found = refusal(lambda: call(home, src_checkpoints_dir=home / "b", dst_checkpoints_dir=home / "d",
                                  src_strategy_file=home / "b.json", dst_strategy_file=None))  # fmt: skip
     assert found == (
-        f"{one}: a file from another place: it says rank 1, not 0\n"
-        f"{two}: a file from another place: it says rank 0, not 1"
+        f"{one}: a file of another rank or layout: it says rank 1, not 0\n"
+        f"{two}: a file of another rank or layout: it says rank 0, not 1"
     )
 
 
@@ -226,7 +226,7 @@ def test_files_belong_to_their_layout_in_whatever_form_it_is_given(tmp_path: Pat
     assert written(tmp_path / "c") == {0: held(single(a), 0, filled(a))}
     shutil.copy(tmp_path / "b/rank_1/out1.safetensors", tmp_path / "b/rank_0/out0.safetensors")
     stale = given_in(tmp_path / "stale", form, net(4, swapped=True))
-    file = f"{tmp_path}/b/rank_0/out0.safetensors: a file from another place: it says"
+    file = f"{tmp_path}/b/rank_0/out0.safetensors: a file of another rank or layout: it says"
     # MindSpore's JSON has shapes, which these files contradict
     says = "are these the files that it was saved with?" if form == "json" else f"{file} strategy {b.meaning}, not "
     for strategy, told in ((again, f"{file} rank 1, not 0"), (stale, says)):

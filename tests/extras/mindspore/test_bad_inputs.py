@@ -347,7 +347,7 @@ def test_row_38_files_of_two_ranks_swapped_are_named(tmp_path: Path) -> None:
         )
     )
     assert found == (
-        f"{two}: a file from another place: it says rank 1, not 0\n"
-        f"{one}: a file from another place: it says rank 0, not 1"
+        f"{two}: a file of another rank or layout: it says rank 1, not 0\n"
+        f"{one}: a file of another rank or layout: it says rank 0, not 1"
     )
     assert not (home.path / "x.safetensors").exists()

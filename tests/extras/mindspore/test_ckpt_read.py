@@ -178,7 +178,7 @@ FIRST = "not a MindSpore checkpoint, or damaged, at byte"
         ),
         (
             entry(b"w", (2,), b"Complex64", bytes(16)),
-            f"tensor w has dtype Complex64; known are {', '.join(NAMES.values())}",
+            f"tensor w has dtype Complex64; supported: {', '.join(NAMES.values())}",
         ),
         (entry(b"\xff", (), b"Int8", b"1"), rf"{FIRST} 0: b'\xff' is no name: not UTF-8"),
         (packet(1, packet(1, b"m") + packet(3, b"")), "tensor m: a map tensor, which is not supported"),
