@@ -62,7 +62,7 @@ CASES = [
     (f"{P}.param_strategy.load=''", "'': should not be empty", f"{P}.param_strategy.load=null"),
     (f"{P}.local_norm.dump=run:../norms", "run:../norms: should be run:NAME, a name in the run folder",
      f"\"{P}.local_norm.dump='run:norms'\""),
-    (f"{P}.param_strategy.load=run:p.json", "run:p.json: should be the path of a file that is there already",
+    (f"{P}.param_strategy.load=run:p.json", "run:p.json: should be the path of an existing file",
      ""),
     (f"{P}.group_file=[a]", "[a]: should be text", ""),
     (f"{P}.local_norm.dump=3", "3: should be text", f"\"{P}.local_norm.dump='3'\""),

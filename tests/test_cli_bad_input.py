@@ -200,7 +200,7 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
     "another logger by a plus": (
         ["+logger=csv"],
         """
-  logger: +logger=csv: the list is given as a whole, in order
+  logger: +logger=csv: give the complete list, in order
     set by: +logger=csv (command line)
 """,
     ),
@@ -264,7 +264,7 @@ has none
     set in: conf/model/lm.yaml:3:1
           | vocab_size: ${data.vocab_size}  # tokens, as the data has them
 
-  steps.sample: continues text, and data is mnist5k
+  steps.sample: continues text, but data is mnist5k
     set in: conf/steps/sample.yaml:2:1
           | sample:
     try:    'steps=[train,evaluate,sync_shared,save,transform,export]'
@@ -312,7 +312,7 @@ has none
     "group with a name the grammar cannot read": (
         ["parallel.operators={head[a]: {weight: [2, 1]}}"],
         """
-  parallel.operators: {head[a]: {weight: [2, 1]}}: cannot be read; name by name any name can be written
+  parallel.operators: {head[a]: {weight: [2, 1]}}: cannot be read; set each name by itself
     set by: parallel.operators={head[a]: {weight: [2, 1]}} (command line)
 """,
     ),
@@ -343,7 +343,7 @@ has none
     "steps appended": (
         ["+steps=sample"],
         """
-  steps: +steps=sample: the list is given as a whole, in order
+  steps: +steps=sample: give the complete list, in order
     set by: +steps=sample (command line)
 """,
     ),

@@ -76,9 +76,9 @@ def test_a_square_has_its_classes_last_first():
     assert class_dims((8,), (8,)) == class_dims((8, 5), ()) == class_dims((4, 8), (4, 2)) == ()
 
 
-LOGITS = "return the logits alone, those of a dict or an object by their name, as in out.logits"
+LOGITS = "return only the logits, for a dict or an object by name, as in out.logits"
 RETURNED = f"and loss=cross_entropy takes one tensor; {LOGITS}, or give a loss of your own by loss._target_"
-FIT = "an output is (samples, ..., classes) or (samples, classes, ...), its targets are all but the classes"
+FIT = "an output is (samples, ..., classes) or (samples, classes, ...), and targets have all dims but the classes"
 OWN = "tests.parallel.sources.Labelled"
 TOKENS = {"shape": [7, 6], "target": [7], "classes": 5}
 
@@ -128,7 +128,7 @@ REFUSED = {
     "a dict": (returned("dict"), f"model: its forward returns a dict of logits, {RETURNED}"),
     "no logits": (
         returned("best", target=[]),
-        "model: its forward returns int64, and the loss takes logits: floating numbers, one a class",
+        "model: its forward returns int64, but the loss takes floating-point logits, one a class",
     ),
 }  # fmt: skip
 

@@ -275,7 +275,7 @@ def test_labels_of_images_are_a_list_of_numbers(tmp_path: Path) -> None:
     for _ in range(60):
         nested = [nested, nested]
     path.write_bytes(pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": nested}, 2))
-    why = "data is no array, or labels are no list of numbers"
+    why = "data is not an array, or labels are not a list of numbers"
     assert refusal(read) == f"data.root: {path}: not a CIFAR-10 batch: {why}; fetch the archive again"
 
 

@@ -75,7 +75,7 @@ def parse(argv: Sequence[str]) -> Args:
                 elif value == "job":
                     overrides.append("show=config")
                 else:
-                    text = f"--cfg {value}: only --cfg job is there"
+                    text = f"--cfg {value}: only --cfg job is supported"
                     found.append(Problem("", text, "show=config", (word, value)))
 
         # settings of a sweep are errors without a sweep

@@ -259,7 +259,7 @@ def _unreadable(text: str, why: str) -> Problem:
         return Problem("", f"{shown}: not an override; write key=value", "", (text,))
     in_quotes = f"{name.strip()}={QuotedString(value.strip(), Quote.single).with_quotes()}"
     if not parsable(in_quotes):
-        return Problem("", f"{shown}: cannot be read; {name!r} is no key", "", (text,))
+        return Problem("", f"{shown}: cannot be read; {name!r} is not a key", "", (text,))
 
     # the value is wrong; show it shortened, and not at all if it may be a secret
     safe = shown == text
@@ -268,7 +268,7 @@ def _unreadable(text: str, why: str) -> Problem:
     if re.search(r"\d{4301}", value):
         return Problem(key, f"{told}: a number of {len(value)} digits")
     if key in OPEN:
-        text = f"{told}: cannot be read; name by name any name can be written"
+        text = f"{told}: cannot be read; set each name by itself"
         return Problem(key, text, _by_name(key, value))
     better = rewritten(text)
     if better:

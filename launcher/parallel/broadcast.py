@@ -43,7 +43,7 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
     replicas differ afterwards.
     """
     if not isinstance(net, nn.Module):
-        raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
+        raise TypeError(f"net: {type(net).__name__} is not a torch.nn.Module")
     net = inside(net) or net
     layout = layouts(layout)
 

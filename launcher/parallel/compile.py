@@ -161,7 +161,7 @@ class CompiledForward:
                 return self.compiled(*args, **kwargs)
         except FailOnRecompileLimitHit:
             self.given_up = True
-            text = "takes another graph in each call, and runs eagerly from here on"
+            text = "needs a new graph in each call, so it runs eagerly from now on"
             _log.warning("train.compile: %s %s", self.name or "a stage", text)
         except TorchDynamoException as error:
             raise RunError(self._failed(error)) from error

@@ -132,7 +132,7 @@ def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Differen
     Raises ``ValueError`` unless ``saved`` has the form that ``recorded`` returns.
     """
     if not isinstance(saved.get("derived"), dict):
-        raise ValueError("what it says of its settings cannot be read")
+        raise ValueError("its settings cannot be read")
     mine = recorded(job, plan)
 
     # a section with another choice is one difference: the settings of two choices do not compare

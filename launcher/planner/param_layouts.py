@@ -213,7 +213,7 @@ def _sayable(strategy: Strategy, path: str) -> None:
     try:
         mindspore.merged_file(strategy)
     except ValueError as error:
-        text = f"{path}: {error}; a name that ends in .json has place for it"
+        text = f"{path}: {error}; a name that ends in .json can store it"
         raise RequestError((Problem("parallel.param_strategy.save", text),)) from error
 
 

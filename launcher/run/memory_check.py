@@ -66,7 +66,7 @@ def _roomy(job: Job, plan: Plan) -> list[Problem]:
     found = None if room is None else tightest(plan.estimate.memory, room)
     if found is None or found.fits or not trains:
         return []
-    text = f"{found.told}; {KEY}=false starts it all the same"
+    text = f"{found.told}; {KEY}=false starts it anyway"
     auto = LighterLayout(f"{recompute.KEY}=auto", {"recompute": Recompute(modules=AUTO)})
     for change in (auto, *lighter(job, plan)):
         try:

@@ -168,13 +168,13 @@ def cifar(root, **changes):
 
 def test_cifar10_that_is_not_there(tmp_path):
     assert said(cifar(tmp_path / "none")) == (
-        f"data.root: {tmp_path}/none: there is no such folder; with data.fallback=mnist5k digits would stand in"
+        f"data.root: {tmp_path}/none: there is no such folder; data.fallback=mnist5k trains on digits instead"
     )
 
 
 def test_cifar10_folder_without_batches_is_not_replaced(tmp_path):
     assert said(cifar(tmp_path, fallback="mnist5k")) == (
-        f"data.root: {tmp_path}: holds no data_batch_1 or data_batch_1.bin, itself or in the archive's own folder"
+        f"data.root: {tmp_path}: has no data_batch_1 or data_batch_1.bin, nor has the archive's folder in it"
     )
 
 

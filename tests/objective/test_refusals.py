@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
         asked(data=VALUES),
         "data: targets are float64, and the loss is the cross entropy of class numbers: return them as int64 "
         f"(try: loss=mse); data: for 4 samples targets are float64 (4, 8, 64) {OUTPUT}; an output is (samples, ..., "
-        "classes) or (samples, classes, ...), its targets are all but the classes",
+        "classes) or (samples, classes, ...), and targets have all dims but the classes",
     ),
     "accuracy of numbers": (
         asked(loss={"name": "mse"}, data=VALUES, metrics=["accuracy"]),
@@ -58,11 +58,11 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "all of the classes": (
         asked(metrics=[{"name": "top_k", "k": 64}]),
-        "metrics: top_64: of 64 classes every target is among them",
+        "metrics: top_64: of 64 classes every target is in the top {k}",
     ),
     "two of a name": (
         asked(metrics=["accuracy", "perplexity", "accuracy"]),
-        "metrics: two of them are accuracy in the figures of a step; keep one (try: 'metrics=[accuracy,perplexity]')",
+        "metrics: two metrics have the name accuracy; keep one (try: 'metrics=[accuracy,perplexity]')",
     ),
     "bytes that nobody knows": (
         asked(metrics=["bits_per_byte", "accuracy"]),
@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "a loss without a count": (
         asked(loss=own("Uncounted")),
-        f"loss._target_: {OWN}.Uncounted: it has no method count(target), and the mean over a global batch divides by "
+        f"loss._target_: {OWN}.Uncounted: it has no method count(target), by which the loss is divided by "
         "what its targets count before any forward is done",
     ),
     "another count": (
@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "a sum without a gradient": (
         asked(loss=own("Detached")),
-        f"loss._target_: {OWN}.Detached: its sum has no gradient: work it out of the output by torch's operations",
+        f"loss._target_: {OWN}.Detached: its sum has no gradient: compute it from the output with torch's operations",
     ),
     "a sum that is none": (
         asked(loss=own("Rowwise")),
@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "a name that is taken": (
         asked(metrics=[{"_target_": f"{OWN}.loss"}]),
-        "metrics: loss is a figure of every step; call the class otherwise",
+        "metrics: loss is reported in every step; rename the class",
     ),
 }  # fmt: skip
 

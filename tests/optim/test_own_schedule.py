@@ -51,7 +51,7 @@ def test_any_number_will_do():
 
 
 SHARE = "and a share of optim.lr is a finite number of at least 0"
-ANYWHERE = "a run that goes on from a checkpoint begins at any step"
+ANYWHERE = "a resumed run may begin at any step"
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a function": ("function", {}, "is not a class with a method __call__"),
     "not there": (
@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "Gives", {"value": "10**400"}, f"at step 2 it gives 100000000000000000...0000000000000000000, {SHARE}"
     ),
     "at the last step": ("Gives", {"value": "-1", "at": 4}, f"at step 4 it gives -1, {SHARE}"),
-    "a counter": ("Counts", {}, f"at step 4 it gives 0.2 after the steps before it, 1.0 without; {ANYWHERE}"),
+    "a counter": ("Counts", {}, f"at step 4 it returns 0.2 after earlier steps, 1.0 without; {ANYWHERE}"),
     "in order": (
         "InOrder", {}, "it cannot be called with step 4 first: AttributeError: 'InOrder' object has no attribute "
         "'start' (own_schedules.py:N, in __call__: return self.start / (step + 1))",

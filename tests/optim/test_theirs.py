@@ -166,7 +166,7 @@ def test_weights_are_those_of_plain_torch_and_of_a_run_that_was_stopped(results,
 
 
 DEPENDS = "depends on the rest of the tensor (seen on small tensors), and"
-TRAINS = "it can be used with pipeline stages and replicas, where every rank has whole tensors"
+TRAINS = "it can be used with pipeline stages and replicas, where every rank has full tensors"
 CUT = {
     ("shards", False): ("first.weight, first.bias, second.weight and 4 more", "dp_shard"),
     ("shards", True): ("first.weight, second.weight, head.weight", "dp_shard"),
@@ -238,7 +238,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                       "more"),
     "columns": (ROWS, "operators", "its update of one element of a tensor depends on the rest of the tensor "
                                    "(seen on small tensors), and second.weight would be cut over tp; it can be "
-                                   "used with pipeline stages and replicas, where every rank has whole tensors"),
+                                   "used with pipeline stages and replicas, where every rank has full tensors"),
 }  # fmt: skip
 
 

@@ -87,9 +87,9 @@ def test_sync_does_nothing_to_a_model_of_one_stage_and_refuses_what_is_none() ->
         return said
 
     assert on_ranks(1, work)[0] == [
-        "net: dict is no torch.nn.Module",
-        "net: Linear is not what launcher.parallel.parallelize gave, nor around it",
-        "net: Around is not what launcher.parallel.parallelize gave, nor around it",
+        "net: dict is not a torch.nn.Module",
+        "net: Linear is not a result of launcher.parallel.parallelize, nor a wrapper of one",
+        "net: Around is not a result of launcher.parallel.parallelize, nor a wrapper of one",
     ]
 
 

@@ -190,7 +190,7 @@ def test_a_module_that_takes_a_graph_a_call_goes_on_eagerly() -> None:
     eager, graph = here("Counted"), here("Counted", train__compile=AOT)
     ((want, _),), ((got, heard),) = (on_ranks(1, many_steps, j, plan_job(j)) for j in (eager, graph))
     assert got == pytest.approx(want, rel=1e-12)
-    text = "train.compile: layers.0 takes another graph in each call, and runs eagerly from here on"
+    text = "train.compile: layers.0 needs a new graph in each call, so it runs eagerly from now on"
     assert heard == [text]
 
 

@@ -214,8 +214,8 @@ REFUSED = {
     "glue that seeds": (
         own("odd_nets.Seeds", [6], stages={"a": 0, "head": 1}),
         ("parallel.pipeline.stage_config: cannot trace the code between the named "
-         "modules of Seeds (odd_nets.py:300): it seeds torch's random stream, or puts "
-         "back a state of it, which no stage would see; name a larger module in "
+         "modules of Seeds (odd_nets.py:300): it seeds torch's random stream, or "
+         "restores its state, which no stage would see; name a larger module in "
          "stage_config, so that this code runs inside it"),
     ),
     "a generator": (

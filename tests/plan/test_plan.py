@@ -152,7 +152,7 @@ def test_an_output_that_no_loss_can_take_is_refused() -> None:
         planned(job(), AB, glue)
     assert str(caught.value) == (
         "model: its forward returns something else: no tensor, nor a plain tuple, list or dict of tensors; "
-        "return the logits alone, those of an object by their name, as in out.logits, "
+        "return only the logits, for an object by name, as in out.logits, "
         "or for a loss of your own a plain one"
     )
 

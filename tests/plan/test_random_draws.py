@@ -13,7 +13,7 @@ from tests.steps.certified import STAGES, TWO, of
 
 OWN = (
     "attend: draws random numbers in training, from a separate stream for each "
-    "stage and data-parallel rank: losses are not"
+    "stage and data-parallel rank: another layout"
 )
 
 

@@ -49,7 +49,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
-    text = "there is no config.json in it, so nothing says what model it is"
+    text = "it has no config.json, so the kind of model is unknown"
     assert problems(tmp_path) == [f"model.path: {tmp_path}: {text}"]
 
 
@@ -62,7 +62,7 @@ def test_a_config_that_is_no_json(tmp_path: Path) -> None:
 
 def test_a_config_that_names_no_model(tmp_path: Path) -> None:
     path = folder(tmp_path / "m", {"hidden_size": 2})
-    text = "it has no model_type, so nothing says what model it is"
+    text = "it has no model_type, so the kind of model is unknown"
     assert problems(path) == [f"model.path: {path / 'config.json'}: {text}"]
 
 
@@ -186,6 +186,6 @@ def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
         return [str(p) for p in hugging_face.misfits(job, plan)]
 
     assert found(0) == []
-    text = f"{names[0]} and {names[1]} are one tensor of the model, and the folder has different values under them"
+    text = f"{names[0]} and {names[1]} are one tensor of the model, and the folder has different values for them"
     cure = "(try: model.config.tie_word_embeddings=false)"
     assert found(7) == [f"model.path: {tmp_path}/head 7: {text} {cure}"]

@@ -248,7 +248,7 @@ def test_a_checkpoint_of_before_is_not_compared_and_that_is_said(trained, capsys
     data = (old / "state.json").read_bytes()
     record |= {"size": len(data), "digest": hashlib.sha256(data).hexdigest()}
     edit(old, lambda d: d["files"].update({"state.json": record}))
-    assert f"  {old}: what it says of its settings cannot be read\n" in refusal(capsys, *asked(old))
+    assert f"  {old}: its settings cannot be read\n" in refusal(capsys, *asked(old))
 
 
 def test_samples_of_a_micro_batch_count_where_the_model_normalizes_over_them(capsys):

@@ -40,7 +40,7 @@ REFUSED = {
     ),
     "no checkpoint": (
         [KILL, AGAIN],
-        "checkpoint.every: null: debug.drill.kill_rank needs checkpoints while training, to go on from "
+        "checkpoint.every: null: debug.drill.kill_rank needs checkpoints while training, to resume from "
         "(try: checkpoint.every=2)",
     ),
     "no such rank": (
@@ -70,7 +70,7 @@ REFUSED = {
     ),
     "no two checkpoints": (
         ["debug.drill={bitflip: {rank: 1, step: 4}}", SAVES, AGAIN, "checkpoint.keep=1"],
-        "checkpoint.keep: 1: bitflip damages the newest checkpoint, and there would be none before it "
+        "checkpoint.keep: 1: bitflip damages the newest checkpoint, and there would be no other "
         "(try: checkpoint.keep=2)\n"
         "debug.drill.bitflip.step: 4: at that step there are fewer than two checkpoints (checkpoint.every=2) "
         "(try: debug.drill.bitflip.step=5)",

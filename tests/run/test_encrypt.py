@@ -61,7 +61,7 @@ def test_a_key_that_is_not_there_is_refused_before_anything_starts(tmp_path, cap
 
 def test_a_key_in_the_configuration_is_refused_and_not_shown(tmp_path, capsys):
     err = refused(tmp_path, capsys, KEY)
-    assert "this does not say where the key is; a key itself belongs into no configuration" in err
+    assert "this does not say where the key is; never put the key itself into a configuration" in err
     assert KEY not in err
 
 

@@ -40,7 +40,7 @@ def test_terabytes_are_refused_and_nothing_is_written(tmp_path: Path, capsys: py
     head = "does not fit: ranks 0-3 need"
     assert re.search(
         rf"launch\.check_memory: {head} [\d.]+ TB, [\d.]+ [MG]B are free on this machine.*; "
-        r"launch\.check_memory=false starts it all the same\n",
+        r"launch\.check_memory=false starts it anyway\n",
         said,
     )
     assert "try:" not in said
@@ -175,7 +175,7 @@ def test_a_plan_for_smaller_devices_is_refused_with_what_makes_it_fit(
     assert main([*lm, f"cluster.memory_gb={room}", f"run_dir={tmp_path}/run"]) == 2
     assert re.search(
         rf"cluster\.memory_gb = {room:g}\d*: does not fit: rank 0 needs [\d.]+ MB of [\d.]+ MB; "
-        r"launch\.check_memory=false starts it all the same\n(.*\n)*? +try: .*parallel\.recompute=auto\n",
+        r"launch\.check_memory=false starts it anyway\n(.*\n)*? +try: .*parallel\.recompute=auto\n",
         capsys.readouterr().err,
     )
     assert list(tmp_path.iterdir()) == []

@@ -43,8 +43,8 @@ def test_groups_are_refused_for_it_where_it_has_no_such_argument(tmp_path, capsy
     own = "optim={_target_: tests.optim.theirs.IntStep, lr: 0.01, groups: {embed: {lr: 1}}}"
     assert main([*TINY, f"run_dir={tmp_path}/run", own, *OWN]) == 2
     assert capsys.readouterr().err.splitlines()[2] == (
-        "  optim.groups: tests.optim.theirs.IntStep: a class of your own gets its parameters in one list, as it was "
-        "tried, and has no argument groups; groups are of optim=adafactor, adamw, lion, momentum, muon and sgd"
+        "  optim.groups: tests.optim.theirs.IntStep: your own class gets its parameters in one list and has no "
+        "argument groups; groups work with optim=adafactor, adamw, lion, momentum, muon and sgd"
     )
 
 

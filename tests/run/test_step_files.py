@@ -115,7 +115,7 @@ AT_THE_DOOR = {
     ),
     "stages that cannot be made": (
         [*TRANSFORM, "steps.transform.stages=3", "steps.transform.nproc=6"],
-        "steps.transform.stages = 3: cannot be made of 2 stages; stages are merged, not cut",
+        "steps.transform.stages = 3: cannot be made from 2 stages; stages are merged, not cut",
     ),
     "a target that is not empty": (
         ["steps=[train,save,transform]", "steps.transform.dst=half"],
@@ -208,7 +208,7 @@ AT_THE_DOOR = {
     ),
     "a name that is not of the form": (
         [*MERGE, "steps.merge_strategies.form=json", "steps.merge_strategies.dst=out.ckpt"],
-        "steps.merge_strategies.dst = out.ckpt: form json has names that end in .json\n"
+        "steps.merge_strategies.dst = out.ckpt: names of form json end in .json\n"
         "steps.merge_strategies.src: half/stage1.json: stage 0 of 2 is missing; put the strategy file of every stage "
         "into one folder",
     ),

@@ -207,7 +207,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 def test_rank_files_are_no_checkpoint_to_evaluate_or_to_export(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["steps=[train,save,transform,export]", "steps.transform.format=ckpt", "show=plan"]
     assert main(["recipe=lm_single", *words]) == 2
-    text = "steps.export: reads what steps.transform writes, which with format=ckpt is rank files, no checkpoint"
+    text = "steps.export: reads what steps.transform writes, which with format=ckpt is rank files, not a checkpoint"
     assert text in capsys.readouterr().err
 
 

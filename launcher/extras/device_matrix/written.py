@@ -145,7 +145,7 @@ def unmatched(
         if key in names or any(fnmatchcase(n, key) for n in names if n):
             continue
         if not key:
-            form = "a strategy a module, such as {layer1: {in: [[2, 4], [4, 1]]}}"
+            form = "one strategy for each module, such as {layer1: {in: [[2, 4], [4, 1]]}}"
             problems.append(Problem(KEY, f"{text(value)}: should be {form}"))
             continue
         own = tuple(n for n in operators if MARK in key and n.partition(MARK)[0] == key.partition(MARK)[0])

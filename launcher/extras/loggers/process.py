@@ -99,7 +99,7 @@ class LoggerProcess:
         self._hear()
         if len(self._waiting) >= MOST:
             self._dropped += 1
-            self._warn("full", f"takes no rows: {MOST} wait for it, those from step {step} on are lost")
+            self._warn("full", f"accepts no rows: {MOST} wait for it, those from step {step} on are lost")
         else:
             self._sent += 1
             self._send(row)

@@ -100,7 +100,7 @@ class _Ckpt:
         unknown = sorted({s.dtype for s in self.specs.values()} - ITEMSIZE.keys())
         if unknown:
             raise ValueError(
-                f"{self.path}: tensors of dtype {', '.join(unknown)}, which has no place elsewhere"
+                f"{self.path}: tensors of dtype {', '.join(unknown)}, which other formats cannot store"
             )
 
     def fill(self, window: Window, name: str, part: Box, out: npt.NDArray[Any]) -> None:
@@ -155,7 +155,7 @@ def rank_paths(folder: Path) -> dict[int, Path]:
     matches = ((_RANK.fullmatch(path.name), path) for path in folder.iterdir())
     homes = {int(match[1]): path for match, path in matches if match is not None and path.is_dir()}
     if not homes:
-        raise ValueError(f"{folder}: no rank_<k> folders in it")
+        raise ValueError(f"{folder}: it has no rank_<k> folders")
 
     # one file per rank, all of one format
     found = {rank: newest(homes[rank]) for rank in sorted(homes)}
@@ -219,7 +219,7 @@ def takes(
     holders = [_holders(src.entries[names[name]].layout, piece.rank, among) for name, piece, _ in wanted]
     lost = sorted({piece.rank for (_, piece, _), ranks in zip(wanted, holders, strict=True) if not ranks})
     if lost:
-        raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} is made from it")
+        raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} needs it")
 
     # pieces with the fewest holders first: they leave the least choice
     chosen: set[int] = set()

@@ -69,7 +69,7 @@ def _operator(name: str, row: Any) -> Operator:
     row = _mapping(row, name)
     inputs = row.get("parallel_strategy", [])
     if not isinstance(inputs, list):
-        raise ValueError(f"{name}: parallel_strategy is no list")
+        raise ValueError(f"{name}: parallel_strategy is not a list")
     stage = _whole(row, "stage")
     if stage < 0:
         raise ValueError(f"{name}: stage {stage}")

@@ -35,7 +35,7 @@ def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
         return found[0]
     problem = "in more than one way" if found else "in no way"
     told = f"the strategy has {len(s.dims)} dims, the tensor {list(shape)} has {len(shape)}"
-    raise ValueError(f"{told}, and the ones fit the others {problem}")
+    raise ValueError(f"{told}, and they match {problem}")
 
 
 def expanded(s: Slicing) -> Slicing:
@@ -205,7 +205,7 @@ def _ranks(file: StrategyFile) -> int:
     sizes = {s.ranks: name for name, s in file.layouts.items()}
     if len(sizes) > 1:
         told = ", ".join(f"{n} for {name}" for n, name in sorted(sizes.items()))
-        raise ValueError(f"device matrices of different sizes: {told}; every stage has as many ranks")
+        raise ValueError(f"device matrices of different sizes: {told}; every stage must have as many ranks")
     return next(iter(sizes), 1)
 
 

@@ -95,7 +95,7 @@ class Cluster(Settings):
     def _together(self) -> Self:
         lacking = [n for n in SPEEDS if not getattr(self, n)]
         if 0 < len(lacking) < len(SPEEDS):
-            raise ValueError(f"{', '.join(lacking)} are told together with the other speeds, or none is")
+            raise ValueError(f"give {', '.join(lacking)} with the other speeds, or give none")
         return self
 
 

@@ -221,10 +221,10 @@ class ImageFolder(Settings):
             numbers = getattr(self.normalise, name)
             if len(numbers) not in (1, self.channels):
                 has = f"{len(numbers)} numbers for {self.channels} channels"
-                raise ValueError(f"data.normalise.{name}: {has}; give one, or one a channel")
+                raise ValueError(f"data.normalise.{name}: {has}; give one, or one for each channel")
         if self.crop is not None and self.cut != self.size and self.resize is None:
             text = f"data.crop.size={self.cut} is not data.size={self.size}"
-            raise ValueError(f"{text}, and data.resize=null leaves it; use data.resize=bilinear")
+            raise ValueError(f"{text}, and data.resize=null keeps its size; use data.resize=bilinear")
         return self
 
     @property

@@ -261,11 +261,7 @@ class Job(Settings):
                 continue
             bad = [c for c in candidates if c == AUTO or not _accepts(key, c)]
             if bad or not candidates:
-                why = (
-                    f"{bad[0]!r} is no value of this key, and no candidate"
-                    if bad
-                    else "there is no candidate"
-                )
+                why = f"{bad[0]!r} is not a valid value of this key" if bad else "the list is empty"
                 yield Problem(key, f"{list(candidates)!r}: {why}")
 
 

@@ -35,7 +35,7 @@ def _either_form(path: str) -> str:
 
 def _there(path: str) -> str:
     if path.startswith(RUN):
-        raise ValueError("should be the path of a file that is there already")
+        raise ValueError("should be the path of an existing file")
     return path
 
 

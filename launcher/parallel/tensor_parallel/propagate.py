@@ -105,8 +105,8 @@ def in_pieces(
     out = follow(model, tuple(s.operator for s in whole), tp, inputs, lengths=lengths)
     for a, s in zip(whole, out.spreads, strict=True):
         if a != replace(s, comms=()):
-            text = f"{s.operator.module} is not given the cuts by a piece of a sequence"
-            raise RequestError((Problem(s.operator.where, f"{text} that the whole gives it"),))
+            text = f"{s.operator.module} gets another cut for a piece of a sequence"
+            raise RequestError((Problem(s.operator.where, f"{text} than for all of it"),))
     return out
 
 
@@ -183,7 +183,7 @@ def _together(
     for o, s in now.items():
         earlier = before.get(o)
         if earlier is not None and replace(earlier, comms=()) != replace(s, comms=()):
-            text = f"{o.module} is not given the same cuts by every piece of a sequence"
+            text = f"{o.module} gets different cuts for the pieces of a sequence"
             raise RequestError((Problem(o.where, text),))
         out[o] = s if earlier is None else replace(s, comms=(*earlier.comms, *s.comms))
     return out
@@ -245,7 +245,7 @@ def _told(p: Problem, why: BaseException | None, run: ShardingTracker) -> Proble
         return p
     line = next(iter(str(why).strip().splitlines()), "")
     hint = "; do the heads divide by tp?" if "is invalid for input of size" in line else ""
-    text = f"{at} fails with the shards of a rank of tp={run.axis.size} has"
+    text = f"{at} fails with the shards that a rank of tp={run.axis.size} has"
     return Problem(KEY, f"{text}: {line}{hint}")
 
 
@@ -259,8 +259,8 @@ def _output(outs: list[tuple[Tensor, CutState]], run: ShardingTracker) -> Cut:
 
     # the last operator can gather it
     last = [*run.spreads][-1]
-    text = f"the model's output leaves cut on dim {dim} over tp"
-    way = "the loss takes it whole or cut on the classes"
+    text = f"the model's output is cut on dim {dim} over tp"
+    way = "the loss takes it full or cut on the classes"
     whole = axes_text(((),) * t.dim())
     cure = quote(f"{KEY}.{last.key}.output={whole}")
     raise RequestError((Problem(last.where, f"{text}, and {way}", cure),))

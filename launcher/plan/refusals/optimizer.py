@@ -82,7 +82,7 @@ def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterat
     text = (
         f"{traits.name}: its update of one element of a tensor depends on the rest of "
         f"the tensor {SEEN}, and {names} would be cut over {' and '.join(axes)}; it "
-        "can be used with pipeline stages and replicas, where every rank has whole "
+        "can be used with pipeline stages and replicas, where every rank has full "
         "tensors"
     )
     yield Problem(KEY, text, _unsharded(job, axes))

@@ -22,7 +22,7 @@ def notes(job: Job, effects: Effects, sizes: Sizes) -> Iterator[Note]:
             f"{_listed(effects.draws)}: draws random numbers in training, from a separate "
             "stream for each stage and"
         )
-        yield Note("seed", f"{text} data-parallel rank: losses are not those of another layout")
+        yield Note("seed", f"{text} data-parallel rank: another layout gives other losses")
     others = _others(effects)
     for name in _certify(job):
         if effects.dropouts:

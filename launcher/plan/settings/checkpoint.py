@@ -54,7 +54,7 @@ AVERAGED = "_ema"
 def problems(job: Job) -> Iterator[Problem]:
     """Yields a problem if ``checkpoint.encrypt`` is not the place of a key; the value is not shown."""
     if job.checkpoint.encrypt is not None and not PLACE.fullmatch(job.checkpoint.encrypt):
-        text = "this does not say where the key is; a key itself belongs into no configuration"
+        text = "this does not say where the key is; never put the key itself into a configuration"
         yield Problem("checkpoint.encrypt", text, "checkpoint.encrypt=env:CHECKPOINT_KEY")
 
 
@@ -108,8 +108,8 @@ def streams_misnamed(names: Iterable[str], kinds: Collection[str]) -> list[Probl
 
 
 def _misnamed(name: str, what: str) -> Problem:
-    text = f"{name} is called what checkpoints call {what}, and one would overwrite the other"
-    return Problem("model", f"{text}; give its module another name")
+    text = f"{name} has the name that checkpoints use for {what}, and would overwrite it"
+    return Problem("model", f"{text}; rename its module")
 
 
 def _state_of(name: str, learning: Sequence[str]) -> str | None:

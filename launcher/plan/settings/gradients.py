@@ -56,7 +56,7 @@ def local_norm_problems(job: Job) -> Iterator[Problem]:
     """Yields a problem if ``device`` is set but norms are neither printed nor dumped."""
     asked = job.parallel.local_norm
     if asked.device and not asked.print and asked.dump is None:
-        text = "true: says how norms are told, and they are told nowhere"
+        text = "true: sets how norms are reported, but they are not"
         text += ": print them, or dump them to a folder"
         yield Problem(f"{LOCAL_NORM}.device", text, f"{LOCAL_NORM}.print=true")
 

@@ -76,7 +76,7 @@ def undivided(
 def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, ...]) -> Problem:
     """Returns the problem of a module that is divided into several stages."""
     inside = listed([leaf for leaf in leaves if covers(module, leaf)])
-    text = f"{module} is cut into stages, {inside}, and runs on no rank as a whole; name what is in it"
+    text = f"{module} is cut into stages, {inside}, so no rank runs all of it; name modules inside it"
     names = ",".join(f"{module}.*" if r.module == module else r.module for r in recomputed)
     return Problem(MODULES, text, quote(f"{MODULES}=[{names}]"))
 
@@ -165,10 +165,10 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
             yield "it takes gradients itself"
     for name in graph.effects.grads:
         if here(name):
-            yield "it looks at a weight's .grad"
+            yield "it reads a weight's .grad"
     for what, names in (
         ("changes an input in place", graph.overwrites),
-        ("changes a list or dictionary that it is given", graph.fills),
+        ("changes a list or dictionary that it receives", graph.fills),
         ("returns a generator", graph.lazy),
         ("runs in inference mode", graph.inferred),
         ("is called with other weights than its own", graph.swapped),

@@ -111,7 +111,7 @@ def _reading(said: dict[str, Axes]) -> Reading:
 def _positions(key: str, given: Any, places: Sequence[str], wrong: list[str]) -> Iterator[tuple[str, Any]]:
     """Yields each entry of a list of tensors with the tensor that it means; adds problems to ``wrong``."""
     if not isinstance(given, list | tuple) or not all(isinstance(t, list | tuple) for t in given):
-        wrong.append(f"{key}: {given}: not a list with a list a tensor")
+        wrong.append(f"{key}: {given}: not a list with one list for each tensor")
     elif len(given) > len(places):
         wrong.append(f"{key}: {len(given)} tensors; there are {', '.join(places)}")
     else:

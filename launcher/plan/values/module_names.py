@@ -80,7 +80,7 @@ def uncallable(setting: str, asked: StageNames, skeleton: ModelStructure) -> Ite
         if text is not None:
             name = _meant(key, skeleton)
         elif all(m in skeleton.lists for m in _matching(key, skeleton)):
-            text, name = "a list of modules, which is not called itself; name what is in it", f"{key}.*"
+            text, name = "a list of modules, which is not called itself; name modules inside it", f"{key}.*"
         if text is not None:
             cure = quote(f"{setting}={_written(asked, key, name)}") if name else ""
             yield Problem(setting, f"{key}: {text}", cure)

@@ -54,7 +54,7 @@ def misfits(found: Mapping[str, TensorSpec], plan: Plan) -> Iterator[str]:
     elif found[order[0]].shape[:1] == (0,):
         yield "has no samples"
     elif mixed and found[order[0]].shape[0] % plan.sizes.micro_batch:
-        text = f"{listed(mixed)} in evaluation mode too normalizes over the samples of a micro batch"
+        text = f"{listed(mixed)} normalizes over the samples of a micro batch also in evaluation mode"
         yield f"{text}, some with padding: give a multiple of {plan.sizes.micro_batch} samples"
 
 

@@ -50,8 +50,8 @@ def test_what_packed_conversations_need(
     assert main([*words, "parallel.pipeline.scheduler=seqpipe", "parallel.pipeline.seq_chunks=2"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  parallel.pipeline.seq_chunks = 2: positions restart and attention ends inside of a piece with "
-        "data.packing=best_fit, which pieces of a sequence do not carry over; use whole ones\n"
+        "  parallel.pipeline.seq_chunks = 2: positions restart and attention ends inside a piece with "
+        "data.packing=best_fit, which pieces of a sequence do not carry over; use full sequences\n"
         "    set by: parallel.pipeline.seq_chunks=2 (command line)\n"
     )
     assert main([*words, "model=tied_pair", "steps=[train]"]) == 2

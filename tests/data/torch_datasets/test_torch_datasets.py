@@ -295,12 +295,12 @@ def test_the_plan_says_how_it_is_read():
     assert "data.val_fraction null -> 0.1: 1 of 11 samples are held out, drawn once" in notes
     notes = [str(n) for n in plan_job(trained(of("Row"))).notes]
     assert (
-        f"data._target_ {NAME}.Row is a stream: each data-parallel rank reads all of it and keeps its own rows; a run "
-        "that goes on reads on to its place"
+        f"data._target_ {NAME}.Row is a stream: each data-parallel rank reads all of it and keeps its own rows; a "
+        "resumed run reads forward to its place"
     ) in notes
     for name in ("Kept", "KeptByIterator"):
         notes = [str(n) for n in plan_job(trained(of(name))).notes]
-        assert any(n.endswith("its own rows; a run that goes on begins where its state_dict was") for n in notes)
+        assert any(n.endswith("its own rows; a resumed run starts from its state_dict") for n in notes)
 
 
 LATER = {

@@ -83,23 +83,23 @@ REFUSED = {
     ),
     "run folder": (
         "run_dir=/var/tmp/job",
-        "run_dir = /var/tmp/job: the pods see {place} alone ({k8s}.mount), and the run folder is not in it\n"
+        "run_dir = /var/tmp/job: the pods see only {place} ({k8s}.mount), and the run folder is outside it\n"
         "    set by: {typed}\n",
     ),
     "folder": (
         "launch.k8s.workdir=/me",
-        "{k8s}.workdir = /me: the pods see {place} alone ({k8s}.mount), and it is not in it\n    set by: {typed}\n",
+        "{k8s}.workdir = /me: the pods see only {place} ({k8s}.mount), and it is outside it\n    set by: {typed}\n",
     ),
     "GPUs without a name": (
         "launch.k8s={kind: skypilot, gpus_per_node: 8}",
-        "{k8s}.gpu = null: SkyPilot asks for GPUs by their name, as H100\n"
+        "{k8s}.gpu = null: SkyPilot requests GPUs by name, such as H100\n"
         "    set in: conf/launch/k8s.yaml:14:3\n"
         "          |   gpu: null            # name of the GPUs for kind=skypilot: H100\n",
     ),
     "a Secret for SkyPilot": (
         "launch.k8s={kind: skypilot, env_from: keys}",
-        "{k8s}.env_from = keys: a task of SkyPilot has no Secrets of Kubernetes; sky jobs launch --secret NAME hands "
-        "variables on\n    set by: {typed}\n",
+        "{k8s}.env_from = keys: a SkyPilot task has no Kubernetes Secrets; sky jobs launch --secret NAME passes "
+        "variables\n    set by: {typed}\n",
     ),
 }
 
@@ -117,7 +117,7 @@ def test_restarts_that_a_pytorchjob_does_not_know(place: Path, capsys: pytest.Ca
     assert main(words(place, "launch.k8s.kind=pytorchjob", "launch.max_restarts=2")) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  launch.max_restarts = 2: a PyTorchJob starts a run again that was told to stop, none that failed; a JobSet "
+        "  launch.max_restarts = 2: a PyTorchJob restarts a run that was stopped, not one that failed; a JobSet "
         "does\n    set by: launch.max_restarts=2 (command line)\n"
     )
 

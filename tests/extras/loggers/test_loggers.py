@@ -134,7 +134,7 @@ def test_rows_beyond_those_that_may_wait_are_lost_and_that_is_said(
         process.feed(json.dumps({"step": step, "text": "x" * 1_000_000}).encode(), step)  # a pipe takes less
     logger_process.end([process], "done", 0)
     assert warned(caplog) == [
-        "logger.others.0: takes no rows: 3 wait for it, those from step 4 on are lost",
+        "logger.others.0: accepts no rows: 3 wait for it, those from step 4 on are lost",
         "logger.others.0: 6 of 6 rows not sent within 0 s (logger.wait_s); metrics.jsonl has all",
     ]
 
@@ -192,16 +192,16 @@ CALLED = "on_start(config, plan, folder), log(row), close()"
     [
         (
             f"{{_target_: {OWN}.Silent}}",
-            [f"{OWN}.Silent: has no method log; a logger has {CALLED}, of which log has to be there"],
+            [f"{OWN}.Silent: has no method log; a logger has {CALLED}, of which log is required"],
         ),
         (
             f"{{_target_: {OWN}.Unfit}}",
             [
                 f"{OWN}.Unfit: {text}"
                 for text in (
-                    "on_start(config, plan, folder) is called, and does not fit: too many positional arguments",
-                    "log(row) is called, and does not fit: missing a required argument: 'extra'",
-                    "close() is called, and does not fit: missing a required argument: 'how'",
+                    "on_start(config, plan, folder) is called, but does not fit: too many positional arguments",
+                    "log(row) is called, but does not fit: missing a required argument: 'extra'",
+                    "close() is called, but does not fit: missing a required argument: 'how'",
                 )
             ],
         ),

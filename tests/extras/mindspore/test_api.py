@@ -193,7 +193,7 @@ def test_a_checkpoint_of_ours_brings_its_strategy_along(tmp_path: Path) -> None:
     transform_checkpoints(str(tmp_path / "a"), str(tmp_path / "b"), "out", output_format="safetensors")
     assert written(tmp_path / "b") == {0: held(single(small()), 0, full)}
     other = strategy_text(tmp_path / "x.json", single(small()))
-    text = f"src_strategy_file: not the strategy that {tmp_path / 'a'} was saved with; give None to take that one"
+    text = f"src_strategy_file: not the strategy that {tmp_path / 'a'} was saved with; give None to use that one"
     assert refusal(lambda: transform_checkpoints(str(tmp_path / "a"), str(tmp_path / "c"), "out", other)) == text
 
 
@@ -266,7 +266,7 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "stale rank": (lambda home: shutil.copytree(home / "a/rank_0", home / "a/rank_4"), {},
                    "{home}/a/rank_4/net-1_1.safetensors: rank 4 is not in the source strategy's world of 4"),
     "no ranks": (lambda home: (home / "empty").mkdir(), {"src_checkpoints_dir": "{home}/empty"},
-                 "{home}/empty: no rank_<k> folders in it"),
+                 "{home}/empty: it has no rank_<k> folders"),
     "two formats": (lambda home: (home / "a/rank_3/net-1_1.safetensors").rename(home / "a/rank_3/net.ckpt"), {},
                     "{home}/a/rank_0/net-1_1.safetensors and {home}/a/rank_3/net.ckpt: "
                     "two formats in one source; give files of one"),
@@ -380,8 +380,8 @@ def by_rank(home: Path, **other: Any) -> None:
         ({"checkpoint_files_map": {2: "x.ckpt"}}, ValueError,
          "checkpoint_files_map: rank 2: x.ckpt: no such file"),
         ({"checkpoint_files_map": {2: "{home}/a/rank_2/net-1_1.safetensors"}}, ValueError,
-         "rank 3 is missing: rank 1 is made from it"),
-        ({"checkpoint_files_map": {}}, ValueError, "rank 0, 2, 3 is missing: rank 1 is made from it"),
+         "rank 3 is missing: rank 1 needs it"),
+        ({"checkpoint_files_map": {}}, ValueError, "rank 0, 2, 3 is missing: rank 1 needs it"),
         ({"save_checkpoint_file_name": 1}, TypeError, "save_checkpoint_file_name: expected str, got int"),
         ({"save_checkpoint_file_name": "a.npz"}, ValueError,
          "save_checkpoint_file_name: a.npz does not end in .safetensors or .ckpt"),

@@ -180,7 +180,7 @@ FIRST = "not a MindSpore checkpoint, or damaged, at byte"
             entry(b"w", (2,), b"Complex64", bytes(16)),
             f"tensor w has dtype Complex64; supported: {', '.join(NAMES.values())}",
         ),
-        (entry(b"\xff", (), b"Int8", b"1"), rf"{FIRST} 0: b'\xff' is no name: not UTF-8"),
+        (entry(b"\xff", (), b"Int8", b"1"), rf"{FIRST} 0: b'\xff' is not a name: not UTF-8"),
         (packet(1, packet(1, b"m") + packet(3, b"")), "tensor m: a map tensor, which is not supported"),
         (packet(1, packet(1, b"m")), "tensor m: the entry is not a name with a tensor"),
         (packet(1, packet(1, b"m") + packet(2, b"")), "tensor m: its dtype or its content is missing"),

@@ -160,7 +160,7 @@ UNFIT = "the strategy file does not fit:\n"
         (
             {"w": Slicing((4,), ((0,), (), ()))},
             {"w": W},
-            UNFIT + "  w: the strategy has 3 dims, the tensor [8, 6] has 2, and the ones fit the others in no way",
+            UNFIT + "  w: the strategy has 3 dims, the tensor [8, 6] has 2, and they match in no way",
         ),
         (
             {"w": replace(ROWS, field=3)},
@@ -170,7 +170,7 @@ UNFIT = "the strategy file does not fit:\n"
         (
             {"w": ROWS, "v": Slicing((8,), ((0,), ()))},
             {"w": W, "v": W},
-            "device matrices of different sizes: 4 for w, 8 for v; every stage has as many ranks",
+            "device matrices of different sizes: 4 for w, 8 for v; every stage must have as many ranks",
         ),
         (
             {"w": Slicing((3, 2, 4), ((1,),), shard_size=6, shard_step=2)},

@@ -128,7 +128,7 @@ def test_a_cell_that_waits_knows_its_job(place, capsys):
         (
             ["seed=1,2"],
             """
-  launch.slurm.array = true: 4 cells have one size, and an array of this cluster has at most 3 tasks \
+  launch.slurm.array = true: 4 cells have the same size, but an array of this cluster has at most 3 tasks \
 (MaxArraySize)
     set in: conf/launch/slurm.yaml:LINE
           |   array: true          # a sweep is one array job for each size of cells; false: one allocation that all \
@@ -139,8 +139,8 @@ cells share
         (
             ["sweep.sampler=random", "sweep.cells=2"],
             """
-  sweep.sampler = random: proposes cells by what others came to, and a cluster tells that later; inside an allocation, \
-with launch=auto, it does
+  sweep.sampler = random: needs the results of earlier cells, which a cluster reports too late; use launch=auto \
+inside an allocation
     set by: sweep.sampler=random (command line)
 """,
         ),

@@ -117,7 +117,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a whole mask along it": (
         lambda net, x: x * net.mask, BOTH,
-        "parallel.operators: the model's own forward fails with the shards of a rank of tp=2 has: "
+        "parallel.operators: the model's own forward fails with the shards that a rank of tp=2 has: "
         "Attempting to broadcast a dimension of length 8 at -1! Mismatching argument at index 1 had torch.Size([8]); "
         "but expected shape should be broadcastable to [4, 10, 4]",
     ),
@@ -148,7 +148,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "another output than the loss takes": (
         lambda net, x: x, {"down": {"output": [None, "tp", None]}},
-        "parallel.operators.down: the model's output leaves cut on dim 1 over tp, and the loss takes it whole or cut "
+        "parallel.operators.down: the model's output is cut on dim 1 over tp, and the loss takes it full or cut "
         "on the classes (try: 'parallel.operators.down.output=[null, null, null]')",
     ),
     "a strategy of another rank": (

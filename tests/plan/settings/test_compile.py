@@ -91,27 +91,27 @@ REFUSED = {
         "train.compile.modules: layer.0: no module is called so; there are layers.0 "
         "(try: 'train.compile.modules=[head,layers.0]')",
     "train.compile.modules=layers":
-        "train.compile.modules: layers: a list of modules, which is not called itself; name what is in it "
+        "train.compile.modules: layers: a list of modules, which is not called itself; name modules inside it "
         "(try: 'train.compile.modules=layers.*')",
     f"{SHARD2} train.compile.modules=stages":
-        "train.compile.modules: stages: a stage is one graph, and weights are gathered inside of it, for "
-        "layers.0, layers.1, norm; auto takes what is gathered as a whole (try: train.compile.modules=auto)",
+        "train.compile.modules: stages: a stage is one graph, and weights are gathered inside it, for "
+        "layers.0, layers.1, norm; auto takes modules that are gathered at once (try: train.compile.modules=auto)",
     f"{SHARD2} train.compile.modules=layers.0 parallel.comm_fusion.openstate=false":
-        "train.compile.modules: layers.0 is one graph, and weights are gathered inside of it, for layers.0.attn.q, "
+        "train.compile.modules: layers.0 is one graph, and weights are gathered inside it, for layers.0.attn.q, "
         "layers.0.attn.k, layers.0.attn.v and 6 more; fused, a block is gathered at once "
         "(try: parallel.comm_fusion.openstate=true)",
     f"{TP2} train.compile.modules=layers.0.attn.q":
         "train.compile.modules: layers.0.attn.q: cut over tp, it shares its input with the operators beside it; "
         "compile the module around it (try: train.compile.modules=auto)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn}}'":
-        "train.compile.modules: layers.0.attn, layers.1.attn: torch cannot run what is cut over tp again as a whole in "
-        "a graph; policy selective can (try: parallel.recompute.policy=selective parallel.recompute.comm=keep)",
+        "train.compile.modules: layers.0.attn, layers.1.attn: a graph cannot recompute all of a module that is cut "
+        "over tp; policy selective can (try: parallel.recompute.policy=selective parallel.recompute.comm=keep)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn, policy: selective}}'":
-        "parallel.recompute.comm: recompute: of a part of a graph also the last result would be sent over tp again, "
-        "which nobody needs (try: parallel.recompute.comm=keep)",
+        "parallel.recompute.comm: recompute: a partial graph would also send its last result over tp again, for "
+        "nothing (try: parallel.recompute.comm=keep)",
     f"{TP2} train.compile.modules=layers.*.attn 'parallel.recompute={{modules: layers.*}}'":
-        "train.compile.modules: inside of layers.0, which runs again and is cut over tp: a graph would send again what "
-        "nobody needs; leave one of the two out (try: train.compile=null)",
+        "train.compile.modules: inside of layers.0, which is recomputed and cut over tp: a graph would repeat "
+        "collectives for nothing; leave one of the two out (try: train.compile=null)",
     "train.compile.modules=layers.0.attn 'parallel.recompute={modules: layers.0, policy: selective}'":
         "train.compile.modules: layers.0.attn: inside of layers.0, of which parallel.recompute keeps results of "
         "operations, and a graph hides them; compile layers.0 (try: train.compile.modules=auto)",

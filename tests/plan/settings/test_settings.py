@@ -19,7 +19,7 @@ REFUSED = {
         f"{P}.mode: recursive_programming finds every strategy itself; sharding_propagation keeps those that are "
         f"written (try: {P}.mode=sharding_propagation)",
     "checkpoint.encrypt=aes-gcm":
-        "checkpoint.encrypt: this does not say where the key is; a key itself belongs into no configuration "
+        "checkpoint.encrypt: this does not say where the key is; never put the key itself into a configuration "
         "(try: checkpoint.encrypt=env:CHECKPOINT_KEY)",
 }  # fmt: skip
 
