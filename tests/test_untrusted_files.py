@@ -136,7 +136,8 @@ NO_JSON = {
     "MindSpore strategy": "{path}: not a MindSpore strategy file ({form})",
     "operators": "{path}:1: no JSON: {about}",
     "switches": "{path}:1: no JSON: {about}",
-    "status": "run_dir: {path}: damaged: it does not say which steps are done; without the file all are done again",
+    "status": "run_dir: {path}: damaged: it does not say which steps are done; remove the file to run all of them "
+    "again",
     "sweep": "sweep_dir: {path}: no JSON",
 }
 FORM = {b"{": "json): no JSON", b"[": "protobuf): byte 0 does not start a field"}

@@ -75,11 +75,11 @@ def shrunk(asked: Job, here: Job) -> tuple[Note, ...]:
     """Notes what ``launch.elastic`` has changed."""
     if here.launch.nnodes == asked.launch.nnodes:
         return ()
-    why = "as many as are left (launch.elastic)"
+    why = "the nodes that are left (launch.elastic)"
     found = [Note("launch.nnodes", f"{asked.launch.nnodes} -> {here.launch.nnodes}: {why}")]
     before, now = asked.parallel.hsdp, here.parallel.hsdp
     if before is not None and now is not None and before != now:
-        text = f"{before.shard_size} -> {now.shard_size}: the most that divides the ranks that are left"
+        text = f"{before.shard_size} -> {now.shard_size}: the largest that divides the ranks that are left"
         found.append(Note("parallel.hsdp.shard_size", text))
     return tuple(found)
 
@@ -114,7 +114,7 @@ def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
     if asked is None or how == "external":
         return
     if asked.lose_node is not None:
-        text = f"the one node is this one: {THEY} starts ranks on others, and them again"
+        text = f"without {THEY} this machine is the only node, and nothing restarts it"
         yield Problem("debug.drill.lose_node", text)
     elif how == "inproc" and drill.restarts(job):
         text = "inproc: a rank in this process is not restarted, and debug.drill ends it"
@@ -128,7 +128,7 @@ def _unstarted(job: Job) -> Iterator[Problem]:
     if job.debug.drill is None or not drill.restarts(job) or job.launch.max_restarts:
         return
     if job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob":  # it has no such restarts
-        text = "pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not started again"
+        text = "pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not restarted"
         yield Problem("launch.k8s.kind", f"{text}; a JobSet is, with launch.max_restarts=1")
         return
     text = "0: debug.drill ends a rank, and the ranks would not be restarted"
@@ -189,7 +189,7 @@ def _backend(job: Job, where: str) -> str | None:
     if asked == devices.GLOO and devices.takes(asked, where):
         return devices.GLOO
     place = "the CPU" if where == devices.CPU else where
-    text = f"{asked}: the ranks of this run are on {place}, which {own or 'no backend of torch'} is for"
+    text = f"{asked}: the ranks of this run are on {place}, which need {own or 'another backend'}"
     raise RequestError((Problem("launch.backend", text),))
 
 

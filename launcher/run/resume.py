@@ -92,7 +92,7 @@ def changes(
         if d.key in keep:
             problems.append(Problem(d.key, text, "" if fixed else every))
         else:
-            also = "" if fixed else f"; {own} lets it change"
+            also = "" if fixed else f"; {own} allows the change"
             problems.append(Problem(d.key, f"{text}{also}", _back(d, saved, job)))
     return problems, [_note(d, checkpoint.folder.name, done, job) for d in found if d not in refused]
 
@@ -140,7 +140,7 @@ def _note(d: Difference, name: str, done: int, job: Job) -> Note:
         return Note(d.key, f"{told}{_curve(d, done, job)}")
     if d.why and done:
         return Note(d.key, f"{told}, as checkpoint.accept_changes says: {d.why}")
-    return Note(d.key, told if done else f"{told}, which nothing had been trained for")
+    return Note(d.key, told if done else f"{told}, before any training")
 
 
 def _curve(d: Difference, done: int, job: Job) -> str:
@@ -175,7 +175,7 @@ def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -
     if job.checkpoint.resume not in ("auto", "never"):
         problems += _closed(RESUME, Path(job.checkpoint.resume), job)
         if comes:
-            text = f"{job.checkpoint.resume}: the step {comes[0]!r} says that the weights come from elsewhere"
+            text = f"{job.checkpoint.resume}: the step {comes[0]!r} loads the weights from elsewhere"
             problems.append(Problem(RESUME, text))
     for name, path in _loads(job).items():
         problems += _closed(f"steps.{name}.path", Path(path), job)
@@ -262,7 +262,7 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
 
     path, place = found
     accepted = paste(ACCEPT, [*job.checkpoint.accept_changes, ENCRYPT])
-    text = f"null: {path} is encrypted, and what this run writes would not be; {accepted} lets it be so"
+    text = f"null: {path} is encrypted, but this run's checkpoints would not be; {accepted} allows that"
     cure = accepted if sets(overrides, ENCRYPT) else shell(f"{ENCRYPT}={place}")
     yield Problem(ENCRYPT, text, cure)
 
@@ -320,7 +320,7 @@ def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
     paths = {f"steps.{name}.path": path for name, path in _loads(job).items()}
     if job.checkpoint.resume not in ("auto", "never"):
         paths[RESUME] = job.checkpoint.resume
-    late = "is not here: whether it fits is seen when the run starts"
+    late = "is not on this machine; it is checked when the run starts"
     absent = [Note(key, f"{path} {late}") for key, path in paths.items() if not os.path.lexists(path)]
 
     here = [s for s in sources(job) if os.path.lexists(s.path)]
@@ -367,7 +367,7 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
         return [Problem("optim.groups", f"{wrong}; {RESUME}=never starts anew")]
     done = int(checkpoint.state["step"])
     if done > plan.sizes.steps and any(verb(s).trains for s in job.steps.values()):
-        text = f"{plan.sizes.steps}: {checkpoint.folder} has seen {done} steps already"
+        text = f"{plan.sizes.steps}: {checkpoint.folder} has already trained {done} steps"
         cure = f"train.steps={done}" + (" train.epochs=null" if job.train.epochs is not None else "")
         return [Problem("train.steps", text, cure)]
     return []

@@ -134,7 +134,7 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
     seconds = None if slurm.time is None else time_s(slurm.time)
     before = resolved(slurm, _run(job))[0].signal_s or 0
     if seconds is not None and seconds <= before + EARLY_S:
-        text = f"{slurm.time}: ranks would be told to save when they have hardly begun: {KEY}.signal_s is"
+        text = f"{slurm.time}: ranks would be told to save right after the start: {KEY}.signal_s is"
         text += f" {before} s before the end, and Slurm may send it {EARLY_S} s earlier"
         problems.append(Problem(f"{KEY}.time", text))
     return problems

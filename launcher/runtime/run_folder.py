@@ -65,10 +65,10 @@ def check_entries(run: Path) -> Problem | None:
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         listed = ", ".join(map(str, found[:3]))
-        return Problem("run_dir", f"{run} is no folder of a run: {listed}{more}: {LINK}")
+        return Problem("run_dir", f"{run} is not a run folder: {listed}{more}: {LINK}")
     wrong = [f"{path} is not a folder" for path in folders if not path.is_dir()]
     wrong += [f"{path} is not a file" for path in files if not path.is_file()]
-    return Problem("run_dir", f"{run} is no folder of a run: {'; '.join(wrong)}") if wrong else None
+    return Problem("run_dir", f"{run} is not a run folder: {'; '.join(wrong)}") if wrong else None
 
 
 def _links(path: Path) -> Iterator[Path]:
@@ -165,7 +165,9 @@ def read_status(run: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise RequestError((Problem("run_dir", f"{path}: {error.strerror}"),)) from error
     except ValueError as error:
-        text = f"{path}: damaged: it does not say which steps are done; without the file all are done again"
+        text = (
+            f"{path}: damaged: it does not say which steps are done; remove the file to run all of them again"
+        )
         raise RequestError((Problem("run_dir", text),)) from error
 
 

@@ -43,7 +43,7 @@ def fits(step: Import, at: FileChecks, plan: Plan) -> list[Problem]:
 def pending(step: Import, at: FileChecks) -> list[str]:
     if Path(step.src).exists():
         return []
-    return [f"{at.key}.src: {step.src} is not here: whether it fits the model is seen when the run starts"]
+    return [f"{at.key}.src: {step.src} is not on this machine; it is checked when the run starts"]
 
 
 def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:

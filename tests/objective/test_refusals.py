@@ -146,7 +146,7 @@ ENDS: dict[str, tuple[Job, str]] = {
     ),
     "a number that is no share": (
         asked(loss={"name": "bce"}, data=VALUES | {"wrong": 1.5}),
-        "step 1: the target of training sample 5 at 7, 63 is 1.5, and the loss bce takes numbers from 0 to 1. Look at "
+        "step 1: the target of training sample 5 at 7, 63 is 1.5, but the loss bce takes numbers from 0 to 1. Look at "
         "the data",
     ),
     "nothing that counts": (

@@ -36,7 +36,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     assert (code, said) == (
         1,
         [
-            "error: rank 1 of 2 has not come within 2 s (launch.timeout_s); "
+            "error: rank 1 of 2 has not connected within 2 s (launch.timeout_s); "
             "each must be started with the same MASTER_ADDR and MASTER_PORT"
         ],
     )
@@ -65,7 +65,7 @@ def test_a_rank_that_cannot_find_rank_0_says_where_it_has_looked(host, here, why
     me = f"rank 1 on {socket_name()}{here}"
     head = f"error: {me}: rank 0 has not answered at {host}:9 within 2 s (launch.timeout_s): "
     assert said[0].startswith(head + (why or ""))
-    assert said[0].endswith("; MASTER_ADDR and MASTER_PORT say where it is")
+    assert said[0].endswith("; set MASTER_ADDR and MASTER_PORT to its address")
 
 
 def test_a_store_of_an_agent_is_there_or_is_not(monkeypatch):
@@ -74,10 +74,10 @@ def test_a_store_of_an_agent_is_there_or_is_not(monkeypatch):
     monkeypatch.setattr(rendezvous, "SAY_S", 0.1)
     at = Place(0, 2, 0, 1, 0, "127.0.0.1", 9, hosted=True)
     said: list[str] = []
-    text = "rank 0 on a: what has started the ranks has not answered at 127.0.0.1:9 within 0.1 s: Connection refused; "
-    with pytest.raises(RunError, match=f"^{text}MASTER_ADDR and MASTER_PORT say where it is$"):
+    text = "rank 0 on a: the launcher of the ranks has not answered at 127.0.0.1:9 within 0.1 s: Connection refused; "
+    with pytest.raises(RunError, match=f"^{text}set MASTER_ADDR and MASTER_PORT to its address$"):
         rendezvous.open_store(at, lambda: 3600.0, said.append, where="a")
-    assert said == ["rank 0 on a waits for what has started the ranks at 127.0.0.1:9: Connection refused"]
+    assert said == ["rank 0 on a waits for the launcher of the ranks at 127.0.0.1:9: Connection refused"]
 
 
 def test_ranks_with_other_secrets_end_at_once(tmp_path):

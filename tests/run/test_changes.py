@@ -131,7 +131,7 @@ def test_what_was_forgotten_is_put_back(trained, capsys):
     path = trained / "checkpoints/step-000002"
     assert main(words) == 2
     accept = "'checkpoint.accept_changes=[seed]'"
-    why = f"{path} was trained with 3: other samples would follow, and other random numbers; {accept} lets it change"
+    why = f"{path} was trained with 3: other samples would follow, and other random numbers; {accept} allows the change"
     said = f"  seed = 0: {why}\n    set in: conf/config.yaml:"
     err = capsys.readouterr().err
     assert said in err
@@ -216,7 +216,7 @@ def test_where_nothing_is_trained_nothing_is_compared(path, capsys):
 def test_weights_that_nothing_has_trained_may_go_on_anyhow(capsys):
     run(Path("run"), *ONE, "steps=[save]")
     said = plan(capsys, *ONE, "train.steps=4", "seed=1", "checkpoint.resume=run/checkpoints/step-000000")
-    assert "seed 0 -> 1: since step-000000, which nothing had been trained for" in said
+    assert "seed 0 -> 1: since step-000000, before any training" in said
 
 
 def of_no_step(folder: Path, state: dict[str, object], capsys) -> str:
@@ -277,7 +277,7 @@ def test_a_name_that_no_setting_has_is_not_accepted(path, capsys):
 
 def test_what_is_not_here_is_compared_when_the_run_starts(capsys):
     said = plan(capsys, *asked(Path("nowhere/step-000002")))
-    assert "checkpoint.resume nowhere/step-000002 is not here: whether it fits is seen when the run starts" in said
+    assert "checkpoint.resume nowhere/step-000002 is not on this machine; it is checked when the run starts" in said
 
 
 def test_a_run_that_goes_on_behind_its_training_is_not_asked_again(trained, capsys):

@@ -166,7 +166,7 @@ def test_encryption_is_not_dropped_in_silence(trained, tmp_path, capsys, monkeyp
     path = trained / "checkpoints/step-000002"
     before = {p: p.read_bytes() for p in trained.rglob("*") if p.is_file() and p.name != ".lock"}
     own = "checkpoint.accept_changes=[checkpoint.encrypt]"
-    why = f"{path} is encrypted, and what this run writes would not be; '{own}' lets it be so"
+    why = f"{path} is encrypted, but this run's checkpoints would not be; '{own}' allows that"
     text = f"  checkpoint.encrypt: null: {why}\n"
     more = ["train.steps=3", "show=plan"]
     for words in (

@@ -105,7 +105,7 @@ def test_another_alpha_is_another_model_and_a_tied_weight_is_not_merged(
     assert "the weights would go on in another model" in capsys.readouterr().err
     head = "model.lora={rank: 4, alpha: 8, modules: head}"
     assert main([*words, head, "steps=[train,save,export]", "train.steps=1"]) == 2
-    told = "steps.export.lora = merged: head.weight is one tensor with embed.weight, which would change too"
+    told = "steps.export.lora = merged: head.weight shares its tensor with embed.weight, which would change too"
     assert told in (err := capsys.readouterr().err)
     assert "try:    steps.export.lora=separate" in err
 

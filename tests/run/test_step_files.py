@@ -98,7 +98,7 @@ def test_a_wrong_table_is_refused_whole_before_anything_is_started(
 
 def test_a_plan_is_shown_without_the_weights_that_it_imports(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "steps=[import]", "steps.import.src=weights/none", "show=plan"]) == 0
-    told = "steps.import.src: weights/none is not here: whether it fits the model is seen when the run starts\n"
+    told = "steps.import.src: weights/none is not on this machine; it is checked when the run starts\n"
     assert capsys.readouterr().out.endswith(f"\n{told}")
 
 
@@ -283,8 +283,8 @@ def test_a_second_start_does_not_ask_for_what_is_done(
     assert capfd.readouterr().out.endswith(f"already done: {folder}\n")
     (folder / "status.json").write_text("{")
     assert main([*TINY, f"run_dir={folder}", "train.steps=4", *words]) == 2
-    text = f"run_dir: {folder}/status.json: damaged: it does not say which steps are done; without the file all are "
-    assert f"  {text}done again\n" in capfd.readouterr().err
+    text = f"run_dir: {folder}/status.json: damaged: it does not say which steps are done; remove the file to run "
+    assert f"  {text}all of them again\n" in capfd.readouterr().err
 
 
 REFUSED = {
@@ -331,7 +331,7 @@ REFUSED = {
     "weights from two places": (
         ["steps=[import,train]", "steps.import.src=file.safetensors", "checkpoint.resume=elsewhere"],
         "checkpoint.resume = elsewhere: cannot resume from this checkpoint: elsewhere: no checkpoint: no such folder\n"
-        "checkpoint.resume = elsewhere: the step 'import' says that the weights come from elsewhere\n"
+        "checkpoint.resume = elsewhere: the step 'import' loads the weights from elsewhere\n"
         "steps.import.src = file.safetensors: truncated: a safetensors file has at least 8 bytes, this one 0",
     ),
 }

@@ -196,10 +196,10 @@ def _read(file: Path) -> bytes:
     with open(descriptor, "rb") as opened:
         about = os.fstat(opened.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-            raise _refused(file, "others can read it, or have made it")
+            raise _refused(file, "other users can read it, or own it")
         text = opened.read(65)
     if len(text) != 64:
-        raise _refused(file, "it is no secret of the launcher")
+        raise _refused(file, "it is not a secret of the launcher")
     return text
 
 
@@ -247,7 +247,7 @@ def decode(body: bytes, kind: Any) -> Any:
     except Unsuitable:
         raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Unsuitable(f"no message between ranks: {error}") from error
+        raise Unsuitable(f"not a message between ranks: {error}") from error
 
 
 @cache
@@ -502,11 +502,13 @@ def _unpacked(body: bytes) -> dict[str, Tensor]:
     for name, dtype_name, shape in header:
         dtype = getattr(torch, dtype_name, None)
         if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
-            raise RunError(f"no message between ranks: {name} of dtype {dtype_name!r:.80} and shape {shape}")
+            raise RunError(
+                f"not a message between ranks: {name} of dtype {dtype_name!r:.80} and shape {shape}"
+            )
         t = torch.empty(shape, dtype=dtype)
         raw = body[at : at + t.nbytes]
         if len(raw) != t.nbytes:
-            raise RunError(f"no message between ranks: {name} has {len(raw)} bytes of {t.nbytes}")
+            raise RunError(f"not a message between ranks: {name} has {len(raw)} bytes of {t.nbytes}")
         if raw:
             t.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
         tensors[name] = t

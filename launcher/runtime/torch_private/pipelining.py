@@ -165,7 +165,7 @@ class RuntimeStage(Base):
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
                 if (got.shape, got.dtype) != (planned.shape, planned.dtype):
-                    text = f"passes on {_spec(got)}, and the plan expects {_spec(planned)}"
+                    text = f"passes on {_spec(got)}, but the plan expects {_spec(planned)}"
                     why = "shapes and dtypes between stages must not depend on the data"
                     raise RunError(f"stage {self.stage_index} {text}; {why}")
         return out

@@ -111,7 +111,7 @@ def verify(parts: tuple[tuple[str, str, tuple[str, ...]], ...] = PARTS) -> None:
     """
     missing = [text for module, name, arguments in parts for text in _missing(module, name, arguments)]
     if missing:
-        text = f"torch {torch.__version__} is not one that this version can use: {'; '.join(missing)}"
+        text = f"this version cannot use torch {torch.__version__}: {'; '.join(missing)}"
         raise RequestError((Problem("", text, f"pip install 'torch{SUPPORTED}'"),))
 
 

@@ -68,7 +68,7 @@ def test_the_file_of_another_kind_goes(place: Path) -> None:
 REFUSED = {
     "both": (
         "launch.slurm={submit: false}",
-        "{k8s}: a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one out\n"
+        "{k8s}: launch.k8s and launch.slurm are both set; leave one out\n"
         "    set in: conf/launch/k8s.yaml:5:1\n"
         "          | k8s:\n",
     ),

@@ -258,7 +258,8 @@ COMPLEX = [*PARTED, replace(tensor("wave", shape=(4, 4)), spec=TensorSpec((4, 4)
      "optim.groups.head: embed.weight = head.weight is one tensor, updated once, and embed.weight is in embed="
      "{use: muon}, head.weight is in head={use: adamw}",
      ),
-    (Adafactor(name="adafactor"), COMPLEX, "optim.name: adafactor: it updates only real numbers, but wave is complex64"),
+    (Adafactor(name="adafactor"), COMPLEX,
+     "optim.name: adafactor: it updates only real numbers, but wave is complex64"),
     (muon({}), COMPLEX, "optim.name: muon: it updates only real numbers, but wave is complex64"),
 ], ids=["no matrix", "not muon's", "not adamw's", "tied", "adafactor, complex", "muon, complex"])  # fmt: skip
 def test_settings_that_nothing_takes_are_refused(optim: Optim, params: list[Placed], told: str) -> None:
