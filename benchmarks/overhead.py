@@ -122,7 +122,7 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
         else:
             schedule.step(target=source.targets(mine), losses=losses)
 
-        # gradients of whole parameters, and of the table that both stages share
+        # gradients of unsharded parameters, and of the table that both stages share
         flat = torch.cat([p.grad.reshape(-1) for p in whole])
         dist.all_reduce(flat, group=mesh.get_group("dp"))
         for p, g in zip(whole, flat.div_(2).split([p.numel() for p in whole]), strict=True):

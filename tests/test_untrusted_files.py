@@ -241,7 +241,7 @@ PICKLES = {
     "a float as a key": (as_key(b"G" + bytes(8)), f"{KEY} (float)"),
     "numbers that collide": (b"\x80\x04}(" + COLLIDING + b"u.", f"{KEY} (int)"),
     "a set of tuples": (b"\x80\x04\x8f(" + doubled(b")", b"\x86", 40) + b"\x90.", LONG),
-    "lists twice over": (as_metadata(listed(60)), "[[[...], [...]], [[...], [...]]] are no sizes"),
+    "lists twice over": (as_metadata(listed(60)), "[[[...], [...]], [[...], [...]]] are not sizes"),
     "a copied mapping": (b"\x80\x04ccollections\nOrderedDict\n]\x85R.", "a mapping made of another"),
     "lists alone": (b"\x80\x04(" + b"]" * 500_000 + b"l.", "it makes more than its length can need"),
     "marks alone": (b"\x80\x04]" + b"\x94" * 500_000 + b".", "it marks more for later than its length can need"),

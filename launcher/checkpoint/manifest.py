@@ -162,7 +162,7 @@ def _record(fields: Any) -> FileRecord:
 
 def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> None:
     if not isinstance(data, dict):
-        raise TypeError(f"{type(data).__name__} is no mapping")
+        raise TypeError(f"{type(data).__name__} is not a mapping")
     absent = [name for name in needed if name not in data]
     if absent:
         raise ValueError(f"{absent[0]} is missing")
@@ -179,19 +179,19 @@ def _whole(value: Any) -> int:
 
 def _known_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} is no text")
+        raise TypeError(f"{type(value).__name__} is not text")
     return value
 
 
 def _text(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value
 
 
 def _place(key: Any) -> str | None:
     if key is not None and not (isinstance(key, str) and is_place(key)):
-        raise ValueError("key does not say where a key is")
+        raise ValueError("key does not say where the key is")
     return key
 
 
@@ -284,7 +284,7 @@ def unvouched(folder: Path, trust: Trust) -> str:
     """Returns a remark for messages if the checkpoint is plain but ``trust`` names a key, else ``""``."""
     if trust.key is None or parse_manifest(folder).key is not None:
         return ""
-    return "; it is not encrypted, nothing vouches for what it holds"
+    return "; it is not encrypted, so it cannot be verified"
 
 
 def places(named: str | None, trust: Trust) -> tuple[str, ...]:

@@ -147,7 +147,7 @@ def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
     # and no other file
     if len(files) > 1 + strategy.stages + manifest.world * len(of_a_rank):
         odd = next(name for name in files if not _belongs(name, of_a_rank, manifest.world))
-        raise ValueError(f"{folder / NAME}: it lists {odd}, which is no file of this checkpoint")
+        raise ValueError(f"{folder / NAME}: it lists {odd}, which is not a file of this checkpoint")
 
 
 def _belongs(name: str, of_a_rank: tuple[str, ...], world: int) -> bool:

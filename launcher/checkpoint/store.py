@@ -315,7 +315,7 @@ def passed_over(newest: Path) -> list[str]:
     found = [why for why in map(_flaw, above) if why]
     said = read(newest.parent)
     if said is not None and not (newest.parent / said.name).is_dir():
-        found.append(f"{newest.parent / LATEST} names {said.name}, which is not there")
+        found.append(f"{newest.parent / LATEST} names {said.name}, which does not exist")
     return found
 
 

@@ -23,12 +23,12 @@ from launcher.job.schema.redact import text as redacted
 NO_EFFECT = "Hydra's own settings have no effect here"
 _LOGS = "what every rank says is in logs/ of the run folder"
 _CELLS = "sweep.parallel says how many runs of a sweep there are at a time"
-_SAMPLER = "sweep.sampler says which values a sweep tries, sweep.sampler=tpe by what it has seen"
+_SAMPLER = "sweep.sampler says which values a sweep tries, sweep.sampler=tpe from earlier results"
 
 _INSTEAD = {
     "hydra.run.dir": "run_dir sets the folder of a run",
     "hydra.sweep.dir": "sweep_dir sets the folder of a sweep",
-    "hydra.sweep.subdir": "runs of a sweep are numbered, and named by what differs",
+    "hydra.sweep.subdir": "runs of a sweep are numbered, and named by their differences",
     "hydra.job.name": "name is the name of a run",
     "hydra.job.chdir": "a run stays in the folder that it is started in",
     "hydra.mode": "-m asks for a sweep",
@@ -40,7 +40,7 @@ _INSTEAD = {
     "hydra.job_logging": _LOGS,
     "hydra.hydra_logging": _LOGS,
     "hydra/launcher": f"launch=slurm submits a run to Slurm, {_CELLS}",
-    "hydra.launcher": f"launch.slurm says what is asked of Slurm, {_CELLS}",
+    "hydra.launcher": f"launch.slurm sets what Slurm is asked for, {_CELLS}",
     "hydra/sweeper": _SAMPLER,
     "hydra.sweeper": f"values to try are written at their own key, as -m optim.lr=0.1,0.01; {_SAMPLER}",
 }

@@ -34,7 +34,7 @@ class OwnLoss:
         self._made = made(settings, allow, key, device)
         if not callable(getattr(self._made, "count", None)):
             text = f"{self._name}: it has no method count(target), by which the loss is divided"
-            text += " by what its targets count before any forward is done"
+            text += " by this count before any forward"
             raise RequestError((Problem(key, text),))
         self._apart: Tensor | None = None
 

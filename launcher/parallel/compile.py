@@ -175,7 +175,7 @@ class CompiledForward:
     def _failed(self, error: Exception) -> str:
         text = f"train.compile: {self.plan.backend} cannot compile {self.name or 'a stage'}: {cause(error)}"
         if self.plan.fullgraph:
-            return f"{text} (try: train.compile.fullgraph=false, which runs as it is what cannot be compiled)"
+            return f"{text} (try: train.compile.fullgraph=false, which runs eagerly what cannot be compiled)"
         return f"{text}; name other modules in train.compile.modules"
 
 

@@ -364,7 +364,7 @@ class _Mark(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise AssertionError("nothing comes of its result")
+        raise AssertionError("its result is not used")
 
 
 def _mark(given: Sequence[Tensor], used: Sequence[int]) -> Tensor:

@@ -29,9 +29,9 @@ REFUSED = {
     "debug.overfit": SAMPLES,
     "train.batch_size": "a step would be of other samples",
     "train.precision": "numbers would be rounded otherwise",
-    "model": "the weights would go on in another model",
-    "optim.name": "the state would go on in another optimizer",
-    "optim._target_": "the state would go on in another optimizer",
+    "model": "the weights would continue in another model",
+    "optim.name": "the state would continue in another optimizer",
+    "optim._target_": "the state would continue in another optimizer",
 }
 """Each refused key or section, and why it is refused."""
 
@@ -215,5 +215,5 @@ def _micro(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Differ
     old, new = saved.get("micro_batches"), mine["micro_batches"]
     if old != new and isinstance(old, list) and len(old) == 2 and new is not None:
         texts = [f"{many(n, 'micro batch')} of {many(size, 'sample')}" for n, size in (old, new)]
-        why = "what the model computes hangs on the samples of a micro batch"
+        why = "the model's output depends on the samples of a micro batch"
         yield Difference(MICRO, texts[0], texts[1], why)

@@ -97,7 +97,7 @@ def sample_problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Probl
         yield from _elements(plan, target)
     yield from _measured(plan, target)
     if plan.objective.whole and plan.operators.output is not None:
-        text = "a loss or metric of your own takes whole outputs, and their last dim is cut over tp"
+        text = "your own loss or metric takes full outputs, but their last dim is cut over tp"
         cure = "leave the module that makes it out of parallel.operators"
         yield Problem("parallel.operators", f"{text}; {cure}")
 

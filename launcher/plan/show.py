@@ -401,12 +401,12 @@ def _group(same: list[Group]) -> str:
 
 def _reduce(plan: Plan) -> Rows:
     for (n, size), same in _runs(plan.buckets, lambda b: (len(b.names), b.nbytes)):
-        what = f"{many(n, 'whole parameter')}, {bytes_text(size)}"
+        what = f"{many(n, 'unsharded parameter')}, {bytes_text(size)}"
         stages = {b.stage for b in same}
         often = f"{len(same)} all-reduces" if len(same) > len(stages) else "one all-reduce"
         yield "reduce", f"{_where(stages)}: {what}, {often} a step{' each' if len(same) > 1 else ''}"
     for b in plan.sums:
-        what = f"{many(len(b.names), 'whole parameter')} used on parts, {bytes_text(b.nbytes)}"
+        what = f"{many(len(b.names), 'unsharded parameter')} used on parts, {bytes_text(b.nbytes)}"
         yield "reduce", f"stage {b.stage}: {what}, one all-reduce over tp a step"
 
 

@@ -110,7 +110,7 @@ def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
         if isinstance(value, int) and _COUNT.fullmatch(name) and abs(value) > MOST:
             yield f"{key} is {value}; at most {MOST} are built"
         elif isinstance(value, int) and abs(value) >= 1 << 40:
-            yield f"{key} is {value}, which is no size of a model"
+            yield f"{key} is {value}, which is not a model size"
         elif isinstance(value, list | tuple) and len(value) > MOST:
             if name not in LISTED:
                 yield f"{key} lists {len(value)} values; at most {MOST} are read"

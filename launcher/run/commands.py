@@ -51,7 +51,7 @@ def progress(run: Path) -> Iterator[str]:
     state = str(said.get("status"))
     here = _manifest(run) is None and _job(run, said) is None
     if state == "running" and here and at_work(run, patience_s=0) is None:
-        state = "killed: it goes on with the same command and run_dir"
+        state = "killed: the same command and run_dir resume it"
     yield state + (f": {said['error']}" if "error" in said else "")
     row = _last_row(run / "metrics.jsonl")
     if row is not None:

@@ -174,7 +174,7 @@ def device(job: Job, here: int) -> tuple[str, list[str]]:
     if there < here:
         text = f"{asked}: {here} ranks on this machine need a device each, torch sees {there}"
         if kind is not None and kind != asked and devices.count(kind):
-            text += f"; its accelerator is {kind}, of which it sees {devices.count(kind)}"
+            text += f"; its accelerator is {kind}; it sees {devices.count(kind)}"
         raise RequestError((Problem("launch.device", text),))
     return asked, []
 
@@ -198,13 +198,13 @@ def _idle(job: Job, how: Mode) -> list[str]:
     out = []
     restarts = f"launch.max_restarts {job.launch.max_restarts} has no effect"
     if how == "external" and job.launch.max_restarts:
-        out.append(f"{restarts}: {THEY} restarts its ranks, if told to")
+        out.append(f"{restarts}: {THEY} restarts the ranks, if it is set to")
     if how == "inproc" and job.launch.max_restarts:
         out.append(f"{restarts}: a rank in this process is not restarted")
     if how != "external" and job.launch.elastic:
         out.append("launch.elastic has no effect: ranks that are started here are all there, or none")
     if how != "spawn" and job.launch.port is not None:
-        where = f"{THEY} says where its ranks meet" if how == "external" else "one rank has nobody to meet"
+        where = f"{THEY} says where its ranks meet" if how == "external" else "one rank needs no rendezvous"
         out.append(f"launch.port {job.launch.port} has no effect: {where}")
     return out
 

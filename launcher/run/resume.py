@@ -362,9 +362,9 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
         return []
     if wrong := _other_optimizer(job.optim, plan.observed.optimizer, checkpoint):
         which = "optim.name" if plan.observed.optimizer is None else "optim._target_"
-        return [Problem(which, f"{wrong}; {RESUME}=never starts anew")]
+        return [Problem(which, f"{wrong}; {RESUME}=never starts from scratch")]
     if wrong := _other_use(plan, checkpoint):
-        return [Problem("optim.groups", f"{wrong}; {RESUME}=never starts anew")]
+        return [Problem("optim.groups", f"{wrong}; {RESUME}=never starts from scratch")]
     done = int(checkpoint.state["step"])
     if done > plan.sizes.steps and any(verb(s).trains for s in job.steps.values()):
         text = f"{plan.sizes.steps}: {checkpoint.folder} has already trained {done} steps"

@@ -95,7 +95,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     if left:
         run.say(f"import: left out, for this model has no place for it: {', '.join(left)}")
     if found.others:
-        run.say(f"import: left out, for it is no tensor: {', '.join(found.others)}")
+        run.say(f"import: left out, not a tensor: {', '.join(found.others)}")
     return {"saved_step": 0}
 
 

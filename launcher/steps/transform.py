@@ -104,7 +104,7 @@ def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
     size = bytes_text(done.bytes_written)
     run.say(f"transform: {src.name} -> {ranks}, {size}{files}{clear}, {done.path}{doubt}")
     if done.left:
-        run.say(f"transform: left out, for it is no tensor: {', '.join(done.left)}")
+        run.say(f"transform: left out, not a tensor: {', '.join(done.left)}")
     return {}
 
 

@@ -116,7 +116,7 @@ def test_a_file_that_no_rank_has_is_not_listed(tmp_path: Path) -> None:
     (folder / "rank_4").mkdir()
     (folder / "rank_4/extra.safetensors").write_bytes((folder / "rank_1/extra.safetensors").read_bytes())
     edit(folder, lambda d: d["files"].update({"rank_4/extra.safetensors": d["files"]["rank_1/extra.safetensors"]}))
-    text = f"{folder}/manifest.json: it lists rank_4/extra.safetensors, which is no file of this checkpoint"
+    text = f"{folder}/manifest.json: it lists rank_4/extra.safetensors, which is not a file of this checkpoint"
     assert refusal(lambda: open_checkpoint(folder)) == text
 
 

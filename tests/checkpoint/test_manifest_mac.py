@@ -128,7 +128,7 @@ def test_one_that_is_not_encrypted_is_read_where_that_is_asked_for_and_it_is_sai
     save(plain, small(), filled(small()))
     transform(plain, tmp_path / "out", small(), key=OURS.key, trust=asked)
     assert verify(tmp_path / "out", OURS) == []
-    doubt = "; it is not encrypted, nothing vouches for what it holds"
+    doubt = "; it is not encrypted, so it cannot be verified"
     assert [unvouched(f, t) for f, t in ((plain, asked), (plain, Trust()), (sealed, asked))] == [doubt, "", ""]
 
 

@@ -185,7 +185,7 @@ def test_cifar10_binary_cut_off_or_missing(tmp_path):
     file.write_bytes(file.read_bytes()[:-1])
     assert said(cifar(tmp_path)) == (
         f"data.root: {tmp_path}/data_batch_2.bin: no such file\n"
-        f"data.root: {file}: cut off: 6145 bytes are no whole number of records of 3073"
+        f"data.root: {file}: cut off: 6145 bytes are not a whole number of records of 3073"
     )
 
 

@@ -40,7 +40,7 @@ def text(path, **changes):
 
 
 PREPARE = "steps=[prepare] steps.prepare.src={path} makes tokens of it, which data=tokens reads"
-RENAME = "give it the name of what it is, and steps=[prepare] makes tokens of it"
+RENAME = "rename it to its real format, and steps=[prepare] tokenizes it"
 OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
 TOKENS = "data=tokens data.path={path} reads it"
 NAMES = {

@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
     "a loss without a count": (
         asked(loss=own("Uncounted")),
         f"loss._target_: {OWN}.Uncounted: it has no method count(target), by which the loss is divided by "
-        "what its targets count before any forward is done",
+        "this count before any forward",
     ),
     "another count": (
         asked(loss=own("Miscounted", step=0.0)),
@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "an output that is cut over tp": (
         asked(loss=own("Weighted"), parallel={"operators": HEAD, "grid": {"tp": 2}}),
-        "parallel.operators: a loss or metric of your own takes whole outputs, and their last dim is cut over tp; "
+        "parallel.operators: your own loss or metric takes full outputs, but their last dim is cut over tp; "
         "leave the module that makes it out of parallel.operators",
     ),
     "a name that is taken": (

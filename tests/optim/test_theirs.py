@@ -224,15 +224,15 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                      "step"),
     "idle": (OURS + "Idle", "one", "its step() changes no parameter"),
     "noise": (NOISE, "replicas", "it draws random numbers (seen on small tensors), and 2 ranks would draw "
-                                 "other numbers than one process; it can be used on one rank"),
+                                 "other numbers than one process; use it on one rank"),
     "Python's noise": (OURS + "PythonNoise", "one",
                        "it draws random numbers (seen on small tensors) from a generator that torch.manual_seed "
                        "does not seed, so no run could be repeated"),
-    "by id": (OURS + "ById", "stages", f"{LOST} restored from its state and groups, it computes other numbers: it "
-                                       f"keeps state elsewhere {KEEP}"),
+    "by id": (OURS + "ById", "stages", f"{LOST} restored from its state and groups, it gives different results: "
+                                       f"it keeps state elsewhere {KEEP}"),
     "text": (OURS + "TextInState", "stages", f"{LOST} it keeps mode of type str, which checkpoints cannot store "
                                              f"{KEEP}"),
-    "no parameter": (OURS + "GlobalState", "one", f"{LOST} it keeps state under keys that are no parameters {KEEP}"),
+    "no parameter": (OURS + "GlobalState", "one", f"{LOST} it keeps state under keys that are not parameters {KEEP}"),
     "another shape": (OURS + "Flat", "shards", "it keeps both of shape [2, 8, 8] for a parameter of shape [8, 8], "
                       "which cannot be saved where parameters are cut: first.weight, first.bias, second.weight and 4 "
                       "more"),

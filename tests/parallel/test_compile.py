@@ -229,7 +229,7 @@ def test_what_only_a_run_finds_to_be_no_graph_ends_it_and_says_what_to_do() -> N
         on_ranks(1, rank_step, j, plan_job(j))
     said = str(caught.value)
     assert said.startswith("rank 0: train.compile: aot_eager cannot compile layers.0: ")
-    assert said.endswith("(try: train.compile.fullgraph=false, which runs as it is what cannot be compiled)")
+    assert said.endswith("(try: train.compile.fullgraph=false, which runs eagerly what cannot be compiled)")
     assert caught.value.fault.type == RunError.__name__
 
 

@@ -255,7 +255,7 @@ REFUSED = {
     "two dtypes": (
         own("odd_nets.OtherDtype", [6], stages=1),
         ("model: the forward calls addmm of float64 and float32 (odd_nets.py:251), "
-         "which torch refuses; weights and inputs have the dtype of train.precision, "
+         "which torch rejects; weights and inputs have the dtype of train.precision, "
          "and tensors that a forward creates have torch's default, float32; create "
          "them with the dtype of a weight, as in x.to(weight.dtype)"),
     ),

@@ -181,7 +181,7 @@ def holds_of_reductions(s: Said) -> None:
         assert level > "level1"
         assert not s.plan.buckets
         assert not any(a.kind == "W" for row in s.plan.schedule for a in row)
-    if found := re.search(r"; (\d+) whole parameter", why):
+    if found := re.search(r"; (\d+) unsharded parameter", why):
         assert int(found[1]) == len({n for b in s.plan.buckets for n in b.names})
 
 

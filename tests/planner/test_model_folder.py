@@ -128,7 +128,7 @@ BEYOND = {
     "layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; at most 10000 are built"),
     "nested": ({"text_config": {"n_layer": 20_000}}, "text_config.n_layer is 20000; at most 10000 are built"),
     "experts": ({"num_local_experts": -(10**6)}, "num_local_experts is -1000000; at most 10000 are built"),
-    "a size": ({"hidden_size": 2**41}, "hidden_size is 2199023255552, which is no size of a model"),
+    "a size": ({"hidden_size": 2**41}, "hidden_size is 2199023255552, which is not a model size"),
     "a list": ({"layer_types": ["a"] * 10_001}, "layer_types lists 10001 values; at most 10000 are read"),
     "a kernel": (
         {"attn_implementation": "someone/kernel"},

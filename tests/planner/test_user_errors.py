@@ -134,7 +134,7 @@ OTHERS = {
     ),
     "data, nothing": (
         "data", "Data", ITEM + "        return self.x[i], None\n",
-        TORN + "the target of item 0 is of type NoneType, of which no tensor is made; return a tensor, an array or a",
+        TORN + "the target of item 0 has type NoneType, which cannot become a tensor; return a tensor, an array or a",
     ),
     "data, sparse": (
         "data", "Data", ITEM + "        return self.x[i].to_sparse(), 1\n",

@@ -173,8 +173,8 @@ def test_a_rank_on_another_machine_is_named_only_while_no_other_is_known_to_be_d
 
     assert told(1, 2, 3) == ["rank 2 has died without a message (SIGKILL? out of memory? see dmesg)"]
     assert told(1, 3) == [
-        "rank 1 does not answer: it has died, or it hangs",
-        "rank 3 does not answer: it has died, or it hangs, on elsewhere",
+        "rank 1 does not answer: it died, or it hangs",
+        "rank 3 does not answer: it died, or it hangs, on elsewhere",
     ]
 
 
@@ -185,7 +185,7 @@ def test_tasks_that_are_told_to_stop_save_and_leave_with_75(tmp_path):
         for task in started:
             task.send_signal(signal.SIGTERM)
         assert [end(task)[0] for task in started] == [75, 75]
-    told = f"preempted by SIGTERM: saved {checkpoints(folder)[-1]}, from which the same command goes on"
+    told = f"preempted by SIGTERM: saved {checkpoints(folder)[-1]}, from which the same command resumes"
     assert {k: status(folder)[k] for k in ("status", "error")} == {"status": "preempted", "error": told}
 
 

@@ -84,7 +84,7 @@ CHANGED = {
     "a forgotten option": (
         ["model.rope_theta=500"],
         "model.rope_theta",
-        "500.0: {path} was trained with 10000.0: the weights would go on in another model",
+        "500.0: {path} was trained with 10000.0: the weights would continue in another model",
         "model.rope_theta=500 'checkpoint.accept_changes=[model.rope_theta]'",
     ),
     "half precision": (
@@ -257,7 +257,7 @@ def test_samples_of_a_micro_batch_count_where_the_model_normalizes_over_them(cap
     capsys.readouterr()
     path = Path("run/checkpoints/step-000002")
     words = [*words, f"checkpoint.resume={path}", "train.steps=4"]
-    why = "what the model computes hangs on the samples of a micro batch"
+    why = "the model's output depends on the samples of a micro batch"
     err = refusal(capsys, *words, "parallel.pipeline.micro_batch_num=2")
     assert (
         f"  parallel.pipeline.micro_batch_num: 2 micro batches of 8 samples: {path} was trained with "
@@ -299,7 +299,7 @@ def test_a_newer_checkpoint_that_is_damaged_or_gone_is_told(trained, capsys):
     why = f"{manifest}: damaged: its digest does not match its content"
     assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
     shutil.rmtree(newest)
-    why = f"{folder}/checkpoints/latest names step-000004, which is not there"
+    why = f"{folder}/checkpoints/latest names step-000004, which does not exist"
     assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
     run(folder, *words[len(TINY) :], steps=4)
     assert why in " ".join((folder / "plan.txt").read_text().split())

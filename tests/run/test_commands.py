@@ -59,7 +59,7 @@ def test_a_run_that_nobody_holds_was_killed(done: Path, capsys: pytest.CaptureFi
     say(done, status="running")
     try:
         _, said = answer(["status", str(done)], capsys)
-        assert said.splitlines()[0] == f"{done}: killed: it goes on with the same command and run_dir"
+        assert said.splitlines()[0] == f"{done}: killed: the same command and run_dir resume it"
         assert answer(["cancel", str(done)], capsys) == (
             1, f"error: {done}: it is not a Slurm job: it was killed\n"
         )  # fmt: skip

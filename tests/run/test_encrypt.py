@@ -137,7 +137,7 @@ def test_a_checkpoint_that_is_not_encrypted_is_refused_where_there_is_a_key(step
     if step == "inspect":
         assert main([*words, "checkpoint.accept_plain=true"]) == 0
         out = capsys.readouterr().out
-        assert f"inspect: {src}; it is not encrypted, nothing vouches for what it holds\n" in out
+        assert f"inspect: {src}; it is not encrypted, so it cannot be verified\n" in out
         assert "checkpoint.accept_plain" in out
 
 
@@ -151,7 +151,7 @@ def test_a_run_goes_on_from_what_is_not_encrypted_only_when_told(how, tmp_path, 
     assert main(words) == 2
     assert "it is not encrypted but checkpoint.encrypt is set: it cannot be verified" in capsys.readouterr().err
     assert main([*words, "checkpoint.accept_plain=true"]) == 0
-    told = "going on from step-000001, after 1 of 2 steps; it is not encrypted, nothing vouches for what it holds\n"
+    told = "going on from step-000001, after 1 of 2 steps; it is not encrypted, so it cannot be verified\n"
     assert told in capsys.readouterr().out
 
 

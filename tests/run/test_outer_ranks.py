@@ -144,7 +144,7 @@ def test_a_signal_to_torchrun_ends_every_rank(tmp_path):
     last = checkpoints(folder)[-1]
     assert {k: status(folder)[k] for k in ("status", "error")} == {
         "status": "preempted",
-        "error": f"preempted by SIGTERM: saved {last}, from which the same command goes on",
+        "error": f"preempted by SIGTERM: saved {last}, from which the same command resumes",
     }
 
 

@@ -220,7 +220,7 @@ def _dtype(name: str, properties: Any) -> str:
 def _naturals(values: Any) -> tuple[int, ...]:
     few = isinstance(values, tuple) and len(values) <= DIMS
     if not few or not all(type(n) is int and 0 <= n < 1 << 63 for n in values):
-        raise ValueError(f"{brief(values)} are no sizes")
+        raise ValueError(f"{brief(values)} are not sizes")
     found: tuple[int, ...] = values
     return found
 
@@ -356,7 +356,7 @@ def _within(t: _Rebuilt, base: int, nbytes: int, end: int) -> Saved:
 def _storage(pid: Any) -> _Storage:
     _, kind, key, _, count = pid
     if kind != "bytes" and kind not in _STORAGES:
-        raise ValueError(f"{kind!r} is no storage")
+        raise ValueError(f"{kind!r} is not a storage")
     return _Storage(_STORAGES.get(kind), key, count)
 
 

@@ -263,7 +263,7 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
     if entry.dtype not in ITEMSIZE:
         yield f"dtype {entry.dtype} is unknown; supported dtypes: {', '.join(ITEMSIZE)}"
     if entry.kind not in KINDS:
-        yield f"kind {entry.kind} is none of {', '.join(KINDS)}"
+        yield f"kind {entry.kind} is not one of {', '.join(KINDS)}"
     if len(layout.split) != len(layout.shape):
         yield f"split has {len(layout.split)} dims, shape {list(layout.shape)} has {len(layout.shape)}"
 

@@ -146,7 +146,7 @@ def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
     said = _object(data) if isinstance(data, bytes) else data
     tools = said.get(TOOLS) or None
     if tools is not None and not isinstance(tools, list):
-        raise BadRow(f"{TOOLS!r} is no list")
+        raise BadRow(f"{TOOLS!r} is not a list")
     if MESSAGES in said:
         return Conversation(messages=_messages(said[MESSAGES], MESSAGES), tools=tools)
     if PROMPT not in said or COMPLETION not in said:
@@ -181,10 +181,10 @@ def _object(line: bytes) -> Mapping[str, Any]:
 
 def _messages(found: Any, key: str) -> tuple[Message, ...]:
     if not isinstance(found, Sequence) or isinstance(found, str) or not found:
-        raise BadRow(f"{key!r} is no list of messages")
+        raise BadRow(f"{key!r} is not a list of messages")
     for i, message in enumerate(found):
         if not isinstance(message, dict):
-            raise BadRow(f"{key}[{i}] is no object with a role and its content")
+            raise BadRow(f"{key}[{i}] is not an object with a role and its content")
         for name in ("role", "content"):
             if not isinstance(message.get(name), str):
                 there = ", ".join(map(str, message)) or "none"

@@ -55,7 +55,7 @@ class Prepared:
         what += f" of {self.documents} documents, each ended by {self.end}"
         left = f", {self.skipped} bad lines left out" if self.skipped else ""
         if not self.anew:
-            return f"{dst}: is there already: {what}{left}"
+            return f"{dst}: it exists already: {what}{left}"
         rate = f"{self.nbytes / 1e6 / max(self.seconds, 1e-9):.1f} MB of text a second"
         return f"{dst}: {what}{left}; {rate}"
 

@@ -48,7 +48,7 @@ def with_header(path: Path, start: bytes, size: int) -> TokenFile:
 def without_header(path: Path, size: int, dtype: str) -> TokenFile:
     """A file of nanoGPT: tokens only. Raises ``BadFile``."""
     if size % ITEMSIZE[dtype]:
-        raise BadFile(f"{size} bytes are no whole number of tokens of data.dtype={dtype}")
+        raise BadFile(f"{size} bytes are not a whole number of tokens of data.dtype={dtype}")
     return TokenFile(path, dtype, 0, size // ITEMSIZE[dtype])
 
 

@@ -95,7 +95,7 @@ def collated(name: str, found: Sequence[tuple[int, Any]]) -> list[Tensor]:
         if not isinstance(column, Tensor):
             kind = type(items[0][at]).__name__
             text = (
-                f"{_part(at, items[0])} of item {found[0][0]} is of type {kind}, of which no tensor is made"
+                f"{_part(at, items[0])} of item {found[0][0]} has type {kind}, which cannot become a tensor"
             )
             raise BadItem(name, f"{text}; {RETURN}")
         if column.is_meta:
@@ -152,7 +152,7 @@ def _foreign(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
                 return f"{_part(at, item)} of item {number} is a {kind} tensor; return it .to_dense()"
             if not isinstance(part, Tensor | np.ndarray | np.generic | Mapping | Sequence | int | float):
                 text = f"{_part(at, item)} of item {number} is of type {type(part).__name__}"
-                return f"{text}, of which no tensor is made; {RETURN}"
+                return f"{text}, which cannot become a tensor; {RETURN}"
     return ""
 
 

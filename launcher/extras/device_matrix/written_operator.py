@@ -223,9 +223,7 @@ def _divided(op: Operator, place: int, dims: Any, axes: Axes | None) -> None:
             raise UnfitError(f"{where}: dim {d} of {list(shape)} is not a multiple of {n}")
         if op.rule.size[letter] % n:
             outer = op.rule.size[letter]
-            why = (
-                f"only its {outer} outermost parts stay in one piece in {op.node.kind}, not a multiple of {n}"
-            )
+            why = f"{op.node.kind} allows {outer} parts, which is not a multiple of {n}"
             raise UnfitError(f"{where}: dim {d} of {list(shape)}: {why}")
 
 

@@ -59,7 +59,7 @@ def whole(file: Path, binary: bool) -> None:
     if size > LONGEST:
         raise BadFile(f"{size} bytes; at most {LONGEST} are read")
     if binary and size % RECORD:
-        raise BadFile(f"cut off: {size} bytes are no whole number of records of {RECORD}")
+        raise BadFile(f"cut off: {size} bytes are not a whole number of records of {RECORD}")
     if not binary and _last_byte(file) != pickle.STOP:
         raise BadFile(f"cut off: a pickle does not end as these {size} bytes do")
     if not binary:

@@ -172,9 +172,9 @@ class LoggerProcess:
             news = json.loads(line)
             self.taken = news.get("taken", self.taken)
             if "lost" in news:
-                self._warn("lost", f"{news['lost']}; the run goes on")
+                self._warn("lost", f"{news['lost']}; the run continues")
             if "failed" in news:
-                self._warn("failed", f"{news['failed']}; the run goes on without it")
+                self._warn("failed", f"{news['failed']}; the run continues without it")
 
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._warned:

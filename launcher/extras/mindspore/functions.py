@@ -365,7 +365,7 @@ def _files(folder: Path, key: bytes | None) -> list[Path]:
     if other := [path for path in files if path.suffix != files[0].suffix]:
         raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
     if key is not None and files[0].suffix != ".ckpt":
-        raise ValueError(f"dec_key: {files[0]} is no .ckpt file; leave out dec_key")
+        raise ValueError(f"dec_key: {files[0]} is not a .ckpt file; leave out dec_key")
     return files
 
 

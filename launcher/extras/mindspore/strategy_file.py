@@ -103,7 +103,7 @@ def _shape(row: dict[str, Any]) -> tuple[int, ...]:
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is no mapping")
+        raise ValueError(f"{what} is not a mapping")
     return value
 
 

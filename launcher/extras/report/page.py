@@ -229,7 +229,7 @@ class Report:
             write_text(self._run / NAME, page(self._told(status)))
         except Exception as error:  # no error of the report may end a run
             if not self._failed:
-                _log.warning("%s: %s; the run goes on without it", self._run / NAME, said(error))
+                _log.warning("%s: %s; the run continues without it", self._run / NAME, said(error))
             self._failed = True
 
     def _told(self, status: str) -> Told:

@@ -40,7 +40,7 @@ def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:
         states[state.partition(":")[0]] += 1
         yield "; ".join([f"{cell.name}: {state}", *more])
     counts = ", ".join(f"{n} {state}" for state, n in states.most_common())
-    yield f"{at}: {many(len(cells), 'cell')}: {counts}" if cells else f"{at}: no cell has begun"
+    yield f"{at}: {many(len(cells), 'cell')}: {counts}" if cells else f"{at}: no cell has started"
 
 
 def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
@@ -54,4 +54,4 @@ def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
         raise RunError(f"{at}: {text}")
     slurm.ask(["scancel", *numbers])
     jobs = many(len(numbers), "job")
-    yield f"{jobs} of Slurm cancelled; what was training saves, and the same command goes on"
+    yield f"{jobs} of Slurm cancelled; cells that were training save, and the same command resumes them"

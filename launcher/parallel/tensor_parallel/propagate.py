@@ -272,7 +272,7 @@ def _operate(
     """Run an operator and record what it communicates."""
     x, *rest = args or (kwargs.pop("input", None),)
     if not isinstance(x, Tensor):
-        raise CutRefused(f"the first thing that {o.module} takes is no tensor", o.where)
+        raise CutRefused(f"the first argument of {o.module} is not a tensor", o.where)
     if run.axis is None:
         return _whole(run, o, lambda: plain(x, *rest, **kwargs))
 

@@ -202,7 +202,7 @@ def rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
             text = f"to {many(len(names), 'parameter')}: {listed(names)}"
             yield Setting(f"{KEY}.{key}", _text(group), "applied", text)
         else:
-            text = "what it names is in groups that are named more exactly, or later"
+            text = "its parameters are in more exact or later groups"
             yield Setting(f"{KEY}.{key}", _text(group), "degraded", text)
 
 

@@ -264,7 +264,7 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     ):
         if names:
             text = f"{listed(names)}: the forward changes and reads it, and {what}; no checkpoint stores it"
-            out.append(Note("checkpoint", f"{text}, so a resumed run starts it anew; {cure}"))
+            out.append(Note("checkpoint", f"{text}, so a resumed run resets it; {cure}"))
     return out
 
 
@@ -279,7 +279,7 @@ def _disagree(graph: Graph) -> Iterator[Problem]:
     found = graph.effects.disagree
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch refuses; {DTYPES}")
+        yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch rejects; {DTYPES}")
 
 
 def _sparse(graph: Graph) -> Iterator[Problem]:
@@ -321,10 +321,7 @@ def _between(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
     if len(owners) > 1:
         return (
-            (
-                f", of which stages {_numbers(owners)} have a copy each; put all modules that "
-                "use it on one stage"
-            ),
+            (f", and stages {_numbers(owners)} each have a copy; put all modules that use it on one stage"),
             "",
         )
     if here and here != owners:

@@ -50,7 +50,7 @@ def note(traits: OptimizerTraits | None) -> list[Note]:
     """Returns a note on what the optimizer did when it was tried."""
     if traits is None or traits.broken:
         return []
-    what = "each number of a tensor by itself" if traits.elements else "a whole tensor at a time"
+    what = "each number of a tensor by itself" if traits.elements else "one full tensor at a time"
     if not traits.alone:
         what = "all tensors together"
     more = "; random numbers of torch's" if traits.draws else ""
@@ -64,9 +64,7 @@ def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]
             KEY, f"{text} from a generator that torch.manual_seed does not seed, so no run could be repeated"
         )
     elif traits.draws and sizes.grid.size > 1:
-        others = (
-            f"{sizes.grid.size} ranks would draw other numbers than one process; it can be used on one rank"
-        )
+        others = f"{sizes.grid.size} ranks would draw other numbers than one process; use it on one rank"
         yield Problem(KEY, f"{text}, and {others}")
     elif traits.draws and any(step.kind == "certify" for step in job.steps.values()):
         yield Problem(KEY, f"{text}, so that no two trainings can be compared: leave out the certify step")

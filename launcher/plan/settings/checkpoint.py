@@ -73,7 +73,7 @@ def rows(job: Job) -> Iterator[Setting]:
         yield Setting("checkpoint.accept_plain", "true", *_plain(job))
 
     if asked.accept_changes:
-        why = "training goes on from a checkpoint although these may have changed"
+        why = "training resumes from a checkpoint although these changed"
         yield Setting("checkpoint.accept_changes", ", ".join(asked.accept_changes), "applied", why)
 
 

@@ -92,7 +92,7 @@ def _nothing_fused(sizes: Sizes, fused: Communication | None) -> Setting:
     if sizes.replicas == 1:
         return Setting(key, "false", "satisfied", ALONE)
     if fused is None or (fused.groups and fused.buckets and not fused.rest):
-        why = "every module is gathered and every whole parameter reduced by itself"
+        why = "every module is gathered and every unsharded parameter reduced by itself"
         return Setting(key, "false", "applied", why)
 
     parts = []
@@ -102,7 +102,7 @@ def _nothing_fused(sizes: Sizes, fused: Communication | None) -> Setting:
     elif fused.groups:
         parts.append("every module is gathered by itself")
     if fused.buckets:
-        parts.append("every whole parameter is reduced by itself")
+        parts.append("every unsharded parameter is reduced by itself")
     why = "; ".join(parts) or "no parameter learns, nothing to sum or to gather"
     return Setting(key, "false", "applied", why)
 
@@ -160,12 +160,12 @@ def _reduces(fusion: CommFusion, sizes: Sizes, fused: Communication | None) -> I
     if sizes.replicas == 1:
         yield Setting(key, value, "satisfied", ALONE)
     elif fused is not None and not fused.buckets:
-        yield Setting(key, value, "satisfied", "no gradient is summed whole")
+        yield Setting(key, value, "satisfied", "there are no unsharded gradients")
     elif sizes.grid["dp_replicate"] > 1 and sharded:
         why = "gradients of shards are summed over replicas in the groups that scattered them"
-        yield Setting(key, value, "degraded", f"of whole parameters; {why}")
+        yield Setting(key, value, "degraded", f"of unsharded parameters; {why}")
     else:
-        yield Setting(key, value, "applied", "gradients of whole parameters, in buckets")
+        yield Setting(key, value, "applied", "gradients of unsharded parameters, in buckets")
 
 
 def _written(asked: FusionIndex) -> str:

@@ -128,7 +128,7 @@ def notes(made: Compilation | None) -> Iterator[Note]:
     if made is None:
         return
     text = "counted as inductor joins kernels: between products and attention each tensor is read and "
-    text += "written once, and what is made of saved tensors is not saved; validation runs eagerly"
+    text += "written once, and recomputable tensors are not saved; validation runs eagerly"
     if not made.joins:
         text = f"bytes and times of this plan are those of eager code, {made.backend} fuses no kernels here; "
         text += "validation runs eagerly"
@@ -256,10 +256,8 @@ def _selected_inside(modules: Iterable[str], model: TracedModel) -> Iterator[Pro
     for r in model.recomputed:
         inner = [m for m in modules if m not in (STAGE, r.module) and covers(r.module, m)]
         if inner and r.policy == "selective":
-            text = f"{some(inner)}: inside of {r.module}, of which parallel.recompute keeps results"
-            yield Problem(
-                MODULES, f"{text} of operations, and a graph hides them; compile {r.module}", TO_AUTO
-            )
+            text = f"{some(inner)}: inside {r.module}, where parallel.recompute keeps results"
+            yield Problem(MODULES, f"{text} of operations, which a graph hides; compile {r.module}", TO_AUTO)
             return
 
 

@@ -93,7 +93,7 @@ def _why_not_sharded(hsdp: Hsdp, fused: Communication) -> str:
         why = f"the largest has {bytes_text(largest)}, {KEY}.threshold is {hsdp.threshold} KB"
     else:
         why = "none of them can be cut over the ranks that share the weights"
-    return f"no parameter is sharded: {why}; every rank keeps all of them whole"
+    return f"no parameter is sharded: {why}; every rank keeps all of them"
 
 
 def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
@@ -109,7 +109,7 @@ def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     if small:
         verb = "stays" if small == 1 else "stay"
         how = "together" if job.parallel.comm_fusion.openstate else "each by itself"
-        text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} whole"
+        text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} unsharded"
         yield Note(f"{KEY}.threshold", f"{text}, gradients are summed {how}")
 
     ragged = [p for p in params if p.spec.shape and p.spec.shape[0] % n]
@@ -120,4 +120,4 @@ def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     left = [p.name for p in ragged if hsdp.uneven == "whole" and p.trainable]
     if left:
         verb = "stays" if len(left) == 1 else "stay"
-        yield Note(f"{KEY}.uneven", f"whole: {some(left)} {verb} whole: dim 0 is not a multiple of {n}")
+        yield Note(f"{KEY}.uneven", f"whole: {some(left)} {verb} unsharded: dim 0 is not a multiple of {n}")

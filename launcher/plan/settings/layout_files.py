@@ -46,7 +46,7 @@ def param_strategy_rows(job: Job) -> Iterator[Setting]:
         why = f"layouts of {which} are written before the first step"
         yield Setting(f"{PARAM_STRATEGY}.save", asked.save, "applied", why)
     if asked.load is not None:
-        why = f"{which} get the layouts of the file; operators, tp and shards follow where they are not given"
+        why = f"{which} get the layouts of the file; operators, tp and shards follow where they are not set"
         yield Setting(f"{PARAM_STRATEGY}.load", asked.load, "applied", why)
 
 
@@ -56,7 +56,7 @@ USES = {
     "pp": "activations and their gradients between stages",
     "dp_replicate": "gradients summed over replicas",
     "dp_shard": "sharded parameters gathered, their gradients reduced",
-    "dp": "gradients of whole parameters summed over all of them",
+    "dp": "gradients of unsharded parameters summed over all of them",
     "tp": "pieces of cut operators",
     "tied": "gradients of tied parameters summed over stages",
 }

@@ -28,20 +28,20 @@ def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
 
     # with level1 the launcher itself reduces, once per step
     status: Status = "satisfied"
-    text = "FSDP2 reduces each group while backward goes on to the next"
+    text = "FSDP2 reduces each group while backward runs the next"
     if hsdp.optimizer_level == "level1":
         if fused is not None and fused.late:
             return "degraded", "gradients are reduced after the last weight-gradient action of their stage"
         if fused is not None and _ones(sizes, fused.scatters):
             return "degraded", "each rank has one bucket, which is full when its backward is over"
-        status, text = "applied", "each bucket of a stage is on its way while its last backward goes on"
+        status, text = "applied", "each bucket of a stage is sent while its last backward runs"
     elif fused is not None and fused.late:
         return "degraded", "a stage's gradients are reduced together, behind each weight-gradient action"
     elif job.launch.device in ("cpu", "auto"):
         return _beside(job, "FSDP2 reduces each group beside backward")
 
     if fused is not None and fused.whole:
-        whole = many(fused.whole, "whole parameter")
+        whole = many(fused.whole, "unsharded parameter")
         return "degraded", f"{text}; {whole} after the last backward of a step"
     return status, text
 

@@ -319,12 +319,12 @@ def _fusing(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOutcom
 
     # whole gradients, in buckets
     limits = comm_fusion.limits(job)
-    whole = f"whole gradients travel in buckets of {bytes_text(limits.reduce)}"
+    whole = f"unsharded gradients are sent in buckets of {bytes_text(limits.reduce)}"
     if limits.reduce == comm_fusion.DEFAULT:
-        whole = "whole gradients travel in buckets of 64 MB"
+        whole = "unsharded gradients are sent in buckets of 64 MB"
     if limits.cuts is not None:
         numbers = ", ".join(map(str, limits.cuts))
-        whole = f"whole gradients travel in buckets that end before the parameters {numbers}"
+        whole = f"unsharded gradients are sent in buckets that end before the parameters {numbers}"
 
     # sharded gradients, in the groups that are gathered together, unless scatters have a limit of their own
     sharded = "a group at a time"

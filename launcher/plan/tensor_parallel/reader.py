@@ -158,7 +158,7 @@ def _choices(entry: Any, axis_names: _AxisNames, *, batch: bool) -> tuple[list[t
     out: list[str] = []
     for n in names:
         if n not in axis_names.alias:
-            return [], f"{n!r} is no axis; there are {', '.join(axis_names.alias)} and null"
+            return [], f"{n!r} is not an axis; the axes are {', '.join(axis_names.alias)}, or null"
         out += axis_names.alias[n]
     return [tuple(out)], ""
 

@@ -103,7 +103,7 @@ def _optimizer(pairs: Pairs, groups: int) -> str:
         return str(settings["_target_"])
     text = f"{settings['name']}: {_values(settings)}"
     if others := {k.removeprefix("adamw."): v for k, v in pairs if k.startswith("adamw.")}:
-        text = f"{text}; adamw for what is no matrix: {_values(others)}"
+        text = f"{text}; adamw for parameters that are not matrices: {_values(others)}"
     if groups:
         text = f"{text}; {many(groups, 'group')} of parameters with settings of their own"
     return text

@@ -277,7 +277,7 @@ def _codec(kind: Any, module: str) -> _Codec:
         return _leaf(lambda value: value is None, "None")
     if isinstance(kind, type):
         return _class(kind)
-    raise Unsuitable(f"{kind} is no type that is sent between ranks")
+    raise Unsuitable(f"{kind} is not a type that ranks can send")
 
 
 def _class(kind: type) -> _Codec:
@@ -295,7 +295,7 @@ def _class(kind: type) -> _Codec:
         return _record(kind, tuple(f.name for f in fields(kind)))
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return _record(kind, kind._fields)
-    raise Unsuitable(f"{kind.__name__} is no type that is sent between ranks")
+    raise Unsuitable(f"{kind.__name__} is not a type that ranks can send")
 
 
 def _text(data: Any) -> str:
@@ -326,7 +326,7 @@ def _union(members: Sequence[Any], module: str) -> _Codec:
         for i, codec in enumerate(laters):
             if codec().fits(value):
                 return i
-        raise Unsuitable(f"{type(value).__name__} is none of what is expected: {members}")
+        raise Unsuitable(f"{type(value).__name__} is not one of {members}")
 
     def put(value: Any) -> Any:
         i = number(value)
@@ -423,7 +423,7 @@ def _settings(kind: Any) -> _Codec:
             raise Unsuitable(f"{kind.__name__} has no {', '.join(more)}")
         names = {by for n, f in kind.model_fields.items() for by in (n, f.alias)} & {*more}
         if names:
-            raise Unsuitable(f"{kind.__name__} is told {', '.join(map(str, names))} twice")
+            raise Unsuitable(f"{kind.__name__} has {', '.join(map(str, names))} twice")
         by_alias = {kind.model_fields[name].alias or name: value for name, value in made.items()}
         return kind.model_construct({_text(one) for one in given}, **by_alias, **more)
 
@@ -444,7 +444,7 @@ def _any(value: Any) -> Any:
         return [_any(one) for one in value]
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
         return {key: _any(one) for key, one in value.items()}
-    raise Unsuitable(f"{type(value).__name__} is no plain data, and is not sent between ranks")
+    raise Unsuitable(f"{type(value).__name__} is not plain data, so ranks cannot send it")
 
 
 _HEAD = 8

@@ -121,7 +121,7 @@ def _missing(module: str, name: str, arguments: tuple[str, ...]) -> list[str]:
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError):
-        return [f"{module}.{name} is not there"]
+        return [f"{module}.{name} does not exist"]
     known = inspect.signature(found).parameters if arguments else {}
     return [f"{module}.{name} takes no {a!r}" for a in arguments if a not in known]
 

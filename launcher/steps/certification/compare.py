@@ -96,7 +96,7 @@ def _joined(p: Placed, found: list[Piece]) -> tuple[Tensor, list[str]]:
             wrong.append(f"{p.name}: copies differ on ranks {other.rank} and {f.rank}")
         full[tuple(slice(a, b) for a, b in zip(f.box.lo, f.box.hi, strict=True))] = f.value
     if gaps := [ranks for box, ranks in p.layout.holders().items() if box not in first]:
-        wrong.append(f"{p.name}: not every piece is there, none of rank {gaps[0][0]}")
+        wrong.append(f"{p.name}: pieces are missing, the first of rank {gaps[0][0]}")
     return full, wrong
 
 

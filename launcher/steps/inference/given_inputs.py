@@ -82,7 +82,7 @@ class GivenInputs:
             return tuple(file.get_slice(name)[low:high][indices - low] for name in self.order)
 
     def targets(self, indices: npt.NDArray[np.int64]) -> Tensor:
-        raise NotImplementedError("inputs alone; nobody compares what becomes of them")
+        raise NotImplementedError("only inputs; predictions are not compared")
 
 
 def given(path: Path, count: int) -> GivenInputs:

@@ -157,7 +157,7 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
 BAD = {
     "no JSON": ('{"messages": ', "no JSON: Expecting value at character 14"),
     "keys": ('{"talk": []}', "a row has 'messages', or 'prompt' and 'completion' (keys: talk)"),
-    "no list": ('{"messages": "hi"}', "'messages' is no list of messages"),
+    "no list": ('{"messages": "hi"}', "'messages' is not a list of messages"),
     "from": (
         '{"messages": [{"from": "human", "value": "hi"}]}', "messages[0] has no text 'role' (keys: from, value)",
     ),
@@ -294,7 +294,7 @@ def test_a_bad_row_far_down_ends_the_run_by_its_line(
     settings = written(tmp_path, CHATML, [messages()] * 60 + [{"messages": []}])
     assert main([*asked(settings), f"run_dir={tmp_path}/run"]) == 1
     assert capsys.readouterr().err.splitlines()[0] == (
-        f"error: data.path: {settings.path}:61: 'messages' is no list of messages; "
+        f"error: data.path: {settings.path}:61: 'messages' is not a list of messages; "
         "data.on_bad=skip leaves out bad rows and counts them"
     )
 
@@ -304,7 +304,7 @@ def test_where_no_row_is_left_nothing_starts(
 ) -> None:
     settings = written(tmp_path, CHATML, [{"messages": []}] * 3)
     words = [*asked(settings), "data.on_bad=skip", f"run_dir={tmp_path}/run"]
-    first = f"{settings.path}:1: 'messages' is no list of messages"
+    first = f"{settings.path}:1: 'messages' is not a list of messages"
     assert main(words) == 2
     assert f"  data.path: none of its rows can be trained on: {first}\n" in capsys.readouterr().err
 

@@ -227,7 +227,7 @@ REFUSED = {
     ),
     "text": (
         trained(of("Rows", samples=N, how="text")),
-        f"data._target_: {NAME}.Rows: input 0 of item 0 is of type str, of which no tensor is made; return a "
+        f"data._target_: {NAME}.Rows: input 0 of item 0 has type str, which cannot become a tensor; return a "
         "tensor, an array or a number",
     ),
     "tokens of transformers": (

@@ -62,7 +62,7 @@ STRATEGIES = {
     ),
     "unknown axis": (
         f"{OPS}.layer1={{{XY},in:[[x,z],[z,null]]}}",
-        "layer1: in[0]: [x, z]: z is no axis; there are x, y and null",
+        "layer1: in[0]: [x, z]: z is not an axis; the axes are x, y, or null",
     ),
     "matrix that does not divide the ranks": (
         f"{OPS}.layer1={{matrix:[3,4],axes:[x,y],in:[[x,y],[null,y]]}}",
@@ -176,12 +176,12 @@ INPUTS = {
     "[[1,1,4,1],[3]]": "target: [3]: 3 slices do not divide the 8 ranks of a stage; possible: 1, 2, 4, 8",
     "[[1,1,4,1]]": "[[1,1,4,1]]: a batch has 2 tensors: input 0 has 4 dims, the target has 1 dim "
     f"(try: '{SET}=[[1,1,4,1],[1]]')",
-    "{matrix:[2,4],axes:[x,y],in:[[x,null,z,null],[x]]}": "input 0: [x, null, z, null]: z is no axis; there are x, y "
-    "and null",
+    "{matrix:[2,4],axes:[x,y],in:[[x,null,z,null],[x]]}": "input 0: [x, null, z, null]: z is not an axis; the axes "
+    "are x, y, or null",
     "{matrix:[2,4],axes:[x,y],in:[[x,null,x,null],[x]]}": "input 0: [x, null, x, null]: axis x cannot cut twice",
     "{matrix:[8],axes:[x],in:[[null,null,x,null],[x]]}": "input 0: [null, null, x, null]: dim 2 of [32, 1, 28, 28] is "
     "not a multiple of 8",
-    "{matrix:[2,4],axes:[x,y],in:[[x,null,y,null],[z]]}": "target: [z]: z is no axis; there are x, y and null",
+    "{matrix:[2,4],axes:[x,y],in:[[x,null,y,null],[z]]}": "target: [z]: z is not an axis; the axes are x, y, or null",
 }  # fmt: skip
 
 
@@ -263,8 +263,8 @@ def test_the_cure_of_a_module_whose_name_has_dots_is_below_that_name(capsys: pyt
 
 ALONE = "{layers.0.attn.q: {in: [[1,1,1],[4,1]]}}"
 MISFIT = (
-    "in layers.0.attn: attention of what is cut over tp makes [32, 4, 128, 32], no part of the [32, 4, 128, 32] of the "
-    "whole model"
+    "in layers.0.attn: attention of a tensor cut over tp makes [32, 4, 128, 32], not a part of the [32, 4, 128, 32] "
+    "of the full model"
 )
 
 

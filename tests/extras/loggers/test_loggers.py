@@ -83,9 +83,9 @@ def test_secrets_of_its_arguments_are_in_no_file_of_the_run(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("Fails, path: {kept}, where: __init__", "KeyError: 'no such thing' {at}; the run goes on without it"),
-        ("Fails, path: {kept}, where: on_start", "KeyError: 'no such thing' {at}; the run goes on without it"),
-        ("Fails, path: {kept}, where: close", "KeyError: 'no such thing' {at}; the run goes on without it"),
+        ("Fails, path: {kept}, where: __init__", "KeyError: 'no such thing' {at}; the run continues without it"),
+        ("Fails, path: {kept}, where: on_start", "KeyError: 'no such thing' {at}; the run continues without it"),
+        ("Fails, path: {kept}, where: close", "KeyError: 'no such thing' {at}; the run continues without it"),
         ("Dies", "its process ended with 3, 3 of 3 rows not sent; {folder}/loggers/others.0.log may say why"),
         ("Hangs, where: on_start", "3 of 3 rows not sent within 1 s (logger.wait_s); metrics.jsonl has all"),
         ("Hangs, where: log", "3 of 3 rows not sent within 1 s (logger.wait_s); metrics.jsonl has all"),
@@ -113,7 +113,7 @@ def test_a_row_that_it_cannot_take_is_left_out_and_said_once(tmp_path: Path, cap
     assert [line["row"]["step"] for line in lines(kept)] == [1, 3, 4]
     assert [re.sub(r"py:\d+", "py", text) for text in warned(caplog)] == [
         "logger.others.0: step 2: KeyError: 'no such thing' (own_loggers.py, in log: "
-        'raise KeyError("no such thing")); the run goes on',
+        'raise KeyError("no such thing")); the run continues',
         "logger.others.0: 1 of 4 rows not taken; metrics.jsonl has all",
     ]
 

@@ -50,7 +50,7 @@ def test_the_files_of_a_folder_are_one_mapping(folder: Path, given: dict[str, An
     ("given", "kind", "text"),
     [
         ({"net": object()}, TypeError, "net: expected a torch.nn.Module, got object"),
-        ({"dec_key": bytes(16)}, ValueError, "dec_key: {folder}/a.safetensors is no .ckpt file; leave out dec_key"),
+        ({"dec_key": bytes(16)}, ValueError, "dec_key: {folder}/a.safetensors is not a .ckpt file; leave out dec_key"),
         ({"dec_key": "x"}, TypeError, "dec_key: expected bytes, got str"),
         ({"dec_mode": "ROT13"}, ValueError,
          "dec_mode: 'ROT13' is not known; give AES-GCM, AES-CBC, SM4-CBC"),

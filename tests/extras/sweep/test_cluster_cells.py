@@ -63,7 +63,7 @@ def test_cells_of_one_size_are_one_array(place, capsys):
     out = capsys.readouterr().out
     assert "2 cells of 1 x 1 ranks: job 77 of Slurm, grid/cells-1.sbatch" in out
     assert out.endswith(
-        "0 of 4 done, grid/summary.csv, report.html; how far they are is said, and what failed is submitted again, by"
+        "0 of 4 done, grid/summary.csv, report.html; to show their state and submit failed cells again:"
         " -m sweep_dir=grid and the same overrides\n"
     )
     run_dir = place / "grid/0-0.001-1"

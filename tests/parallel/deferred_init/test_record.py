@@ -88,7 +88,7 @@ def test_what_is_replayed_is_what_a_plain_construction_makes_of_the_same_draws(m
 def test_a_constructor_that_is_not_replayed_as_it_runs_is_told():
     model, recorded = record.record(constructors.LooksAtStrides, 5)
     assert recorded.why == ""
-    assert differing(constructors.LooksAtStrides, model, recorded) == "makes other numbers of b when it is replayed"
+    assert differing(constructors.LooksAtStrides, model, recorded) == "gives b other values when it is replayed"
 
 
 def test_attributes_of_modules_are_those_of_a_plain_construction():

@@ -29,7 +29,7 @@ ITSELF = (
     "module each time instead"
 )
 HIDDEN = (
-    "model: middle.kept is or holds the module Linear, which is no submodule, so "
+    "model: middle.kept is or holds the module Linear, which is not a submodule, so "
     "the launcher cannot initialise or move its tensors; make it an attribute of "
     "a module, or put it in an nn.ModuleList or nn.ModuleDict"
 )

@@ -95,8 +95,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a mean over all": (
         lambda net, x: x - x.mean(), BOTH,
-        "parallel.operators: in the model's own forward: mean of what is cut over tp makes [], no part of the [] of "
-        "the whole model",
+        "parallel.operators: in the model's own forward: mean of a tensor cut over tp makes [], not a part of the [] "
+        "of the full model",
     ),
     "a norm over it": (
         lambda net, x: F.layer_norm(x, (x.shape[-1],)), BOTH,
@@ -123,8 +123,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a size taken from it": (
         lambda net, x: x + torch.arange(x.shape[2]), BOTH,
-        "parallel.operators: in the model's own forward: arange makes a tensor of [4] where the whole model has [8]: "
-        "its size comes from what is cut over tp",
+        "parallel.operators: in the model's own forward: arange makes a tensor of [4] where the full model has [8]: "
+        "its size comes from a tensor cut over tp",
     ),
     "heads of another order": (
         lambda net, x: x.view(4, 10, 2, -1).transpose(2, 3).flatten(2), BOTH,
@@ -133,8 +133,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a half of it": (
         lambda net, x: torch.cat([x[..., 2:], x[..., :2]], -1), BOTH,
-        "parallel.operators: in the model's own forward: slice of what is cut over tp makes [4, 10, 2], no part of the "
-        "[4, 10, 6] of the whole model",
+        "parallel.operators: in the model's own forward: slice of a tensor cut over tp makes [4, 10, 2], not a part of "
+        "the [4, 10, 6] of the full model",
     ),
     "dropout": (
         lambda net, x: F.dropout(x, 0.5), BOTH,

@@ -31,7 +31,7 @@ def said(job: Job) -> list[str]:
 
 KEPT = (
     "middle.kept: the forward changes and reads it, and Python keeps it; no "
-    "checkpoint stores it, so a resumed run starts it anew; make a buffer of it, or "
+    "checkpoint stores it, so a resumed run resets it; make a buffer of it, or "
     "return it from get_extra_state"
 )
 
@@ -55,7 +55,7 @@ def test_it_is_named_where_the_model_looks_at_data(kind):
 def test_a_buffer_outside_the_state_dict_is_named():
     assert said(net("buffer")) == [
         "middle.kept: the forward changes and reads it, and persistent=False keeps it out of the state dict; no "
-        "checkpoint stores it, so a resumed run starts it anew; register it as a persistent buffer"
+        "checkpoint stores it, so a resumed run resets it; register it as a persistent buffer"
     ]
 
 

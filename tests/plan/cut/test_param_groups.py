@@ -174,12 +174,12 @@ def test_a_plan_says_which_parameters_a_group_is_of() -> None:
     assert [(s.key, s.value, s.status, s.why) for s in rows(optim, MODEL)] == [
         (
             "optim.groups.layers.*", "{lr: 1}", "degraded",
-            "what it names is in groups that are named more exactly, or later",
+            "its parameters are in more exact or later groups",
         ),
         ("optim.groups.head", "{eps: 1e-06}", "applied", "to 1 parameter: embed.weight"),
         (
             "optim.groups.*.bias", "{weight_decay: 0}", "degraded",
-            "what it names is in groups that are named more exactly, or later",
+            "its parameters are in more exact or later groups",
         ),
         (
             "optim.groups.layers.?.*", "{lr: 2}", "applied",

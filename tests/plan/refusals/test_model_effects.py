@@ -226,8 +226,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {"counts": True},
         (
-            "model: the forward changes the buffer blocks.0.shared.calls, of which stages 0 and 1 have a copy "
-            "each; put all modules that use it on one stage"
+            "model: the forward changes the buffer blocks.0.shared.calls, and stages 0 and 1 each have a "
+            "copy; put all modules that use it on one stage"
         ),
     ),
     (
@@ -235,8 +235,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "interleaved",
         {"counts": True},
         (
-            "model: the forward changes the buffer blocks.0.shared.calls, of which stages 0 and 1 and 2 and 3 "
-            "have a copy each; put all modules that use it on one stage"
+            "model: the forward changes the buffer blocks.0.shared.calls, and stages 0 and 1 and 2 and 3 each "
+            "have a copy; put all modules that use it on one stage"
         ),
     ),
     (

@@ -113,8 +113,8 @@ REFUSED = {
         "train.compile.modules: inside of layers.0, which is recomputed and cut over tp: a graph would repeat "
         "collectives for nothing; leave one of the two out (try: train.compile=null)",
     "train.compile.modules=layers.0.attn 'parallel.recompute={modules: layers.0, policy: selective}'":
-        "train.compile.modules: layers.0.attn: inside of layers.0, of which parallel.recompute keeps results of "
-        "operations, and a graph hides them; compile layers.0 (try: train.compile.modules=auto)",
+        "train.compile.modules: layers.0.attn: inside layers.0, where parallel.recompute keeps results of "
+        "operations, which a graph hides; compile layers.0 (try: train.compile.modules=auto)",
 }  # fmt: skip
 
 

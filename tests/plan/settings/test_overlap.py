@@ -20,7 +20,7 @@ ZERO = {"stages": 2, "micro_batch_num": 4, "scheduler": "zero_bubble_h1"}
 AOT: dict[str, Any] = {"backend": "aot_eager"}
 BESIDE = "are sent while weight gradients are computed"
 GATHERED = "weights are gathered once a step, ahead of use, and waited for where a group is used first"
-REDUCED = "each bucket of a stage is on its way while its last backward goes on"
+REDUCED = "each bucket of a stage is sent while its last backward runs"
 
 
 def tp(operators: dict[str, Any], on: bool | str | None = True, **changes: Any) -> Job:
@@ -75,8 +75,8 @@ def sharded(level: str, on: bool) -> Job:
 
 
 WAITS = "input gradients of 9 matmuls over tp are waited for"
-FSDP2 = ("FSDP2 gathers the next group while this one computes", "FSDP2 reduces each group while backward goes on to "
-         "the next")  # fmt: skip
+FSDP2 = ("FSDP2 gathers the next group while this one computes", "FSDP2 reduces each group while backward runs the "
+         "next")  # fmt: skip
 LINES: dict[str, tuple[Job, tuple[str, ...]]] = {
     "nothing is sent": (job(), ()),
     "replicas": (job(launch={"nproc": 2}), (AT_THE_END,)),

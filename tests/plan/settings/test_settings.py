@@ -95,7 +95,7 @@ BECOMES = {
         [f"{P}.param_strategy.save=p.json: applied, layouts of trainable parameters are written before the first step"],
     f"{P}.param_strategy.load=p.json {P}.param_strategy.only_trainable=false":
         [f"{P}.param_strategy.load=p.json: applied, all parameters and buffers get the layouts of the file; operators, "
-         "tp and shards follow where they are not given"],
+         "tp and shards follow where they are not set"],
     f"{P}.operator_strategy.save=/o.json":
         [f"{P}.operator_strategy.save=/o.json: applied, strategies of the operators that are cut are written before "
          "the first step"],

@@ -115,7 +115,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "parallel.operators.up: wait: no such key; there are input, output, in, out, layout and weight, bias",
     ),
     "no such axis": ({"up": {"weight": ["mp", None]}}, {},
-                     "parallel.operators.up: weight: 'mp' is no axis; there are dp, tp and null"),
+                     "parallel.operators.up: weight: 'mp' is not an axis; the axes are dp, tp, or null"),
     "no axis has so many slices": (
         {"up": {"in": [[1, 1], [3, 1]]}}, {"dp": 4},
         "parallel.operators.up: in[weight]: 3 slices are those of no axis: tp is 2",

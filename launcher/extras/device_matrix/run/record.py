@@ -171,7 +171,7 @@ class _Recorder:
             elif said.kind.name == "BUFFER_MUTATION":
                 changes[self.first[said.target]] = self.at[made]
             else:
-                text = f"the forward changes {said.target}, which is no buffer of the model"
+                text = f"the forward changes {said.target}, which is not a buffer of the model"
                 raise RequestError((_cannot(text),))
         return tuple(outputs), changes
 
