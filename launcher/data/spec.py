@@ -87,7 +87,7 @@ def _sampled(
         samples = len(opened.train)
     if not samples:
         text = "its split train has no samples, so there is nothing to train on"
-        cure = "its len() must be their number"
+        cure = "its len() must be the number of samples"
         raise RequestError((Problem("data", f"{settings.target}: {text}; {cure}"),))
     with problems():
         inputs, target = _first(opened.train, settings.target, batch)

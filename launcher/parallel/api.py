@@ -85,7 +85,7 @@ def _numbers(model: nn.Module) -> fill.FullTensorOf:
     lost = [name for name, t in real.items() if t.is_meta]
     if lost:
         text = f"model: {lost[0]} is on the meta device and has no numbers"
-        raise ValueError(f"{text}; hand over a function that builds it")
+        raise ValueError(f"{text}; pass a function that builds it")
     return lambda name: real[name].detach().cpu()
 
 

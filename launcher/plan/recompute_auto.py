@@ -372,7 +372,7 @@ def unknown(job: Job) -> list[Problem]:
     """Returns the problem of ``auto`` in a request that does not state the memory of a device."""
     if not asked(job) or job.cluster.memory_gb is not None:
         return []
-    text = "auto: the memory to fit is unknown; cluster.memory_gb is that of a device"
+    text = "auto: the memory of a device is unknown; set cluster.memory_gb"
     return [Problem(KEY, text, "cluster.memory_gb=80")]
 
 

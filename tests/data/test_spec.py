@@ -70,7 +70,7 @@ def test_a_class_of_the_users_own_without_samples_is_refused():
         input_specs(Target(_target_="tests.data.own.Ramp", samples=0), 7, ("tests",))
     assert str(refused.value) == (
         "data: tests.data.own.Ramp: its split train has no samples, so there is nothing to train on; "
-        "its len() must be their number"
+        "its len() must be the number of samples"
     )
 
 

@@ -78,7 +78,7 @@ def test_what_is_no_text_by_its_name_is_not_trained_on_as_bytes(tmp_path, suffix
     what, way = NAMES[suffix]
     [problem] = check_text(text(path, **tokenizer))
     assert str(problem) == (
-        f"data.path: {path}: {what} by its name, and data=text reads plain text; {way.format(path=path)}"
+        f"data.path: {path}: {what} by its name, but data=text reads plain text; {way.format(path=path)}"
     )
 
 
@@ -88,7 +88,7 @@ def test_nor_is_what_is_no_text_by_its_first_bytes(tmp_path, data, what, way):
     path.write_bytes(data)
     [problem] = check_text(text(path))
     assert str(problem) == (
-        f"data.path: {path}: {what} by its first bytes, and data=text reads plain text; {way.format(path=path)}"
+        f"data.path: {path}: {what} by its first bytes, but data=text reads plain text; {way.format(path=path)}"
     )
 
 

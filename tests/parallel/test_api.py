@@ -109,5 +109,5 @@ def test_a_plan_of_another_number_of_ranks_and_a_module_without_numbers_are_refu
 
     assert on_ranks(1, work)[0] == (
         "plan: it has 4 ranks, the process group 1",
-        "model: embed.weight is on the meta device and has no numbers; hand over a function that builds it",
+        "model: embed.weight is on the meta device and has no numbers; pass a function that builds it",
     )

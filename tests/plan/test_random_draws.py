@@ -42,6 +42,6 @@ def test_draws_in_compiled_code_cannot_be_certified():
     with pytest.raises(RequestError) as refused:
         notes("seed", TWO, steps=steps, train__compile={"backend": "aot_eager"})
     assert str(refused.value) == (
-        "steps.certify: attend draws random numbers in compiled code, so that no two trainings can be compared; draw "
+        "steps.certify: attend draws random numbers in compiled code, so two trainings cannot be compared; draw "
         "in a torch.nn.Dropout module, which the certificate turns off, or leave out the certify step"
     )

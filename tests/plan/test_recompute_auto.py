@@ -111,8 +111,7 @@ def refusal(j: Job) -> str:
 
 def test_a_memory_that_nobody_knows_is_refused():
     assert refusal(asked("1f1b", None)) == (
-        "parallel.recompute: auto: the memory to fit is unknown; cluster.memory_gb is that of a device "
-        "(try: cluster.memory_gb=80)"
+        "parallel.recompute: auto: the memory of a device is unknown; set cluster.memory_gb (try: cluster.memory_gb=80)"
     )
 
 

@@ -89,7 +89,7 @@ def test_a_machine_with_less_memory_refuses_what_another_does(tmp_path: Path) ->
 @pytest.mark.parametrize(("mb", "note"), [
     (1000, r"fits: 12\d\.\d of 1000\.0 MB free on this machine"),
     (200, r"fits: 12\d\.\d of 200\.0 MB free on this machine; it may take 2\.2 times that, "
-          r"for the C library keeps what is freed in pieces"),
+          r"because the C library keeps freed memory"),
 ], ids=["enough", "tight"])  # fmt: skip
 def test_a_start_says_how_much_it_takes(mb: float, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
     having(monkeypatch, mb=mb)

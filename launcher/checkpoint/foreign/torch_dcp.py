@@ -430,7 +430,7 @@ class DcpFolder:
         path = self.folder / chunk.file
         kind = irregular(path)
         if kind:
-            raise ValueError(f"{path}: tensor {name} should be in it: {kind}")
+            raise ValueError(f"{path}: tensor {name} should be in this file: {kind}")
         if not path.is_file():
             raise ValueError(f"{path}: tensor {name} should be in this file but is not")
         try:

@@ -183,7 +183,7 @@ def _made(makes: Any, op: Operator, cut: Cut, axes: Axes | None) -> None:
     """Adds the cuts of output dims that no input has."""
     shapes = op.graph.makes(op.node)
     if not isinstance(makes, list | tuple) or len(makes) != len(shapes):
-        raise UnfitError(f"makes: {text(makes)}: not a list with a list for each tensor that it makes")
+        raise UnfitError(f"makes: {text(makes)}: not a list with one list for each tensor that it makes")
     for i, (dims, shape, letters) in enumerate(zip(makes, shapes, op.rule.outs, strict=True)):
         where = f"makes[{i}]"
         for d, (letter, own) in enumerate(zip(letters, _dims(where, dims, shape, axes), strict=True)):

@@ -205,7 +205,9 @@ def _ranks(file: StrategyFile) -> int:
     sizes = {s.ranks: name for name, s in file.layouts.items()}
     if len(sizes) > 1:
         told = ", ".join(f"{n} for {name}" for n, name in sorted(sizes.items()))
-        raise ValueError(f"device matrices of different sizes: {told}; every stage must have as many ranks")
+        raise ValueError(
+            f"device matrices of different sizes: {told}; all stages must have the same number of ranks"
+        )
     return next(iter(sizes), 1)
 
 

@@ -50,7 +50,7 @@ def unfit(skeleton: ModelStructure) -> Iterator[Problem]:
 
     if not any(p.trainable for p in skeleton.params):
         text = "none of its parameters requires a gradient, so there is nothing to train"
-        yield Problem(KEY, f"{text}; leave requires_grad on for those that should learn")
+        yield Problem(KEY, f"{text}; leave requires_grad on for those to train")
 
 
 def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:

@@ -67,7 +67,7 @@ def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]
         others = f"{sizes.grid.size} ranks would draw other numbers than one process; use it on one rank"
         yield Problem(KEY, f"{text}, and {others}")
     elif traits.draws and any(step.kind == "certify" for step in job.steps.values()):
-        yield Problem(KEY, f"{text}, so that no two trainings can be compared: leave out the certify step")
+        yield Problem(KEY, f"{text}, so two trainings cannot be compared: leave out the certify step")
 
 
 def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:

@@ -41,7 +41,7 @@ def problems(job: Job, effects: Effects, pieces: int) -> Iterator[Problem]:
     elif job.train.compile is not None:
         where = "in compiled code"
     for name in _certify(job) if others and where else ():
-        text = f"{_listed(others)} draws random numbers {where}, so that no two trainings can be compared"
+        text = f"{_listed(others)} draws random numbers {where}, so two trainings cannot be compared"
         yield Problem(name, f"{text}; {DROPOUT}, or leave out the certify step")
 
 

@@ -331,7 +331,7 @@ class Judge:
         if not foreign:
             self.findings.append(_judged(0, "draws", "", ""))
         for name, stream in foreign.items():
-            note = f"{name or 'the model'} draws from {stream}, so that no two trainings can be compared"
+            note = f"{name or 'the model'} draws from {stream}, so two trainings cannot be compared"
             self.findings.append(_judged(0, "draws", name, f"{note}; draw with torch"))
         return drawing
 

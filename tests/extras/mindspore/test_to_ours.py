@@ -170,7 +170,7 @@ UNFIT = "the strategy file does not fit:\n"
         (
             {"w": ROWS, "v": Slicing((8,), ((0,), ()))},
             {"w": W, "v": W},
-            "device matrices of different sizes: 4 for w, 8 for v; every stage must have as many ranks",
+            "device matrices of different sizes: 4 for w, 8 for v; all stages must have the same number of ranks",
         ),
         (
             {"w": Slicing((3, 2, 4), ((1,),), shard_size=6, shard_step=2)},
