@@ -40,7 +40,7 @@ def export(
     Args:
         src: The checkpoint.
         path: The file to write.
-        trust: Who must vouch for ``src``.
+        trust: What must authenticate ``src``.
         averaged: Write the moving averages of weights instead of the weights.
         adapters: Adapters to add to the weights that they belong to.
         dtype_of: The dtype to write a tensor in, given its name and its dtype.

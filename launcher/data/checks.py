@@ -54,7 +54,7 @@ def check_absent(settings: Text) -> Iterator[Problem]:
 
 
 def _no_text(file: Path, start: bytes) -> Problem | None:
-    """Reports a file that is not plain text: its bytes would be trained on as they are."""
+    """Reports a file that is not plain text: its bytes would be trained on unchanged."""
     for how, kind in (("name", file_checks.by_name(file)), ("first bytes", file_checks.by_start(start))):
         if kind is not None:
             text = f"{kind.what} by its {how}, but data=text reads plain text"

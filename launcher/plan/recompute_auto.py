@@ -251,7 +251,7 @@ def stage_of_modules(plan: Plan) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Trials:
-    """The plans of one request, one a policy, in which all ``blocks`` have that policy.
+    """The plans of one request, one per policy, in which all ``blocks`` have that policy.
 
     ``room``: bytes of a rank's device; ``margin``: bytes of it to leave free.
     """
@@ -312,7 +312,7 @@ class Trials:
 
 
 def _figures(load: StageLoad) -> dict[str, list[Segment]]:
-    """Returns the segments of each module, one a pass."""
+    """Returns the segments of each module, one per pass."""
     out: dict[str, list[Segment]] = defaultdict(list)
     for one in load.passes:
         for segment in one.segments:

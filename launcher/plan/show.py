@@ -251,7 +251,7 @@ def _pipeline(plan: Plan) -> Rows:
         lengths = ", ".join(map(str, plan.pieces))
         yield "schedule", f"sequences pass in {len(plan.pieces)} pieces of {lengths} positions"
 
-    # the drawn schedule has a row a pipeline rank; of many rows, the first and the last ones
+    # the drawn schedule has one row per pipeline rank; of many rows, the first and the last ones
     bars = [line[line.index("|") :] for line in drawn(t, 64).splitlines()]
     names = [_on(sz.grid.ranks(pp=pp)) for pp in range(len(bars))]
     lines = [f"{name:<{max(map(len, names))}} {bar}" for name, bar in zip(names, bars, strict=True)]

@@ -1,4 +1,4 @@
-"""Submits to Slurm, and asks it."""
+"""Submits jobs to Slurm, and queries it."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def _unknown_partition(slurm: Slurm) -> list[Problem]:
 
 SIGNAL_KEY = "launch.slurm.signal_s"
 USUAL = 300
-"""Seconds, if nothing has been measured."""
+"""The default in seconds, if nothing has been measured."""
 LEAST, TIMES = 30, 2
-"""The least seconds, and the factor for a measured step and save, as later ones may take longer."""
+"""The minimum in seconds, and a factor on the measured step and save, as later ones may take longer."""
 
 
 def resolved(slurm: Slurm, runs: Sequence[Path]) -> tuple[Slurm, Note | None]:

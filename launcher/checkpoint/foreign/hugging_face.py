@@ -340,7 +340,7 @@ def write_hf(
         overwrite: Replace a folder that has a model alone.
         beside: Files to copy into the folder (config, tokenizer).
         texts: Further files to write, by name.
-        trust: Who must vouch for ``src``.
+        trust: What must authenticate ``src``.
         averaged: Write the moving averages of weights instead of the weights.
         adapters: Adapters to add to the weights that they belong to.
         split_as: A ``model_type`` whose experts are written one by one, see ``split``.

@@ -1,4 +1,4 @@
-"""Rewrites a checkpoint of any program in another layout, as one of ours or as one file per rank."""
+"""Rewrites a checkpoint of any program in another layout, as our checkpoint or as one file per rank."""
 
 from __future__ import annotations
 

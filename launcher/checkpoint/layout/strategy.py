@@ -142,7 +142,7 @@ class Strategy:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of which there is a tensor."""
+        """The kinds that have a tensor."""
         found = {entry.kind for entry in self.entries.values()}
         return tuple(kind for kind in KINDS if kind in found)
 

@@ -223,7 +223,7 @@ CHATML = (
     "'<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""The chat template of the byte tokenizer, which has none of its own."""
+"""The chat template of the byte tokenizer, which has no template itself."""
 
 Labelled = tuple[NDArray[np.int64], NDArray[np.bool_]]
 """Token ids, and a mask of those that the assistant says."""
@@ -242,7 +242,7 @@ class ChatTokenizer:
     end: int | None
 
     def labelled(self, said: Conversation) -> Labelled:
-        """Encodes a conversation. A token belongs to whoever says its first character. Raises ``BadRow``."""
+        """Encodes a conversation. A token belongs to the role of its first character. Raises ``BadRow``."""
         if not said.messages:
             return self._completed(said)
         if self.template is None:

@@ -281,7 +281,7 @@ def _alone(found: Round) -> Values:
 
 
 def _links(found: Round) -> Values:
-    """Returns latency and bytes a second of links; with one node, ``between`` is the same as ``inside``."""
+    """Returns latency and bytes per second of links; with one node, ``between`` is the same as ``inside``."""
     inside = _link(found, "inside")
     between = _link(found, "between") or inside
     inside = inside or between

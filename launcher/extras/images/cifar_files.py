@@ -46,7 +46,7 @@ def find(root: str) -> Batches | None:
 
 
 def whole(file: Path, binary: bool) -> None:
-    """Raises ``BadFile`` for a file that is missing or truncated, or a pickle of other things than arrays.
+    """Raises ``BadFile`` for a file that is missing or truncated, or a pickle that contains more than arrays.
 
     Of a binary file it reads only the size.
     """

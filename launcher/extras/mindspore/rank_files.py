@@ -400,7 +400,7 @@ class RankFiles:
                     yield f"{file.path}: the string {name} differs from that of another rank"
 
     def _any_of(self, source: int) -> str:
-        """How to go on with tensors that differ between ranks, if those of ``source`` will do."""
+        """What to do with tensors that differ between ranks, if those of ``source`` will do."""
         boxes = held_boxes(self.strategy, source)
         if all(boxes.get(n) == whole(e.layout.shape) for n, e in self.strategy.entries.items()):
             return f"to take that of rank {source}, give {self.files[source].path} alone, without a strategy"

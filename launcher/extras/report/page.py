@@ -167,7 +167,7 @@ KERNELS = "profile/rank*.txt"
 class Report:
     """Takes every row of the metrics; ``before``: those that exist already.
 
-    If it cannot be written, it warns once, and the run goes on.
+    If it cannot be written, it warns once, and the run continues.
     """
 
     def __init__(

@@ -136,7 +136,7 @@ class Network(Settings):
     """
 
     latency_us: float = Field(gt=0, description="microseconds until the first byte")
-    gb_per_s: float = Field(gt=0, description="1e9 bytes a second")
+    gb_per_s: float = Field(gt=0, description="1e9 bytes per second")
 
 
 class CommFusion(Settings):
@@ -217,7 +217,7 @@ class OperatorStrategy(Settings):
 
 
 def _switches(values: dict[str, Any]) -> dict[str, Any]:
-    """Checks switches by name; ``file`` beside them contains the others."""
+    """Checks switches by name; ``file`` names a file with the other switches."""
     file = values.get("file")
     if file is not None and not isinstance(file, str):
         raise ValueError("file should be the path of a parallel_speed_up.json")

@@ -1,4 +1,4 @@
-"""Propagates tensor-parallel splits through a model: which operators communicate, and is the rest right.
+"""Propagates tensor-parallel splits: which operators communicate, and whether the rest is right.
 
 The model runs twice on meta tensors: in full, and with one rank's pieces of the operators' weights. The
 result of every operation of the second run must be exactly a part of the first run's result.
@@ -145,7 +145,7 @@ def _passed(
     attach(model, carry)
     _prepare(model, forwards.operators, run)
 
-    # piece after piece, each with what the pieces before it have left
+    # piece after piece, each with the state that earlier pieces left
     outs = []
     found = dict[Operator, ShardedOperator]()
     for piece, specs in enumerate(forwards.pieces):

@@ -295,7 +295,7 @@ class Capture(TorchFunctionMode):
         self._learn(node, value)
 
     def _alike(self) -> None:
-        """Refuse seeds, restored random states and hooks, which are no torch functions: no stage has them."""
+        """Refuse seeds, restored random states and hooks, not being torch functions: no stage has them."""
         if stream() != self.stream:
             text = "it seeds torch's random stream, or restores its state"
             raise self.refuse(f"{text}, which no stage would see")

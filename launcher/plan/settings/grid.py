@@ -1,4 +1,4 @@
-"""The degree of every axis, worked out or asked for."""
+"""The degree of every axis, requested or derived."""
 
 from __future__ import annotations
 

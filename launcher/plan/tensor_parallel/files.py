@@ -51,7 +51,7 @@ def digest(rows: Rows) -> str:
 
 
 def as_json(flow: TensorParallelPlan, tp: int) -> str:
-    """Returns the resolved ``parallel.operators``, without globs and slices: a module a line, in order."""
+    """Returns the resolved ``parallel.operators``, without globs and slices, one module per line."""
     return text({s.operator.module: _row(s.operator) for s in flow.spreads}, tp)
 
 
@@ -177,7 +177,7 @@ def resolved(
 
 
 def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str) -> Iterator[Problem]:
-    """Yields parameters that an operator cuts differently from the file, at most one a strategy."""
+    """Yields parameters that an operator cuts differently from the file, at most one per strategy."""
     said: set[str] = set()
     for o in operators:
         for parameter, axes in o.weights:

@@ -374,7 +374,7 @@ class Place:
 
 
 def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int, at: Place) -> None:
-    """Raises ``RunError`` for ``targets`` of the samples ``indices`` that are no class."""
+    """Raises ``RunError`` for ``targets`` of the samples ``indices`` that are not classes."""
     wrong = ((targets < 0) | (targets >= classes)) & (targets != ignored)
     if wrong.any():
         known = f"{classes} classes: 0 to {classes - 1}, and {ignored} is ignored"

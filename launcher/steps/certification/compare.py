@@ -320,7 +320,7 @@ class Judge:
         self.job, self.plan, self.tolerance = copy.job, plan, copy.tolerance
         self._data, self._device, self._prepare = data, device, prepare
         self._buffers = {p.name for p in plan.params if p.buffer}
-        # relative to the norm: a difference below one rounding of the norm is no error
+        # relative to the norm: a difference below one rounding of the norm is not an error
         self._floor = torch.finfo(models.kept(self.job.train.precision)).eps / copy.tolerance
         self._usual = 0.0
         """The largest norm of a step whose samples were not chosen."""
