@@ -1,4 +1,4 @@
-"""Losses and metrics of users, tried first."""
+"""Losses and metrics of users, tried before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rates, ours and those of users."""
+"""Learning rates: built-in schedules and those of users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one road of a request: ``prepare`` checks and plans it, ``run`` acts.
+"""The path of a request: ``prepare`` checks and plans it, ``run`` acts.
 
 ``prepare`` writes nothing, so a refused request leaves no run folder behind. Whatever else may be done with a
 request is this road cut short: ``show=plan`` prints what ``prepare`` returns, a sweep rehearses its cells

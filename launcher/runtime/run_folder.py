@@ -1,4 +1,4 @@
-"""The run folder: made, locked, reopened."""
+"""Makes, locks and reopens the run folder."""
 
 from __future__ import annotations
 

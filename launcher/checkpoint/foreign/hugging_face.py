@@ -1,4 +1,4 @@
-"""Folders of Hugging Face: read and written."""
+"""Reads and writes Hugging Face folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of MindSpore's names."""
+"""Functions with MindSpore's names."""
 
 from __future__ import annotations
 

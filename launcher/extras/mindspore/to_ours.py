@@ -1,4 +1,4 @@
-"""Strategies of MindSpore as ours."""
+"""Converts MindSpore's strategies to the launcher's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of a step as an SVG: one chart a pipeline rank, time to the right, bytes upwards."""
+"""The memory of a step as an SVG: one chart per pipeline rank, time to the right, bytes upwards."""
 
 from __future__ import annotations
 

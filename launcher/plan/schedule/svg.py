@@ -1,4 +1,4 @@
-"""A simulated schedule as an SVG: one row a pipeline rank, time to the right."""
+"""A simulated schedule as an SVG: one row per pipeline rank, time to the right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks at the start that the private parts of torch are there, and measures the waits in ``Work.wait``.
+"""Checks at the start that the private parts of torch exist, and measures the waits in ``Work.wait``.
 
 With gloo every collective and every message of a step blocks in ``Work.wait``. NCCL's calls return at once:
 the device waits instead.
