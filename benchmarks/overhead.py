@@ -80,7 +80,7 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
                 h = layer(h)
             return self.head(self.norm(h))
 
-    # one stage a rank, sharded over dp, but for what is too small to be
+    # one stage per rank, sharded over dp, but for what is too small to be
     stage: Any = Front() if pp == 0 else Back()
     small = {p for p in stage.parameters() if p.numel() * 4 < 64 * 1024}
     kw = {"mesh": mesh["dp"], "reshard_after_forward": False, "ignored_params": small}

@@ -128,7 +128,7 @@ REFUSED = {
     "a dict": (returned("dict"), f"model: its forward returns a dict of logits, {RETURNED}"),
     "no logits": (
         returned("best", target=[]),
-        "model: its forward returns int64, but the loss takes floating-point logits, one a class",
+        "model: its forward returns int64, but the loss takes floating-point logits, one per class",
     ),
 }  # fmt: skip
 

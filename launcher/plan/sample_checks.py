@@ -89,7 +89,7 @@ def sample_problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Probl
         return
     output = plan.output[0]
     if not output.dtype.startswith(("float", "bfloat")):
-        text = f"its forward returns {output.dtype}, but the loss takes floating-point logits, one a class"
+        text = f"its forward returns {output.dtype}, but the loss takes floating-point logits, one per class"
         yield Problem(MODEL, text)
     if plan.objective.classes:
         yield from _class_numbers(plan, target, own)

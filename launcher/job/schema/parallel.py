@@ -67,9 +67,9 @@ class Pipeline(Settings):
     stage_config: Literal["auto"] | dict[str, Any] = Field("auto", description="{module name or glob: stage}")
     scheduler: Scheduler = "1f1b"
     interleave: Flag = False
-    chunks: Count = Field(2, description="virtual stages a rank when interleave is on")
+    chunks: Count = Field(2, description="virtual stages per rank when interleave is on")
     less_memory: Flag = Field(
-        False, description="interleaved 1f1b that runs ahead by one forward a rank, not two"
+        False, description="interleaved 1f1b that runs ahead by one forward per rank, not two"
     )
     micro_batch_num: Count | None = Field(None, description="null: as many as stages")
     loss_reduction: Literal["mean", "sum"] = "mean"

@@ -64,7 +64,7 @@ def local_norm_problems(job: Job) -> Iterator[Problem]:
 def local_norm_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields a row for printed norms and a row for dumped norms."""
     asked = job.parallel.local_norm
-    what = "one number a rank" if asked.device else "one a parameter"
+    what = "one number per rank" if asked.device else "one a parameter"
     often = "every step" if job.train.log_every == 1 else f"every {job.train.log_every} steps"
     status, why = _local_norm_outcome(job, sizes, fused)
     if asked.print:

@@ -51,14 +51,14 @@ BECOMES = {
     "": [],
     "deterministic=true": ["deterministic=true: applied, torch picks deterministic kernels or fails"],
     f"{PIPE}.interleave=true launch.nproc=2 {PIPE}.stages=2":
-        [f"{PIPE}.interleave=true: applied, 2 virtual stages a rank"],
+        [f"{PIPE}.interleave=true: applied, 2 virtual stages per rank"],
     f"{PIPE}.interleave=true": [f"{PIPE}.interleave=true: satisfied, one stage has no bubble to shrink"],
     f"{PIPE}.interleave=true {PIPE}.chunks=1 launch.nproc=2 {PIPE}.stages=2":
         [f"{PIPE}.interleave=true: satisfied, one chunk a rank"],
     f"{PIPE}.scheduler=zero_bubble_v":
         [f"{PIPE}.scheduler=zero_bubble_v: satisfied, one stage has no bubble to fill: as 1f1b"],
     f"{PIPE}.interleave=true {PIPE}.less_memory=true launch.nproc=2 {PIPE}.stages=2": [
-        f"{PIPE}.interleave=true: applied, 2 virtual stages a rank",
+        f"{PIPE}.interleave=true: applied, 2 virtual stages per rank",
         f"{PIPE}.less_memory=true: applied, a rank runs ahead by one forward; each transfer is waited for",
     ],
     f"{PIPE}.output_broadcast=true launch.nproc=2 {PIPE}.stages=2": [
@@ -123,7 +123,7 @@ BECOMES = {
         [f"{P}.local_norm.print=true: applied, one a parameter, every step: of the gradients of a rank's own samples; "
          "one data-parallel rank has all"],
     f"{P}.local_norm={{dump: norms, device: true}} train.log_every=5 launch.nproc=2":
-        [f"{P}.local_norm.dump=norms: applied, one number a rank, every 5 steps, in rank<N>.jsonl: of the gradients "
+        [f"{P}.local_norm.dump=norms: applied, one number per rank, every 5 steps, in rank<N>.jsonl: of the gradients "
          "of a rank's own samples, before the sum over 2 data-parallel ranks"],
     f"{P}.local_norm.print=true {HSDP} {P}.hsdp.optimizer_level=level2 {PIPE}.micro_batch_num=4":
         [f"{P}.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch",
