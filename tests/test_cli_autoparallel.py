@@ -15,7 +15,7 @@ SCHEDULERS = "gpipe, 1f1b, zero_bubble_h1, zero_bubble_v, dualpipe_v, seqpipe, s
 MODES = "semi_auto, sharding_propagation, recursive_programming"
 FLAG, WHOLE, GROUP = "should be true or false", "should be a whole number", "should be a group of keys"
 SLICES = "should be data_parallel or full_batch or a list or a group of keys"
-LAYOUT = "should be a layout such as {matrix: [2, 4], axes: [x, y], in: [[x, y], [x]]}, with a list a tensor"
+LAYOUT = "should be a layout such as {matrix: [2, 4], axes: [x, y], in: [[x, y], [x]]}, with one list per tensor"
 
 CASES = [
     (f"{P}.hsdp.shard_size=0", "0: must be -1 (the whole data-parallel group) or a positive integer",

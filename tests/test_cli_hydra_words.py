@@ -14,8 +14,8 @@ from tests.test_cli_bad_input import RECIPES, head
 
 NO_EFFECT = "Hydra's own settings have no effect here"
 SAMPLER = "sweep.sampler says which values a sweep tries, sweep.sampler=tpe from earlier results"
-CELLS = "sweep.parallel says how many runs of a sweep there are at a time"
-LOGS = "what every rank says is in logs/ of the run folder"
+CELLS = "sweep.parallel sets how many runs of a sweep there are at a time"
+LOGS = "the output of every rank is in logs/ of the run folder"
 
 
 def typed(word: str, key: str, sentence: str, cure: str = "") -> str:

@@ -88,9 +88,7 @@ def check_file(path: Path) -> None:
         try:
             read_header(path)
         except ValueError as error:
-            raise FileExistsError(
-                f"{path}: the file there is no safetensors file, so it is not replaced"
-            ) from error
+            raise FileExistsError(f"{path}: this is not a safetensors file, so it is not replaced") from error
 
 
 class Full(Mapping[str, Blob]):

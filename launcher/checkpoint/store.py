@@ -460,7 +460,7 @@ def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], w
     check_outside(dst)
     if any(dst.iterdir()) and not own(dst):
         raise FileExistsError(
-            f"{dst}: the destination is not empty and no {what}, so it is not overwritten either"
+            f"{dst}: the destination is not empty and not a {what}, so it is never overwritten"
         )
 
 

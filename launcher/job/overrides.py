@@ -21,8 +21,8 @@ from launcher.job.schema import keys
 from launcher.job.schema.redact import text as redacted
 
 NO_EFFECT = "Hydra's own settings have no effect here"
-_LOGS = "what every rank says is in logs/ of the run folder"
-_CELLS = "sweep.parallel says how many runs of a sweep there are at a time"
+_LOGS = "the output of every rank is in logs/ of the run folder"
+_CELLS = "sweep.parallel sets how many runs of a sweep there are at a time"
 _SAMPLER = "sweep.sampler says which values a sweep tries, sweep.sampler=tpe from earlier results"
 
 _INSTEAD = {

@@ -182,7 +182,7 @@ def _watching(name: str, first: _First, calls: Calls) -> Iterator[None]:
     calls.watched = True
     if missed.names:
         calls.by_operation = ", ".join(sorted(missed.names))
-        text = "is the result of no function that torch lets us see; kept operation by operation, slower"
+        text = "comes from no function that torch shows; kept operation by operation, slower"
         _log.info("parallel.recompute: %s: %s %s", name, calls.by_operation, text)
 
 

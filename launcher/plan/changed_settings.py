@@ -27,8 +27,8 @@ REFUSED = {
     "seed": f"{SAMPLES}, and other random numbers",
     "data": SAMPLES,
     "debug.overfit": SAMPLES,
-    "train.batch_size": "a step would be of other samples",
-    "train.precision": "numbers would be rounded otherwise",
+    "train.batch_size": "steps would use other samples",
+    "train.precision": "numbers would be rounded differently",
     "model": "the weights would continue in another model",
     "optim.name": "the state would continue in another optimizer",
     "optim._target_": "the state would continue in another optimizer",
@@ -208,7 +208,7 @@ def _scale(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Differ
         special = [key for key, usual in zip(SCALE, ("mean", True, True), strict=True) if mine[key] != usual]
         key = [*unlike, *special, SCALE[0]][0]
         of = "times the mean gradient"
-        yield Difference(key, f"{old} {of}", f"{new} {of}", "a step would be of another size")
+        yield Difference(key, f"{old} {of}", f"{new} {of}", "steps would have another size")
 
 
 def _micro(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:

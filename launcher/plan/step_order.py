@@ -98,7 +98,7 @@ def _lacks(name: str, step: Step, steps: Mapping[str, Step], done: set[str]) -> 
 def _forgets(step: Step, done: set[str], live: bool) -> str:
     learned = next((kind for kind in done if VERBS[kind].trains), None)
     if loads(step) and learned is not None and not _made(CHECKPOINT, done):
-        return f"would overwrite what {learned!r} has just learned"
+        return f"would overwrite what {learned!r} has just trained"
     return "the ranks start from its result; put it before them" if starts(step) and live else ""
 
 

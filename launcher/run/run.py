@@ -420,5 +420,5 @@ def _end(record: status.RunStatus) -> None:
     unsaved = record.results.get("unsaved")
     lost = f"; {many(unsaved, 'checkpoint')} could not be written" if unsaved else ""
     skipped = record.results.get("skipped")
-    idle = f"; {many(skipped, 'step')} skipped, for fp16 gradients overflowed" if skipped else ""
+    idle = f"; {many(skipped, 'step')} skipped, because fp16 gradients overflowed" if skipped else ""
     say(f"done in {record.seconds} s: {record.run}{lost}{idle}")

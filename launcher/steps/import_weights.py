@@ -69,7 +69,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     final = step_folder(run.checkpoints, 0)
     newest = None if run.job.checkpoint.resume == "never" else latest(run.checkpoints, run.trust)
     if newest is not None and newest != final:
-        run.say(f"import: not again, for the run has gone on to {newest.name}")
+        run.say(f"import: not again, because the run is already at {newest.name}")
         return {}
     if wrong := misfits(run.name, step, run.plan):
         raise RequestError(tuple(wrong))
@@ -93,7 +93,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     size = bytes_text(done.bytes_written)
     run.say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, {size}")
     if left:
-        run.say(f"import: left out, for this model has no place for it: {', '.join(left)}")
+        run.say(f"import: left out, because this model has no place for it: {', '.join(left)}")
     if found.others:
         run.say(f"import: left out, not a tensor: {', '.join(found.others)}")
     return {"saved_step": 0}

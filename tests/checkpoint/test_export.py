@@ -67,7 +67,7 @@ def test_no_checkpoint_and_no_file_of_another_kind_is_written_over(src: Path, tm
     assert files(src) == before
     thesis = tmp_path / "thesis.txt"
     thesis.write_text("all of it")
-    text = f"{thesis}: the file there is no safetensors file, so it is not replaced"
+    text = f"{thesis}: this is not a safetensors file, so it is not replaced"
     assert refusal(lambda: export(src, thesis), FileExistsError) == text
     assert thesis.read_text() == "all of it"
 

@@ -68,7 +68,7 @@ def test_overwriting_replaces_a_whole_checkpoint(src: Path, tmp_path: Path) -> N
 def test_a_folder_that_is_no_checkpoint_is_never_overwritten(src: Path, tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.tex").touch()
-    text = f"{tmp_path / 'b'}: the destination is not empty and no checkpoint, so it is not overwritten either"
+    text = f"{tmp_path / 'b'}: the destination is not empty and not a checkpoint, so it is never overwritten"
     assert refusal(lambda: transform(src, tmp_path / "b", small(), overwrite=True), FileExistsError) == text
 
 

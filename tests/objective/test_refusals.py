@@ -151,7 +151,7 @@ ENDS: dict[str, tuple[Job, str]] = {
     ),
     "nothing that counts": (
         asked(data=HOLED | {"hole": 3, "empty": 1}, loss={"name": "cross_entropy", "ignore_index": 3}),
-        "step 1: all targets of the global batch are 3, which count for nothing, so there is no loss; the weights were "
+        "step 1: all targets of the global batch are 3, which are ignored, so there is no loss; the weights were "
         "not touched. Look at the data of this step",
     ),
     "nothing that counts for a loss of one's own": (

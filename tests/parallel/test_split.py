@@ -201,8 +201,8 @@ REFUSED = {
     "a function around another copy of the model": (
         own("odd_nets.Closure", [6], stages={"a": 0, "head": 1}),
         "parallel.pipeline.stage_config: cannot trace the code between the named modules of Closure "
-        "(odd_nets.py:245): it uses a parameter of another copy of the model, as a function does that __init__ has "
-        "made around self; name a larger module in stage_config, so that this code runs inside it",
+        "(odd_nets.py:245): it uses a parameter of another copy of the model, as a function made by __init__ "
+        "around self does; name a larger module in stage_config, so that this code runs inside it",
     ),
     "vmap": (
         own("odd_nets.Mapped", [6], stages={"a": 0, "head": 1}),

@@ -72,7 +72,7 @@ WRONG = {
         "steps.sample: needs an exported model, which 'export' makes, but comes after 'sample' "
         "(try: 'steps=[train,save,export,sample]')",
     "train,load":
-        "steps.load: would overwrite what 'train' has just learned (try: 'steps=[load,train]')",
+        "steps.load: would overwrite what 'train' has just trained (try: 'steps=[load,train]')",
     "train,save,export,evaluate":
         "steps.evaluate: needs the ranks, which have ended before 'export'; put it before 'export' "
         "(try: 'steps=[train,save,evaluate,export]')",

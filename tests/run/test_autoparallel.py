@@ -134,7 +134,7 @@ def test_one_file_for_all_ranks_holds_the_next_run_too(tmp_path: Path) -> None:
     said = [refusal(load_it, *words) for words in (["parallel.hsdp.threshold=1"], ["launch.nproc=8"])]
     head = f"parallel.param_strategy.load: {tmp_path}/p.ckpt: "
     assert said == [
-        f"{head}layer2.bias is laid out in another way; layer3.weight is laid out in another way",
+        f"{head}layer2.bias is laid out differently; layer3.weight is laid out differently",
         f"{head}its layouts are on 4 ranks, this plan is on 8",
     ]
 

@@ -70,7 +70,7 @@ error: 3 problems in this request; nothing was started
     set by: data.seq_len=8 (command line)
     try:    data.seq_len=8 {accept}
 
-  train.batch_size = 8: {path} was trained with 16: a step would be of other samples
+  train.batch_size = 8: {path} was trained with 16: steps would use other samples
     set by: train.batch_size=8 (command line)
     try:    train.batch_size=8 {accept}
 """
@@ -90,7 +90,7 @@ CHANGED = {
     "half precision": (
         ["train.precision=bf16"],
         "train.precision",
-        "bf16: {path} was trained with fp32: numbers would be rounded otherwise",
+        "bf16: {path} was trained with fp32: numbers would be rounded differently",
         "train.precision=bf16 'checkpoint.accept_changes=[train.precision]'",
     ),
     "overfitting": (
@@ -102,13 +102,13 @@ CHANGED = {
     "sums": (
         ["parallel.pipeline.micro_batch_num=4", "parallel.pipeline.loss_reduction=sum"],
         "parallel.pipeline.loss_reduction",
-        "4 times the mean gradient: {path} was trained with 1 times the mean gradient: a step would be of another size",
+        "4 times the mean gradient: {path} was trained with 1 times the mean gradient: steps would have another size",
         "parallel.pipeline.loss_reduction=sum 'checkpoint.accept_changes=[parallel.pipeline.loss_reduction]'",
     ),
     "sums over ranks": (
         [*shape(shard=2), "parallel.gradients_mean=false"],
         "parallel.gradients_mean",
-        "2 times the mean gradient: {path} was trained with 1 times the mean gradient: a step would be of another size",
+        "2 times the mean gradient: {path} was trained with 1 times the mean gradient: steps would have another size",
         "parallel.gradients_mean=false 'checkpoint.accept_changes=[parallel.gradients_mean]'",
     ),
 }

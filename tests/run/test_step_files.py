@@ -123,7 +123,7 @@ AT_THE_DOOR = {
     ),
     "a target that is no checkpoint": (
         [*TRANSFORM, "steps.transform.dst=half", "steps.transform.overwrite=true"],
-        "steps.transform.dst = half: the destination is not empty and no checkpoint, so it is not overwritten either",
+        "steps.transform.dst = half: the destination is not empty and not a checkpoint, so it is never overwritten",
     ),
     "a target in its source": (
         [*TRANSFORM, "steps.transform.dst=last/new"],

@@ -132,7 +132,7 @@ def test_a_killed_run_goes_on_from_its_own_checkpoint_not_from_the_import(
              "schedule=constant"]  # fmt: skip
     run(folder, *words, steps=2)
     run(folder, *words, steps=4)
-    assert "import: not again, for the run has gone on to step-000002" in capfd.readouterr().out
+    assert "import: not again, because the run is already at step-000002" in capfd.readouterr().out
     assert tensors(run(tmp_path / "straight", *words, steps=4), 4) == tensors(folder, 4)
 
 

@@ -57,7 +57,7 @@ class _Attempt:
             return "these are the model's own names, which need no table"
         if self.is_llama:
             return "these are a Llama's names as transformers has them"
-        return "names is a table {theirs: ours} that brings them together"
+        return "names is a table {theirs: ours} that maps them"
 
     @property
     def override(self) -> str:

@@ -103,7 +103,7 @@ def files(paths: Paths | None) -> list[CorpusFile]:
         try:
             file = corpus_file(path, "auto")
             if file.form == "text":
-                raise BadFile(f"text by its name; conversations are read of {READ}")
+                raise BadFile(f"text by its name; conversations are read from {READ}")
             if file.form != "jsonl":
                 _columns(file)
         except BadFile as error:
@@ -173,7 +173,7 @@ def _object(line: bytes) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         raise BadRow(f"no JSON: {error.msg} at character {error.pos}") from error
     except (ValueError, RecursionError) as error:
-        raise BadRow("no JSON that is read: too deep, or a number too long") from error
+        raise BadRow("not JSON within limits: too deep, or a number too long") from error
     if not isinstance(said, dict):
         raise BadRow(f"no object; {FORMS}")
     return said
@@ -190,5 +190,5 @@ def _messages(found: Any, key: str) -> tuple[Message, ...]:
                 there = ", ".join(map(str, message)) or "none"
                 raise BadRow(f"{key}[{i}] has no text {name!r} (keys: {there})")
         if message["role"] not in ROLES:
-            raise BadRow(f"{key}[{i}] has the role {message['role']!r}; there are {', '.join(ROLES)}")
+            raise BadRow(f"{key}[{i}] has the role {message['role']!r}; roles are {', '.join(ROLES)}")
     return tuple(found)

@@ -86,8 +86,8 @@ def occupied(dst: Path, overwrite: bool) -> str | None:
     if not dst.is_dir() or not any(dst.iterdir()):
         return None
     if shards.published(dst) is None:
-        return f"{dst}: it is not empty, and no prepare has made it"
-    other = f"{dst}: it was made of another corpus, or in another way"
+        return f"{dst}: it is not empty, but prepare did not make it"
+    other = f"{dst}: it was made from another corpus, or with other settings"
     return None if overwrite else f"{other}; overwrite=true replaces it"
 
 

@@ -100,7 +100,7 @@ def _with(settings: Target, **arguments: Any) -> Target:
 def _other(train: Target, said: Any) -> Target:
     """The validation target. ``said``: a class with its arguments, or those that differ for validation."""
     if not isinstance(said, Mapping):
-        text = f"{said}: should be the arguments that are otherwise for held-out samples, as {{split: test}}"
+        text = f"{said}: should be the arguments that differ for held-out samples, as {{split: test}}"
         raise _error("val", text)
     if "_target_" in said:
         return Target.model_validate(dict(said))
@@ -175,15 +175,15 @@ def _beside_stream(settings: Target, found: TrainValSplit, seed: int, allow: tup
     """The validation data of a stream; they must have a length. Empty if the request names none."""
     if found.val is None:
         if "val_fraction" in settings.arguments:
-            text = f"{found.fraction}: {settings.target} is an IterableDataset, and has no share by index"
+            text = f"{found.fraction}: {settings.target} is an IterableDataset, which has no share by index"
             raise _error("val_fraction", f"{text}; name what is held out as data.val", "~data.val_fraction")
         return _none(settings.target)
     val = _source(_opened(found.val, seed, allow, VAL), found.val, seed, allow, part=VAL)
     if len(val) < ENDLESS:
         return val
     if "val" in settings.arguments:
-        text = f"{found.val.target}: an IterableDataset without __len__, and held-out samples have a number"
-        raise _error("val", f"{text}; let its len() be that, or name a Dataset")
+        text = f"{found.val.target}: an IterableDataset without __len__, but held-out samples must be counted"
+        raise _error("val", f"{text}; give it a __len__, or name a Dataset")
     return _none(settings.target)
 
 

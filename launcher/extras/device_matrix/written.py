@@ -150,7 +150,7 @@ def unmatched(
             continue
         own = tuple(n for n in operators if MARK in key and n.partition(MARK)[0] == key.partition(MARK)[0])
         meant = did_you_mean(nearest(key, own or there))
-        why = f"no operator is of such a module; there are those of {listed(there)}{meant}"
+        why = f"no such module has operators; there are {listed(there)}{meant}"
         if own:
             why = f"its module has no such operator; there are {listed(own)}{meant}"
         problems.append(_problem(key, key, origins.get(key), why, quote(f"~{KEY}.{key}")))

@@ -215,7 +215,7 @@ def pytorchjob(job: ClusterJob) -> Values:
     """The operator sets RANK to the index of the pod out of WORLD_SIZE, and the address of the master."""
     at = NodeVariables("$RANK", "$MASTER_ADDR", "$MASTER_PORT")
     ends = (
-        "# A PyTorchJob starts a pod again that ends with 128 or more, and no other.",
+        "# A PyTorchJob restarts only pods that end with 128 or more.",
         f'if [ "$code" -eq {REQUEUE} ]; then',
         f'    [ "$node" -eq 0 ] || sleep {LATER_S}  # the next start must not meet the rank 0 of this one',
         f"    code={AGAIN}",

@@ -62,7 +62,7 @@ def text(ranking: Ranking) -> Iterator[str]:
     rows += [_row(n, one, best[0]) for n, one in enumerate(best, 1)]
     yield from _table(rows)
     if any(one.between for one in best):
-        yield "  * between plans of no and of all blocks running again"
+        yield "  * between plans that recompute no blocks and all blocks"
     leaner = [f"{took(p.seconds)} in {bytes_text(p.nbytes)}" for p in ranking.front[:SHOWN]]
     yield f"  front      {', '.join(leaner)}"
     yield from (f"  {'chosen' if not n else '':<10} {note}" for n, note in enumerate(notes(ranking)))

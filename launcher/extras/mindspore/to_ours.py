@@ -191,7 +191,8 @@ def _flat(file: StrategyFile) -> dict[str, Slicing]:
             first = out.setdefault(name, slicing)
             if first != slicing and _where(first) != _where(slicing):
                 found.append(
-                    f"{name}: stage {stage} cuts it otherwise than an earlier stage; one tensor, one layout"
+                    f"{name}: stage {stage} cuts it differently from an earlier stage; a tensor has one "
+                    "layout"
                 )
     _raise(found)
     return out

@@ -164,7 +164,7 @@ def _check_rule(call: OpCall) -> None:
         text = f"{call.name} of a tensor cut over tp on dim {call.dim}"
         raise CutRefused(f"{text}: not known to work part by part")
     if not good:
-        raise CutRefused(f"{call.name} needs all of dim {call.dim}, and a rank of tp has only a part of it")
+        raise CutRefused(f"{call.name} needs all of dim {call.dim}, but a rank of tp has only a part of it")
 
 
 def _always(call: OpCall) -> bool:
@@ -389,7 +389,7 @@ class FollowCalls(TorchFunctionMode):
             return
 
         # its features are split, and it needs all of them
-        text = f"{at} needs all features of its input, and its input arrives cut over tp"
+        text = f"{at} needs all features of its input, which arrives cut over tp"
         if name == "linear":
             cure = quote(f"{KEY}.{at}.weight=[null, tp]")
             raise CutRefused(f"{text}; cut its weight on them too", KEY, cure)

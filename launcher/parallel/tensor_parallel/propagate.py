@@ -319,7 +319,7 @@ def _whole(run: ShardingTracker, o: Operator, call: Callable[[], Any]) -> Any:
 def _note(run: ShardingTracker, o: Operator, module: nn.Module, planned: ShardedOperator) -> None:
     """Record the spread of an operator; every call of it must need the same."""
     if run.spreads.setdefault(o, planned) != planned:
-        raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", o.where)
+        raise CutRefused(f"{o.module} is called more than once, with different cuts", o.where)
     if o.mode == "row" and planned.gives is not None and getattr(module, "bias", None) is not None:
         run.terms.add(f"{o.module}.bias")
     if o.kind == ADAPTED and o.mode:
@@ -354,7 +354,7 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> ShardedOperator:
         text = f"input {axes_text(o.input)} is not what arrives, which is {_words(arrives)}"
         raise CutRefused(f"{o.module}: {text}", o.where)
     if takes is not None and arrives != takes and x.shape[takes] % n:
-        text = f"{o.module}: its input has {x.shape[takes]} features, no multiple of tp={n}"
+        text = f"{o.module}: its input has {x.shape[takes]} features, not a multiple of tp={n}"
         raise CutRefused(text, o.where)
     return ShardedOperator(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
 
@@ -375,7 +375,7 @@ def _asked(o: Operator, name: Literal["input", "output"], t: Tensor, n: int, now
     if axes is None:
         return None
     if len(axes) != t.dim():
-        text = f"{o.module}: {name} {axes_text(axes)} has {len(axes)} dims, and the tensor there {t.dim()}"
+        text = f"{o.module}: {name} {axes_text(axes)} has {len(axes)} dims, but the tensor has {t.dim()}"
         raise CutRefused(text, o.where)
     dim = tp_dim(axes)
     if dim is not None and dim != now and t.shape[dim] % n:

@@ -58,7 +58,7 @@ def why_foreign(t: torch.Tensor) -> str:
         return "it calls torch.func (vmap, grad), whose tensors are nowhere else"
     if isinstance(t, nn.Parameter):
         text = "it uses a parameter of another copy of the model"
-        return f"{text}, as a function does that __init__ has made around self"
+        return f"{text}, as a function made by __init__ around self does"
     return "it uses a tensor that was not created there and is neither a parameter nor a buffer of the model"
 
 

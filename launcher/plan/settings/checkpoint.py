@@ -65,7 +65,7 @@ def rows(job: Job) -> Iterator[Setting]:
         yield Setting("checkpoint.async", "true", *_asynchronous(job))
 
     if asked.encrypt is not None:
-        why = "tensor files are sealed with AES-256-GCM, the manifest has a MAC of the same key"
+        why = "tensor files are encrypted with AES-256-GCM, the manifest has a MAC of the same key"
         why += "; names, shapes and digests of tensors stay readable"
         yield Setting("checkpoint.encrypt", place_text(asked.encrypt), "applied", why)
 
@@ -80,13 +80,13 @@ def rows(job: Job) -> Iterator[Setting]:
 def _asynchronous(job: Job) -> Outcome:
     if job.checkpoint.every is None or not any(step.kind == "train" for step in job.steps.values()):
         return "satisfied", "nothing is saved while training"
-    return "applied", "a thread writes a copy in host memory; training stands still for the copy alone"
+    return "applied", "a thread writes a copy in host memory; training waits only for the copy"
 
 
 def _plain(job: Job) -> Outcome:
     if job.checkpoint.encrypt is None:
         return "satisfied", "without checkpoint.encrypt every checkpoint is read"
-    return "applied", "checkpoints that are not encrypted are read too; nothing vouches for what they hold"
+    return "applied", "checkpoints that are not encrypted are read too, unverified"
 
 
 def misnamed(skeleton: ModelStructure, device: str) -> list[Problem]:

@@ -103,7 +103,7 @@ def _nothing_fused(sizes: Sizes, fused: Communication | None) -> Setting:
         parts.append("every module is gathered by itself")
     if fused.buckets:
         parts.append("every unsharded parameter is reduced by itself")
-    why = "; ".join(parts) or "no parameter learns, nothing to sum or to gather"
+    why = "; ".join(parts) or "no parameter is trained, nothing to sum or to gather"
     return Setting(key, "false", "applied", why)
 
 
@@ -112,7 +112,7 @@ def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Communic
     if sizes.replicas == 1:
         return Setting(key, value, "satisfied", ALONE)
     if fused is not None and not _fitted(fusion, fused):
-        return Setting(key, value, "satisfied", "nothing that this plan sends is left to auto")
+        return Setting(key, value, "satisfied", "this plan sends nothing that auto decides")
     why = f"auto is {bytes_text(knee(network))}, where the latency is 5 % of a collective"
     return Setting(key, value, "applied", why)
 
@@ -142,7 +142,7 @@ def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
             why = "gradients that are done one after the other are scattered together up to this size"
             yield Setting(key, value, "applied", why)
         elif limit is not None and nbytes > limit:
-            why = "as the other: but for level1 torch scatters the gradients of what it gathered together"
+            why = "as the other: except at level1 torch scatters together what it gathered together"
             yield Setting(key, value, "degraded", f"{bytes_text(limit)}, {why}")
         else:
             yield Setting(key, value, "applied", "units that feed each other travel together up to this size")

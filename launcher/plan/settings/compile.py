@@ -127,7 +127,7 @@ def notes(made: Compilation | None) -> Iterator[Note]:
     """Yields a note on how compilation is counted in the bytes and times of the plan."""
     if made is None:
         return
-    text = "counted as inductor joins kernels: between products and attention each tensor is read and "
+    text = "counted as inductor fuses kernels: between products and attention each tensor is read and "
     text += "written once, and recomputable tensors are not saved; validation runs eagerly"
     if not made.joins:
         text = f"bytes and times of this plan are those of eager code, {made.backend} fuses no kernels here; "

@@ -80,7 +80,7 @@ def _why_matrices(job: Job) -> str:
     if clash:
         return f"{OPERATORS} has {clash} slices"
     if _other_batches(job, values, tp or 1):
-        return f"{OPERATORS} cuts samples into slices that are those of no axis"
+        return f"{OPERATORS} cuts samples into slices that match no axis"
     return ""
 
 

@@ -43,7 +43,7 @@ def loss_repeated_mean_rows(job: Job, sizes: Sizes, fused: Communication | None)
         why = f"the loss that {ranks} tensor-parallel ranks repeat counts {ranks} times"
         yield Setting(LOSS_REPEATED_MEAN, "false", "applied", f"{why}: gradients are {ranks} times as large")
     elif ranks > 1:
-        why = f"{ranks} tensor-parallel ranks work out one loss together, none repeats it"
+        why = f"{ranks} tensor-parallel ranks compute one loss together, none repeats it"
         yield Setting(LOSS_REPEATED_MEAN, "false", "satisfied", why)
     else:
         yield Setting(LOSS_REPEATED_MEAN, "false", "satisfied", "no rank repeats the loss of another")

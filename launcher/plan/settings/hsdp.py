@@ -27,7 +27,7 @@ LEVELS = {
 
 DROPPED = (
     "drops the weights after each forward, and {} computes weight gradients after the weights were dropped "
-    "again: FSDP2 would lose them without a word"
+    "again: FSDP2 would lose them silently"
 )
 
 
@@ -79,7 +79,9 @@ def rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Settin
         return
     level = hsdp.optimizer_level
     if sizes.grid["dp_shard"] == 1:
-        yield Setting(LEVEL, level, "satisfied", "one rank on the shard axis; there is nobody to share with")
+        yield Setting(
+            LEVEL, level, "satisfied", "one rank on the shard axis; there is no other to share with"
+        )
     elif fused is not None and not fused.groups:
         yield Setting(LEVEL, level, "degraded", _why_not_sharded(hsdp, fused))
     else:

@@ -17,7 +17,7 @@ GROUP_FILE = "parallel.group_file"
 def group_file_rows(job: Job) -> Iterator[Setting]:
     path = job.parallel.group_file
     if path is not None:
-        why = "which ranks share which group is written before the first step"
+        why = "the ranks of each group are written before the first step"
         yield Setting(GROUP_FILE, path, "applied", why)
 
 

@@ -112,11 +112,11 @@ def loss_rows(job: Job) -> Iterator[Setting]:
 MASK, PACKING = "data.document_mask", "data.packing"
 PIECES, IGNORE = "parallel.pipeline.seq_chunks", "loss.ignore_index"
 WHY = {
-    "best_fit": "documents whole in a window, several where they fit, and padding, which has no target",
-    "single": "one document a window, and padding, which has no target",
+    "best_fit": "full documents, several in a window where they fit, and padding, which has no target",
+    "single": "one document per window, and padding, which has no target",
 }
 
-CHATS = "conversations whole in a sample, several where they fit, each as if it were alone, and padding"
+CHATS = "full conversations, several in a sample where they fit, each kept apart, and padding"
 
 
 def packing_problems(job: Job) -> Iterator[Problem]:

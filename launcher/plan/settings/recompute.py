@@ -141,7 +141,9 @@ def _once(r: Recomputed, graph: Graph) -> str:
     """
     if not r.keep or not graph.effects.inner:
         return ""
-    return "the forward takes gradients itself, and what policy selective keeps serves one run only"
+    return (
+        "the forward takes gradients itself, and the results that policy selective keeps serve one run only"
+    )
 
 
 def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
@@ -159,7 +161,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
         own = any(here(owner(n)) for n in c.names)
         used = c.read or c.kept or not weights.isdisjoint(c.names) or not own
         if (own or any(map(here, c.at))) and used and not c.once:
-            yield f"the model changes {c.name} and uses it, so that it would compute with another one"
+            yield f"the model changes {c.name} and uses it, so recomputation would use another value"
     for i in graph.effects.inner:
         if here(i.module):
             yield "it takes gradients itself"
@@ -181,7 +183,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
         if found := [n for n in b.twice if here(n)]:
             yield f"each of its forwards changes {found[0]}"
         if module in b.unlike:
-            yield "a second forward of it was seen to keep other tensors than the first"
+            yield "a second forward of it kept other tensors than the first"
     for name in graph.toggles:
         if here(owner(name)):
             yield f"the forward changes whether {name} requires a gradient"

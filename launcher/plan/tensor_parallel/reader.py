@@ -124,7 +124,7 @@ def _ways(where: str, tensor: Any, axis_names: _AxisNames, wrong: list[str], *, 
     ``batch``: dim 0 is the samples.
     """
     if not isinstance(tensor, list | tuple):
-        wrong.append(f"{where}: {tensor!r}: not a list with an entry a dim")
+        wrong.append(f"{where}: {tensor!r}: not a list with one entry per dim")
         return []
 
     dims = []
@@ -181,7 +181,7 @@ def _slices(count: int, ways: Mapping[str, int], *, batch: bool) -> tuple[list[t
     there = f"tp is {ways[TP]}"
     if batch:
         there += f", dp is {ways[DP]}"
-    return [], f"{count} slices are those of no axis: {there}"
+    return [], f"{count} slices match no axis: {there}"
 
 
 def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, ...]]:
@@ -200,7 +200,7 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
     matrix, names = layout["device_matrix"], layout["alias_name"]
     good = isinstance(matrix, list | tuple) and isinstance(names, list | tuple) and len(matrix) == len(names)
     if not good or not all(isinstance(n, int) and n > 0 for n in matrix) or len(set(names)) < len(names):
-        text = "not a positive size and a name of its own an axis"
+        text = "every axis needs a positive size and its own name"
         wrong.append(f"layout: {matrix!r} with names {names!r}: {text}")
         return {}
 

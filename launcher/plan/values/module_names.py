@@ -59,7 +59,7 @@ def no_such_module(key: str, skeleton: ModelStructure) -> str | None:
     tail = key.rpartition(".")[2]
     near = [m for m in skeleton.modules if m.rpartition(".")[2] == tail][:3]
     tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))
-    return f"no module is called so; there are {', '.join(near or (_beside(key, skeleton) or tops)[:12])}"
+    return f"no module has this name; there are {', '.join(near or (_beside(key, skeleton) or tops)[:12])}"
 
 
 def _beside(key: str, skeleton: ModelStructure) -> list[str]:

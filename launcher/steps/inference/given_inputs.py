@@ -50,7 +50,7 @@ def misfits(found: Mapping[str, TensorSpec], plan: Plan) -> Iterator[str]:
             sample = TensorSpec(want.shape[1:], want.dtype)
             yield f"{name} is {described(has)}, the model takes {described(sample)} a sample"
     if len({found[name].shape[:1] for name in order}) > 1:
-        yield f"not as many samples of each: {', '.join(f'{n} {described(found[n])}' for n in order)}"
+        yield f"not the same number of samples: {', '.join(f'{n} {described(found[n])}' for n in order)}"
     elif found[order[0]].shape[:1] == (0,):
         yield "has no samples"
     elif mixed and found[order[0]].shape[0] % plan.sizes.micro_batch:

@@ -114,7 +114,7 @@ def test_a_folder_with_other_files_is_never_overwritten(src: Path, tmp_path: Pat
     text = f"{dst}: the destination is not empty; give another, or overwrite: true"
     assert refusal(lambda: write_hf(src, dst), FileExistsError) == text
     (dst / "thesis.tex").touch()
-    text = f"{dst}: the destination is not empty and no folder of a model alone, so it is not overwritten either"
+    text = f"{dst}: the destination is not empty and not a folder of a model alone, so it is never overwritten"
     assert refusal(lambda: write_hf(src, dst, overwrite=True), FileExistsError) == text
 
 

@@ -43,9 +43,9 @@ def told(names: list[str], table: NameTable, *, strict: bool = True, spec: Tenso
         (
             ["wte.weight", *NORMS],
             [
-                f"{PLACE} wte.weight; names is a table {{theirs: ours}} that brings them together",
+                f"{PLACE} wte.weight; names is a table {{theirs: ours}} that maps them",
                 "steps.import.names: x: it has no tensor for the model's embed.weight; "
-                "names is a table {theirs: ours} that brings them together",
+                "names is a table {theirs: ours} that maps them",
             ],
         ),
         (
@@ -75,7 +75,7 @@ def test_everything_wrong_with_a_table_is_said_at_once_each_at_its_row() -> None
         "steps.import.names.b: x: the model has no place for bias.weight; set this row to null to leave them out",
         "steps.import.names: x: it has no tensor for the model's layers.1.attn_norm.weight, layers.2.attn_norm.weight, "
         "layers.3.attn_norm.weight, layers.4.attn_norm.weight, layers.5.attn_norm.weight, layers.6.attn_norm.weight "
-        "and 1 more; names is a table {theirs: ours} that brings them together",
+        "and 1 more; names is a table {theirs: ours} that maps them",
         "steps.import.names.gone: this row matches no tensor of x",
     ]
 

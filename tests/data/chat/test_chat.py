@@ -168,7 +168,7 @@ BAD = {
     "tools": (json.dumps(messages() | {"tools": "search"}), "'tools' is no list"),
     "no text": (
         json.dumps(messages([("user", "Hi"), ("assistant", "\ud800")])),
-        "it has half a surrogate pair, which no UTF-8 can have",
+        "it has half a surrogate pair, which UTF-8 cannot encode",
     ),
     "no answer": (json.dumps(messages(TURNS[:1])), "the assistant says nothing in it"),
     "no question": (
@@ -268,7 +268,7 @@ def test_tokenizers_and_templates_that_are_none(
     settings = written(tmp_path, "", [messages()])
     assert main([*asked(settings), "show=plan"]) == 2
     assert (
-        f"data.path: {settings.path}:1: it has messages, and the tokenizer has no chat template; give "
+        f"data.path: {settings.path}:1: it has messages, but the tokenizer has no chat template; give "
         "data.template=FILE; data.on_bad=skip leaves out bad rows and counts them"
     ) in capsys.readouterr().err
     settings = written(tmp_path, CHATML, [messages()])

@@ -44,8 +44,7 @@ def test_what_packed_conversations_need(
     words = [*asked(settings), "data.packing=best_fit", "show=plan"]
     assert main(words) == 0
     assert (
-        "data.packing=best_fit: applied, conversations whole in a sample, several where they fit, each as if it were "
-        "alone,"
+        "data.packing=best_fit: applied, full conversations, several in a sample where they fit, each kept apart,"
     ) in " ".join(capsys.readouterr().out.split())
     assert main([*words, "parallel.pipeline.scheduler=seqpipe", "parallel.pipeline.seq_chunks=2"]) == 2
     assert capsys.readouterr().err == (

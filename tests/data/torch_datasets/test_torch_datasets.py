@@ -259,17 +259,17 @@ REFUSED = {
     ),
     "val is a word": (
         trained(of("NoSplit", samples=N, val="test")),
-        "data.val: test: should be the arguments that are otherwise for held-out samples, as {split: test}",
+        "data.val: test: should be the arguments that differ for held-out samples, as {split: test}",
     ),
     "a share of a stream": (
         trained(of("Row", val_fraction=0.5)),
-        f"data.val_fraction: 0.5: {NAME}.Row is an IterableDataset, and has no share by index; name what is held out "
+        f"data.val_fraction: 0.5: {NAME}.Row is an IterableDataset, which has no share by index; name what is held out "
         "as data.val (try: ~data.val_fraction)",
     ),
     "held out of an endless stream": (
         trained(of("Row", val={"samples": 4})),
-        f"data.val: {NAME}.Row: an IterableDataset without __len__, and held-out samples have a number; let its len() "
-        "be that, or name a Dataset",
+        f"data.val: {NAME}.Row: an IterableDataset without __len__, but held-out samples must be counted; give it "
+        "a __len__, or name a Dataset",
     ),
     "too short": (
         trained(of("Counted", samples=3 * BATCH + 1)),

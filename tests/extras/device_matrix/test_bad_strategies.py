@@ -21,7 +21,7 @@ OPS = "parallel.operators"
 SET = "parallel.dataset_strategy"
 X = f"{OPS}.layer2={{matrix:[8],axes:[x],in:[[x,null]]}}"
 """So that there is a device matrix."""
-THERE = "there are those of flatten, layer1, relu1, layer2, relu2, layer3"
+THERE = "there are flatten, layer1, relu1, layer2, relu2, layer3"
 XY = "matrix:[2,4],axes:[x,y]"
 
 STRATEGIES = {
@@ -91,11 +91,11 @@ STRATEGIES = {
     ),
     "no such module": (
         f"{OPS}.lyer1={{{XY},in:[[x,y]]}}",
-        f"lyer1: no operator is of such a module; {THERE}, did you mean 'layer1'? (try: '~{OPS}.lyer1')",
+        f"lyer1: no such module has operators; {THERE}, did you mean 'layer1'? (try: '~{OPS}.lyer1')",
     ),
     "glob of no module": (
         f"{OPS}.block*={{{XY},in:[[x,y]]}}",
-        f"block*: no operator is of such a module; {THERE} (try: '~{OPS}.block*')",
+        f"block*: no such module has operators; {THERE} (try: '~{OPS}.block*')",
     ),
     "glob of modules that differ": (
         f"{OPS}.*={{matrix:[8],axes:[x],in:[[x,null]]}}",

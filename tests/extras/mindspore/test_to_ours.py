@@ -200,7 +200,7 @@ def test_device_matrices_without_common_axes_stay_those_of_their_parameters() ->
 
 def test_a_tie_that_two_stages_cut_differently_is_named() -> None:
     file = merge([("a", file_of({"w": ROWS}, 0)), ("b", file_of({"w": Slicing((4,), ((), (0,)))}, 1))])
-    told = "  w: stage 1 cuts it otherwise than an earlier stage; one tensor, one layout"
+    told = "  w: stage 1 cuts it differently from an earlier stage; a tensor has one layout"
     with pytest.raises(ValueError, match=exactly(UNFIT + told)):
         to_strategy(file, {"w": TensorSpec((4, 4), "float32")})
 

@@ -91,7 +91,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "softmax over it": (
         lambda net, x: x.softmax(-1), BOTH,
         ("parallel.operators: in the model's own forward: _softmax needs all of dim "
-         "2, and a rank of tp has only a part of it"),
+         "2, but a rank of tp has only a part of it"),
     ),
     "a mean over all": (
         lambda net, x: x - x.mean(), BOTH,
@@ -100,19 +100,19 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a norm over it": (
         lambda net, x: F.layer_norm(x, (x.shape[-1],)), BOTH,
-        "parallel.operators: in the model's own forward: layer_norm needs all of dim 2, and a rank of tp has "
+        "parallel.operators: in the model's own forward: layer_norm needs all of dim 2, but a rank of tp has "
         "only a part of it",
     ),
     "its norm takes all": (
         lambda net, x: net.norm(x), BOTH,
-        ("parallel.operators: norm needs all features of its input, and its input "
-         "arrives cut over tp; have them gathered before it (try: "
+        ("parallel.operators: norm needs all features of its input, which arrives "
+         "cut over tp; have them gathered before it (try: "
          "'parallel.operators.norm.input=[null, null, null]')"),
     ),
     "the next layer takes all": (
         lambda net, x: x, {"up": COLUMN},
-        ("parallel.operators: down needs all features of its input, and its input "
-         "arrives cut over tp; cut its weight on them too (try: "
+        ("parallel.operators: down needs all features of its input, which arrives "
+         "cut over tp; cut its weight on them too (try: "
          "'parallel.operators.down.weight=[null, tp]')"),
     ),
     "a whole mask along it": (
@@ -129,7 +129,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "heads of another order": (
         lambda net, x: x.view(4, 10, 2, -1).transpose(2, 3).flatten(2), BOTH,
         ("parallel.operators: in the model's own forward: view needs all of dim 2, "
-         "and a rank of tp has only a part of it"),
+         "but a rank of tp has only a part of it"),
     ),
     "a half of it": (
         lambda net, x: torch.cat([x[..., 2:], x[..., :2]], -1), BOTH,
@@ -153,7 +153,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a strategy of another rank": (
         lambda net, x: x, {"down": {"output": [None, "tp"]}},
-        "parallel.operators.down: down: output [null, tp] has 2 dims, and the tensor there 3",
+        "parallel.operators.down: down: output [null, tp] has 2 dims, but the tensor has 3",
     ),
     "a time that does not divide": (
         lambda net, x: x[:, :5], {"down": {"output": [None, "tp", None]}},

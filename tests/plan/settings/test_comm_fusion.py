@@ -44,8 +44,8 @@ BECOMES = {
         [f"{F}.allgather=size 8.0 MB: {TOGETHER}", f"{F}.reducescatter=size 1.0 MB: {SCATTERED}"],
     f"{F}.allgather={{mode:size,config:1}} {F}.reducescatter={{mode:size,config:8}} {SHARDS} {LEVEL2}":
         [f"{F}.allgather=size 1.0 MB: {TOGETHER}",
-         f"{F}.reducescatter=size 8.0 MB: degraded, 1.0 MB, as the other: but for level1 torch scatters the gradients "
-         "of what it gathered together"],
+         f"{F}.reducescatter=size 8.0 MB: degraded, 1.0 MB, as the other: except at level1 torch scatters together "
+         "what it gathered together"],
     f"{F}.network={{latency_us:50,gb_per_s:2}} {TWO}":
         [f"{F}.network=50 us + 2 GB/s: applied, auto is 1.9 MB, where the latency is 5 % of a collective"],
     f"{F}.network={{latency_us:50,gb_per_s:2}}": [f"{F}.network=50 us + 2 GB/s: {ALONE}"],

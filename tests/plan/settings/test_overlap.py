@@ -34,12 +34,12 @@ BECOMES: dict[str, tuple[Job, str]] = {
     "all": (tp(MEGATRON), f"applied, input gradients of 9 matmuls {BESIDE}"),
     "by name": (tp(SEQUENCE, "AllReduce, ReduceScatter"), f"applied, input gradients of 9 matmuls {BESIDE}"),
     "by another name": (
-        tp(SEQUENCE, "AllReduce"), "satisfied, no matmul that learns sends the gradient of its input by all-reduce"),
+        tp(SEQUENCE, "AllReduce"), "satisfied, no trained matmul sends the gradient of its input by all-reduce"),
     "a table alone": (
         tp({"embed": COLUMN}, model__tied=False), "satisfied, no operator that is cut sends anything in backward"),
     "norms": (
         tp({"norm": {"input": ["dp", "tp", None]}, "head": {"output": ["dp", None, None]}}, model__tied=False),
-        "satisfied, no matmul that learns sends the gradient of its input"),
+        "satisfied, no trained matmul sends the gradient of its input"),
     "split backwards": (
         tp(MEGATRON, pipeline=ZERO, launch={"nproc": 4}),
         "degraded, input gradients of 9 matmuls are waited for: weight gradients come in the second half of a "

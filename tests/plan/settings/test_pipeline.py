@@ -16,7 +16,7 @@ LEVEL3 = ("parallel.hsdp.optimizer_level=level3", "parallel.hsdp.shard_size=2", 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     **{f"{name} over level3": ((f"{PIPE}.scheduler={name}", *TWO, *LEVEL3), (
         f"parallel.hsdp.optimizer_level: level3: drops the weights after each forward, and {name} computes weight "
-        "gradients after the weights were dropped again: FSDP2 would lose them without a word "
+        "gradients after the weights were dropped again: FSDP2 would lose them silently "
         "(try: parallel.hsdp.optimizer_level=level2)"
     )) for name in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")},
     "zero_bubble_h1, interleaved": ((f"{PIPE}.scheduler=zero_bubble_h1", *TWO, f"{PIPE}.interleave=true"), (

@@ -48,11 +48,11 @@ def test_names_and_globs_choose_modules(case):
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "nobody": (
-        lambda: asked("blocks.*"), f"{KEY}: blocks.*: no module is called so; there are embed, layers, norm, head"
+        lambda: asked("blocks.*"), f"{KEY}: blocks.*: no module has this name; there are embed, layers, norm, head"
     ),
     "nearly somebody": (
         lambda: asked({"layer.*": "full", "head": "selective"}),
-        f"{KEY}: layer.*: no module is called so; there are embed, layers, norm, head "
+        f"{KEY}: layer.*: no module has this name; there are embed, layers, norm, head "
         f"(try: '{KEY}={{layers.*:full,head:selective}}')",
     ),
     "a list": (
@@ -74,8 +74,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a teacher": (
         lambda: theirs("recompute_nets.Taught", ["student"], [6]),
         (f"{KEY}: student cannot be recomputed in the backward: the model changes "
-         "student.teacher.weight and uses it, so that it would compute with another "
-         "one (try: parallel.recompute=null)"),
+         "student.teacher.weight and uses it, so recomputation would use another "
+         "value (try: parallel.recompute=null)"),
     ),
     "its input": (
         lambda: theirs("recompute_nets.Overwriting", ["act"], [6]),

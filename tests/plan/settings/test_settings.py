@@ -75,7 +75,7 @@ BECOMES = {
     f"{HSDP} {P}.hsdp.optimizer_level=level3":
         [f"{P}.hsdp.optimizer_level=level3: applied, {LEVELS['level3']}"],
     f"{P}.hsdp={{}}":
-        [f"{P}.hsdp.optimizer_level=level1: satisfied, one rank on the shard axis; there is nobody to share with"],
+        [f"{P}.hsdp.optimizer_level=level1: satisfied, one rank on the shard axis; there is no other to share with"],
     f"{P}.gradients_mean=false launch.nproc=4":
         [f"{P}.gradients_mean=false: applied, gradients are summed over the 4 data-parallel ranks"],
     f"{P}.gradients_mean=false": [f"{P}.gradients_mean=false: satisfied, one data-parallel rank"],
@@ -100,23 +100,23 @@ BECOMES = {
         [f"{P}.operator_strategy.save=/o.json: applied, strategies of the operators that are cut are written before "
          "the first step"],
     f"{P}.group_file=g.json":
-        [f"{P}.group_file=g.json: applied, which ranks share which group is written before the first step"],
+        [f"{P}.group_file=g.json: applied, the ranks of each group are written before the first step"],
     "checkpoint.async=true checkpoint.every=2": [
-        "checkpoint.async=true: applied, a thread writes a copy in host memory; training stands still for the copy "
-        "alone",
+        "checkpoint.async=true: applied, a thread writes a copy in host memory; training waits only for the "
+        "copy",
     ],
     "checkpoint.encrypt=env:KEY": [
-        "checkpoint.encrypt=env:KEY: applied, tensor files are sealed with AES-256-GCM, the manifest has a MAC of the "
-        "same key; names, shapes and digests of tensors stay readable",
+        "checkpoint.encrypt=env:KEY: applied, tensor files are encrypted with AES-256-GCM, the manifest has a MAC of "
+        "the same key; names, shapes and digests of tensors stay readable",
     ],
     "checkpoint.accept_plain=true": [
         "checkpoint.accept_plain=true: satisfied, without checkpoint.encrypt every checkpoint is read"
     ],
     "checkpoint.encrypt=env:KEY checkpoint.accept_plain=true": [
-        "checkpoint.encrypt=env:KEY: applied, tensor files are sealed with AES-256-GCM, the manifest has a MAC of the "
-        "same key; names, shapes and digests of tensors stay readable",
-        "checkpoint.accept_plain=true: applied, checkpoints that are not encrypted are read too; nothing vouches for "
-        "what they hold",
+        "checkpoint.encrypt=env:KEY: applied, tensor files are encrypted with AES-256-GCM, the manifest has a MAC of "
+        "the same key; names, shapes and digests of tensors stay readable",
+        "checkpoint.accept_plain=true: applied, checkpoints that are not encrypted are read too, "
+        "unverified",
     ],
     "checkpoint.async=true": ["checkpoint.async=true: satisfied, nothing is saved while training"],
     f"{P}.local_norm.print=true":
