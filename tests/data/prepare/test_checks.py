@@ -34,8 +34,8 @@ def found(tmp_path: Path, **settings) -> list[str]:
 
 FILES = {
     "none": (None, "a.jsonl: No such file or directory"),
-    "of another kind": (("a.csv", b"a,b"), f"a.csv: of unknown format by its name: {READ} are read; format=text or jsonl sets"
-                        " it"),
+    "of another kind": (("a.csv", b"a,b"), f"a.csv: of unknown format by its name: {READ} are read; "
+                        "format=text or jsonl sets it"),
     "empty": (("a.txt", b""), "a.txt: empty, so there is nothing to tokenize"),
     "packed, by its bytes": (("a.jsonl", gzip.compress(b"{}")), "a.jsonl: jsonl by its name, but gzip by its first "
                              "bytes"),
