@@ -24,7 +24,7 @@ def notes(key: str, parallel: dict[str, Any], **changes: Any) -> list[str]:
 
 @pytest.mark.parametrize("parallel", [TWO, STAGES], ids=["replicas", "stages"])
 def test_losses_that_depend_on_the_layout_are_said(parallel):
-    assert notes("seed", parallel) == [f"{OWN} those of another layout"]
+    assert notes("seed", parallel) == [f"{OWN} gives other losses"]
     assert notes("seed", parallel, model={"_target_": "tests.steps.nets.Net"}) == []
 
 

@@ -62,7 +62,7 @@ plan of hundred
             stages 1-2: 26 unsharded parameters, 6.5 KB, one all-reduce a step each
             stage 3: 25 unsharded parameters, 6.2 KB, one all-reduce a step
   overlap   weights are gathered once a step, ahead of use, and waited for where a group is used first; FSDP2 reduces
-              each group beside backward where launch.device=auto finds an accelerator; on CPUs ranks wait
+              each group during backward where launch.device=auto finds an accelerator; on CPUs ranks wait
   traffic   ranks      all-gather  reduce-scatter      all-reduce            send         receive
             0-15     25: 832.0 KB     200: 6.5 MB    29: 118.2 KB        8: 256 B        8: 256 B
             16-47    26: 832.0 KB     208: 6.5 MB    29: 110.7 KB       16: 512 B       16: 512 B

@@ -104,7 +104,7 @@ def test_the_plan_says_that_no_loss_of_routers_is_trained(
 def test_a_folder_without_weights_is_fine_for_a_new_model(tmp_path: Path) -> None:
     path = folder(tmp_path / "m")
     (path / "model.safetensors").unlink()
-    text = f"{path}: neither model.safetensors nor model.safetensors.index.json is there"
+    text = f"{path}: it has neither model.safetensors nor model.safetensors.index.json"
     assert problems(path) == [f"model.path: {text} (try: model.weights=false)"]
     assert problems(path, "model.weights=false") == []
 

@@ -304,9 +304,7 @@ def learnt(settings: Chat) -> str:
         by = chat_tokenizer(settings)
         for row in islice(rows(settings, settings.path), LOOKED):
             try:
-                return (
-                    f"of {Path(row.place).name} is learnt {by.learnt(*by.labelled(conversation(row.data)))}"
-                )
+                return f"{Path(row.place).name} trains {by.learnt(*by.labelled(conversation(row.data)))}"
             except BadRow:
                 continue
     except (BadFile, ValueError, OSError):

@@ -110,7 +110,7 @@ def _parts(name: str, number: int, item: Any) -> Item:
     if isinstance(item, tuple | list) and len(item) > 1:
         return tuple(item)
     of = f" of length {len(item)}" if isinstance(item, tuple | list) else ""
-    text = f"item {number} is of type {type(item).__name__}{of}"
+    text = f"item {number} has type {type(item).__name__}{of}"
     raise BadItem(name, f"{text}; return a tuple (input, target), or (inputs..., target)")
 
 
@@ -151,7 +151,7 @@ def _foreign(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
                 kind = str(part.layout).removeprefix("torch.")
                 return f"{_part(at, item)} of item {number} is a {kind} tensor; return it .to_dense()"
             if not isinstance(part, Tensor | np.ndarray | np.generic | Mapping | Sequence | int | float):
-                text = f"{_part(at, item)} of item {number} is of type {type(part).__name__}"
+                text = f"{_part(at, item)} of item {number} has type {type(part).__name__}"
                 return f"{text}, which cannot become a tensor; {RETURN}"
     return ""
 

@@ -223,7 +223,7 @@ REFUSED = {
     ),
     "alone": (
         trained(of("Rows", samples=N, how="alone")),
-        f"data._target_: {NAME}.Rows: item 0 is of type Tensor; return a tuple (input, target), or (inputs..., target)",
+        f"data._target_: {NAME}.Rows: item 0 has type Tensor; return a tuple (input, target), or (inputs..., target)",
     ),
     "text": (
         trained(of("Rows", samples=N, how="text")),
@@ -273,7 +273,7 @@ REFUSED = {
     ),
     "too short": (
         trained(of("Counted", samples=3 * BATCH + 1)),
-        f"train.steps: {STEPS}: steps of {BATCH} samples are 20, and {NAME}.Counted has 13 (try: train.steps=3)",
+        f"train.steps: {STEPS}: steps of {BATCH} samples need 20, but {NAME}.Counted has 13 (try: train.steps=3)",
     ),
     "nothing to evaluate": (
         trained(of("Row"), **EVALUATES),

@@ -54,7 +54,7 @@ def test_without_it_a_plan_compiles_nothing() -> None:
 
 EARLY = {
     "train.compile={backend: aot_eager, mode: max-autotune-no-cudagraphs}":
-        "train.compile.mode: max-autotune-no-cudagraphs: is a mode of inductor, and train.compile.backend is aot_eager "
+        "train.compile.mode: max-autotune-no-cudagraphs: is a mode of inductor, but train.compile.backend is aot_eager "
         "(try: train.compile.mode=default)",
     "train.compile={mode: reduce-overhead}":
         "train.compile.mode: reduce-overhead: records CUDA graphs, which hold one call at a time, and a step has "

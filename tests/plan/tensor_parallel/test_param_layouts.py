@@ -94,12 +94,12 @@ REFUSED: dict[str, tuple[ParamLayouts, dict[str, Any], list[str]]] = {
     "dp first": (
         file(up_weight=(("dp_shard", "tp"), ())),
         {},
-        [f"{LOAD}: p.json: up.weight is cut [4, whole] (ranks [1] apart), {HAD} it leaves"],
+        [f"{LOAD}: p.json: up.weight is cut [4, whole] (ranks [1] apart), {HAD} shards"],
     ),
     "dp on dim 1": (
         file(up_weight=((), ("dp_shard",))),
         {},
-        [f"{LOAD}: p.json: up.weight is cut [whole, 2] (ranks [2] apart), {HAD} it leaves"],
+        [f"{LOAD}: p.json: up.weight is cut [whole, 2] (ranks [2] apart), {HAD} shards"],
     ),
     "a norm": (
         file(norm_weight=(("tp",),)),
