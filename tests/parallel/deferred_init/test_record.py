@@ -141,7 +141,7 @@ def test_the_default_device_outside_does_not_count(default):
 def test_a_sparse_tensor_is_refused():
     with pytest.raises(RequestError) as error:
         record.record(unrecorded.Sparse)
-    assert str(error.value) == "model: links is sparse_coo; only dense tensors can be laid out: keep its parts"
+    assert str(error.value) == "model: links is sparse_coo; only dense tensors can be sharded; keep its dense parts"
 
 
 def test_a_module_that_does_something_of_its_own_when_it_is_moved_is_as_after_a_move():
