@@ -1,8 +1,8 @@
 """The path of a request: ``prepare`` checks and plans it, ``run`` acts.
 
-``prepare`` writes nothing, so a refused request leaves no run folder behind. Whatever else may be done with a
-request is this road cut short: ``show=plan`` prints what ``prepare`` returns, a sweep rehearses its cells
-with it, and for a run that starts on a cluster ``run`` ends once its folder is written.
+``prepare`` writes nothing, so a refused request leaves no run folder behind. Every other use of a request
+follows a part of this path: ``show=plan`` prints what ``prepare`` returns, a sweep checks its cells with it,
+and for a run that starts on a cluster ``run`` ends once its folder is written.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def _opened(settled: Settled, others: FollowerRanks | None) -> Iterator[Path]:
 
 
 def _reopen(settled: Settled, folder: Path) -> closing[status.RunStatus]:
-    """The status of the run; it goes on after the steps that earlier starts have done."""
+    """The status of the run; it continues after the steps that earlier starts have done."""
     return closing(status.reopen(folder, settled.overrides, settled.config, anew=settled.anew))
 
 

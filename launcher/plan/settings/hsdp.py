@@ -99,7 +99,7 @@ def _why_not_sharded(hsdp: Hsdp, fused: Communication) -> str:
 
 
 def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
-    """Yields notes on parameters that stay whole, and on those that are cut unevenly."""
+    """Yields notes on parameters that are not sharded, and on those that are cut unevenly."""
     hsdp, n = job.parallel.hsdp, sizes.grid["dp_shard"]
     if hsdp is None or sizes.engine.over_matrices:
         return
