@@ -197,7 +197,7 @@ class RuntimeStage(Base):
         return made, None
 
     def perform_reduce_grad(self, *args: Any) -> None:
-        """After the last backward: starts the reductions that run once a step; torch then only reshards weights."""
+        """After the last backward: starts the once-a-step reductions; torch then only reshards weights."""
         self.reductions.flush()
         super().perform_reduce_grad(*args)
 
