@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused_by_the_plan(case):
 
 
 WHY = (
-    "and the model's output has 4 classes: 0 to 3, and -100 counts for nothing. "
+    "but the model's output has 4 classes: 0 to 3, and -100 is ignored. "
     "Look at the data, or give the model more classes"
 )
 

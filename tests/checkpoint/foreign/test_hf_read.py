@@ -197,7 +197,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     assert refusal(lambda: read_hf(folder)) == f"{folder}: no such folder"
     folder.mkdir()
-    assert refusal(lambda: read_hf(folder)) == f"{folder}: neither model.safetensors nor {INDEX} is there"
+    assert refusal(lambda: read_hf(folder)) == f"{folder}: it has neither model.safetensors nor {INDEX}"
     (folder / "pytorch_model.bin").touch()
     text = f"{folder}: it has only pickles, which are never loaded (pytorch_model.bin); save safetensors"
     assert refusal(lambda: read_hf(folder)) == text

@@ -66,8 +66,8 @@ def test_one_shard_is_no_shard() -> None:
           " (try: steps.transform.stages=2)",
           "steps.transform.nproc: 3: does not divide into 2 stages x 2 shards (try: steps.transform.nproc=4)"]),
         ({"nproc": 0, "stages": 1, "shard_size": -1},
-         ["steps.transform.nproc: 0: is not at least 1 (try: steps.transform.nproc=1)",
-          "steps.transform.shard_size: -1: is not at least 1 (try: steps.transform.shard_size=1)"]),
+         ["steps.transform.nproc: 0: must be at least 1 (try: steps.transform.nproc=1)",
+          "steps.transform.shard_size: -1: must be at least 1 (try: steps.transform.shard_size=1)"]),
     ],
     ids=["nproc", "stages", "positive"],
 )  # fmt: skip

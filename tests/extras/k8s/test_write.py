@@ -126,10 +126,10 @@ def test_a_current_folder_that_pods_would_not_see(place: Path, capsys: pytest.Ca
     (place / "data").mkdir()
     more = [f"launch.k8s.mount={place}/data", f"run_dir={place}/data/job"]
     assert main(words(place, *more)) == 2
-    here = f"{place}/data alone (launch.k8s.mount), and the current folder {place} is not in it"
+    here = f"{place}/data (launch.k8s.mount), and the current folder {place} is outside it"
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  launch.k8s.workdir = null: the pods see {here}\n"
+        f"  launch.k8s.workdir = null: the pods see only {here}\n"
         "    set in: conf/launch/k8s.yaml:10:3\n"
         "          |   workdir: null        # folder that ranks start in; null: the current one, which is in mount\n"
         f"    try:    launch.k8s.workdir={place}/data\n"

@@ -57,7 +57,7 @@ def test_a_search_with_nothing_left_open_is_refused(capsys: pytest.CaptureFixtur
     asked = (*SOME, "show=search", "search.best=null")
     assert main(asked) == 2
     assert (
-        "  show = search: there is nothing to search: set keys below parallel to auto or to lists; parallel=auto "
+        "  show = search: nothing is set to auto: set keys below parallel to auto or to lists; parallel=auto "
         "opens all of them\n    set by: show=search (command line)\n    try:    show=search parallel=auto\n"
     ) in capsys.readouterr().err
     choose.check(compose([*asked, "parallel=auto"]).job)

@@ -87,7 +87,7 @@ def test_keys_and_modes_are_checked_and_no_key_is_shown() -> None:
         (bytes(7), "AES-GCM", "dec_key: 7 bytes; the key of AES-GCM is 16, 24, 32 bytes"),
         (bytes(32), "SM4-CBC", "dec_key: 32 bytes; the key of SM4-CBC is 16 bytes"),
         ("secret", "AES-CBC", "dec_key: str; the key of AES-CBC is 16, 24, 32 bytes"),
-        (bytes(16), "AES-ECB", "dec_mode: AES-ECB is none of AES-GCM, AES-CBC, SM4-CBC"),
+        (bytes(16), "AES-ECB", "dec_mode: AES-ECB is not one of AES-GCM, AES-CBC, SM4-CBC"),
     ):
         with pytest.raises(ValueError, match=exactly(told)):
             open_ckpt(path, key, mode)  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ def test_the_files_of_a_folder_are_one_mapping(folder: Path, given: dict[str, An
         ({"choice_func": lambda name: "x"}, TypeError,
          "choice_func: it returned 'x' for layer.b; expected True or False"),
         ({"specify_prefix": "x"}, ValueError,
-         "{folder}: no tensor of 4 is left by filter_prefix, specify_prefix and choice_func"),
+         "{folder}: filter_prefix, specify_prefix and choice_func leave none of 4 tensors"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(folder: Path, given: dict[str, Any], kind: type[Exception], text: str) -> None:
