@@ -80,7 +80,7 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
                 h = layer(h)
             return self.head(self.norm(h))
 
-    # one stage a rank, sharded over dp, but for what is too small to be
+    # one stage per rank, sharded over dp, but for what is too small to be
     stage: Any = Front() if pp == 0 else Back()
     small = {p for p in stage.parameters() if p.numel() * 4 < 64 * 1024}
     kw = {"mesh": mesh["dp"], "reshard_after_forward": False, "ignored_params": small}
@@ -122,7 +122,7 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
         else:
             schedule.step(target=source.targets(mine), losses=losses)
 
-        # gradients of whole parameters, and of the table that both stages share
+        # gradients of unsharded parameters, and of the table that both stages share
         flat = torch.cat([p.grad.reshape(-1) for p in whole])
         dist.all_reduce(flat, group=mesh.get_group("dp"))
         for p, g in zip(whole, flat.div_(2).split([p.numel() for p in whole]), strict=True):

@@ -54,5 +54,5 @@ def _painted(text: str) -> str:
 
 
 def gone() -> None:
-    """Redirects standard output to /dev/null: its reader has left (as ``| head`` does), the run goes on."""
+    """Redirects standard output to /dev/null: its reader has closed it, as ``| head`` does."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ SCHEDULERS = "gpipe, 1f1b, zero_bubble_h1, zero_bubble_v, dualpipe_v, seqpipe, s
 MODES = "semi_auto, sharding_propagation, recursive_programming"
 FLAG, WHOLE, GROUP = "should be true or false", "should be a whole number", "should be a group of keys"
 SLICES = "should be data_parallel or full_batch or a list or a group of keys"
-LAYOUT = "should be a layout such as {matrix: [2, 4], axes: [x, y], in: [[x, y], [x]]}, with a list a tensor"
+LAYOUT = "should be a layout such as {matrix: [2, 4], axes: [x, y], in: [[x, y], [x]]}, with one list per tensor"
 
 CASES = [
     (f"{P}.hsdp.shard_size=0", "0: must be -1 (the whole data-parallel group) or a positive integer",
@@ -62,7 +62,7 @@ CASES = [
     (f"{P}.param_strategy.load=''", "'': should not be empty", f"{P}.param_strategy.load=null"),
     (f"{P}.local_norm.dump=run:../norms", "run:../norms: should be run:NAME, a name in the run folder",
      f"\"{P}.local_norm.dump='run:norms'\""),
-    (f"{P}.param_strategy.load=run:p.json", "run:p.json: should be the path of a file that is there already",
+    (f"{P}.param_strategy.load=run:p.json", "run:p.json: should be the path of an existing file",
      ""),
     (f"{P}.group_file=[a]", "[a]: should be text", ""),
     (f"{P}.local_norm.dump=3", "3: should be text", f"\"{P}.local_norm.dump='3'\""),

@@ -200,7 +200,7 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
     "another logger by a plus": (
         ["+logger=csv"],
         """
-  logger: +logger=csv: the list is given as a whole, in order
+  logger: +logger=csv: give the complete list, in order
     set by: +logger=csv (command line)
 """,
     ),
@@ -233,7 +233,7 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
         ["steps=[train,save]", "steps.sample.tokens=5"],
         """
   steps.sample: 'sample' is not among the steps of this run (train, save); and then steps.sample: needs an \
-exported model, which 'export' makes, and no 'export' step is asked for
+exported model, which 'export' makes, but there is no 'export' step
     set by: steps.sample.tokens=5 (command line)
     try:    'steps=[train,save,export,sample]' steps.sample.tokens=5
 """,
@@ -264,7 +264,7 @@ has none
     set in: conf/model/lm.yaml:3:1
           | vocab_size: ${data.vocab_size}  # tokens, as the data has them
 
-  steps.sample: continues text, and data is mnist5k
+  steps.sample: continues text, but data is mnist5k
     set in: conf/steps/sample.yaml:2:1
           | sample:
     try:    'steps=[train,evaluate,sync_shared,save,transform,export]'
@@ -312,7 +312,7 @@ has none
     "group with a name the grammar cannot read": (
         ["parallel.operators={head[a]: {weight: [2, 1]}}"],
         """
-  parallel.operators: {head[a]: {weight: [2, 1]}}: cannot be read; name by name any name can be written
+  parallel.operators: {head[a]: {weight: [2, 1]}}: cannot be read; set each name by itself
     set by: parallel.operators={head[a]: {weight: [2, 1]}} (command line)
 """,
     ),
@@ -343,7 +343,7 @@ has none
     "steps appended": (
         ["+steps=sample"],
         """
-  steps: +steps=sample: the list is given as a whole, in order
+  steps: +steps=sample: give the complete list, in order
     set by: +steps=sample (command line)
 """,
     ),

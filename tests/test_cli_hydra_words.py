@@ -13,9 +13,9 @@ from tests.mistakes.answers import next_command
 from tests.test_cli_bad_input import RECIPES, head
 
 NO_EFFECT = "Hydra's own settings have no effect here"
-SAMPLER = "sweep.sampler says which values a sweep tries, sweep.sampler=tpe by what it has seen"
-CELLS = "sweep.parallel says how many runs of a sweep there are at a time"
-LOGS = "what every rank says is in logs/ of the run folder"
+SAMPLER = "sweep.sampler says which values a sweep tries, sweep.sampler=tpe from earlier results"
+CELLS = "sweep.parallel sets how many runs of a sweep there are at a time"
+LOGS = "the output of every rank is in logs/ of the run folder"
 
 
 def typed(word: str, key: str, sentence: str, cure: str = "") -> str:
@@ -31,7 +31,7 @@ SETTINGS = {
     "hydra.run.dir=x": ("run_dir sets the folder of a run", "run_dir=x"),
     "hydra.run.dir=outputs/${now:%Y-%m-%d}": ("run_dir sets the folder of a run", ""),
     "hydra.sweep.dir=x/y": ("sweep_dir sets the folder of a sweep", "-m sweep_dir=x/y"),
-    "hydra.sweep.subdir=x": ("runs of a sweep are numbered, and named by what differs", ""),
+    "hydra.sweep.subdir=x": ("runs of a sweep are numbered, and named by their differences", ""),
     "hydra.job.name=mine": ("name is the name of a run", "name=mine"),
     "hydra.job.chdir=true": ("a run stays in the folder that it is started in", ""),
     "hydra.mode=MULTIRUN": ("-m asks for a sweep", "-m"),
@@ -43,7 +43,7 @@ SETTINGS = {
     "hydra/job_logging=none": (LOGS, ""),
     "hydra.output_subdir=null": ("config.yaml and command.txt are in the run folder itself", ""),
     "hydra/launcher=joblib": (f"launch=slurm submits a run to Slurm, {CELLS}", ""),
-    "hydra.launcher.n_jobs=2": (f"launch.slurm says what is asked of Slurm, {CELLS}", ""),
+    "hydra.launcher.n_jobs=2": (f"launch.slurm sets what Slurm is asked for, {CELLS}", ""),
     "hydra/sweeper=optuna": (SAMPLER, ""),
     "hydra.sweeper.n_trials=20": (
         f"values to try are written at their own key, as -m optim.lr=0.1,0.01; {SAMPLER}",
@@ -53,10 +53,10 @@ SETTINGS = {
     "~hydra.run": ("run_dir sets the folder, --config-dir adds options", ""),
 }
 
-RECIPE = "recipe=NAME or recipe=FILE.yaml says what is run"
+RECIPE = "recipe=NAME or recipe=FILE.yaml chooses the run"
 OPTIONS = "--config-dir adds a folder of options and recipes"
 PRINTED = "show=config prints the settings, all sections of them"
-GO_ON = "command.txt of a run folder is the command to paste; with the same run_dir a run goes on"
+GO_ON = "command.txt of a run folder is the command to paste; with the same run_dir the run resumes"
 ANOTHER = f"; and then recipe: unknown option 'foo' (there are: {RECIPES})"
 FLAGS = {
     "--config-name=lm_single": (RECIPE, "recipe=lm_single"),

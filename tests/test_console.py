@@ -110,7 +110,7 @@ def test_without_colours_where_nobody_wants_any(chosen: dict[str, str]) -> None:
 
 def test_what_fails_while_running_has_its_first_word_in_colour(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text('{"status": "done"}')
-    said = f"<error:> {tmp_path}: it is done, and there is nothing to cancel\n"
+    said = f"<error:> {tmp_path}: it is done, so there is nothing to cancel\n"
     assert on_a_terminal(["cancel", str(tmp_path)]) == (1, said)
 
 

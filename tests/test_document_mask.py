@@ -212,23 +212,23 @@ def test_evaluation_and_metrics_count_real_tokens(corpus, packing, tmp_path):
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sequences in pieces": (
         {"parallel": {"pipeline": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2}}},
-        "parallel.pipeline.seq_chunks: 2: positions restart and attention ends inside of a piece with "
-        "data.document_mask=true, which pieces of a sequence do not carry over; use whole ones "
+        "parallel.pipeline.seq_chunks: 2: positions restart and attention ends inside a piece with "
+        "data.document_mask=true, which pieces of a sequence do not carry over; use full sequences "
         "(try: parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b)",
     ),
     "targets that count for nothing are others": (
         {"loss": {"name": "cross_entropy", "ignore_index": 3}},
-        "loss.ignore_index: 3: with data.document_mask=true there are targets of -100, which have to count for nothing "
+        "loss.ignore_index: 3: with data.document_mask=true there are targets of -100, which must be ignored "
         "(try: loss.ignore_index=-100)",
     ),
     "padding that would count": (
         {"data": {"document_mask": False, "packing": "single"}, "loss": {"name": "cross_entropy", "ignore_index": 3}},
-        "loss.ignore_index: 3: with data.packing=single there are targets of -100, which have to count for nothing "
+        "loss.ignore_index: 3: with data.packing=single there are targets of -100, which must be ignored "
         "(try: loss.ignore_index=-100)",
     ),
     "a model that takes tokens alone": (
         {"model": {"name": "tied_pair", "vocab_size": None}},
-        "data.document_mask: true: model tied_pair takes tokens alone, and no documents to keep apart "
+        "data.document_mask: true: model tied_pair takes only tokens and cannot separate documents "
         "(try: data.document_mask=false)",
     ),
     "a second input that is something else": (

@@ -259,7 +259,7 @@ def test_a_batch_in_which_nothing_counts_ends_the_run(layout, precision, tmp_pat
     with pytest.raises(RanksFailed) as failed:
         on_ranks(plan.sizes.grid.size, rank_only_step, j, plan, tmp_path)
     assert failed.value.fault.message == (
-        "step 1: all targets of the global batch are -100, which count for nothing, so there is no loss; "
+        "step 1: all targets of the global batch are -100, which are ignored, so there is no loss; "
         "the weights were not touched. Look at the data of this step"
     )
 
@@ -277,6 +277,6 @@ def test_a_validation_in_which_nothing_counts_ends_the_run(tmp_path):
     with pytest.raises(RanksFailed) as failed:
         on_ranks(2, rank_only_validate, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
-        "validation after step 0: all targets of the held-out samples are -100, which count for nothing, so "
+        "validation after step 0: all targets of the held-out samples are -100, which are ignored, so "
         "there is no loss. Look at the held-out data"
     )

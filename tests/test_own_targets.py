@@ -76,9 +76,9 @@ def test_a_square_has_its_classes_last_first():
     assert class_dims((8,), (8,)) == class_dims((8, 5), ()) == class_dims((4, 8), (4, 2)) == ()
 
 
-LOGITS = "return the logits alone, those of a dict or an object by their name, as in out.logits"
+LOGITS = "return only the logits, for a dict or an object by name, as in out.logits"
 RETURNED = f"and loss=cross_entropy takes one tensor; {LOGITS}, or give a loss of your own by loss._target_"
-FIT = "an output is (samples, ..., classes) or (samples, classes, ...), its targets are all but the classes"
+FIT = "an output is (samples, ..., classes) or (samples, classes, ...), and targets have all dims but the classes"
 OWN = "tests.parallel.sources.Labelled"
 TOKENS = {"shape": [7, 6], "target": [7], "classes": 5}
 
@@ -115,20 +115,20 @@ REFUSED = {
     ),
     "more targets than samples": (
         returned("tensor", more=1),
-        f"data: {OWN}: targets() of 2 indices returns a tensor of shape (3, 7); dim 0 is that of the samples: "
-        "return one for each index, in their order",
+        f"data: {OWN}: targets() of 2 indices returns a tensor of shape (3, 7); dim 0 must be the samples: "
+        "return one for each index, in order",
     ),
     "another kind of held-out samples": (
         returned("tensor", other="int32"),
         f"data: {OWN}: samples of the split train are float64 (7, 6) -> int64 (7,), of val float64 (7, 6) -> int32 "
-        "(7,); the model is planned for one kind of samples",
+        "(7,); both splits must have the same kind",
     ),
     "two tensors": (returned("tuple"), f"model: its forward returns a tuple of 2 tensors, {RETURNED}"),
     "a tuple of one": (returned("alone"), f"model: its forward returns a tuple of 1 tensor, {RETURNED}"),
     "a dict": (returned("dict"), f"model: its forward returns a dict of logits, {RETURNED}"),
     "no logits": (
         returned("best", target=[]),
-        "model: its forward returns int64, and the loss takes logits: floating numbers, one a class",
+        "model: its forward returns int64, but the loss takes floating-point logits, one per class",
     ),
 }  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused_by_the_plan(case):
 
 
 WHY = (
-    "and the model's output has 4 classes: 0 to 3, and -100 counts for nothing. "
+    "but the model's output has 4 classes: 0 to 3, and -100 is ignored. "
     "Look at the data, or give the model more classes"
 )
 
@@ -186,11 +186,11 @@ LATER = {
     "another number of targets": (
         {"later": 1},
         "step 1: 8 training samples were requested, and the data returned 9, in a tensor of shape (9, 6, 5); "
-        "return one for each index, in their order",
+        "return one for each index, in order",
     ),
     "inputs of another shape": (
         {"shape": [3, 6, 4], "target": [6, 4]},
-        "the data returned inputs of shape (3, 6, 4) a sample where (3, 6, 5) was planned, that of the first one; "
+        "the data returned inputs of shape (3, 6, 4) for a sample, but (3, 6, 5) was planned, as in the first one; "
         "all samples must have one shape",
     ),
     "targets of another shape": (

@@ -53,14 +53,14 @@ def test_what_is_no_regular_file_is_not_opened(
 
 FOLDER = "Is a directory"
 NOTHING = {  # where a folder is something else, or no file
-    "safetensors": "{path}: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch "
-    "DCP folder (.metadata), rank_<k> folders",
-    "safetensors in a folder": "{path}: neither model.safetensors nor model.safetensors.index.json is there",
-    "index": "{home}: neither model.safetensors nor model.safetensors.index.json is there",
-    "ckpt": "{path}: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch DCP "
-    "folder (.metadata), rank_<k> folders",
-    "dcp metadata": "{home}: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), a "
-    "torch DCP folder (.metadata), rank_<k> folders",
+    "safetensors": "{path}: not a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch "
+    "DCP folder (.metadata) or rank_<k> folders",
+    "safetensors in a folder": "{path}: it has neither model.safetensors nor model.safetensors.index.json",
+    "index": "{home}: it has neither model.safetensors nor model.safetensors.index.json",
+    "ckpt": "{path}: not a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch DCP "
+    "folder (.metadata) or rank_<k> folders",
+    "dcp metadata": "{home}: not a Hugging Face folder (model.safetensors or model.safetensors.index.json), a "
+    "torch DCP folder (.metadata) or rank_<k> folders",
     "strategy": "{path}: no strategy files (*.json) in this folder",
     "strategy of any form": "{path}: no strategy files (*.json) in this folder",
     "tokenizer that is asked for": "{path}: no such file",
@@ -95,14 +95,14 @@ TOO_LONG = {  # the most that is read, where that is not as in a list of tensors
     "cifar batch": 64 << 20,
 }
 ZEROS = {  # what may be as long as it likes, and is found out otherwise
-    "safetensors": "{path}: not a safetensors file: its header is no JSON",
-    "safetensors in a folder": "{path}: not a safetensors file: its header is no JSON",
+    "safetensors": "{path}: not a safetensors file: its header is not JSON",
+    "safetensors in a folder": "{path}: not a safetensors file: its header is not JSON",
     "ckpt": "{path}: not a MindSpore checkpoint, or damaged, at byte 0: no entry of a tensor starts here",
     "state": f"{{home}}/step-000001: incomplete checkpoint: state.json has {HUGE} bytes, manifest.json says 15",
     "layouts": f"{{home}}/step-000001: incomplete checkpoint: strategy/stage0.json has {HUGE} bytes, manifest.json "
     "says 569",
-    "key": "file:{path}: no key of AES-256: it has 1024 bytes; wanted are 32 random bytes, as 64 hexadecimal digits "
-    "(openssl rand -hex 32), as base64 or, in a file, as they are",
+    "key": "file:{path}: not an AES-256 key: it has 1024 bytes; give 32 random bytes, as 64 hexadecimal digits "
+    "(openssl rand -hex 32), as base64 or, in a file, raw",
     "corpus": "{path}: byte 0 is NUL, so it is not plain text: write the text to a UTF-8 file first; "
     "data=tokens reads tokens that were prepared",
     "tokens": "{path}: not a .tokens file: it does not start as one",
@@ -136,7 +136,8 @@ NO_JSON = {
     "MindSpore strategy": "{path}: not a MindSpore strategy file ({form})",
     "operators": "{path}:1: no JSON: {about}",
     "switches": "{path}:1: no JSON: {about}",
-    "status": "run_dir: {path}: damaged: it does not say which steps are done; without the file all are done again",
+    "status": "run_dir: {path}: damaged: it does not say which steps are done; remove the file to run all of them "
+    "again",
     "sweep": "sweep_dir: {path}: no JSON",
 }
 FORM = {b"{": "json): no JSON", b"[": "protobuf): byte 0 does not start a field"}
@@ -166,7 +167,7 @@ def headed(text: bytes) -> bytes:
 def test_so_is_such_a_header_of_safetensors(tmp_path: Path, bomb: str) -> None:
     path, read = planted(tmp_path, "safetensors")
     path.write_bytes(headed(BOMBS[bomb]))
-    assert refusal(read) == f"{path}: not a safetensors file: its header is no JSON"
+    assert refusal(read) == f"{path}: not a safetensors file: its header is not JSON"
 
 
 def row(shape: str) -> bytes:
@@ -233,27 +234,27 @@ LONG, KEY = "a tuple of more than 1000 values", "a key that is neither text nor 
 SIZE = b"ctorch\nSize\nh\x00\x85R"
 PICKLES = {
     "tuples twice over": (as_key(doubled(b")", b"\x86", 99)), LONG),
-    "frozen sets": (as_key(b"((\x91\x94h\x00\x91"), "no pickle of plain data (KeyError)"),
+    "frozen sets": (as_key(b"((\x91\x94h\x00\x91"), "not a pickle of plain data (KeyError)"),
     "tuples without end": (as_key(b")" + b"\x85" * 500_000), LONG),
     "a long tuple": (as_key(b"(" + b"K\x01" * 500_000 + b"t"), LONG),
     "a tuple as a key": (as_key(b"K\x01\x85"), f"{KEY} (tuple)"),
     "a float as a key": (as_key(b"G" + bytes(8)), f"{KEY} (float)"),
     "numbers that collide": (b"\x80\x04}(" + COLLIDING + b"u.", f"{KEY} (int)"),
     "a set of tuples": (b"\x80\x04\x8f(" + doubled(b")", b"\x86", 40) + b"\x90.", LONG),
-    "lists twice over": (as_metadata(listed(60)), "[[[...], [...]], [[...], [...]]] are no sizes"),
+    "lists twice over": (as_metadata(listed(60)), "[[[...], [...]], [[...], [...]]] are not sizes"),
     "a copied mapping": (b"\x80\x04ccollections\nOrderedDict\n]\x85R.", "a mapping made of another"),
     "lists alone": (b"\x80\x04(" + b"]" * 500_000 + b"l.", "it makes more than its length can need"),
     "marks alone": (b"\x80\x04]" + b"\x94" * 500_000 + b".", "it marks more for later than its length can need"),
     "sizes that are copied": (
         b"\x80\x04](" + b"K\x01" * 100_000 + b"e\x940(" + SIZE * 9_000 + b"l.",
-        "no pickle of plain data (ValueError)",
+        "not a pickle of plain data (ValueError)",
     ),
 }
 OF_TORCH = {  # names that no file of images has
     "lists twice over": "torch.distributed.checkpoint.metadata.Metadata is not allowed",
     "a copied mapping": "collections.OrderedDict is not allowed",
     "sizes that are copied": "torch.Size is not allowed",
-    "frozen sets": "no pickle of plain data",
+    "frozen sets": "not a pickle of plain data",
 }
 
 
@@ -275,7 +276,7 @@ def test_labels_of_images_are_a_list_of_numbers(tmp_path: Path) -> None:
     for _ in range(60):
         nested = [nested, nested]
     path.write_bytes(pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": nested}, 2))
-    why = "data is no array, or labels are no list of numbers"
+    why = "data is not an array, or labels are not a list of numbers"
     assert refusal(read) == f"data.root: {path}: not a CIFAR-10 batch: {why}; fetch the archive again"
 
 
@@ -299,7 +300,7 @@ def test_an_archive_of_a_tensor_has_a_short_directory(tmp_path: Path) -> None:
         for i in range(5_000):
             archive.writestr(f"a/{i}", b"")
     data = (tmp_path / "a.zip").read_bytes()
-    with bounded(), pytest.raises(ValueError, match=r"^not what torch.save writes: 2.* bytes of directory, no single"):
+    with bounded(), pytest.raises(ValueError, match=r"^not what torch.save writes: 2.* bytes of directory, too many"):
         find(memoryview(data), 0, len(data))
 
 

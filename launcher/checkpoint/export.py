@@ -40,7 +40,7 @@ def export(
     Args:
         src: The checkpoint.
         path: The file to write.
-        trust: Who must vouch for ``src``.
+        trust: What must authenticate ``src``.
         averaged: Write the moving averages of weights instead of the weights.
         adapters: Adapters to add to the weights that they belong to.
         dtype_of: The dtype to write a tensor in, given its name and its dtype.
@@ -88,9 +88,7 @@ def check_file(path: Path) -> None:
         try:
             read_header(path)
         except ValueError as error:
-            raise FileExistsError(
-                f"{path}: the file there is no safetensors file, so it is not replaced"
-            ) from error
+            raise FileExistsError(f"{path}: this is not a safetensors file, so it is not replaced") from error
 
 
 class Full(Mapping[str, Blob]):
@@ -106,7 +104,7 @@ class Full(Mapping[str, Blob]):
         self._names = {name: name for name in self.header.entries} | aliases
         unknown = sorted({*aliases.values()} - self.header.entries.keys())
         if unknown:
-            raise ValueError(f"{path}: {ALIASES} names tensors that are not there: {', '.join(unknown)}")
+            raise ValueError(f"{path}: {ALIASES} names tensors that do not exist: {', '.join(unknown)}")
 
     def __getitem__(self, name: str) -> Blob:
         return blob_at(self._data, self.header, self._names[name])
@@ -127,7 +125,7 @@ def _aliases(path: Path, text: str) -> dict[str, str]:
     try:
         aliases = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{path}: {ALIASES} is no JSON") from error
+        raise ValueError(f"{path}: {ALIASES} is not JSON") from error
     if not isinstance(aliases, dict) or not all(isinstance(v, str) for v in aliases.values()):
         raise ValueError(f"{path}: {ALIASES} is not a mapping of names to names")
     return aliases

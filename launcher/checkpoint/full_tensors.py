@@ -1,4 +1,4 @@
-"""Full tensors of a checkpoint, a region at a time, in another dtype where asked."""
+"""Full tensors of a checkpoint, one region at a time, in another dtype if requested."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _parse(path: Path, data: Any) -> Manifest:
         if not _FILE.fullmatch(name):
             raise ValueError(f"{path}: {name} is not the name of a checkpoint file")
     if version != UNDIGESTED and manifest.digest != digested(manifest).digest:
-        raise ValueError(f"{path}: damaged: its digest is not that of what it says")
+        raise ValueError(f"{path}: damaged: its digest does not match its content")
     return manifest
 
 
@@ -162,7 +162,7 @@ def _record(fields: Any) -> FileRecord:
 
 def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> None:
     if not isinstance(data, dict):
-        raise TypeError(f"{type(data).__name__} is no mapping")
+        raise TypeError(f"{type(data).__name__} is not a mapping")
     absent = [name for name in needed if name not in data]
     if absent:
         raise ValueError(f"{absent[0]} is missing")
@@ -173,25 +173,25 @@ def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> 
 
 def _whole_number(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError(f"{type(value).__name__} is no whole number")
+        raise TypeError(f"{type(value).__name__} is not a whole number")
     return value
 
 
 def _known_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} is no text")
+        raise TypeError(f"{type(value).__name__} is not text")
     return value
 
 
 def _text(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value
 
 
 def _place(key: Any) -> str | None:
     if key is not None and not (isinstance(key, str) and is_place(key)):
-        raise ValueError("key does not say where a key is")
+        raise ValueError("key does not say where the key is")
     return key
 
 
@@ -260,23 +260,23 @@ def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
     if manifest.key is None:
         if manifest.mac is not None:
             raise ValueError(
-                f"{path}: tampered with: it has a MAC, and does not say where the key is; {_CURE}"
+                f"{path}: tampered with: it has a MAC but does not say where the key is; {_CURE}"
             )
         if trust.key is not None and not trust.plain:
             raise ValueError(
-                f"{folder}: it is not encrypted, and checkpoint.encrypt is set: "
-                "nothing vouches for what it holds; checkpoint.accept_plain=true reads it all the same"
+                f"{folder}: it is not encrypted but checkpoint.encrypt is set: "
+                "it cannot be verified; checkpoint.accept_plain=true reads it anyway"
             )
         return None
 
     if manifest.mac is None:
         raise ValueError(
-            f"{path}: it says that the checkpoint is encrypted, and has no MAC: "
-            f"nothing tells whether it is as it was written; {_CURE}"
+            f"{path}: it says that the checkpoint is encrypted but has no MAC: "
+            f"it may have been changed; {_CURE}"
         )
     found = _key(folder, manifest, places(manifest.key, trust))
     if not hmac.compare_digest(mac(manifest, found.key), manifest.mac):
-        raise ValueError(f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}")
+        raise ValueError(f"{path}: damaged or tampered with: its MAC does not match its content; {_CURE}")
     return found
 
 
@@ -284,7 +284,7 @@ def unvouched(folder: Path, trust: Trust) -> str:
     """Returns a remark for messages if the checkpoint is plain but ``trust`` names a key, else ``""``."""
     if trust.key is None or parse_manifest(folder).key is not None:
         return ""
-    return "; it is not encrypted, nothing vouches for what it holds"
+    return "; it is not encrypted, so it cannot be verified"
 
 
 def places(named: str | None, trust: Trust) -> tuple[str, ...]:

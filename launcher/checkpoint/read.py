@@ -90,8 +90,8 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
     named = step_of(folder)
     saved = state.get("step")
     if named is not None and named != saved:
-        told = f"its name says step {named}, it is the checkpoint of step {saved}"
-        raise ValueError(f"{folder}: {told}: give it back its name")
+        told = f"its name says step {named}, but it is the checkpoint of step {saved}"
+        raise ValueError(f"{folder}: {told}: rename it")
     return Checkpoint(folder, manifest, strategy, state, key=secret.key, place=secret.place)
 
 
@@ -105,11 +105,11 @@ def best_checkpoint(checkpoints: Path, trust: Trust = ANYONE) -> Path:
     step = results.get("best_step") if isinstance(results, dict) else None
     if not isinstance(step, int | float):
         raise ValueError(
-            f"{checkpoints}: no checkpoint is known as the best; checkpoint.best=val_loss keeps it"
+            f"{checkpoints}: no checkpoint is recorded as the best; checkpoint.best=val_loss keeps it"
         )
     found = step_folder(checkpoints, int(step))
     if not complete(found):
-        raise ValueError(f"{found}: it was the best checkpoint, and is not there any more")
+        raise ValueError(f"{found}: it was the best checkpoint, but no longer exists")
     return found
 
 
@@ -147,7 +147,7 @@ def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
     # and no other file
     if len(files) > 1 + strategy.stages + manifest.world * len(of_a_rank):
         odd = next(name for name in files if not _belongs(name, of_a_rank, manifest.world))
-        raise ValueError(f"{folder / MANIFEST}: it lists {odd}, which is no file of this checkpoint")
+        raise ValueError(f"{folder / MANIFEST}: it lists {odd}, which is not a file of this checkpoint")
 
 
 def _belongs(name: str, of_a_rank: tuple[str, ...], world: int) -> bool:
@@ -164,7 +164,7 @@ def _state(path: Path, record: FileRecord) -> Mapping[str, Any]:
         raise ValueError(f"{path}: damaged: its digest is not the one in the manifest")
     state = parsed(path, data)
     if not isinstance(state, dict):
-        raise ValueError(f"{path}: it does not say of which step it is")
+        raise ValueError(f"{path}: it does not record its step")
     return state
 
 
@@ -338,7 +338,7 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
     path = checkpoint.folder / rank_file(rank, file)
     record = manifest.files.get(rank_file(rank, file))
     if record is None:
-        raise ValueError(f"{path}: it is not in the manifest, the strategy needs it")
+        raise ValueError(f"{path}: it is not in the manifest, but the strategy needs it")
     header = read_header(path, checkpoint.key)
 
     # the file's metadata must name this rank, world and strategy
@@ -347,7 +347,7 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
     if said != mark and said.keys() == mark.keys():
         odd = [key for key in mark if said[key] != mark[key]]
         told = "; ".join(f"{key.removeprefix('launcher.')} {said[key]}, not {mark[key]}" for key in odd)
-        raise ValueError(f"{path}: a file from another place: it says {told}")
+        raise ValueError(f"{path}: a file of another rank or layout: it says {told}")
 
     # it must be the file that the manifest was written with
     if said != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():

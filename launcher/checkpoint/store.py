@@ -45,7 +45,7 @@ LONGEST_LATEST = 1 << 20  # the most bytes of the file
 _INFO = b"launcher checkpoint latest"
 _OLDER = re.compile(rf"older ({STEP.pattern}) ([0-9a-f]{{64}})")
 _LAST = re.compile(r"(sha256|hmac-sha256) ([0-9a-f]{64})")
-_CURE = "without this file the checkpoint of the highest step is the newest"
+_CURE = "remove it to use the checkpoint of the highest step"
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,10 @@ def check(latest: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
         opened(folder, newest, trust)  # raises the clearer error if the key is the wrong one
         macs = [_mac(latest.text, key) for key in _keys(path, newest, trust)]
         if not any(hmac.compare_digest(mac, str(latest.digest)) for mac in macs):
-            raise ValueError(
-                f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}"
-            )
+            raise ValueError(f"{path}: damaged or tampered with: its MAC does not match its content; {_CURE}")
     elif newest.key is not None:
         raise ValueError(
-            f"{path}: it has no MAC, and the checkpoints are encrypted: nobody vouches for it; {_CURE}"
+            f"{path}: it has no MAC, and the checkpoints are encrypted: it cannot be verified; {_CURE}"
         )
     elif latest.digest is not None and latest.digest != _sha256(latest.text):
         raise damaged(path)
@@ -230,11 +228,11 @@ def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
     ranks = sorted(r.rank for r in records)
     if ranks != list(range(first.world)) or len({(r.world, r.strategy, r.key) for r in records}) > 1:
         told = ", ".join(f"rank {r.rank} of {r.world} ({r.strategy[:8]})" for r in records)
-        raise ValueError(f"{folder}: not one record of each rank under one strategy: {told}")
+        raise ValueError(f"{folder}: every rank must have one record, all of one strategy: {told}")
     odd = [r.rank for r in records if _has_extra(r) != _has_extra(first)]
     if odd:
         raise ValueError(
-            f"{folder}: all ranks have extra tensors or none: rank {first.rank} and rank {odd[0]} differ"
+            f"{folder}: all ranks need extra tensors, or none: rank {first.rank} and rank {odd[0]} differ"
         )
 
 
@@ -317,7 +315,7 @@ def passed_over(newest: Path) -> list[str]:
     flaws = [why for why in map(_flaw, above) if why]
     said = read(newest.parent)
     if said is not None and not (newest.parent / said.name).is_dir():
-        flaws.append(f"{newest.parent / LATEST} names {said.name}, which is not there")
+        flaws.append(f"{newest.parent / LATEST} names {said.name}, which does not exist")
     return flaws
 
 
@@ -462,7 +460,7 @@ def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], w
     check_outside(dst)
     if any(dst.iterdir()) and not own(dst):
         raise FileExistsError(
-            f"{dst}: the destination is not empty and no {what}, so it is not overwritten either"
+            f"{dst}: the destination is not empty and not a {what}, so it is never overwritten"
         )
 
 

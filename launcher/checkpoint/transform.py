@@ -72,7 +72,7 @@ def transform(
         key: Where the key to encrypt ``dst`` with is; by default, where the source's key is.
         workers: How many ranks are written at a time. Each has a thread that verifies what is read; one
             thread for all of them syncs what has been written.
-        trust: Who must vouch for ``src``.
+        trust: What must authenticate ``src``.
 
     Raises:
         ValueError: The source is incomplete, damaged or has other tensors than ``target``.

@@ -100,7 +100,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
 
 @dataclass(frozen=True)
 class Holding:
-    """How one tensor is held.
+    """How one tensor is stored.
 
     ``nbytes`` is the size of the full tensor. ``split`` has the axes that cut each dim, ``ranks`` all ranks
     that hold a piece. ``matrix`` has the axes and their sizes if they differ from the strategy's grid.

@@ -189,10 +189,10 @@ def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> 
     held = strategy.held(rank)
     absent = sorted(held.keys() - tensors.keys())
     if absent:
-        yield f"the strategy has it here, it was not given: {', '.join(absent)}"
+        yield f"missing, although the strategy has it on this rank: {', '.join(absent)}"
     unknown = sorted(tensors.keys() - held.keys())
     if unknown:
-        yield f"given, but the strategy does not have it here: {', '.join(unknown)}"
+        yield f"unexpected: the strategy does not have it on this rank: {', '.join(unknown)}"
 
     # and the shapes and dtypes of the others
     for name, entry in held.items():
@@ -200,4 +200,4 @@ def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> 
         assert box is not None
         want = TensorSpec(box.shape, entry.dtype)
         if name in tensors and tensors[name] != want:
-            yield f"{name}: {described(tensors[name])} was given, its piece is {described(want)}"
+            yield f"{name}: {described(tensors[name])} was passed, its piece is {described(want)}"

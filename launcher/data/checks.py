@@ -53,10 +53,10 @@ def check_absent(settings: Text) -> Iterator[Problem]:
 
 
 def _no_text(file: Path, start: bytes) -> Problem | None:
-    """Reports a file that is not plain text: its bytes would be trained on as they are."""
+    """Reports a file that is not plain text: its bytes would be trained on unchanged."""
     for how, kind in (("name", file_checks.by_name(file)), ("first bytes", file_checks.by_start(start))):
         if kind is not None:
-            text = f"{kind.what} by its {how}, and data=text reads plain text"
+            text = f"{kind.what} by its {how}, but data=text reads plain text"
             return Problem("data.path", f"{file}: {text}; {kind.way.format(file)}")
     at = start.find(0)
     if at < 0:
@@ -68,7 +68,7 @@ def _no_text(file: Path, start: bytes) -> Problem | None:
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:
     """Checks that the data has room for a window, counting bytes: BPE makes no more tokens than that."""
     train, val = map(len, text_files.split(settings))
-    window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
+    window = f"a window takes data.seq_len={settings.seq_len} tokens plus one"
     if train <= settings.seq_len:
         text = f"{train} bytes to train on (data.val_fraction={settings.val_fraction}) are too few"
         yield Problem("data.path", f"{file}: {text}: {window}")

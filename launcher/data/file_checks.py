@@ -9,7 +9,7 @@ from launcher.job.schema.keys import nearest
 
 UNPACK = "unpack it first"
 PREPARE = "steps=[prepare] steps.prepare.src={} makes tokens of it, which data=tokens reads"
-RENAME = "give it the name of what it is, and steps=[prepare] makes tokens of it"
+RENAME = "rename it to its real format, and steps=[prepare] tokenizes it"
 OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
 TOKENS = "data=tokens data.path={} reads it"
 

@@ -23,7 +23,7 @@ def check_tokenizer(model: Model, data: Data) -> Iterator[Problem]:
     if data.tokenizer_file is not None:
         yield from _another(own, Path(data.tokenizer_file))
     elif own.is_file():
-        text = f"{data.tokenizer}: {own} is the tokenizer of the model, for which these tokens are other text"
+        text = f"{data.tokenizer}: {own} is the tokenizer of the model and has different tokens"
         yield Problem("data.tokenizer", text, _with_its_own(own, data))
     elif older := next((n for n in OLDER if (Path(model.path) / n).is_file()), None):
         text = (
@@ -57,7 +57,7 @@ def _another(own: Path, used: Path) -> Iterator[Problem]:
     if ours is None or theirs is None:
         return
     if unlike := [token for token, number in ours.items() if theirs.get(token) != number]:
-        text = f"{used}: it has other numbers for {len(unlike)} of the {len(ours)} tokens of {own}"
+        text = f"{used}: it has different ids for {len(unlike)} of the {len(ours)} tokens of {own}"
         yield Problem("data.tokenizer_file", text, f"data.tokenizer_file={quote(str(own))}")
 
 

@@ -51,7 +51,7 @@ def _learned(settings: Text) -> Dataset:
     # only encoding shows how many tokens a text has
     train, val = (Windows(part, settings.seq_len) for part in (made.train, made.val))
     if not len(train):
-        window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
+        window = f"a window takes data.seq_len={settings.seq_len} tokens plus one"
         text = f"{text_files.where(settings)}: {len(train.tokens)} tokens to train on are too few: {window}"
         raise RequestError((Problem("data.path", text, "data.tokenizer=bytes data.vocab_size=256"),))
 

@@ -86,15 +86,15 @@ def _sampled(
     with owned("data._target_", f"{settings.target}: its samples cannot be counted"):
         samples = len(opened.train)
     if not samples:
-        text = "its split train has no samples, so there is nothing to learn from or to plan for"
-        cure = "let its len() be their number"
+        text = "its split train has no samples, so there is nothing to train on"
+        cure = "its len() must be the number of samples"
         raise RequestError((Problem("data", f"{settings.target}: {text}; {cure}"),))
     with problems():
         inputs, target = _first(opened.train, settings.target, batch)
         held = _first(opened.val, settings.target, batch) if len(opened.val) else (inputs, target)
     if held != (inputs, target):
         text = f"samples of the split train are {_said(inputs, target)}, of val {_said(*held)}"
-        why = "the model is planned for one kind of samples"
+        why = "both splits must have the same kind"
         raise RequestError((Problem("data", f"{settings.target}: {text}; {why}"),))
     return inputs, target
 
@@ -116,7 +116,7 @@ def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...
     # each input and the targets must be one tensor, samples along dim 0
     if not isinstance(inputs, tuple | list):
         text = f"inputs() returns {type(inputs).__name__}"
-        cure = "return a tuple, of one tensor for each input of the model"
+        cure = "return a tuple with one tensor for each input of the model"
         raise RequestError((Problem("data", f"{name}: {text}; {cure}"),))
     for what, t in (*(("inputs", t) for t in inputs), ("targets", target)):
         if not isinstance(t, Tensor):
@@ -124,7 +124,7 @@ def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...
             raise RequestError((Problem("data", f"{name}: {text}"),))
         if t.shape[:1] != (n,):
             text = f"{what}() of {n} indices returns a tensor of shape {tuple(t.shape)}"
-            cure = "dim 0 is that of the samples: return one for each index, in their order"
+            cure = "dim 0 must be the samples: return one for each index, in order"
             raise RequestError((Problem("data", f"{name}: {text}; {cure}"),))
 
     # replace dim 0 with the batch size
@@ -157,7 +157,7 @@ def check_fit(model: Model, data: Data) -> list[Problem]:
 def _unsaid(model: OwnModel) -> Iterator[Problem]:
     """Reports a missing vocabulary size: a user's own data class does not tell how many tokens it has."""
     if isinstance(model, LanguageModel | TiedPair) and model.vocab_size is None:
-        text = "null: data of a class of your own does not say how many tokens there are; give their number"
+        text = "null: your own data class does not say how many tokens there are; give the number"
         yield Problem("model.vocab_size", text)
 
 
@@ -166,7 +166,7 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
     if unlike := [*_kind(model.name, wants, data)]:
         yield from unlike
     elif (documents := apart(data)) is not None and not isinstance(model, LanguageModel):
-        text = f"{documents.value}: model {model.name} takes tokens alone, and no documents to keep apart"
+        text = f"{documents.value}: model {model.name} takes only tokens and cannot separate documents"
         yield Problem(documents.key, text, documents.cure)
     elif isinstance(model, LanguageModel | TiedPair):
         yield from _enough("vocab_size", model.vocab_size, tokens, what=f"tokens of data {data.name}")

@@ -75,7 +75,7 @@ def parse(argv: Sequence[str]) -> Args:
                 elif value == "job":
                     overrides.append("show=config")
                 else:
-                    text = f"--cfg {value}: only --cfg job is there"
+                    text = f"--cfg {value}: only --cfg job is supported"
                     wrong.append(Problem("", text, "show=config", (word, value)))
 
         # settings of a sweep are errors without a sweep
@@ -161,7 +161,7 @@ class HydraFlag:
 
 
 _FLAGS = {
-    "--config-name": HydraFlag("recipe=NAME or recipe=FILE.yaml says what is run", value=r"[^-].*"),
+    "--config-name": HydraFlag("recipe=NAME or recipe=FILE.yaml chooses the run", value=r"[^-].*"),
     "--config-path": HydraFlag(
         "--config-dir adds a folder of options and recipes", "--config-dir {}", value=r"([^-][^=]*)"
     ),
@@ -171,7 +171,7 @@ _FLAGS = {
         "show=config prints the settings, all sections of them", "show=config", value=r"[^-][^=]*"
     ),
     "--experimental-rerun": HydraFlag(
-        "command.txt of a run folder is the command to paste; with the same run_dir a run goes on",
+        "command.txt of a run folder is the command to paste; with the same run_dir the run resumes",
         value=r"[^-][^=]*",
     ),
     "--run": HydraFlag("without -m there is one run, always"),

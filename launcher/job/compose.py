@@ -195,7 +195,7 @@ def _choices(groups: list[Override], configs: ConfigFiles, problems: list[Proble
 
         # refuse, delete or choose
         if o.add and o.key in LISTS:
-            problems.append(Problem(o.key, f"{o.text}: the list is given as a whole, in order"))
+            problems.append(Problem(o.key, f"{o.text}: give the complete list, in order"))
         elif bad and not o.delete:
             problems += [_misspelt(o, b, options) for b in bad]
         elif o.delete or o.value is None:

@@ -21,14 +21,14 @@ from launcher.job.schema import keys
 from launcher.job.schema.redact import text as redacted
 
 NO_EFFECT = "Hydra's own settings have no effect here"
-_LOGS = "what every rank says is in logs/ of the run folder"
-_CELLS = "sweep.parallel says how many runs of a sweep there are at a time"
-_SAMPLER = "sweep.sampler says which values a sweep tries, sweep.sampler=tpe by what it has seen"
+_LOGS = "the output of every rank is in logs/ of the run folder"
+_CELLS = "sweep.parallel sets how many runs of a sweep there are at a time"
+_SAMPLER = "sweep.sampler says which values a sweep tries, sweep.sampler=tpe from earlier results"
 
 _INSTEAD = {
     "hydra.run.dir": "run_dir sets the folder of a run",
     "hydra.sweep.dir": "sweep_dir sets the folder of a sweep",
-    "hydra.sweep.subdir": "runs of a sweep are numbered, and named by what differs",
+    "hydra.sweep.subdir": "runs of a sweep are numbered, and named by their differences",
     "hydra.job.name": "name is the name of a run",
     "hydra.job.chdir": "a run stays in the folder that it is started in",
     "hydra.mode": "-m asks for a sweep",
@@ -40,7 +40,7 @@ _INSTEAD = {
     "hydra.job_logging": _LOGS,
     "hydra.hydra_logging": _LOGS,
     "hydra/launcher": f"launch=slurm submits a run to Slurm, {_CELLS}",
-    "hydra.launcher": f"launch.slurm says what is asked of Slurm, {_CELLS}",
+    "hydra.launcher": f"launch.slurm sets what Slurm is asked for, {_CELLS}",
     "hydra/sweeper": _SAMPLER,
     "hydra.sweeper": f"values to try are written at their own key, as -m optim.lr=0.1,0.01; {_SAMPLER}",
 }
@@ -259,7 +259,7 @@ def _unreadable(text: str, why: str) -> Problem:
         return Problem("", f"{shown}: not an override; write key=value", "", (text,))
     in_quotes = f"{name.strip()}={QuotedString(value.strip(), Quote.single).with_quotes()}"
     if not parsable(in_quotes):
-        return Problem("", f"{shown}: cannot be read; {name!r} is no key", "", (text,))
+        return Problem("", f"{shown}: cannot be read; {name!r} is not a key", "", (text,))
 
     # the value is wrong; show it shortened, and not at all if it may be a secret
     safe = shown == text
@@ -268,7 +268,7 @@ def _unreadable(text: str, why: str) -> Problem:
     if re.search(r"\d{4301}", value):
         return Problem(key, f"{told}: a number of {len(value)} digits")
     if key in OPEN:
-        text = f"{told}: cannot be read; name by name any name can be written"
+        text = f"{told}: cannot be read; set each name by itself"
         return Problem(key, text, _by_name(key, value))
     better = rewritten(text)
     if better:

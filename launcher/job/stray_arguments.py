@@ -14,7 +14,7 @@ from launcher.job.overrides import parsable, rewritten, shell, written
 from launcher.job.schema import keys
 from launcher.job.schema.redact import text as redacted
 
-SPACES = "the shell cuts arguments at their spaces; quote what has some"
+SPACES = "the shell splits arguments at spaces; quote those that have some"
 NOT_ONE = "not an override; write key=value"
 HELP = "python -m launcher --help lists recipes, commands and flags"
 RECIPE_FLAGS = ("config-name", "config", "cn", "recipe", "config-file", "cfg-file")

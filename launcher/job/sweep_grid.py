@@ -204,9 +204,9 @@ def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:
     """
     for key, candidates in job.search.over.items():
         if key not in AXES:
-            yield Problem(f"search.over.{key}", f"no key that is searched for; those are {', '.join(AXES)}")
+            yield Problem(f"search.over.{key}", f"this key is not searched; searched are {', '.join(AXES)}")
         elif isinstance(candidates, tuple) and not candidates:
-            yield Problem(key, "[]: a list of candidates, and there is none", paste(key, AUTO))
+            yield Problem(key, "[]: the list of candidates is empty", paste(key, AUTO))
         elif isinstance(candidates, tuple) and key != OPERATORS:
             note = keys.at(key.split("."), data)
             own = AUTO if key == RECOMPUTE else None  # auto leaves the other keys to the search itself
@@ -214,7 +214,7 @@ def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:
             if bad:
                 listed = written(list(candidates))
                 good = [c for c in candidates if c not in bad]
-                text = f"{listed}: {written(bad[0])} is no value of this key, and no candidate"
+                text = f"{listed}: {written(bad[0])} is not a valid value of this key"
                 yield Problem(key, text, paste(key, good) if good else "")
 
 

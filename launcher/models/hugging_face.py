@@ -224,7 +224,7 @@ def _changed_rope(key: str, written: Mapping[str, Any], change: Any) -> dict[str
         text = f"{ROPE} have rope_type {kind}{did_you_mean(nearest(str(kind), known))}"
         raise RequestError((Problem(f"model.config.{key}", f"{text} ({', '.join(known)})"),))
     if not isinstance(theta, int | float) or isinstance(theta, bool) or theta <= 0:
-        text = f"{ROPE} have rope_theta {theta!r}, which is no number above 0"
+        text = f"{ROPE} have rope_theta {theta!r}, which is not a number above 0"
         raise RequestError((Problem(f"model.config.{key}", text),))
     return out
 

@@ -1,3 +1,3 @@
-"""Losses and metrics, by name or of the user's own."""
+"""Losses and metrics: built-in ones by name, or the user's classes."""
 
 __all__ = ["build", "losses", "metrics", "user_defined"]

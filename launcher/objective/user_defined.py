@@ -1,4 +1,4 @@
-"""Losses and metrics of users, tried first."""
+"""Losses and metrics of users, tried before a run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class OwnLoss:
         self._name = settings.target
         self._made = made(settings, allow, key, device)
         if not callable(getattr(self._made, "count", None)):
-            text = f"{self._name}: it has no method count(target), and the mean over a global batch divides"
-            text += " by what its targets count before any forward is done"
+            text = f"{self._name}: it has no method count(target), by which the loss is divided"
+            text += " by this count before any forward"
             raise RequestError((Problem(key, text),))
         self._apart: Tensor | None = None
 
@@ -103,7 +103,7 @@ def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tenso
     near = next(t for t in tensors(wide) if t.is_floating_point())
     found = call(wide, target.to(near.dtype) if target.is_floating_point() else target)
     if not isinstance(found, tuple | list) or len(found) != 2:
-        raise RunError(f"{name}: it gives {type(found).__name__} where a sum and a count were expected")
+        raise RunError(f"{name}: it returns {type(found).__name__} where a sum and a count were expected")
     total, count = found
     if isinstance(total, Real):
         total = torch.tensor(float(total), dtype=torch.float64, device=near.device)
@@ -201,7 +201,7 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
     total, counted = tried.call(trained, tried.targets)
     if count is not None:
         if not total.requires_grad:
-            text = "its sum has no gradient: work it out of the output by torch's operations"
+            text = "its sum has no gradient: compute it from the output with torch's operations"
             yield Problem(tried.key, f"{tried.name}: {text}")
         alone = count(tried.targets)
         if alone.item() != counted.item():

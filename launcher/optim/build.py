@@ -50,8 +50,8 @@ def replaced(grouped: Grouped, tensors: Iterable[nn.Parameter]) -> Grouped:
 
 
 UNGROUPED = (
-    "a class of your own gets its parameters in one list, as it was tried, and has no argument groups; "
-    "groups are of optim=adafactor, adamw, lion, momentum, muon and sgd"
+    "your own class gets its parameters in one list and has no argument groups; groups work with "
+    "optim=adafactor, adamw, lion, momentum, muon and sgd"
 )
 IDLE = ParamGroup("", (), ("nothing",))
 

@@ -413,12 +413,12 @@ def _odd(seen: Observation) -> str:
 def _lost(trial: Trial, seen: Observation, want: Sequence[Tensor]) -> str:
     known = {id(p) for p in seen.params}
     if any(id(key) not in known for key in seen.optimizer.state):
-        return "it keeps state under keys that are no parameters"
+        return "it keeps state under keys that are not parameters"
     if texts := [text for p in seen.params for text in unpackable(seen.optimizer, p, seen.counters)]:
         return f"it keeps {texts[0]}, which checkpoints cannot store"
     if _alike(trial.resumed(seen.counters), want):
         return ""
-    return "restored from its state and groups, it computes other numbers: it keeps state elsewhere"
+    return "restored from its state and groups, it gives different results: it keeps state elsewhere"
 
 
 def _copies(seen: Observation) -> int:

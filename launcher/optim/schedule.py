@@ -1,4 +1,4 @@
-"""Learning rates, ours and those of users."""
+"""Learning rates: built-in schedules and those of users."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | N
             value = made(step)
         number = _number(value)
         if number is None:
-            return Problem(KEY, f"{name}: at step {step} it gives {_refused(value)}")
+            return Problem(KEY, f"{name}: at step {step} it returns {_refused(value)}")
         if step in again:
             found[step] = number
 
@@ -133,8 +133,8 @@ def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | N
         with owned(KEY, f"{name}: it cannot be called with step {step} first"):
             value = other(step)
         if _number(value) != found[step]:
-            text = f"at step {step} it gives {found[step]} after the steps before it, {short(value)} without"
-            return Problem(KEY, f"{name}: {text}; a run that goes on from a checkpoint begins at any step")
+            text = f"at step {step} it returns {found[step]} after earlier steps, {short(value)} without"
+            return Problem(KEY, f"{name}: {text}; a resumed run may begin at any step")
     return None
 
 

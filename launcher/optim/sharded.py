@@ -1,4 +1,4 @@
-"""Optimizers that work on shards, or on whole tensors."""
+"""Optimizers that work on shards, or on full tensors."""
 
 from __future__ import annotations
 

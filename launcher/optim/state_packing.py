@@ -88,7 +88,7 @@ def _strange(key: Any, value: Any) -> str:
     A key becomes part of a tensor's name in the checkpoint.
     """
     if not isinstance(key, str) or not key.removeprefix(f"{GROUP}/").isidentifier() or key == GROUP:
-        return f"{type(value).__name__}, under a key that is no plain name"
+        return f"{type(value).__name__}, under a key that is not a plain name"
     if type(value) in (list, tuple):
         return next(filter(None, (_strange(key, one) for one in value)), "")
     if isinstance(value, Tensor):

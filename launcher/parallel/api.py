@@ -55,7 +55,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     """
     ranks, world = plan.sizes.grid.size, dist.get_world_size()
     if world != ranks:
-        raise ValueError(f"plan: it has {ranks} ranks, the process group {world}")
+        raise ValueError(f"plan: it has {ranks} ranks, the process group has {world}")
     device = _device()
 
     # the model on the meta device, and the source of its values
@@ -85,7 +85,7 @@ def _numbers(model: nn.Module) -> fill.FullTensorOf:
     lost = [name for name, t in real.items() if t.is_meta]
     if lost:
         text = f"model: {lost[0]} is on the meta device and has no numbers"
-        raise ValueError(f"{text}; hand over a function that builds it")
+        raise ValueError(f"{text}; pass a function that builds it")
     return lambda name: real[name].detach().cpu()
 
 
@@ -111,11 +111,11 @@ def sync_pipeline_shared_parameters(net: nn.Module) -> None:
     ``TypeError`` for anything else.
     """
     if not isinstance(net, nn.Module):
-        raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
+        raise TypeError(f"net: {type(net).__name__} is not a torch.nn.Module")
     found = inside(net)
     if found is None:
-        text = f"net: {type(net).__name__} is not what launcher.parallel.parallelize gave"
-        raise TypeError(f"{text}, nor around it")
+        text = f"net: {type(net).__name__} is not a result of launcher.parallel.parallelize"
+        raise TypeError(f"{text}, nor a wrapper of one")
     for tied in found.live.ties:
         tied.sync()
 

@@ -43,7 +43,7 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
     replicas differ afterwards.
     """
     if not isinstance(net, nn.Module):
-        raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
+        raise TypeError(f"net: {type(net).__name__} is not a torch.nn.Module")
     net = inside(net) or net
     layout = layouts(layout)
 
@@ -113,7 +113,7 @@ def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
     if isinstance(found, Layout):
         return found
     if grid is None or not isinstance(row, Mapping) or not {"shape", "split", "at"} <= row.keys():
-        raise TypeError(f"layout: {name}: {type(row).__name__} is no layout")
+        raise TypeError(f"layout: {name}: {type(row).__name__} is not a layout")
     if "grid" in row:
         grid = _grid(row)
     split = tuple(map(tuple, row["split"]))

@@ -72,7 +72,7 @@ def where(t: torch.Tensor) -> Box:
     return Box(tuple(lo), tuple(a + n for a, n in zip(lo, t.to_local().shape, strict=True)))
 
 
-CAUSE = "something goes by what differs between processes, as the order of a set of strings does"
+CAUSE = "something depends on what differs between processes, such as the order of a set of strings"
 CURE = "sort it there, or start all ranks with the same PYTHONHASHSEED"
 
 
@@ -107,7 +107,7 @@ def _same_numbers(made: dict[str, str], whole: FullTensorOf) -> None:
     for rank, theirs in enumerate(_gathered(digests)):
         for name in doubtful:
             if theirs.get(name) != digests.get(name):
-                text = f"{name} starts from other numbers on rank {rank} than on rank {dist.get_rank()}"
+                text = f"{name} has other initial values on rank {rank} than on rank {dist.get_rank()}"
                 raise RunError(f"{text}: in the constructor {CAUSE}; {CURE}")
 
 

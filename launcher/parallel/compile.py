@@ -163,7 +163,7 @@ class CompiledForward:
                 return self.compiled(*args, **kwargs)
         except FailOnRecompileLimitHit:
             self.given_up = True
-            text = "takes another graph in each call, and runs eagerly from here on"
+            text = "needs a new graph in each call, so it runs eagerly from now on"
             _log.warning("train.compile: %s %s", self.name or "a stage", text)
         except TorchDynamoException as error:
             raise RunError(self._failed(error)) from error
@@ -177,7 +177,7 @@ class CompiledForward:
     def _failed(self, error: Exception) -> str:
         text = f"train.compile: {self.plan.backend} cannot compile {self.name or 'a stage'}: {cause(error)}"
         if self.plan.fullgraph:
-            return f"{text} (try: train.compile.fullgraph=false, which runs as it is what cannot be compiled)"
+            return f"{text} (try: train.compile.fullgraph=false, which runs eagerly what cannot be compiled)"
         return f"{text}; name other modules in train.compile.modules"
 
 

@@ -84,7 +84,7 @@ class Telling(Dispatch):
         out = func(*args, **kwargs)
         for t in written(func, args, kwargs):
             if name := self.kept.get(t.untyped_storage()._cdata):
-                raise self.refused(f"it changes the result of {name} in place, which is to be kept")
+                raise self.refused(f"it changes the result of {name} in place, which must be kept")
         if is_kept(func, self.kinds):
             for t in tensors((out,)):
                 self.keep(t)
@@ -182,7 +182,7 @@ def _watching(name: str, first: _First, calls: Calls) -> Iterator[None]:
     calls.watched = True
     if missed.names:
         calls.by_operation = ", ".join(sorted(missed.names))
-        text = "is the result of no function that torch lets us see; kept operation by operation, slower"
+        text = "comes from no function that torch shows; kept operation by operation, slower"
         _log.info("parallel.recompute: %s: %s %s", name, calls.by_operation, text)
 
 
@@ -281,7 +281,7 @@ class _Again(TorchFunctionMode):
         if func not in self.functions:
             return func(*args, **kwargs)
         if self.at == len(self.kept) or self.kept[self.at].func is not func:
-            raise self.refused(f"{_name(func)} is not what the forward called in its place")
+            raise self.refused(f"{_name(func)} is not what the forward called at this point")
         call, at = self.kept[self.at], self.at
         self.at += 1
         if not call.keeps:
@@ -295,7 +295,7 @@ class _Again(TorchFunctionMode):
                 value: Tensor = func(*args, **kwargs)
             return value.detach().requires_grad_(call.learns)
         if call.value._version != call.version:
-            raise self.refused(f"it changes the result of {_name(func)} in place, which is to be kept")
+            raise self.refused(f"it changes the result of {_name(func)} in place, which must be kept")
         self.kept[at] = replace(call, value=None)
         return call.value.requires_grad_(call.learns)
 
@@ -364,7 +364,7 @@ class _Mark(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise AssertionError("nothing comes of its result")
+        raise AssertionError("its result is not used")
 
 
 def _mark(given: Sequence[Tensor], used: Sequence[int]) -> Tensor:

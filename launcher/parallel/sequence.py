@@ -274,7 +274,7 @@ def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> t
         alike = _calls(part) == _calls(whole)
         for a, b in zip(whole.nodes, part.nodes, strict=False):
             if not (alike and _fits(a, b, length, total)):
-                text = f"{a.target!r} makes something else of {length} positions"
+                text = f"{a.target!r} has other shapes for {length} positions"
                 why = "dim 1 must be the sequence everywhere"
                 raise RequestError((Problem("model", f"{text}; {why}", f"{KEY}=1"),))
     return parts
@@ -316,7 +316,7 @@ def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
         problems.append(Problem("model", f"{lacks} to run a sequence in pieces; {cure}", f"{KEY}=1"))
     for name, n in watch.runs.items():
         if n > 1:
-            text = f"{_named(name, model)} runs {n} times in one forward; what its pieces leave would mix"
+            text = f"{_named(name, model)} runs {n} times in one forward; the state of its pieces would mix"
             problems.append(Problem("model", text, f"{KEY}=1"))
     return problems
 

@@ -110,7 +110,7 @@ def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
 
 def problems(found: Fit, cure: str) -> Problem:
     """Returns the problem of a layout that does not fit; ``cure`` is a layout that does."""
-    return Problem(KEY, f"{found}; {KEY}=false starts it all the same", cure)
+    return Problem(KEY, f"{found}; {KEY}=false starts it anyway", cure)
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def notes(job: Job, sizes: Sizes) -> Iterator[Note]:
 def _layers(job: Job, model: LanguageModel, sizes: Sizes) -> int:
     """Returns the number of layers of the copy.
 
-    It is one a virtual stage, but at least two. If a setting or a file names layers by number, all are kept.
+    It is one per virtual stage, but at least two. If a setting or file names layers by number, all are kept.
     """
     named = [*job.parallel.operators, *(job.parallel.shared if job.parallel.shared != "auto" else ())]
     if job.parallel.param_strategy.load is not None:

@@ -27,11 +27,11 @@ REFUSED = {
     "seed": f"{SAMPLES}, and other random numbers",
     "data": SAMPLES,
     "debug.overfit": SAMPLES,
-    "train.batch_size": "a step would be of other samples",
-    "train.precision": "numbers would be rounded otherwise",
-    "model": "the weights would go on in another model",
-    "optim.name": "the state would go on in another optimizer",
-    "optim._target_": "the state would go on in another optimizer",
+    "train.batch_size": "steps would use other samples",
+    "train.precision": "numbers would be rounded differently",
+    "model": "the weights would continue in another model",
+    "optim.name": "the state would continue in another optimizer",
+    "optim._target_": "the state would continue in another optimizer",
 }
 """Each refused key or section, and why it is refused."""
 
@@ -132,7 +132,7 @@ def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Differen
     Raises ``ValueError`` unless ``saved`` has the form that ``recorded`` returns.
     """
     if not isinstance(saved.get("derived"), dict):
-        raise ValueError("what it says of its settings cannot be read")
+        raise ValueError("its settings cannot be read")
     mine = recorded(job, plan)
 
     # a section with another choice is one difference: the settings of two choices do not compare
@@ -208,12 +208,12 @@ def _scale(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Differ
         special = [key for key, usual in zip(SCALE, ("mean", True, True), strict=True) if mine[key] != usual]
         key = [*unlike, *special, SCALE[0]][0]
         of = "times the mean gradient"
-        yield Difference(key, f"{old} {of}", f"{new} {of}", "a step would be of another size")
+        yield Difference(key, f"{old} {of}", f"{new} {of}", "steps would have another size")
 
 
 def _micro(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
     old, new = saved.get("micro_batches"), mine["micro_batches"]
     if old != new and isinstance(old, list) and len(old) == 2 and new is not None:
         texts = [f"{many(n, 'micro batch')} of {many(size, 'sample')}" for n, size in (old, new)]
-        why = "what the model computes hangs on the samples of a micro batch"
+        why = "the model's output depends on the samples of a micro batch"
         yield Difference(MICRO, texts[0], texts[1], why)

@@ -21,7 +21,7 @@ from launcher.plan.values.setting import Compilation, Precision
 class CutModel:
     """A model cut into stages and placed on ranks.
 
-    ``graphs`` has one graph of a full micro batch, or one a piece; ``lengths`` are the positions of the
+    ``graphs`` has one graph of a full micro batch, or one per piece; ``lengths`` are the positions of the
     pieces. ``boundaries[s]`` is what stage s sends to the next. ``hsdp`` is ``None`` also if one rank has all
     shards. ``tp``: some operators are cut over ``tp``. ``keeps_messages`` is that of ``TracedModel``.
     ``compilation`` is what torch compiles.

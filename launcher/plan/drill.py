@@ -133,7 +133,7 @@ def _unsaved(kind: str, step: int, job: Job, sizes: Sizes) -> Iterator[Problem]:
     if kind == "slow_rank" or step > sizes.steps:
         return
     if every is None:
-        text = f"null: debug.drill.{kind} needs checkpoints while training, to go on from"
+        text = f"null: debug.drill.{kind} needs checkpoints while training, to resume from"
         yield Problem("checkpoint.every", text, f"checkpoint.every={_often(kind, step)}")
     elif kind in WRITING and (step % every or step >= sizes.steps):
         text = f"{step}: no checkpoint is written while training in that step (checkpoint.every={every})"
@@ -154,7 +154,7 @@ def _no_other(step: int, job: Job) -> Iterator[Problem]:
     """Yields a problem if no checkpoint precedes the newest one, which ``bitflip`` damages."""
     every = job.checkpoint.every
     if job.checkpoint.keep == 1:
-        text = "1: bitflip damages the newest checkpoint, and there would be none before it"
+        text = "1: bitflip damages the newest checkpoint, and there would be no other"
         yield Problem("checkpoint.keep", text, "checkpoint.keep=2")
     if every is not None and (step - 1) // every < 2:
         text = f"{step}: at that step there are fewer than two checkpoints (checkpoint.every={every})"

@@ -178,7 +178,7 @@ class Plan:
 
     @property
     def loss_terms(self) -> int:
-        """The number of means that the loss sums: 1, or one a micro batch if ``loss_reduction`` is sum."""
+        """The number of means that the loss sums: 1, or one per micro batch if ``loss_reduction`` is sum."""
         return self.sizes.micros if self.loss_reduction == "sum" else 1
 
     def batch_roles(self, rank: int) -> tuple[BatchRole, BatchRole]:

@@ -251,7 +251,7 @@ def stage_of_modules(plan: Plan) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Trials:
-    """The plans of one request, one a policy, in which all ``blocks`` have that policy.
+    """The plans of one request, one per policy, in which all ``blocks`` have that policy.
 
     ``room``: bytes of a rank's device; ``margin``: bytes of it to leave free.
     """
@@ -312,7 +312,7 @@ class Trials:
 
 
 def _figures(load: StageLoad) -> dict[str, list[Segment]]:
-    """Returns the segments of each module, one a pass."""
+    """Returns the segments of each module, one per pass."""
     out: dict[str, list[Segment]] = defaultdict(list)
     for one in load.passes:
         for segment in one.segments:
@@ -372,7 +372,7 @@ def unknown(job: Job) -> list[Problem]:
     """Returns the problem of ``auto`` in a request that does not state the memory of a device."""
     if not is_requested(job) or job.cluster.memory_gb is not None:
         return []
-    text = "auto: fits a memory that nobody has told; cluster.memory_gb is that of a device"
+    text = "auto: the memory of a device is unknown; set cluster.memory_gb"
     return [Problem(KEY, text, "cluster.memory_gb=80")]
 
 
@@ -387,10 +387,10 @@ def note(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True) 
     again = [b for b in blocks if any(covers(r.module, b) for r in plan.recomputed)]
     fitting = f"to fit {bytes_text(room)}"
     if not again:
-        return Note(KEY, f"auto -> null: nothing has to run again {fitting}")
+        return Note(KEY, f"auto -> null: no block needs recomputation {fitting}")
     flops = plan.sizes.micros * sum(r.flops for r in plan.estimate.rerun)
     whole = 3 * plan.sizes.micros * sum(s.flops for s in plan.stages)
     run = "runs" if len(again) == 1 else "run"
     text = f"auto -> {len(again)} of {many(len(blocks), 'block')} {run} again {fitting}"
-    least = "no choice takes less" if exact else "of too many choices to try each, a cheap one"
-    return Note(KEY, f"{text}, which takes {flops / max(whole, 1):.1%} of a step's flops more; {least}")
+    least = "no choice adds less" if exact else "this is a cheap choice of too many to try"
+    return Note(KEY, f"{text}, which adds {flops / max(whole, 1):.1%} to a step's flops; {least}")

@@ -21,7 +21,7 @@ NUMBERED = ("mse", "bce")
 
 DATA, MODEL, PIECES = "data", "model", "parallel.pipeline.seq_chunks"
 LOSS, METRICS, BROADCAST = "loss", "metrics", "parallel.pipeline.output_broadcast"
-LOGITS = "return the logits alone, those of a dict or an object by their name, as in out.logits"
+LOGITS = "return only the logits, for a dict or an object by name, as in out.logits"
 WHOLE = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
 
 
@@ -47,13 +47,13 @@ def several(job: Job, plan: Plan) -> Iterator[Problem]:
     if not plan.output_keys:
         return
     what = _several(plan.output_keys)
-    returns = f"and the model returns {what}"
+    returns = f"but the model returns {what}"
     if plan.objective.loss != "_target_":
         text = f"its forward returns {what}, and loss={plan.objective.loss} takes one tensor"
         yield Problem(MODEL, f"{text}; {LOGITS}, or give a loss of your own by loss._target_")
     if plan.objective.ranked:
         names = listed([name for name, _ in plan.objective.ranked])
-        yield Problem(METRICS, f"{names}: of one tensor, {returns}")
+        yield Problem(METRICS, f"{names}: it takes one tensor, {returns}")
     for name, step in job.steps.items():
         if step.kind in ("predict", "sample"):
             yield Problem(f"steps.{name}", f"it takes one tensor, {returns}")
@@ -67,7 +67,7 @@ def several(job: Job, plan: Plan) -> Iterator[Problem]:
         cure = "leave the module that makes it out of parallel.operators"
         yield Problem("parallel.operators", text if plan.sharding is not None else f"{text}; {cure}")
     if not any(t.dtype.startswith(("float", "bfloat")) for t in plan.output):
-        yield Problem(MODEL, "its forward returns whole numbers only, which get no gradient")
+        yield Problem(MODEL, "its forward returns only whole numbers, which get no gradient")
 
 
 def _several(keys: Sequence[str | int]) -> str:
@@ -89,7 +89,7 @@ def sample_problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Probl
         return
     output = plan.output[0]
     if not output.dtype.startswith(("float", "bfloat")):
-        text = f"its forward returns {output.dtype}, and the loss takes logits: floating numbers, one a class"
+        text = f"its forward returns {output.dtype}, but the loss takes floating-point logits, one per class"
         yield Problem(MODEL, text)
     if plan.objective.classes:
         yield from _class_numbers(plan, target, own)
@@ -97,7 +97,7 @@ def sample_problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Probl
         yield from _elements(plan, target)
     yield from _measured(plan, target)
     if plan.objective.whole and plan.operators.output is not None:
-        text = "a loss or metric of your own takes whole outputs, and their last dim is cut over tp"
+        text = "your own loss or metric takes full outputs, but their last dim is cut over tp"
         cure = "leave the module that makes it out of parallel.operators"
         yield Problem("parallel.operators", f"{text}; {cure}")
 
@@ -115,7 +115,7 @@ def _class_numbers(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Proble
     text = f"for {target.shape[0]} samples {shapes}"
     if not fits:
         text += "; an output is (samples, ..., classes) or (samples, classes, ...)"
-        yield Problem(DATA, f"{text}, its targets are all but the classes")
+        yield Problem(DATA, f"{text}, and targets have all dims but the classes")
     elif len(fits) > 1 and own:
         text += f": its classes may be on dim {fits[1]} or on dim {fits[0]}; choose sizes that are not equal"
         yield Problem(DATA, text)
@@ -151,7 +151,7 @@ def _measured(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
             text = f"{name}: targets are {_said(target)} and the model's output is {_said(output)}"
             yield Problem(METRICS, f"{text}; it compares class numbers with logits")
         elif k >= _number(plan, fits[0]):
-            text = f"{name}: of {_number(plan, fits[0])} classes every target is among them"
+            text = f"{name}: of {_number(plan, fits[0])} classes every target is in the top {k}"
             yield Problem(METRICS, text)
 
 
@@ -182,7 +182,7 @@ def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
     mixed = plan.observed.mixed
     if not mixed or all(n % size == 0 for n in read):
         return None
-    text = f"{listed(mixed)} in evaluation mode too normalizes over the samples of a micro batch"
+    text = f"{listed(mixed)} normalizes over the samples of a micro batch also in evaluation mode"
     text += f", and the last of {held_out} held-out samples would share theirs with padding"
     way_out = f"let it track running statistics, or hold out a multiple of {size} samples"
     return Problem("model", f"{text}; {way_out}")

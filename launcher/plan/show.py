@@ -242,7 +242,7 @@ def _pipeline(plan: Plan) -> Rows:
         lengths = ", ".join(map(str, plan.pieces))
         yield "schedule", f"sequences pass in {len(plan.pieces)} pieces of {lengths} positions"
 
-    # the drawn schedule has a row a pipeline rank; of many rows, the first and the last ones
+    # the drawn schedule has one row per pipeline rank; of many rows, the first and the last ones
     bars = [line[line.index("|") :] for line in drawn(t, 64).splitlines()]
     names = [_on(sz.grid.ranks(pp=pp)) for pp in range(len(bars))]
     lines = [f"{name:<{max(map(len, names))}} {bar}" for name, bar in zip(names, bars, strict=True)]
@@ -392,12 +392,12 @@ def _group(same: list[Group]) -> str:
 
 def _reduce(plan: Plan) -> Rows:
     for (n, size), same in _runs(plan.buckets, lambda b: (len(b.names), b.nbytes)):
-        what = f"{many(n, 'whole parameter')}, {bytes_text(size)}"
+        what = f"{many(n, 'unsharded parameter')}, {bytes_text(size)}"
         stages = {b.stage for b in same}
         often = f"{len(same)} all-reduces" if len(same) > len(stages) else "one all-reduce"
         yield "reduce", f"{_where(stages)}: {what}, {often} a step{' each' if len(same) > 1 else ''}"
     for b in plan.sums:
-        what = f"{many(len(b.names), 'whole parameter')} used on parts, {bytes_text(b.nbytes)}"
+        what = f"{many(len(b.names), 'unsharded parameter')} used on parts, {bytes_text(b.nbytes)}"
         yield "reduce", f"stage {b.stage}: {what}, one all-reduce over tp a step"
 
 

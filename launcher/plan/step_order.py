@@ -90,16 +90,16 @@ def _lacks(name: str, step: Step, steps: Mapping[str, Step], done: set[str]) -> 
         maker = next(kind for kind in others if kind in kinds)
 
     if maker in kinds:
-        return f"needs {thing}, which {maker!r} makes, and it comes after {name!r}"
+        return f"needs {thing}, which {maker!r} makes, but comes after {name!r}"
     old = f", nor an old one named by steps.{name}.src" if hasattr(step, "src") else ""
-    return f"needs {thing}, which {maker!r} makes, and no {maker!r} step is asked for{old}"
+    return f"needs {thing}, which {maker!r} makes, but there is no {maker!r} step{old}"
 
 
 def _forgets(step: Step, done: set[str], live: bool) -> str:
     learned = next((kind for kind in done if VERBS[kind].trains), None)
     if loads(step) and learned is not None and not _made(CHECKPOINT, done):
-        return f"would overwrite what {learned!r} has just learned"
-    return "the ranks start from what it brings; put it before them" if starts(step) and live else ""
+        return f"would overwrite what {learned!r} has just trained"
+    return "the ranks start from its result; put it before them" if starts(step) and live else ""
 
 
 def _too_late(step: Step, ended: str) -> str:

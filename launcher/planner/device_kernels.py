@@ -83,7 +83,7 @@ def notes(job: Job, graph: Graph) -> Iterator[Note]:
         return
     half = COMPUTE[job.train.precision] in ("bfloat16", "float16")
     kernel = "cuDNN's or flash's kernel" if half else "the memory-efficient kernel"
-    yield Note(KEY, f"attention counts as by {kernel}, norms as by CUDA's: {_why(job)}")
+    yield Note(KEY, f"attention is estimated with {kernel}, norms with CUDA's: {_why(job)}")
 
 
 def _why(job: Job) -> str:

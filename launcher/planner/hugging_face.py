@@ -65,7 +65,7 @@ def _check(
         yield Problem(KEY, f"{path}: no such folder")
         return
     if not (path / CONFIG).exists():
-        yield Problem(KEY, f"{path}: there is no {CONFIG} in it, so nothing says what model it is")
+        yield Problem(KEY, f"{path}: it has no {CONFIG}, so the kind of model is unknown")
         return
     yield from _config(path / CONFIG, model, tokens, classes, documents)
     if model.weights:
@@ -84,7 +84,7 @@ def _config(
         yield Problem(KEY, f"{path}: {said(error).removeprefix(f'{path}: ')}")
         return
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        yield Problem(KEY, f"{path}: it has no model_type, so nothing says what model it is")
+        yield Problem(KEY, f"{path}: it has no model_type, so the kind of model is unknown")
         return
     if wrong := [*_beyond(data | model.config)]:
         yield from (Problem(KEY, f"{path}: {text}") for text in wrong)
@@ -111,7 +111,7 @@ def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
         if isinstance(value, int) and _COUNT.fullmatch(name) and abs(value) > MOST:
             yield f"{key} is {value}; at most {MOST} are built"
         elif isinstance(value, int) and abs(value) >= 1 << 40:
-            yield f"{key} is {value}, which is no size of a model"
+            yield f"{key} is {value}, which is not a model size"
         elif isinstance(value, list | tuple) and len(value) > MOST:
             if name not in LISTED:
                 yield f"{key} lists {len(value)} values; at most {MOST} are read"
@@ -125,12 +125,10 @@ def _mixed(config: Mapping[str, Any], documents: Apart) -> Iterator[Problem]:
     """Why the documents of a sample would not be kept apart."""
     kind, attention = config["model_type"], config.get("attn_implementation") or "sdpa"
     if kind not in APART or config.get("use_bidirectional_attention"):
-        text = f"{documents.value}: it is not known how documents are kept apart in a {kind}"
-        yield Problem(documents.key, f"{text}; it is of {', '.join(APART)}", documents.cure)
+        text = f"{documents.value}: the launcher cannot separate documents in a {kind}"
+        yield Problem(documents.key, f"{text}; it can in {', '.join(APART)}", documents.cure)
     elif attention not in ("sdpa", "eager"):
-        text = (
-            f"{attention}: with {documents.key}={documents.value} there are masks, which sdpa and eager take"
-        )
+        text = f"{attention}: {documents.key}={documents.value} needs masks, which only sdpa and eager take"
         key = "model.config.attn_implementation"
         yield Problem(key, text, f"{key}=sdpa")
 
@@ -146,7 +144,7 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
         return [Problem(KEY, f"{path}: {text}") for text in differences]
 
     named = RenamedTensors(source, given(source.specs, whole.named))
-    text = "are one tensor of the model, and the folder has different values under them"
+    text = "are one tensor of the model, and the folder has different values for them"
     return [Problem(KEY, f"{path}: {a} and {b} {text}", UNTIED) for a, b in unequal_ties(named, whole)]
 
 
@@ -191,5 +189,5 @@ def note(job: Job) -> list[Note]:
         return []
     specs = read_hf(Path(job.model.path)).specs
     size = bytes_text(sum(s.nbytes for s in specs.values()))
-    text = f"true: {many(len(specs), 'tensor')} of {size} are read, by each rank what it holds of them"
+    text = f"true: {many(len(specs), 'tensor')} of {size} are read: each rank reads its part"
     return [Note(WEIGHTS, text)]

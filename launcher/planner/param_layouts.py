@@ -217,7 +217,7 @@ def _sayable(strategy: Strategy, path: str) -> None:
     try:
         mindspore.merged_file(strategy)
     except ValueError as error:
-        text = f"{path}: {error}; a name that ends in .json has place for it"
+        text = f"{path}: {error}; a name that ends in .json can store it"
         raise RequestError((Problem("parallel.param_strategy.save", text),)) from error
 
 
@@ -239,7 +239,7 @@ def _differences(mine: Strategy, theirs: Strategy) -> Iterator[str]:
         a, b = row(there), row(entry)
         unlike = [key for key in ("shape", "split", "at") if a[key] != b[key]]
         if there.layout.grid != entry.layout.grid or not unlike:
-            yield f"{name} is laid out in another way"
+            yield f"{name} is laid out differently"
         else:
             said = ", ".join(f"{key} {json.dumps(a[key])}, here {json.dumps(b[key])}" for key in unlike)
             yield f"{name} has {said}"

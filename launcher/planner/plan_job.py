@@ -226,7 +226,7 @@ def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) 
         made = _cut(other, _ask(other))
     except RequestError:
         return None
-    text = f"is over device matrices, for one axis tp cannot have it: {error.problems[0].text}"
+    text = f"uses device matrices, because one axis tp cannot do it: {error.problems[0].text}"
     return replace(made, notes=(*made.notes, Note(device_matrix.OPERATORS, text)))
 
 
@@ -259,7 +259,7 @@ def _undivided(
     if found is None or asked.config is not None:
         return found, []
     out, whole = recompute.undivided(job.parallel.recompute, skeleton, found, asked.sizes.virtual)
-    text = f"auto: {listed(whole)} on one stage each, for what runs again is not cut"
+    text = f"auto: {listed(whole)} on one stage each, because recomputed modules are not cut"
     return out, [Note(stage_config.KEY, text)] if whole else []
 
 
@@ -295,7 +295,7 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
 
 def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
     shut = ", ".join(u for u in coarse if u not in fine)
-    return Note(stage_config.KEY, f"auto: {shut} stays in one piece, for it could not be cut: {why.text}")
+    return Note(stage_config.KEY, f"auto: {shut} stays in one piece, because it cannot be cut: {why.text}")
 
 
 def _tried(job: Job, skeleton: ModelStructure) -> OptimizerTraits | None:

@@ -110,7 +110,7 @@ def _json(path: str) -> Any:
     except json.JSONDecodeError as error:
         return Unreadable(f"{path}:{error.lineno}: no JSON: {error.msg}")
     except UnicodeDecodeError:
-        return Unreadable(f"{path}: no JSON: it is not text")
+        return Unreadable(f"{path}: not JSON: it is not text")
     except RefusedFile as error:
         return Unreadable(str(error))
     except OSError as error:

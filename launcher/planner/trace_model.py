@@ -275,7 +275,7 @@ def try_samples(
 
 @contextmanager
 def environment_reads() -> Iterator[None]:
-    """Reports a model's reads of launcher environment variables to whoever observes its forward."""
+    """Reports a model's reads of launcher environment variables to the observers of its forward."""
     from launcher.parallel.trace.world_reads import VARIABLES, ask
 
     kind: Any = type(os.environ)

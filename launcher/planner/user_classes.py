@@ -80,7 +80,7 @@ def logger_problems(job: Job) -> list[Problem]:
 def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
     if not callable(getattr(cls, "log", None)):
         called = ", ".join(f"{method}({', '.join(given)})" for method, given in CALLS.items())
-        yield Problem(key, f"{name}: has no method log; a logger has {called}, of which log has to be there")
+        yield Problem(key, f"{name}: has no method log; a logger has {called}, of which log is required")
     for method, given in CALLS.items():
         act = getattr(cls, method, None)
         if not inspect.isfunction(act):
@@ -88,7 +88,7 @@ def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
         try:
             inspect.signature(act).bind(None, *given)
         except TypeError as error:
-            yield Problem(key, f"{name}: {method}({', '.join(given)}) is called, and does not fit: {error}")
+            yield Problem(key, f"{name}: {method}({', '.join(given)}) is called, but does not fit: {error}")
 
 
 DOCUMENTS = "documents"
@@ -155,7 +155,7 @@ def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
     need, have = sizes.steps * sizes.global_batch, len(data.train)
     if data.reading == "in order" and have < need and job.debug.overfit is None:
         steps = have // sizes.global_batch
-        text = f"{sizes.steps}: steps of {sizes.global_batch} samples are {need}, and {name} has {have}"
+        text = f"{sizes.steps}: steps of {sizes.global_batch} samples need {need}, but {name} has {have}"
         yield Problem("train.steps", text, f"train.steps={steps}" if steps else "")
     if not len(data.val):
         for who in evaluation.evaluated_by(job):
@@ -168,8 +168,8 @@ def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
 
     if isinstance(data.train, Stream):
         text = "a stream: each data-parallel rank reads all of it and keeps its own rows"
-        on = "begins where its state_dict was" if data.train.place() is not None else "reads on to its place"
-        yield Note(DATA_KEY, f"{settings.target} is {text}; a run that goes on {on}")
+        on = "starts from its state_dict" if data.train.place() is not None else "reads forward to its place"
+        yield Note(DATA_KEY, f"{settings.target} is {text}; a resumed run {on}")
     elif data.reading == "in epochs" and data.fraction:
         text = f"{len(data.val)} of {len(data.train) + len(data.val)} samples are held out, drawn once"
         default = "" if "val_fraction" in settings.arguments else f"null -> {data.fraction}: "

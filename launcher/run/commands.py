@@ -36,7 +36,7 @@ def carry_out(words: Sequence[str]) -> int:
     run = Path(rest[0])
     said = run_folder.read_status(run)
     if said is None:
-        text = f"{name} {run}: is no folder of a run: there is no {run_folder.STATUS}"
+        text = f"{name} {run}: is not a run folder: it has no {run_folder.STATUS}"
         raise RequestError((Problem("", text, "", tuple(words)),))
     lines = {"status": _status, "logs": _logs, "cancel": _cancel}[name](run, said)
     say("\n".join(lines))
@@ -51,7 +51,7 @@ def progress(run: Path) -> Iterator[str]:
     state = str(said.get("status"))
     here = _manifest(run) is None and _job(run, said) is None
     if state == "running" and here and at_work(run, patience_s=0) is None:
-        state = "killed: it goes on with the same command and run_dir"
+        state = "killed: the same command and run_dir resume it"
     yield state + (f": {said['error']}" if "error" in said else "")
     row = _last_row(run / "metrics.jsonl")
     if row is not None:
@@ -127,15 +127,15 @@ def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
     """Cancels the job with ``scancel``: a running one saves first, and is not requeued."""
     number, state, manifest = _job(run, said), said.get("status"), _manifest(run)
     if state not in (ALIVE if manifest is None else (*ALIVE, WRITTEN)):
-        raise RunError(f"{run}: it is {state}, and there is nothing to cancel")
+        raise RunError(f"{run}: it is {state}, so there is nothing to cancel")
     if number is None:
         who = at_work(run, patience_s=0)
         if manifest is not None and who is None:
-            raise RunError(f"{run}: it is a job of Kubernetes: {_ends(manifest)} ends it, and it saves")
-        cure = f"{who}: end that process, and it saves" if who else "it was killed"
-        raise RunError(f"{run}: it is no job of Slurm, and {cure}")
+            raise RunError(f"{run}: it is a Kubernetes job: {_ends(manifest)} ends it after a save")
+        cure = f"{who} runs it; end that process, and it saves" if who else "it was killed"
+        raise RunError(f"{run}: it is not a Slurm job: {cure}")
     slurm.ask(["scancel", number])
-    yield f"job {number} of Slurm is cancelled; where it was training it saves, and the same command goes on"
+    yield f"job {number} of Slurm is cancelled; if it was training, it saves, and the same command resumes it"
 
 
 def _job(run: Path, said: dict[str, Any]) -> str | None:

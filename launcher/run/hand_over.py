@@ -24,7 +24,7 @@ def key(job: Job) -> str | None:
 def problems(job: Job, outer: int | None) -> list[Problem]:
     """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
     if job.launch.slurm is not None and job.launch.k8s is not None:
-        text = "a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one out"
+        text = "launch.k8s and launch.slurm are both set; leave one out"
         return [Problem("launch.k8s", text)]
     if job.launch.k8s is not None:
         return lacking("kubernetes", "launch.k8s") or kubernetes.problems(job, outer)

@@ -75,11 +75,11 @@ def elastic_notes(asked: Job, here: Job) -> tuple[Note, ...]:
     """Notes what ``launch.elastic`` has changed."""
     if here.launch.nnodes == asked.launch.nnodes:
         return ()
-    why = "as many as are left (launch.elastic)"
+    why = "the nodes that are left (launch.elastic)"
     found = [Note("launch.nnodes", f"{asked.launch.nnodes} -> {here.launch.nnodes}: {why}")]
     before, now = asked.parallel.hsdp, here.parallel.hsdp
     if before is not None and now is not None and before != now:
-        text = f"{before.shard_size} -> {now.shard_size}: the most that divides the ranks that are left"
+        text = f"{before.shard_size} -> {now.shard_size}: the largest that divides the ranks that are left"
         found.append(Note("parallel.hsdp.shard_size", text))
     return tuple(found)
 
@@ -114,7 +114,7 @@ def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
     if asked is None or how == "external":
         return
     if asked.lose_node is not None:
-        text = f"the one node is this one: {THEY} starts ranks on others, and them again"
+        text = f"without {THEY} this machine is the only node, and nothing restarts it"
         yield Problem("debug.drill.lose_node", text)
     elif how == "inproc" and drill.restarts(job):
         text = "inproc: a rank in this process is not restarted, and debug.drill ends it"
@@ -128,7 +128,7 @@ def _unstarted(job: Job) -> Iterator[Problem]:
     if job.debug.drill is None or not drill.restarts(job) or job.launch.max_restarts:
         return
     if job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob":  # it has no such restarts
-        text = "pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not started again"
+        text = "pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not restarted"
         yield Problem("launch.k8s.kind", f"{text}; a JobSet is, with launch.max_restarts=1")
         return
     text = "0: debug.drill ends a rank, and the ranks would not be restarted"
@@ -174,7 +174,7 @@ def device(job: Job, here: int) -> tuple[str, list[str]]:
     if there < here:
         text = f"{asked}: {here} ranks on this machine need a device each, torch sees {there}"
         if kind is not None and kind != asked and devices.count(kind):
-            text += f"; its accelerator is {kind}, of which it sees {devices.count(kind)}"
+            text += f"; its accelerator is {kind}; it sees {devices.count(kind)}"
         raise RequestError((Problem("launch.device", text),))
     return asked, []
 
@@ -189,7 +189,7 @@ def _backend(job: Job, where: str) -> str | None:
     if asked == devices.GLOO and devices.takes(asked, where):
         return devices.GLOO
     place = "the CPU" if where == devices.CPU else where
-    text = f"{asked}: the ranks of this run are on {place}, which {own or 'no backend of torch'} is for"
+    text = f"{asked}: the ranks of this run are on {place}, which need {own or 'another backend'}"
     raise RequestError((Problem("launch.backend", text),))
 
 
@@ -198,13 +198,13 @@ def _idle(job: Job, how: Mode) -> list[str]:
     out = []
     restarts = f"launch.max_restarts {job.launch.max_restarts} has no effect"
     if how == "external" and job.launch.max_restarts:
-        out.append(f"{restarts}: {THEY} restarts its ranks, if told to")
+        out.append(f"{restarts}: {THEY} restarts the ranks, if it is set to")
     if how == "inproc" and job.launch.max_restarts:
         out.append(f"{restarts}: a rank in this process is not restarted")
     if how != "external" and job.launch.elastic:
-        out.append("launch.elastic has no effect: ranks that are started here are all there, or none")
+        out.append("launch.elastic has no effect: all ranks that are started here exist, or none")
     if how != "spawn" and job.launch.port is not None:
-        where = f"{THEY} says where its ranks meet" if how == "external" else "one rank has nobody to meet"
+        where = f"{THEY} says where its ranks meet" if how == "external" else "one rank needs no rendezvous"
         out.append(f"launch.port {job.launch.port} has no effect: {where}")
     return out
 

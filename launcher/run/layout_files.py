@@ -56,7 +56,7 @@ def _twice(named: list[tuple[str, str]]) -> Iterator[Problem]:
     """Problems of two settings with the same file."""
     for i, (key, path) in enumerate(named):
         if other := next((k for k, p in named[:i] if p == path), None):
-            yield Problem(key, f"{path}: {other} is written there too")
+            yield Problem(key, f"{path}: {other} is also written to this file")
 
 
 def _named(job: Job) -> Iterator[tuple[str, str]]:

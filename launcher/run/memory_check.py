@@ -41,7 +41,7 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
         raise RequestError((problems(found, _cure(job, plan, ranks, free)),))
     note = str(found) if found.fits else f"{KEY}=false: {found}"
     if found.fits and start.device == "cpu" and found.needed * HEAP > found.free:
-        note += f"; it may take {HEAP:g} times that, for the C library keeps what is freed in pieces"
+        note += f"; it may take {HEAP:g} times that, because the C library keeps freed memory"
     return replace(start, notes=(*start.notes, note))
 
 
@@ -66,7 +66,7 @@ def _roomy(job: Job, plan: Plan) -> list[Problem]:
     found = None if room is None else tightest(plan.estimate.memory, room)
     if found is None or found.fits or not trains:
         return []
-    text = f"{found.told}; {KEY}=false starts it all the same"
+    text = f"{found.told}; {KEY}=false starts it anyway"
     auto = LighterLayout(f"{recompute.KEY}=auto", {"recompute": Recompute(modules=AUTO)})
     for change in (auto, *lighter(job, plan)):
         try:

@@ -1,4 +1,4 @@
-"""The checkpoint that a run goes on from."""
+"""The checkpoint that a run resumes from."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def changes(
         if d.key in keep:
             problems.append(Problem(d.key, text, "" if fixed else every))
         else:
-            also = "" if fixed else f"; {own} lets it change"
+            also = "" if fixed else f"; {own} allows the change"
             problems.append(Problem(d.key, f"{text}{also}", _back(d, saved, job)))
     return problems, [_note(d, checkpoint.folder.name, done, job) for d in found if d not in refused]
 
@@ -141,7 +141,7 @@ def _note(d: Difference, name: str, done: int, job: Job) -> Note:
         return Note(d.key, f"{told}{_curve(d, done, job)}")
     if d.why and done:
         return Note(d.key, f"{told}, as checkpoint.accept_changes says: {d.why}")
-    return Note(d.key, told if done else f"{told}, which nothing had been trained for")
+    return Note(d.key, told if done else f"{told}, before any training")
 
 
 def _curve(d: Difference, done: int, job: Job) -> str:
@@ -176,7 +176,7 @@ def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -
     if job.checkpoint.resume not in ("auto", "never"):
         problems += _closed(RESUME, Path(job.checkpoint.resume), job)
         if comes:
-            text = f"{job.checkpoint.resume}: the step {comes[0]!r} says that the weights come from elsewhere"
+            text = f"{job.checkpoint.resume}: the step {comes[0]!r} loads the weights from elsewhere"
             problems.append(Problem(RESUME, text))
     for name, path in _loads(job).items():
         problems += _closed(f"steps.{name}.path", Path(path), job)
@@ -212,9 +212,7 @@ def _closed(key: str, path: Path, job: Job) -> list[Problem]:
     except (ValueError, OSError) as error:
         return [Problem(key, f"{path}: cannot resume from this checkpoint: {error}")]
     if type(step) is not int or step < 0:
-        return [
-            Problem(key, f"{path}: cannot resume from this checkpoint: it does not say of which step it is")
-        ]
+        return [Problem(key, f"{path}: cannot resume from this checkpoint: it does not record its step")]
     return []
 
 
@@ -265,7 +263,7 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
 
     path, place = found
     accepted = paste(ACCEPT, [*job.checkpoint.accept_changes, ENCRYPT])
-    text = f"null: {path} is encrypted, and what this run writes would not be; {accepted} lets it be so"
+    text = f"null: {path} is encrypted, but this run's checkpoints would not be; {accepted} allows that"
     cure = accepted if sets(overrides, ENCRYPT) else shell(f"{ENCRYPT}={place}")
     yield Problem(ENCRYPT, text, cure)
 
@@ -323,7 +321,7 @@ def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
     paths = {f"steps.{name}.path": path for name, path in _loads(job).items()}
     if job.checkpoint.resume not in ("auto", "never"):
         paths[RESUME] = job.checkpoint.resume
-    late = "is not here: whether it fits is seen when the run starts"
+    late = "is not on this machine; it is checked when the run starts"
     absent = [Note(key, f"{path} {late}") for key, path in paths.items() if not os.path.lexists(path)]
 
     here = [s for s in sources(job) if os.path.lexists(s.path)]
@@ -365,12 +363,12 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
         return []
     if wrong := _other_optimizer(job.optim, plan.observed.optimizer, checkpoint):
         which = "optim.name" if plan.observed.optimizer is None else "optim._target_"
-        return [Problem(which, f"{wrong}; {RESUME}=never starts anew")]
+        return [Problem(which, f"{wrong}; {RESUME}=never starts from scratch")]
     if wrong := _other_use(plan, checkpoint):
-        return [Problem("optim.groups", f"{wrong}; {RESUME}=never starts anew")]
+        return [Problem("optim.groups", f"{wrong}; {RESUME}=never starts from scratch")]
     done = int(checkpoint.state["step"])
     if done > plan.sizes.steps and any(verb(s).trains for s in job.steps.values()):
-        text = f"{plan.sizes.steps}: {checkpoint.folder} has seen {done} steps already"
+        text = f"{plan.sizes.steps}: {checkpoint.folder} has already trained {done} steps"
         cure = f"train.steps={done}" + (" train.epochs=null" if job.train.epochs is not None else "")
         return [Problem("train.steps", text, cure)]
     return []

@@ -1,8 +1,8 @@
-"""The one road of a request: ``prepare`` checks and plans it, ``run`` acts.
+"""The path of a request: ``prepare`` checks and plans it, ``run`` acts.
 
-``prepare`` writes nothing, so a refused request leaves no run folder behind. Whatever else may be done with a
-request is this road cut short: ``show=plan`` prints what ``prepare`` returns, a sweep rehearses its cells
-with it, and for a run that starts on a cluster ``run`` ends once its folder is written.
+``prepare`` writes nothing, so a refused request leaves no run folder behind. Every other use of a request
+follows a part of this path: ``show=plan`` prints what ``prepare`` returns, a sweep checks its cells with it,
+and for a run that starts on a cluster ``run`` ends once its folder is written.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def _opened(settled: Settled, others: FollowerRanks | None) -> Iterator[Path]:
 
 
 def _reopen(settled: Settled, folder: Path) -> closing[status.RunStatus]:
-    """The status of the run; it goes on after the steps that earlier starts have done."""
+    """The status of the run; it continues after the steps that earlier starts have done."""
     return closing(status.reopen(folder, settled.overrides, settled.config, anew=settled.anew))
 
 
@@ -420,5 +420,5 @@ def _end(record: status.RunStatus) -> None:
     unsaved = record.results.get("unsaved")
     lost = f"; {many(unsaved, 'checkpoint')} could not be written" if unsaved else ""
     skipped = record.results.get("skipped")
-    idle = f"; {many(skipped, 'step')} skipped, for fp16 gradients overflowed" if skipped else ""
+    idle = f"; {many(skipped, 'step')} skipped, because fp16 gradients overflowed" if skipped else ""
     say(f"done in {record.seconds} s: {record.run}{lost}{idle}")

@@ -1,4 +1,4 @@
-"""Submits to Slurm, and asks it."""
+"""Submits jobs to Slurm, and queries it."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def _unknown_partition(slurm: Slurm) -> list[Problem]:
 
 SIGNAL_KEY = "launch.slurm.signal_s"
 USUAL = 300
-"""Seconds, if nothing has been measured."""
+"""The default in seconds, if nothing has been measured."""
 LEAST, TIMES = 30, 2
-"""The least seconds, and the factor for a measured step and save, as later ones may take longer."""
+"""The minimum in seconds, and a factor on the measured step and save, as later ones may take longer."""
 
 
 def resolved(slurm: Slurm, runs: Sequence[Path]) -> tuple[Slurm, Note | None]:
@@ -134,7 +134,7 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
     seconds = None if slurm.time is None else time_s(slurm.time)
     before = resolved(slurm, _run(job))[0].signal_s or 0
     if seconds is not None and seconds <= before + EARLY_S:
-        text = f"{slurm.time}: ranks would be told to save when they have hardly begun: {KEY}.signal_s is"
+        text = f"{slurm.time}: ranks would be told to save right after the start: {KEY}.signal_s is"
         text += f" {before} s before the end, and Slurm may send it {EARLY_S} s earlier"
         problems.append(Problem(f"{KEY}.time", text))
     return problems

@@ -35,7 +35,7 @@ class RunStatus:
     """The state of a run, written after every change. ``steps``: the finished ones; ``results``: theirs.
 
     ``before``: how the previous start ended; ``running`` if it was killed. It writes through a descriptor of
-    ``run``, as another folder may take the place of one that is moved during the run; ``close`` gives it up.
+    ``run``, as the folder may be moved and replaced during the run; ``close`` closes it.
     """
 
     run: Path
@@ -51,7 +51,7 @@ class RunStatus:
             self._opened = open_folder(self.run)
 
     def close(self) -> None:
-        """Gives up the descriptor; what is written later goes by the path of ``run``."""
+        """Closes the descriptor; later writes use the path of ``run``."""
         if self._opened is not None:
             os.close(self._opened)
             self._opened = None

@@ -96,4 +96,4 @@ def _others(run: Path, job: Job, before: int) -> list[metric_loggers.LoggerProce
 
 
 def _lost(what: str, error: Exception) -> None:
-    _log.warning("%s: %s; the run goes on without it", what, said(error))
+    _log.warning("%s: %s; the run continues without it", what, said(error))

@@ -136,7 +136,7 @@ class Preempted(Interrupted):
         self.saved = saved
 
     def __str__(self) -> str:
-        where = f": saved {self.saved}, from which the same command goes on" if self.saved else ""
+        where = f": saved {self.saved}, from which the same command resumes" if self.saved else ""
         return f"preempted by {signal_name(self.signum)}{where}"
 
     def __reduce__(self) -> tuple[type[Preempted], tuple[int, str | None]]:

@@ -1,4 +1,4 @@
-"""The run folder: made, locked, reopened."""
+"""Makes, locks and reopens the run folder."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def check_entries(run: Path) -> Problem | None:
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         listed = ", ".join(map(str, found[:3]))
-        return Problem("run_dir", f"{run} is no folder of a run: {listed}{more}: {LINK}")
+        return Problem("run_dir", f"{run} is not a run folder: {listed}{more}: {LINK}")
     wrong = [f"{path} is not a folder" for path in folders if not path.is_dir()]
     wrong += [f"{path} is not a file" for path in files if not path.is_file()]
-    return Problem("run_dir", f"{run} is no folder of a run: {'; '.join(wrong)}") if wrong else None
+    return Problem("run_dir", f"{run} is not a run folder: {'; '.join(wrong)}") if wrong else None
 
 
 def _links(path: Path) -> Iterator[Path]:
@@ -165,7 +165,9 @@ def read_status(run: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise RequestError((Problem("run_dir", f"{path}: {error.strerror}"),)) from error
     except ValueError as error:
-        text = f"{path}: damaged: it does not say which steps are done; without the file all are done again"
+        text = (
+            f"{path}: damaged: it does not say which steps are done; remove the file to run all of them again"
+        )
         raise RequestError((Problem("run_dir", text),)) from error
 
 
@@ -179,7 +181,7 @@ def status_of(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: no mapping")
     said = {name: value for name, value in status.items() if name not in ("version", "digest")}
     if said != status and status != _digested(said):  # older versions wrote neither
-        raise ValueError(f"{path}: its digest is not that of what it says")
+        raise ValueError(f"{path}: its digest does not match its content")
     return said
 
 

@@ -1,4 +1,4 @@
-"""One small file a verb: what refuses it before anything starts, and what happens, in order.
+"""One small file per verb: what refuses it before anything starts, and what happens, in order.
 
 The work itself lives in ``runtime`` and ``checkpoint``. The row of a verb in ``launcher.plan.verbs`` names
 its module, which has those of the following functions that the row says:

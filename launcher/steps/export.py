@@ -238,10 +238,10 @@ def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
         weight = placed[name]
         if len(weight.names) != len(placed[f"{module}.lora_A"].names):
             others = [n for n in weight.names if n != f"{module}.weight"]
-            text = f"merged: {module}.weight is one tensor with {others[0]}, which would change too"
+            text = f"merged: {module}.weight shares its tensor with {others[0]}, which would change too"
             yield Problem(key, text, cure)
         elif weight.spec.dtype not in (*SUMS, *(HALF if plan.dtypes.mixed else ())):
-            text = f"merged: {module}.weight is {weight.spec.dtype}, sums are of {' and '.join(SUMS)}"
+            text = f"merged: {module}.weight is {weight.spec.dtype}; only {' and '.join(SUMS)} can be added"
             yield Problem(key, text, cure)
 
 
@@ -318,7 +318,7 @@ def _check_rounding(trained: Mapping[str, Tensor], there: Mapping[str, Tensor]) 
     for name, tensor in rounded.items():
         nearest = trained[name].to(tensor.dtype)
         if not ((nearest == tensor) | (nearest.isnan() & tensor.isnan())).all():
-            raise RunError(f"export: {name} is not the nearest {tensor.dtype} to what was trained")
+            raise RunError(f"export: {name} is not the trained value rounded to {tensor.dtype}")
     return listed(sorted({str(t.dtype).removeprefix("torch.") for t in rounded.values()}))
 
 

@@ -43,7 +43,7 @@ def fits(step: Import, at: FileChecks, plan: Plan) -> list[Problem]:
 def pending(step: Import, at: FileChecks) -> list[str]:
     if Path(step.src).exists():
         return []
-    return [f"{at.key}.src: {step.src} is not here: whether it fits the model is seen when the run starts"]
+    return [f"{at.key}.src: {step.src} is not on this machine; it is checked when the run starts"]
 
 
 def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
@@ -69,7 +69,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     final = step_folder(run.checkpoints, 0)
     newest = None if run.job.checkpoint.resume == "never" else latest(run.checkpoints, run.trust)
     if newest is not None and newest != final:
-        run.say(f"import: not again, for the run has gone on to {newest.name}")
+        run.say(f"import: not again, because the run is already at {newest.name}")
         return {}
     if wrong := misfits(run.name, step, run.plan):
         raise RequestError(tuple(wrong))
@@ -93,9 +93,9 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     size = bytes_text(done.bytes_written)
     run.say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, {size}")
     if left:
-        run.say(f"import: left out, for this model has no place for it: {', '.join(left)}")
+        run.say(f"import: left out, because this model has no place for it: {', '.join(left)}")
     if found.others:
-        run.say(f"import: left out, for it is no tensor: {', '.join(found.others)}")
+        run.say(f"import: left out, not a tensor: {', '.join(found.others)}")
     return {"saved_step": 0}
 
 

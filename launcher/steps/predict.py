@@ -30,7 +30,7 @@ def check(step: Predict, at: FileChecks) -> list[Problem]:
     if not step.to.startswith(RUN):
         problems += at.unwritable("to", step.to)
         if Path(step.to).is_dir():
-            problems.append(Problem(f"{at.key}.to", f"{step.to} is a folder, and should be a file"))
+            problems.append(Problem(f"{at.key}.to", f"{step.to} is a folder, but should be a file"))
     return problems
 
 

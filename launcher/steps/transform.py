@@ -104,7 +104,7 @@ def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
     size = bytes_text(done.bytes_written)
     run.say(f"transform: {src.name} -> {ranks}, {size}{files}{clear}, {done.path}{doubt}")
     if done.left:
-        run.say(f"transform: left out, for it is no tensor: {', '.join(done.left)}")
+        run.say(f"transform: left out, not a tensor: {', '.join(done.left)}")
     return {}
 
 
@@ -204,7 +204,7 @@ def _ours(step: Transform, src: Path, trust: Trust) -> Strategy:
     strategy = open_checkpoint(src, trust).strategy
     if step.src_strategy is not None:
         raise ValueError(
-            f"{src}: a checkpoint of ours, which says how it is laid out; leave src_strategy out"
+            f"{src}: a checkpoint of this launcher, which has its own layout; leave src_strategy out"
         )
     return strategy
 

@@ -157,7 +157,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _none(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number here")
+    raise ValueError(f"{name} is not a number")
 
 
 def _kind(mode: int) -> str | None:
@@ -173,7 +173,7 @@ def _check_kind(path: str | os.PathLike[str], mode: int) -> None:
         raise RefusedFile(path, "not a regular file")
 
 
-LINK = "a link, which is not followed: what it leads to may be somebody's; remove it"
+LINK = "a link, which is not followed: its target may belong to someone else; remove it"
 
 
 def open_below(

@@ -106,7 +106,7 @@ class Bounded(pickle._Unpickler):
         items = self.pop_mark()
         into = self.stack[-1]
         if type(into) is not set:
-            raise RefusedPickle("items of a set that is none")
+            raise RefusedPickle("items of something that is not a set")
         into.update(map(self._key, items))
 
     def load_reduce(self) -> None:
@@ -146,7 +146,7 @@ class Bounded(pickle._Unpickler):
     def _put(self, items: list[Any]) -> None:
         into = self.stack[-1]
         if type(into) is not dict or len(items) % 2:
-            raise RefusedPickle("items of a mapping that is none")
+            raise RefusedPickle("items of something that is not a mapping")
         for key, value in zip(items[::2], items[1::2], strict=True):
             into[self._key(key)] = value
 

@@ -67,7 +67,7 @@ def test_no_checkpoint_and_no_file_of_another_kind_is_written_over(src: Path, tm
     assert files(src) == before
     thesis = tmp_path / "thesis.txt"
     thesis.write_text("all of it")
-    text = f"{thesis}: the file there is no safetensors file, so it is not replaced"
+    text = f"{thesis}: this is not a safetensors file, so it is not replaced"
     assert refusal(lambda: export(src, thesis), FileExistsError) == text
     assert thesis.read_text() == "all of it"
 
@@ -86,9 +86,9 @@ def test_files_of_others_are_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("aliases", "text"),
     [
-        ("{", "launcher.aliases is no JSON"),
+        ("{", "launcher.aliases is not JSON"),
         ("[1]", "launcher.aliases is not a mapping of names to names"),
-        ('{"a": "z"}', "launcher.aliases names tensors that are not there: z"),
+        ('{"a": "z"}', "launcher.aliases names tensors that do not exist: z"),
     ],
 )
 def test_bad_aliases_are_refused(tmp_path: Path, aliases: str, text: str) -> None:

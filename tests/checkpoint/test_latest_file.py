@@ -25,7 +25,7 @@ def test_a_pipe_called_latest_blocks_nobody(tmp_path: Path) -> None:
     assert refusal(lambda: latest(tmp_path), RefusedFile) == text
 
 
-CURE = "without this file the checkpoint of the highest step is the newest"
+CURE = "remove it to use the checkpoint of the highest step"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "step-000004", "elsewhere\n", "step-000004\nsha256 0\n", "\xff"])

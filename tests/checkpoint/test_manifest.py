@@ -116,7 +116,7 @@ def test_a_file_that_no_rank_has_is_not_listed(tmp_path: Path) -> None:
     (folder / "rank_4").mkdir()
     (folder / "rank_4/extra.safetensors").write_bytes((folder / "rank_1/extra.safetensors").read_bytes())
     edit(folder, lambda d: d["files"].update({"rank_4/extra.safetensors": d["files"]["rank_1/extra.safetensors"]}))
-    text = f"{folder}/manifest.json: it lists rank_4/extra.safetensors, which is no file of this checkpoint"
+    text = f"{folder}/manifest.json: it lists rank_4/extra.safetensors, which is not a file of this checkpoint"
     assert refusal(lambda: open_checkpoint(folder)) == text
 
 
@@ -124,7 +124,7 @@ def test_extra_tensors_of_some_ranks_are_not_committed(tmp_path: Path) -> None:
     strategy, new = small(), partial(step_folder(tmp_path, 1))
     full = filled(strategy)
     records = [write_rank(new, r, strategy, held(strategy, r, full), streams(r) if r else {}) for r in range(4)]
-    text = f"{new}: all ranks have extra tensors or none: rank 0 and rank 1 differ"
+    text = f"{new}: all ranks need extra tensors, or none: rank 0 and rank 1 differ"
     assert refusal(lambda: commit(new, step_folder(tmp_path, 1), records, {"step": 1})) == text
 
 
@@ -186,8 +186,8 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "version": (lambda d: d.update(version=3), "version 3; this launcher reads versions 1 and 2"),
     "field": (lambda d: d.pop("world"), "a field is missing or of the wrong type: world is missing"),
     "another field": (lambda d: d.update(wrld=4), "a field is missing or of the wrong type: wrld is not known"),
-    "type": (lambda d: d.update(world=True), "a field is missing or of the wrong type: bool is no whole number"),
-    "value": (lambda d: d.update(world=5), "damaged: its digest is not that of what it says"),
+    "type": (lambda d: d.update(world=True), "a field is missing or of the wrong type: bool is not a whole number"),
+    "value": (lambda d: d.update(world=5), "damaged: its digest does not match its content"),
     "escape": (
         lambda d: d["files"].update({"../x": d["files"]["state.json"]}), "../x is not the name of a checkpoint file"
     ),

@@ -81,7 +81,7 @@ def test_whatever_is_changed_in_the_manifest_is_noticed(
 ) -> None:
     assert verify(sealed, OURS) == []
     edit(sealed, change)
-    text = f"{sealed}/manifest.json: damaged or tampered with: its MAC is not that of what it says; {CURE}"
+    text = f"{sealed}/manifest.json: damaged or tampered with: its MAC does not match its content; {CURE}"
     assert refused(sealed) == text
 
 
@@ -103,8 +103,8 @@ def test_a_strategy_file_is_the_one_that_was_written_to_the_byte(sealed: Path) -
 def test_an_encrypted_checkpoint_without_a_mac_is_refused(sealed: Path) -> None:
     edit(sealed, lambda d: d.pop("mac"))
     text = (
-        f"{sealed}/manifest.json: it says that the checkpoint is encrypted, and has no MAC: nothing tells whether it "
-        f"is as it was written; {CURE}"
+        f"{sealed}/manifest.json: it says that the checkpoint is encrypted but has no MAC: it may have been "
+        f"changed; {CURE}"
     )
     assert refused(sealed) == text
     assert refused(sealed, Trust()) == text
@@ -112,14 +112,14 @@ def test_an_encrypted_checkpoint_without_a_mac_is_refused(sealed: Path) -> None:
 
 def test_a_manifest_that_says_not_encrypted_is_refused_where_there_is_a_key(sealed: Path, tmp_path: Path) -> None:
     edit(sealed, lambda d: d.pop("key"))
-    text = f"{sealed}/manifest.json: tampered with: it has a MAC, and does not say where the key is; {CURE}"
+    text = f"{sealed}/manifest.json: tampered with: it has a MAC but does not say where the key is; {CURE}"
     for trust in (OURS, Trust(), Trust(OURS.key, plain=True)):
         assert refused(sealed, trust) == text
     shutil.rmtree(sealed)
     save(sealed, small(), filled(small(), 1))  # all of it in the attacker's own words
     assert refused(sealed) == (
-        f"{sealed}: it is not encrypted, and checkpoint.encrypt is set: nothing vouches for what it holds; "
-        "checkpoint.accept_plain=true reads it all the same"
+        f"{sealed}: it is not encrypted but checkpoint.encrypt is set: it cannot be verified; "
+        "checkpoint.accept_plain=true reads it anyway"
     )
 
 
@@ -128,7 +128,7 @@ def test_one_that_is_not_encrypted_is_read_where_that_is_asked_for_and_it_is_sai
     save(plain, small(), filled(small()))
     transform(plain, tmp_path / "out", small(), key=OURS.key, trust=asked)
     assert verify(tmp_path / "out", OURS) == []
-    doubt = "; it is not encrypted, nothing vouches for what it holds"
+    doubt = "; it is not encrypted, so it cannot be verified"
     assert [unvouched(f, t) for f, t in ((plain, asked), (plain, Trust()), (sealed, asked))] == [doubt, "", ""]
 
 
@@ -147,7 +147,7 @@ def test_an_older_manifest_does_not_fit_the_files_of_a_newer_checkpoint(sealed: 
     shutil.copy(sealed / "manifest.json", newer)
     assert refused(newer) == f"{newer}/state.json: damaged: its digest is not the one in the manifest"
     shutil.copy(sealed / "state.json", newer)
-    text = f"{newer}: its name says step 200, it is the checkpoint of step 100: give it back its name"
+    text = f"{newer}: its name says step 200, but it is the checkpoint of step 100: rename it"
     assert refused(newer) == text
     shutil.rmtree(newer)
     shutil.copytree(sealed, newer)
@@ -175,7 +175,7 @@ def test_a_file_cut_short_is_noticed_though_the_manifest_says_so_too(sealed: Pat
     assert refused(sealed).startswith(f"{sealed}/manifest.json: damaged or tampered with: ")
     manifest = read_manifest(sealed)  # and by somebody with the key, the file itself tells
     write_manifest(sealed, authentic(manifest, KEY))
-    text = f"{path}: truncated: it is {size + 20} bytes by its head, it has {size}"
+    text = f"{path}: truncated: it is {size + 20} bytes by its header, it has {size}"
     assert verify(sealed, OURS) == [text]
 
 
@@ -199,16 +199,16 @@ def test_latest_has_a_mac_and_leads_back_to_no_older_checkpoint(sealed: Path, tm
     assert latest(tmp_path, OURS) == newer
     path.unlink()
     assert latest(tmp_path, OURS) == newer
-    cure = "without this file the checkpoint of the highest step is the newest"
+    cure = "remove it to use the checkpoint of the highest step"
     path.write_text(f"{name}\n")
-    bare = f"{path}: it has no MAC, and the checkpoints are encrypted: nobody vouches for it; {cure}"
+    bare = f"{path}: it has no MAC, and the checkpoints are encrypted: it cannot be verified; {cure}"
     assert refusal(lambda: latest(tmp_path, OURS)) == bare
     text = f"{name}\nolder step-000200 {identity(read_manifest(newer))}\n"
     path.write_text(f"{text}sha256 {hashlib.sha256(text.encode()).hexdigest()}\n")
     assert refusal(lambda: latest(tmp_path, OURS)) == bare
     path.write_text(f"{text}{old.splitlines()[1]}\n")
     assert refusal(lambda: latest(tmp_path, OURS)) == (
-        f"{path}: damaged or tampered with: its MAC is not that of what it says; {cure}"
+        f"{path}: damaged or tampered with: its MAC does not match its content; {cure}"
     )
 
 
@@ -231,5 +231,5 @@ def test_a_run_that_began_anew_is_believed_by_the_mac_of_latest(
 def test_a_changed_manifest_is_noticed_without_the_key(sealed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = sealed / "manifest.json"
     path.write_text(path.read_text().replace('"world": 4', '"world": 5'))
-    text = f"{path}: damaged: its digest is not that of what it says"
+    text = f"{path}: damaged: its digest does not match its content"
     assert refused(sealed) == refusal(lambda: read_manifest(sealed)) == text

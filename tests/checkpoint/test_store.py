@@ -154,7 +154,7 @@ def test_a_commit_needs_every_rank_once(tmp_path: Path) -> None:
     strategy, final = small(), step_folder(tmp_path, 1)
     record = write_rank(partial(final), 1, strategy, held(strategy, 1, filled(strategy)))
     assert refusal(lambda: commit(partial(final), final, [record], {})) == (
-        f"{partial(final)}: not one record of each rank under one strategy: rank 1 of 4 ({strategy.digest[:8]})"
+        f"{partial(final)}: every rank must have one record, all of one strategy: rank 1 of 4 ({strategy.digest[:8]})"
     )
     assert latest(tmp_path) is None
 

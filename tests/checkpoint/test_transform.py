@@ -68,7 +68,7 @@ def test_overwriting_replaces_a_whole_checkpoint(src: Path, tmp_path: Path) -> N
 def test_a_folder_that_is_no_checkpoint_is_never_overwritten(src: Path, tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.tex").touch()
-    text = f"{tmp_path / 'b'}: the destination is not empty and no checkpoint, so it is not overwritten either"
+    text = f"{tmp_path / 'b'}: the destination is not empty and not a checkpoint, so it is never overwritten"
     assert refusal(lambda: transform(src, tmp_path / "b", small(), overwrite=True), FileExistsError) == text
 
 
@@ -110,7 +110,7 @@ def test_a_target_of_other_tensors_is_refused_before_anything_is_written(src: Pa
 def test_a_file_that_contradicts_the_strategy_is_refused_before_anything_is_written(src: Path, tmp_path: Path) -> None:
     path = src / "rank_3" / "model.safetensors"
     path.write_bytes(path.read_bytes().replace(b"BF16", b"F16 "))
-    text = f"{path}: tensor layer.weight has dtype F16 ; known are "
+    text = f"{path}: tensor layer.weight has dtype F16 ; supported: "
     assert refusal(lambda: transform(src, tmp_path / "b", small())).startswith(text)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "latest"]
 

@@ -83,10 +83,10 @@ def test_swapped_rank_files_are_named(folder: Path) -> None:
     shutil.move(b, a)
     shutil.move(folder / "aside", b)
     assert verify(folder) == [
-        f"{a}: a file from another place: it says rank 1, not 0",
-        f"{b}: a file from another place: it says rank 0, not 1",
+        f"{a}: a file of another rank or layout: it says rank 1, not 0",
+        f"{b}: a file of another rank or layout: it says rank 0, not 1",
     ]
-    with pytest.raises(ValueError, match="a file from another place: it says rank 1, not 0"):
+    with pytest.raises(ValueError, match="a file of another rank or layout: it says rank 1, not 0"):
         read_rank(open_checkpoint(folder), small(), 0)
 
 

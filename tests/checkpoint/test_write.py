@@ -14,9 +14,9 @@ def test_a_rank_saves_all_its_pieces_at_their_shapes_and_nothing_else(tmp_path: 
     given["layer.weight"] = Blob.of("float16", (3, 2), bytes(12))
     assert refusal(lambda: write_rank(tmp_path / "a", 2, strategy, given)) == (
         "rank 2 cannot be saved:\n"
-        "  the strategy has it here, it was not given: layer.mean\n"
-        "  given, but the strategy does not have it here: other\n"
-        "  layer.weight: float16[3, 2] was given, its piece is bfloat16[3, 3]"
+        "  missing, although the strategy has it on this rank: layer.mean\n"
+        "  unexpected: the strategy does not have it on this rank: other\n"
+        "  layer.weight: float16[3, 2] was passed, its piece is bfloat16[3, 3]"
     )
     assert not (tmp_path / "a").exists()
 

@@ -66,7 +66,7 @@ def test_text_too_short_for_a_window(tmp_path):
     assert check(text(file, seq_len=8, val_fraction=0)) == []
     assert said(text(file, seq_len=9)) == (
         f"data.path: {file}: 9 bytes to train on (data.val_fraction=0.1) are too few: "
-        "a window takes data.seq_len=9 tokens and the next one"
+        "a window takes data.seq_len=9 tokens plus one"
     )
 
 
@@ -75,7 +75,7 @@ def test_held_out_text_too_short_for_a_window(tmp_path):
     file.write_text("x" * 100, encoding="utf-8")
     assert said(text(file, seq_len=10)) == (
         f"data.val_fraction: 0.1 of {file} is 10 bytes, too few: "
-        "a window takes data.seq_len=10 tokens and the next one (try: data.val_fraction=0.12)"
+        "a window takes data.seq_len=10 tokens plus one (try: data.val_fraction=0.12)"
     )
 
 
@@ -168,13 +168,13 @@ def cifar(root, **changes):
 
 def test_cifar10_that_is_not_there(tmp_path):
     assert said(cifar(tmp_path / "none")) == (
-        f"data.root: {tmp_path}/none: there is no such folder; with data.fallback=mnist5k digits would stand in"
+        f"data.root: {tmp_path}/none: there is no such folder; data.fallback=mnist5k trains on digits instead"
     )
 
 
 def test_cifar10_folder_without_batches_is_not_replaced(tmp_path):
     assert said(cifar(tmp_path, fallback="mnist5k")) == (
-        f"data.root: {tmp_path}: holds no data_batch_1 or data_batch_1.bin, itself or in the archive's own folder"
+        f"data.root: {tmp_path}: has no data_batch_1 or data_batch_1.bin, nor has the archive's folder in it"
     )
 
 
@@ -185,7 +185,7 @@ def test_cifar10_binary_cut_off_or_missing(tmp_path):
     file.write_bytes(file.read_bytes()[:-1])
     assert said(cifar(tmp_path)) == (
         f"data.root: {tmp_path}/data_batch_2.bin: no such file\n"
-        f"data.root: {file}: cut off: 6145 bytes are no whole number of records of 3073"
+        f"data.root: {file}: cut off: 6145 bytes are not a whole number of records of 3073"
     )
 
 

@@ -29,7 +29,7 @@ TEXT = ("data=text", "data.seq_len=16")
 
 def test_text_is_not_read_as_bytes_by_a_model_that_has_a_tokenizer(tmp_path: Path) -> None:
     own = tokenizer(folder(tmp_path / "m") / "tokenizer.json")
-    text = f"data.tokenizer: bytes: {own} is the tokenizer of the model, for which these tokens are other text"
+    text = f"data.tokenizer: bytes: {own} is the tokenizer of the model and has different tokens"
     cure = f"data.tokenizer=file data.tokenizer_file={own}"
     assert problems(tmp_path / "m", *TEXT) == [f"{text} (try: {cure} data.vocab_size=260)"]
     assert problems(tmp_path / "m", *TEXT, *cure.split(), "data.vocab_size=260") == []
@@ -64,7 +64,7 @@ def test_a_tokenizer_with_other_numbers_is_refused_and_one_with_more_tokens_is_n
     other = tokenizer(tmp_path / "other.json", "zzzz yyyy zzzz yyyy")
     words = (*TEXT, "data.tokenizer=file", "data.vocab_size=264")
     (one,) = problems(tmp_path / "m", *words, f"data.tokenizer_file={other}")
-    assert one.startswith(f"data.tokenizer_file: {other}: it has other numbers for ")
+    assert one.startswith(f"data.tokenizer_file: {other}: it has different ids for ")
     assert one.endswith(f" of the 260 tokens of {own} (try: data.tokenizer_file={own})")
     more = tokenizer(tmp_path / "more.json", size=264)
     assert problems(tmp_path / "m", *words, f"data.tokenizer_file={more}") == []

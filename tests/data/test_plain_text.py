@@ -29,5 +29,5 @@ def test_bpe_that_leaves_too_few_tokens_says_so(tmp_path):
         open_data(settings, seed=0)
     assert str(refused.value) == (
         f"data.path: {file}: 40 tokens to train on are too few: a window takes data.seq_len=50 tokens "
-        "and the next one (try: data.tokenizer=bytes data.vocab_size=256)"
+        "plus one (try: data.tokenizer=bytes data.vocab_size=256)"
     )

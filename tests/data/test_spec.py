@@ -69,8 +69,8 @@ def test_a_class_of_the_users_own_without_samples_is_refused():
     with pytest.raises(RequestError) as refused:
         input_specs(Target(_target_="tests.data.own.Ramp", samples=0), 7, ("tests",))
     assert str(refused.value) == (
-        "data: tests.data.own.Ramp: its split train has no samples, so there is nothing to learn from or to plan for; "
-        "let its len() be their number"
+        "data: tests.data.own.Ramp: its split train has no samples, so there is nothing to train on; "
+        "its len() must be the number of samples"
     )
 
 

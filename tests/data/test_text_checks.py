@@ -40,7 +40,7 @@ def text(path, **changes):
 
 
 PREPARE = "steps=[prepare] steps.prepare.src={path} makes tokens of it, which data=tokens reads"
-RENAME = "give it the name of what it is, and steps=[prepare] makes tokens of it"
+RENAME = "rename it to its real format, and steps=[prepare] tokenizes it"
 OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
 TOKENS = "data=tokens data.path={path} reads it"
 NAMES = {
@@ -78,7 +78,7 @@ def test_what_is_no_text_by_its_name_is_not_trained_on_as_bytes(tmp_path, suffix
     what, way = NAMES[suffix]
     [problem] = check_text(text(path, **tokenizer))
     assert str(problem) == (
-        f"data.path: {path}: {what} by its name, and data=text reads plain text; {way.format(path=path)}"
+        f"data.path: {path}: {what} by its name, but data=text reads plain text; {way.format(path=path)}"
     )
 
 
@@ -88,7 +88,7 @@ def test_nor_is_what_is_no_text_by_its_first_bytes(tmp_path, data, what, way):
     path.write_bytes(data)
     [problem] = check_text(text(path))
     assert str(problem) == (
-        f"data.path: {path}: {what} by its first bytes, and data=text reads plain text; {way.format(path=path)}"
+        f"data.path: {path}: {what} by its first bytes, but data=text reads plain text; {way.format(path=path)}"
     )
 
 

@@ -65,7 +65,7 @@ def test_null_beside_a_class_of_the_users_own_is_refused():
     with pytest.raises(RequestError) as refused:
         before_torch(settled(job(*words, "steps=[train]")))
     assert str(refused.value) == (
-        "model.vocab_size: null: data of a class of your own does not say how many tokens there are; give their number"
+        "model.vocab_size: null: your own data class does not say how many tokens there are; give the number"
     )
 
 
@@ -84,8 +84,8 @@ def test_what_is_wrong_with_the_files_is_said_once_and_nothing_starts(tmp_path, 
     said = capsys.readouterr().err
     assert said == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  data.vocab_size = null: {path} is of a format that does not say it; give the number of tokens of its "
-        "tokenizer, data.vocab_size=50257 for that of GPT-2\n"
+        f"  data.vocab_size = null: {path} has a format that does not record it; give the number of tokens of its "
+        "tokenizer, data.vocab_size=50257 for GPT-2\n"
         "    set in: conf/data/tokens.yaml:6:1\n"
         "          | vocab_size: null    # tokens; null: as the headers of .tokens files say it\n"
     )

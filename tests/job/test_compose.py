@@ -138,8 +138,8 @@ def test_a_group_is_deleted_by_its_name():
 
 
 @pytest.mark.parametrize(("word", "text"), [
-    ("optim.groups.lr=1", "optim.groups = {lr:1}: lr: 1 is no group; a group is a name or a glob with settings, as "
-     "{'*.bias': {weight_decay: 0}}"),
+    ("optim.groups.lr=1", "optim.groups = {lr:1}: lr: 1 is not a group; a group is a name or a glob with settings, "
+     "as {'*.bias': {weight_decay: 0}}"),
     ("optim.groups.embed.moment=1", "optim.groups.embed.moment: unknown key (valid here: lr, weight_decay, betas, "
      "eps)"),
     ("optim.groups.embed.lr=-1", "optim.groups.embed.lr = -1: should be at least 0"),

@@ -201,7 +201,7 @@ def test_a_model_is_made_of_whatever_the_users_file_has(mine, target, layers):
 
 
 FOREIGN = {
-    "what a function gives is of another kind": (
+    "what a function gives is of the wrong kind": (
         {"_target_": "mine_of_factories.wrong", "width": 2},
         "model._target_: mine_of_factories.wrong: gives Config where Module is expected",
     ),

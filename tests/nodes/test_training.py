@@ -30,7 +30,7 @@ def test_the_default_recipe_on_two_nodes_then_on_one_and_back(nodes: Nodes, tmp_
     last = checkpoints(run)[-1]
     assert {k: status(run)[k] for k in ("status", "error")} == {
         "status": "preempted",
-        "error": f"preempted by SIGTERM: saved {last}, from which the same command goes on",
+        "error": f"preempted by SIGTERM: saved {last}, from which the same command resumes",
     }
 
     # one node alone

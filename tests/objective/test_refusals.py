@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
         asked(data=VALUES),
         "data: targets are float64, and the loss is the cross entropy of class numbers: return them as int64 "
         f"(try: loss=mse); data: for 4 samples targets are float64 (4, 8, 64) {OUTPUT}; an output is (samples, ..., "
-        "classes) or (samples, classes, ...), its targets are all but the classes",
+        "classes) or (samples, classes, ...), and targets have all dims but the classes",
     ),
     "accuracy of numbers": (
         asked(loss={"name": "mse"}, data=VALUES, metrics=["accuracy"]),
@@ -58,11 +58,11 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "all of the classes": (
         asked(metrics=[{"name": "top_k", "k": 64}]),
-        "metrics: top_64: of 64 classes every target is among them",
+        "metrics: top_64: of 64 classes every target is in the top {k}",
     ),
     "two of a name": (
         asked(metrics=["accuracy", "perplexity", "accuracy"]),
-        "metrics: two of them are accuracy in the figures of a step; keep one (try: 'metrics=[accuracy,perplexity]')",
+        "metrics: two metrics have the name accuracy; keep one (try: 'metrics=[accuracy,perplexity]')",
     ),
     "bytes that nobody knows": (
         asked(metrics=["bits_per_byte", "accuracy"]),
@@ -71,8 +71,8 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "a loss without a count": (
         asked(loss=own("Uncounted")),
-        f"loss._target_: {OWN}.Uncounted: it has no method count(target), and the mean over a global batch divides by "
-        "what its targets count before any forward is done",
+        f"loss._target_: {OWN}.Uncounted: it has no method count(target), by which the loss is divided by "
+        "this count before any forward",
     ),
     "another count": (
         asked(loss=own("Miscounted", step=0.0)),
@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "a sum without a gradient": (
         asked(loss=own("Detached")),
-        f"loss._target_: {OWN}.Detached: its sum has no gradient: work it out of the output by torch's operations",
+        f"loss._target_: {OWN}.Detached: its sum has no gradient: compute it from the output with torch's operations",
     ),
     "a sum that is none": (
         asked(loss=own("Rowwise")),
@@ -93,12 +93,12 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "an output that is cut over tp": (
         asked(loss=own("Weighted"), parallel={"operators": HEAD, "grid": {"tp": 2}}),
-        "parallel.operators: a loss or metric of your own takes whole outputs, and their last dim is cut over tp; "
+        "parallel.operators: your own loss or metric takes full outputs, but their last dim is cut over tp; "
         "leave the module that makes it out of parallel.operators",
     ),
     "a name that is taken": (
         asked(metrics=[{"_target_": f"{OWN}.loss"}]),
-        "metrics: loss is a figure of every step; call the class otherwise",
+        "metrics: loss is reported in every step; rename the class",
     ),
 }  # fmt: skip
 
@@ -146,12 +146,12 @@ ENDS: dict[str, tuple[Job, str]] = {
     ),
     "a number that is no share": (
         asked(loss={"name": "bce"}, data=VALUES | {"wrong": 1.5}),
-        "step 1: the target of training sample 5 at 7, 63 is 1.5, and the loss bce takes numbers from 0 to 1. Look at "
+        "step 1: the target of training sample 5 at 7, 63 is 1.5, but the loss bce takes numbers from 0 to 1. Look at "
         "the data",
     ),
     "nothing that counts": (
         asked(data=HOLED | {"hole": 3, "empty": 1}, loss={"name": "cross_entropy", "ignore_index": 3}),
-        "step 1: all targets of the global batch are 3, which count for nothing, so there is no loss; the weights were "
+        "step 1: all targets of the global batch are 3, which are ignored, so there is no loss; the weights were "
         "not touched. Look at the data of this step",
     ),
     "nothing that counts for a loss of one's own": (

@@ -87,8 +87,8 @@ def test_the_plan_says_what_there_is() -> None:
     assert plan_job(asked("tuple", {})).output_keys == (0, 1)
 
 
-RETURNS = "and the model returns a dict of value, logits"
-ALONE = "return the logits alone, those of a dict or an object by their name, as in out.logits"
+RETURNS = "but the model returns a dict of value, logits"
+ALONE = "return only the logits, for a dict or an object by name, as in out.logits"
 NEITHER = (
     "no tensor, nor a plain tuple, list or dict of tensors; return the logits alone, here or in a class that derives "
     "from it: def forward(self, *inputs): return super().forward(*inputs)"
@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
             f"{ALONE}, or give a loss of your own by loss._target_"
         ],
     ),
-    "metric": ({"metrics": ["accuracy"]}, [f"metrics: accuracy: of one tensor, {RETURNS}"]),
+    "metric": ({"metrics": ["accuracy"]}, [f"metrics: accuracy: it takes one tensor, {RETURNS}"]),
     "predict": (
         {"steps": {"predict": {"kind": "predict"}}},
         [f"steps.predict: it takes one tensor, {RETURNS}"],
@@ -130,14 +130,14 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "operators": (
         {"parallel": TP, "launch__nproc": 2},
         [
-            "parallel.operators.head: the model's output leaves cut on dim 2 over tp, and the loss takes it whole "
+            "parallel.operators.head: the model's output is cut on dim 2 over tp, and the loss takes it full "
             "or cut on the classes (try: 'parallel.operators.head.output=[null, null, null]')"
         ],
     ),
     "operators of one in a tuple": (
         {"model": {"_target_": f"{OWN}.Single", "kind": "tuple"}, "parallel": TP, "launch__nproc": 2},
         [
-            "parallel.operators: an output that is cut over tp is one tensor, and the model returns a tuple of "
+            "parallel.operators: an output that is cut over tp is one tensor, but the model returns a tuple of "
             "1 tensor; leave the module that makes it out of parallel.operators"
         ],
     ),
@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "whole numbers": (
         {"model": {"_target_": f"{OWN}.Whole", "kind": "dict"}},
-        ["model: its forward returns whole numbers only, which get no gradient"],
+        ["model: its forward returns only whole numbers, which get no gradient"],
     ),
 }  # fmt: skip
 

@@ -51,7 +51,7 @@ def test_any_number_will_do():
 
 
 SHARE = "and a share of optim.lr is a finite number of at least 0"
-ANYWHERE = "a run that goes on from a checkpoint begins at any step"
+ANYWHERE = "a resumed run may begin at any step"
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a function": ("function", {}, "is not a class with a method __call__"),
     "not there": (
@@ -82,18 +82,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "Table", {"rates": [1.0, 0.5]}, "it cannot be called with step 2: IndexError: list index out of range "
         "(own_schedules.py:N, in __call__: return self.rates[step])",
     ),
-    "nothing": ("Gives", {"value": "None"}, f"at step 2 it gives None, {SHARE}"),
-    "no number": ("Gives", {"value": "'1.0'"}, f"at step 2 it gives '1.0', {SHARE}"),
-    "several": ("Gives", {"value": "[1.0, 2.0]"}, f"at step 2 it gives [1.0, 2.0], {SHARE}"),
-    "negative": ("Gives", {"value": "-1e-9"}, f"at step 2 it gives -1e-09, {SHARE}"),
-    "nan": ("Gives", {"value": "float('nan')"}, f"at step 2 it gives nan, {SHARE}"),
-    "infinite": ("Gives", {"value": "np.float64('inf')"}, f"at step 2 it gives np.float64(inf), {SHARE}"),
-    "complex": ("Gives", {"value": "1j"}, f"at step 2 it gives 1j, {SHARE}"),
+    "nothing": ("Gives", {"value": "None"}, f"at step 2 it returns None, {SHARE}"),
+    "no number": ("Gives", {"value": "'1.0'"}, f"at step 2 it returns '1.0', {SHARE}"),
+    "several": ("Gives", {"value": "[1.0, 2.0]"}, f"at step 2 it returns [1.0, 2.0], {SHARE}"),
+    "negative": ("Gives", {"value": "-1e-9"}, f"at step 2 it returns -1e-09, {SHARE}"),
+    "nan": ("Gives", {"value": "float('nan')"}, f"at step 2 it returns nan, {SHARE}"),
+    "infinite": ("Gives", {"value": "np.float64('inf')"}, f"at step 2 it returns np.float64(inf), {SHARE}"),
+    "complex": ("Gives", {"value": "1j"}, f"at step 2 it returns 1j, {SHARE}"),
     "larger than any float": (
-        "Gives", {"value": "10**400"}, f"at step 2 it gives 100000000000000000...0000000000000000000, {SHARE}"
+        "Gives", {"value": "10**400"}, f"at step 2 it returns 100000000000000000...0000000000000000000, {SHARE}"
     ),
-    "at the last step": ("Gives", {"value": "-1", "at": 4}, f"at step 4 it gives -1, {SHARE}"),
-    "a counter": ("Counts", {}, f"at step 4 it gives 0.2 after the steps before it, 1.0 without; {ANYWHERE}"),
+    "at the last step": ("Gives", {"value": "-1", "at": 4}, f"at step 4 it returns -1, {SHARE}"),
+    "a counter": ("Counts", {}, f"at step 4 it returns 0.2 after earlier steps, 1.0 without; {ANYWHERE}"),
     "in order": (
         "InOrder", {}, "it cannot be called with step 4 first: AttributeError: 'InOrder' object has no attribute "
         "'start' (own_schedules.py:N, in __call__: return self.start / (step + 1))",
@@ -113,7 +113,7 @@ def test_what_no_training_can_go_by_is_refused(case):
 def test_one_that_draws_random_numbers_is_refused():
     found = own_schedule.problem(target("Noise"), ("tests",), 50)
     assert found is not None
-    assert found.text.startswith(f"{OURS}Noise: at step 49 it gives 0.")
+    assert found.text.startswith(f"{OURS}Noise: at step 49 it returns 0.")
     assert found.text.endswith(f" without; {ANYWHERE}")
 
 
@@ -126,7 +126,7 @@ def test_steps_behind_the_last_are_not_looked_at():
 def test_every_step_of_a_training_is_looked_at(steps):
     for at in {0, steps // 2, steps - 1}:
         found = own_schedule.problem(target("Gives", value="None", at=at), ("tests",), steps)
-        assert found == Problem("schedule._target_", f"{OURS}Gives: at step {at} it gives None, {SHARE}")
+        assert found == Problem("schedule._target_", f"{OURS}Gives: at step {at} it returns None, {SHARE}")
 
 
 def test_of_a_very_long_one_steps_up_to_the_last(monkeypatch):

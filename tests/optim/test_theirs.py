@@ -166,7 +166,7 @@ def test_weights_are_those_of_plain_torch_and_of_a_run_that_was_stopped(results,
 
 
 DEPENDS = "depends on the rest of the tensor (seen on small tensors), and"
-TRAINS = "it can be used with pipeline stages and replicas, where every rank has whole tensors"
+TRAINS = "it can be used with pipeline stages and replicas, where every rank has full tensors"
 CUT = {
     ("shards", False): ("first.weight, first.bias, second.weight and 4 more", "dp_shard"),
     ("shards", True): ("first.weight, second.weight, head.weight", "dp_shard"),
@@ -224,21 +224,21 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                      "step"),
     "idle": (OURS + "Idle", "one", "its step() changes no parameter"),
     "noise": (NOISE, "replicas", "it draws random numbers (seen on small tensors), and 2 ranks would draw "
-                                 "other numbers than one process; it can be used on one rank"),
+                                 "other numbers than one process; use it on one rank"),
     "Python's noise": (OURS + "PythonNoise", "one",
                        "it draws random numbers (seen on small tensors) from a generator that torch.manual_seed "
                        "does not seed, so no run could be repeated"),
-    "by id": (OURS + "ById", "stages", f"{LOST} restored from its state and groups, it computes other numbers: it "
-                                       f"keeps state elsewhere {KEEP}"),
+    "by id": (OURS + "ById", "stages", f"{LOST} restored from its state and groups, it gives different results: "
+                                       f"it keeps state elsewhere {KEEP}"),
     "text": (OURS + "TextInState", "stages", f"{LOST} it keeps mode of type str, which checkpoints cannot store "
                                              f"{KEEP}"),
-    "no parameter": (OURS + "GlobalState", "one", f"{LOST} it keeps state under keys that are no parameters {KEEP}"),
+    "no parameter": (OURS + "GlobalState", "one", f"{LOST} it keeps state under keys that are not parameters {KEEP}"),
     "another shape": (OURS + "Flat", "shards", "it keeps both of shape [2, 8, 8] for a parameter of shape [8, 8], "
                       "which cannot be saved where parameters are cut: first.weight, first.bias, second.weight and 4 "
                       "more"),
     "columns": (ROWS, "operators", "its update of one element of a tensor depends on the rest of the tensor "
                                    "(seen on small tensors), and second.weight would be cut over tp; it can be "
-                                   "used with pipeline stages and replicas, where every rank has whole tensors"),
+                                   "used with pipeline stages and replicas, where every rank has full tensors"),
 }  # fmt: skip
 
 

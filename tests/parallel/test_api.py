@@ -87,9 +87,9 @@ def test_sync_does_nothing_to_a_model_of_one_stage_and_refuses_what_is_none() ->
         return said
 
     assert on_ranks(1, work)[0] == [
-        "net: dict is no torch.nn.Module",
-        "net: Linear is not what launcher.parallel.parallelize gave, nor around it",
-        "net: Around is not what launcher.parallel.parallelize gave, nor around it",
+        "net: dict is not a torch.nn.Module",
+        "net: Linear is not a result of launcher.parallel.parallelize, nor a wrapper of one",
+        "net: Around is not a result of launcher.parallel.parallelize, nor a wrapper of one",
     ]
 
 
@@ -109,5 +109,5 @@ def test_a_plan_of_another_number_of_ranks_and_a_module_without_numbers_are_refu
 
     assert on_ranks(1, work)[0] == (
         "plan: it has 4 ranks, the process group 1",
-        "model: embed.weight is on the meta device and has no numbers; hand over a function that builds it",
+        "model: embed.weight is on the meta device and has no numbers; pass a function that builds it",
     )

@@ -36,7 +36,7 @@ MIXES = (
 )
 REFUSED = {
     "Flipping": [f"model: a (Backwards) calls flip, {MIXES}", f"model: b (Backwards) calls flip, {MIXES}"],
-    "Twice": [f"model: a (RunningSum) runs 2 times in one forward; what its pieces leave would mix {CURE}"],
+    "Twice": [f"model: a (RunningSum) runs 2 times in one forward; the state of its pieces would mix {CURE}"],
     "Positions": [f"model: the forward of Positions calls arange, {MIXES}"],
 }
 

@@ -190,7 +190,7 @@ def test_a_module_that_takes_a_graph_a_call_goes_on_eagerly() -> None:
     eager, graph = here("Counted"), here("Counted", train__compile=AOT)
     ((want, _),), ((got, heard),) = (on_ranks(1, many_steps, j, plan_job(j)) for j in (eager, graph))
     assert got == pytest.approx(want, rel=1e-12)
-    text = "train.compile: layers.0 takes another graph in each call, and runs eagerly from here on"
+    text = "train.compile: layers.0 needs a new graph in each call, so it runs eagerly from now on"
     assert heard == [text]
 
 
@@ -229,7 +229,7 @@ def test_what_only_a_run_finds_to_be_no_graph_ends_it_and_says_what_to_do() -> N
         on_ranks(1, rank_step, j, plan_job(j))
     said = str(caught.value)
     assert said.startswith("rank 0: train.compile: aot_eager cannot compile layers.0: ")
-    assert said.endswith("(try: train.compile.fullgraph=false, which runs as it is what cannot be compiled)")
+    assert said.endswith("(try: train.compile.fullgraph=false, which runs eagerly what cannot be compiled)")
     assert caught.value.fault.type == RunError.__name__
 
 

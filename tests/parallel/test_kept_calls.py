@@ -179,7 +179,7 @@ def test_a_function_that_torch_hides_is_kept_operation_by_operation():
 def test_a_kept_result_may_not_be_changed_in_place():
     net = again(Net(lambda net, x: net.outer(net.outer(x.sin()).mul_(2)).sin()).double())
     out = net(torch.randn(2, 6, 8, dtype=torch.float64, requires_grad=True))
-    with pytest.raises(RequestError, match="changes the result of linear in place, which is to be kept"):
+    with pytest.raises(RequestError, match="changes the result of linear in place, which must be kept"):
         out.sum().backward()
 
 

@@ -15,7 +15,7 @@ from launcher.plan.cut.stages import Stage
 from launcher.runtime.faults import RanksFailed
 from tests.ranks import here
 
-WHY = "something goes by what differs between processes, as the order of a set of strings does; sort it there, or "
+WHY = "something depends on what differs between processes, such as the order of a set of strings; sort it there, or "
 WHY += "start all ranks with the same PYTHONHASHSEED"
 STAGE = Stage(index=0, nodes=(), receives=(), sends=(), modules=(), params=(), flops=0, saved=0)
 
@@ -61,7 +61,7 @@ def test_weights_made_in_another_order_are_told(made):
     with pytest.raises(RanksFailed) as failed:
         here(lambda w: check_agreement(part(), made(["down", "up"][:: 1 - 2 * w.rank])), 2)
     rank = failed.value.fault.rank
-    text = f"layers.down.bias starts from other numbers on rank {1 - rank} than on rank {rank}: in the constructor "
+    text = f"layers.down.bias has other initial values on rank {1 - rank} than on rank {rank}: in the constructor "
     assert failed.value.fault.message == text + WHY
 
 

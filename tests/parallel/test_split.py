@@ -201,8 +201,8 @@ REFUSED = {
     "a function around another copy of the model": (
         own("odd_nets.Closure", [6], stages={"a": 0, "head": 1}),
         "parallel.pipeline.stage_config: cannot trace the code between the named modules of Closure "
-        "(odd_nets.py:245): it uses a parameter of another copy of the model, as a function does that __init__ has "
-        "made around self; name a larger module in stage_config, so that this code runs inside it",
+        "(odd_nets.py:245): it uses a parameter of another copy of the model, as a function made by __init__ "
+        "around self does; name a larger module in stage_config, so that this code runs inside it",
     ),
     "vmap": (
         own("odd_nets.Mapped", [6], stages={"a": 0, "head": 1}),
@@ -214,8 +214,8 @@ REFUSED = {
     "glue that seeds": (
         own("odd_nets.Seeds", [6], stages={"a": 0, "head": 1}),
         ("parallel.pipeline.stage_config: cannot trace the code between the named "
-         "modules of Seeds (odd_nets.py:300): it seeds torch's random stream, or puts "
-         "back a state of it, which no stage would see; name a larger module in "
+         "modules of Seeds (odd_nets.py:300): it seeds torch's random stream, or "
+         "restores its state, which no stage would see; name a larger module in "
          "stage_config, so that this code runs inside it"),
     ),
     "a generator": (
@@ -255,7 +255,7 @@ REFUSED = {
     "two dtypes": (
         own("odd_nets.OtherDtype", [6], stages=1),
         ("model: the forward calls addmm of float64 and float32 (odd_nets.py:251), "
-         "which torch refuses; weights and inputs have the dtype of train.precision, "
+         "which torch rejects; weights and inputs have the dtype of train.precision, "
          "and tensors that a forward creates have torch's default, float32; create "
          "them with the dtype of a weight, as in x.to(weight.dtype)"),
     ),

@@ -16,7 +16,7 @@ CUT = {"a": 0, "b": 0, "head": 1}
 SHARDED = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
 BACKWARD = (
     "model: the backward changes {}, which the forward reads, and a pipeline runs other forwards before it than one "
-    "process; change it in the forward"
+    "process does; change it in the forward"
 )
 REFUSED = {
     "HookCounts": ({}, BACKWARD.format("b.calls")),
@@ -42,7 +42,7 @@ REFUSED = {
     ),
     "Threads": (
         {},
-        "model: the forward runs a in a thread of its own, where nobody can see what it does; call modules one after "
+        "model: the forward runs a in a separate thread, which the launcher cannot trace; call modules one after "
         "the other",
     ),
     "Yields": (
@@ -65,8 +65,8 @@ REFUSED = {
     ),
     "Averages": (
         SHARDED,
-        "model: the forward changes the buffer b.seen, by numbers that each of 2 data-parallel ranks has its own of, "
-        "and then uses it: they would train different models; use one data-parallel rank",
+        "model: the forward changes the buffer b.seen from rank-local data and then reads it: each of 2 "
+        "data-parallel ranks would train another model; use one data-parallel rank",
     ),
 }
 

@@ -33,7 +33,7 @@ def test_layers_that_cannot_be_cut_stay_in_one_piece_and_the_plan_says_why():
     assert [s.modules for s in plan.stages] == [("m.body",), ("m.head",)]
     assert auto(plan) == [
         (
-            "auto: m.body stays in one piece, for it could not be cut: cannot trace the "
+            "auto: m.body stays in one piece, because it cannot be cut: cannot trace the "
             "code between the named modules of WrappedLooking in m.body (Looking) (wrapped_nets.py:38): its "
             "Python looks at data; name a larger module in stage_config, so that this "
             "code runs inside it"

@@ -110,6 +110,5 @@ def test_what_is_said(found: Fit, text: str) -> None:
     assert str(found) == text
     problem = problems(found, "parallel.hsdp.shard_size=-1")
     assert str(problem) == (
-        f"launch.check_memory: {text}; launch.check_memory=false starts it all the same "
-        "(try: parallel.hsdp.shard_size=-1)"
+        f"launch.check_memory: {text}; launch.check_memory=false starts it anyway (try: parallel.hsdp.shard_size=-1)"
     )

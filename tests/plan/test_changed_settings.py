@@ -89,7 +89,7 @@ CHANGES = {
         ["parallel.gradients_mean"],
         Difference(
             "parallel.gradients_mean", "2 times the mean gradient", "1 times the mean gradient",
-            "a step would be of another size",
+            "steps would have another size",
         ),
     ),
     "sums of one": ({"parallel.gradients_mean": False}, [], None),

@@ -152,7 +152,7 @@ def test_an_output_that_no_loss_can_take_is_refused() -> None:
         planned(job(), AB, glue)
     assert str(caught.value) == (
         "model: its forward returns something else: no tensor, nor a plain tuple, list or dict of tensors; "
-        "return the logits alone, those of an object by their name, as in out.logits, "
+        "return only the logits, for an object by name, as in out.logits, "
         "or for a loss of your own a plain one"
     )
 
@@ -165,7 +165,7 @@ def ragged(rows: int, glue: Graph) -> Plan:
 
 def test_what_stays_whole_and_what_is_ragged_is_noted() -> None:
     assert [str(n) for n in ragged(30, chain("a", "b")).notes][-2:] == [
-        "parallel.hsdp.threshold 1 KB: 1 smaller parameter stays whole, gradients are summed together",
+        "parallel.hsdp.threshold 1 KB: 1 smaller parameter stays unsharded, gradients are summed together",
         "parallel.hsdp.uneven pad: a.weight: dim 0 is not a multiple of 4, so the last ranks hold less or nothing",
     ]
     assert "ragged" not in str(ragged(32, chain("a", "b")).notes)

@@ -13,7 +13,7 @@ from tests.steps.certified import STAGES, TWO, of
 
 OWN = (
     "attend: draws random numbers in training, from a separate stream for each "
-    "stage and data-parallel rank: losses are not"
+    "stage and data-parallel rank: another layout"
 )
 
 
@@ -24,7 +24,7 @@ def notes(key: str, parallel: dict[str, Any], **changes: Any) -> list[str]:
 
 @pytest.mark.parametrize("parallel", [TWO, STAGES], ids=["replicas", "stages"])
 def test_losses_that_depend_on_the_layout_are_said(parallel):
-    assert notes("seed", parallel) == [f"{OWN} those of another layout"]
+    assert notes("seed", parallel) == [f"{OWN} gives other losses"]
     assert notes("seed", parallel, model={"_target_": "tests.steps.nets.Net"}) == []
 
 
@@ -42,6 +42,6 @@ def test_draws_in_compiled_code_cannot_be_certified():
     with pytest.raises(RequestError) as refused:
         notes("seed", TWO, steps=steps, train__compile={"backend": "aot_eager"})
     assert str(refused.value) == (
-        "steps.certify: attend draws random numbers in compiled code, so that no two trainings can be compared; draw "
+        "steps.certify: attend draws random numbers in compiled code, so two trainings cannot be compared; draw "
         "in a torch.nn.Dropout module, which the certificate turns off, or leave out the certify step"
     )

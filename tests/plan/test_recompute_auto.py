@@ -92,7 +92,7 @@ def test_what_is_planned_fits_and_says_so(layout):
 def test_nothing_runs_again_where_everything_fits():
     plan = plan_job(asked("1f1b", GB))
     assert plan.recomputed == ()
-    assert "parallel.recompute auto -> null: nothing has to run again to fit 1.0 GB" in text(plan)
+    assert "parallel.recompute auto -> null: no block needs recomputation to fit 1.0 GB" in text(plan)
 
 
 def test_a_plan_is_that_of_the_policies_it_chose():
@@ -111,8 +111,7 @@ def refusal(j: Job) -> str:
 
 def test_a_memory_that_nobody_knows_is_refused():
     assert refusal(asked("1f1b", None)) == (
-        "parallel.recompute: auto: fits a memory that nobody has told; cluster.memory_gb is that of a device "
-        "(try: cluster.memory_gb=80)"
+        "parallel.recompute: auto: the memory of a device is unknown; set cluster.memory_gb (try: cluster.memory_gb=80)"
     )
 
 

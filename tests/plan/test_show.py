@@ -58,11 +58,11 @@ plan of hundred
             stage 0: embed, 1 parameter, 64.0 KB
             stages 0-3: layers.0 .. layers.99, 2 parameters, 32.0 KB each
             stage 3: head, 1 parameter, 64.0 KB
-  reduce    stage 0: 24 whole parameters, 6.0 KB, one all-reduce a step
-            stages 1-2: 26 whole parameters, 6.5 KB, one all-reduce a step each
-            stage 3: 25 whole parameters, 6.2 KB, one all-reduce a step
+  reduce    stage 0: 24 unsharded parameters, 6.0 KB, one all-reduce a step
+            stages 1-2: 26 unsharded parameters, 6.5 KB, one all-reduce a step each
+            stage 3: 25 unsharded parameters, 6.2 KB, one all-reduce a step
   overlap   weights are gathered once a step, ahead of use, and waited for where a group is used first; FSDP2 reduces
-              each group beside backward where launch.device=auto finds an accelerator; on CPUs ranks wait
+              each group during backward where launch.device=auto finds an accelerator; on CPUs ranks wait
   traffic   ranks      all-gather  reduce-scatter      all-reduce            send         receive
             0-15     25: 832.0 KB     200: 6.5 MB    29: 118.2 KB        8: 256 B        8: 256 B
             16-47    26: 832.0 KB     208: 6.5 MB    29: 110.7 KB       16: 512 B       16: 512 B
@@ -77,7 +77,7 @@ plan of hundred
   settings  parallel.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch
   notes     parallel.pipeline.stage_config auto -> the stages above: balanced by flops and bytes written, the slowest
               rank 1.0% above the mean
-            parallel.hsdp.threshold 1 KB: 101 smaller parameters stay whole, gradients are summed together
+            parallel.hsdp.threshold 1 KB: 101 smaller parameters stay unsharded, gradients are summed together
 """
 
 

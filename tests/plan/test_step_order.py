@@ -51,60 +51,60 @@ def test_evaluating_a_file_needs_no_ranks() -> None:
 
 WRONG = {
     "transform,train,save":
-        "steps.transform: needs a checkpoint, which 'save' makes, and it comes after 'transform' "
+        "steps.transform: needs a checkpoint, which 'save' makes, but comes after 'transform' "
         "(try: 'steps=[train,save,transform]')",
     "train,transform":
-        "steps.transform: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
+        "steps.transform: needs a checkpoint, which 'save' makes, but there is no 'save' step, "
         "nor an old one named by steps.transform.src "
         "(try: 'steps=[train,save,transform]')",
     "train,merge_strategies":
-        "steps.merge_strategies: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
+        "steps.merge_strategies: needs a checkpoint, which 'save' makes, but there is no 'save' step, "
         "nor an old one named by steps.merge_strategies.src "
         "(try: 'steps=[train,save,merge_strategies]')",
     "train,export":
-        "steps.export: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
+        "steps.export: needs a checkpoint, which 'save' makes, but there is no 'save' step, "
         "nor an old one named by steps.export.src "
         "(try: 'steps=[train,save,export]')",
     "train,sample":
-        "steps.sample: needs an exported model, which 'export' makes, and no 'export' step is asked for "
+        "steps.sample: needs an exported model, which 'export' makes, but there is no 'export' step "
         "(try: 'steps=[train,save,export,sample]')",
     "train,save,sample,export":
-        "steps.sample: needs an exported model, which 'export' makes, and it comes after 'sample' "
+        "steps.sample: needs an exported model, which 'export' makes, but comes after 'sample' "
         "(try: 'steps=[train,save,export,sample]')",
     "train,load":
-        "steps.load: would overwrite what 'train' has just learned (try: 'steps=[load,train]')",
+        "steps.load: would overwrite what 'train' has just trained (try: 'steps=[load,train]')",
     "train,save,export,evaluate":
         "steps.evaluate: needs the ranks, which have ended before 'export'; put it before 'export' "
         "(try: 'steps=[train,save,evaluate,export]')",
     "evaluate:exported,train":
-        "steps.evaluate: needs an exported model, which 'export' makes, and no 'export' step is asked for "
+        "steps.evaluate: needs an exported model, which 'export' makes, but there is no 'export' step "
         "(try: 'steps=[train,save,export,evaluate]')",
     "train,save,evaluate:transformed":
-        "steps.evaluate: needs a transformed checkpoint, which 'transform' makes, and no 'transform' step is asked for "
+        "steps.evaluate: needs a transformed checkpoint, which 'transform' makes, but there is no 'transform' step "
         "(try: 'steps=[train,save,transform,evaluate]')",
     "import,train,export":
-        "steps.export: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
+        "steps.export: needs a checkpoint, which 'save' makes, but there is no 'save' step, "
         "nor an old one named by steps.export.src "
         "(try: 'steps=[import,train,save,export]')",
     "inspect,import":
-        "steps.inspect: needs a checkpoint, which 'import' makes, and it comes after 'inspect' "
+        "steps.inspect: needs a checkpoint, which 'import' makes, but comes after 'inspect' "
         "(try: 'steps=[import,inspect]')",
     "verify":
-        "steps.verify: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
+        "steps.verify: needs a checkpoint, which 'save' makes, but there is no 'save' step, "
         "nor an old one named by steps.verify.src "
         "(try: 'steps=[train,save,verify]')",
     "save,sample":
-        "steps.sample: needs an exported model, which 'export' makes, and no 'export' step is asked for "
+        "steps.sample: needs an exported model, which 'export' makes, but there is no 'export' step "
         "(try: 'steps=[save,export,sample]')",
     "sample":
-        "steps.sample: needs an exported model, which 'export' makes, and no 'export' step is asked for "
+        "steps.sample: needs an exported model, which 'export' makes, but there is no 'export' step "
         "(try: 'steps=[train,save,export,sample]')",
     "train,import,save":
-        "steps.import: the ranks start from what it brings; put it before them (try: 'steps=[import,train,save]')\n"
+        "steps.import: the ranks start from its result; put it before them (try: 'steps=[import,train,save]')\n"
         "steps.save: needs the ranks, which have ended before 'import'; put it before 'import' "
         "(try: 'steps=[import,train,save]')",
     "sample,train,save,export,sync_shared":
-        "steps.sample: needs an exported model, which 'export' makes, and it comes after 'sample' "
+        "steps.sample: needs an exported model, which 'export' makes, but comes after 'sample' "
         "(try: 'steps=[train,save,sync_shared,export,sample]')\n"
         "steps.sync_shared: needs the ranks, which have ended before 'export'; put it before 'export' "
         "(try: 'steps=[train,save,sync_shared,export,sample]')",

@@ -144,7 +144,7 @@ def holds_of_fusion(s: Said) -> None:
         assert s.together <= 1
         return
     assert ("nothing to sum" in why) == (not s.plan.groups and not s.plan.buckets)
-    assert ("whole gradients" in why) == bool(s.plan.buckets)
+    assert ("unsharded gradients" in why) == bool(s.plan.buckets)
     assert ("group" in why) == bool(s.plan.groups)
     asked = s.job.parallel.comm_fusion.allreduce
     assert ("that end before the parameters" in why) == (asked is not None and asked.mode == "index" and s.together > 0)
@@ -181,7 +181,7 @@ def holds_of_reductions(s: Said) -> None:
         assert level > "level1"
         assert not s.plan.buckets
         assert not any(a.kind == "W" for row in s.plan.schedule for a in row)
-    if found := re.search(r"; (\d+) whole parameter", why):
+    if found := re.search(r"; (\d+) unsharded parameter", why):
         assert int(found[1]) == len({n for b in s.plan.buckets for n in b.names})
 
 

@@ -49,7 +49,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
-    text = "there is no config.json in it, so nothing says what model it is"
+    text = "it has no config.json, so the kind of model is unknown"
     assert problems(tmp_path) == [f"model.path: {tmp_path}: {text}"]
 
 
@@ -62,7 +62,7 @@ def test_a_config_that_is_no_json(tmp_path: Path) -> None:
 
 def test_a_config_that_names_no_model(tmp_path: Path) -> None:
     path = folder(tmp_path / "m", {"hidden_size": 2})
-    text = "it has no model_type, so nothing says what model it is"
+    text = "it has no model_type, so the kind of model is unknown"
     assert problems(path) == [f"model.path: {path / 'config.json'}: {text}"]
 
 
@@ -104,7 +104,7 @@ def test_the_plan_says_that_no_loss_of_routers_is_trained(
 def test_a_folder_without_weights_is_fine_for_a_new_model(tmp_path: Path) -> None:
     path = folder(tmp_path / "m")
     (path / "model.safetensors").unlink()
-    text = f"{path}: neither model.safetensors nor model.safetensors.index.json is there"
+    text = f"{path}: it has neither model.safetensors nor model.safetensors.index.json"
     assert problems(path) == [f"model.path: {text} (try: model.weights=false)"]
     assert problems(path, "model.weights=false") == []
 
@@ -128,7 +128,7 @@ BEYOND = {
     "layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; at most 10000 are built"),
     "nested": ({"text_config": {"n_layer": 20_000}}, "text_config.n_layer is 20000; at most 10000 are built"),
     "experts": ({"num_local_experts": -(10**6)}, "num_local_experts is -1000000; at most 10000 are built"),
-    "a size": ({"hidden_size": 2**41}, "hidden_size is 2199023255552, which is no size of a model"),
+    "a size": ({"hidden_size": 2**41}, "hidden_size is 2199023255552, which is not a model size"),
     "a list": ({"layer_types": ["a"] * 10_001}, "layer_types lists 10001 values; at most 10000 are read"),
     "a kernel": (
         {"attn_implementation": "someone/kernel"},
@@ -186,6 +186,6 @@ def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
         return [str(p) for p in hugging_face.misfits(job, plan)]
 
     assert found(0) == []
-    text = f"{names[0]} and {names[1]} are one tensor of the model, and the folder has different values under them"
+    text = f"{names[0]} and {names[1]} are one tensor of the model, and the folder has different values for them"
     cure = "(try: model.config.tie_word_embeddings=false)"
     assert found(7) == [f"model.path: {tmp_path}/head 7: {text} {cure}"]

@@ -33,11 +33,11 @@ HF = ("model=hf", "model.path=x")
     [
         (
             ("parallel.grid.tp=2",),
-            "auto: only a model of transformers says how it is cut, and the model is lm (try: operators=megatron)",
+            "auto: only a model of transformers says how to cut it, but the model is lm (try: operators=megatron)",
         ),
         (
             ("parallel.grid.tp=2", "model=null", "model._target_=torch.nn.Linear", "security.allow=[torch]"),
-            "auto: only a model of transformers says how it is cut, and the model is torch.nn.Linear",
+            "auto: only a model of transformers says how to cut it, but the model is torch.nn.Linear",
         ),
         (HF, "auto: it does not say over how many ranks (try: parallel.grid.tp=2)"),
     ],
@@ -88,5 +88,5 @@ def test_an_architecture_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     told(monkeypatch, {}, (4,))
     with pytest.raises(RequestError) as error:
         resolve.written(job(*HF, "parallel.grid.tp=2"))
-    text = "auto: the config of x says nothing of tp: name modules by themselves"
+    text = "auto: the config of x says nothing about tp: name modules one by one"
     assert [str(p) for p in error.value.problems] == [f"parallel.operators: {text}"]

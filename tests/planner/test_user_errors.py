@@ -45,7 +45,7 @@ MODEL = {
         "return self.fc(torch.cat([h, h], 1))",
         FORWARD.format("block.fc (Linear)")
         + "RuntimeError: a and b must have same reduction dim, but got [32, 32] X [16, 16]. (mine.py:10, in forward: "
-        "return self.fc(torch.cat([h, h], 1))); the last dim of what a layer takes is its in_features",
+        "return self.fc(torch.cat([h, h], 1))); the last dim of a layer's input is its in_features",
     ),
     "a tensor as a condition": (
         "return self.fc(h if h > 0 else -h)",
@@ -107,7 +107,7 @@ OTHERS = {
     "optim, shapes": (
         "optim", "Opt", OPT + "            p.add_(p.grad @ torch.ones(3, 3))\n",
         DENSE + "RuntimeError: mat1 and mat2 shapes cannot be multiplied (136x136 and 3x3) (mine.py:9, in step: "
-        "p.add_(p.grad @ torch.ones(3, 3))); the last dim of what a layer takes is its in_features",
+        "p.add_(p.grad @ torch.ones(3, 3))); the last dim of a layer's input is its in_features",
     ),
     "optim, several lines": (
         "optim", "Opt", OPT + f"            raise RuntimeError(LONG)\nLONG = {LONG!r}\n",
@@ -134,7 +134,7 @@ OTHERS = {
     ),
     "data, nothing": (
         "data", "Data", ITEM + "        return self.x[i], None\n",
-        TORN + "the target of item 0 is of type NoneType, of which no tensor is made; return a tensor, an array or a",
+        TORN + "the target of item 0 has type NoneType, which cannot become a tensor; return a tensor, an array or a",
     ),
     "data, sparse": (
         "data", "Data", ITEM + "        return self.x[i].to_sparse(), 1\n",

@@ -72,7 +72,7 @@ def test_a_part_of_rope_parameters_changes_that_part(tmp_path: Path) -> None:
      "rope_type llama4 (default, linear, "),
     ("llama", {"rope_scaling": 4}, "model.config.rope_scaling: 4: rope_parameters are null or a mapping, such as "),
     ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "Missing required keys"),
-    ("llama", {"rope_theta": "a"}, "model.config.rope_theta: rope_parameters have rope_theta 'a', which is no number"),
+    ("llama", {"rope_theta": "a"}, "rope_parameters have rope_theta 'a', which is not a number"),
     ("gemma3_text", {"rope_theta": 7.0}, "has rope_parameters for each kind of layer, "),
 ], ids=str)  # fmt: skip
 def test_rope_parameters_that_no_model_can_have_are_refused_by_name(

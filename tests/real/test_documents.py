@@ -98,7 +98,7 @@ def test_a_family_that_nobody_has_looked_at(corpus: Path, tmp_path: Path, capsys
 
     assert main(typed(described("bert", tmp_path / "bert"), corpus, "steps=[train]")) == 2
     assert (
-        "data.document_mask = true: it is not known how documents are kept apart in a bert; it is of gemma2, "
+        "data.document_mask = true: the launcher cannot separate documents in a bert; it can in gemma2, "
         "gemma3_text, gpt2, gpt_neox, llama, mistral, mixtral, olmo2, opt, phi3, qwen2, qwen3\n"
     ) in capsys.readouterr().err
 
@@ -109,8 +109,8 @@ def test_attention_that_takes_no_mask(corpus: Path, tmp_path: Path, capsys: pyte
     words = ("steps=[train]", "model.config={attn_implementation: flash_attention_2}")
     assert main(typed(described("llama", tmp_path / "llama"), corpus, *words)) == 2
     assert (
-        "model.config.attn_implementation = flash_attention_2: with data.document_mask=true there are masks, which "
-        "sdpa and eager take\n"
+        "model.config.attn_implementation = flash_attention_2: with data.document_mask=true masks are needed, "
+        "which only sdpa and eager take\n"
     ) in capsys.readouterr().err
 
 

@@ -36,7 +36,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     assert (code, said) == (
         1,
         [
-            "error: rank 1 of 2 has not come within 2 s (launch.timeout_s); "
+            "error: rank 1 of 2 has not connected within 2 s (launch.timeout_s); "
             "each must be started with the same MASTER_ADDR and MASTER_PORT"
         ],
     )
@@ -65,7 +65,7 @@ def test_a_rank_that_cannot_find_rank_0_says_where_it_has_looked(host, here, why
     me = f"rank 1 on {socket_name()}{here}"
     head = f"error: {me}: rank 0 has not answered at {host}:9 within 2 s (launch.timeout_s): "
     assert said[0].startswith(head + (why or ""))
-    assert said[0].endswith("; MASTER_ADDR and MASTER_PORT say where it is")
+    assert said[0].endswith("; set MASTER_ADDR and MASTER_PORT to its address")
 
 
 def test_a_store_of_an_agent_is_there_or_is_not(monkeypatch):
@@ -74,10 +74,10 @@ def test_a_store_of_an_agent_is_there_or_is_not(monkeypatch):
     monkeypatch.setattr(rendezvous, "SAY_S", 0.1)
     at = Place(0, 2, 0, 1, 0, "127.0.0.1", 9, hosted=True)
     said: list[str] = []
-    text = "rank 0 on a: what has started the ranks has not answered at 127.0.0.1:9 within 0.1 s: Connection refused; "
-    with pytest.raises(RunError, match=f"^{text}MASTER_ADDR and MASTER_PORT say where it is$"):
+    text = "rank 0 on a: the launcher of the ranks has not answered at 127.0.0.1:9 within 0.1 s: Connection refused; "
+    with pytest.raises(RunError, match=f"^{text}set MASTER_ADDR and MASTER_PORT to its address$"):
         rendezvous.open_store(at, lambda: 3600.0, said.append, where="a")
-    assert said == ["rank 0 on a waits for what has started the ranks at 127.0.0.1:9: Connection refused"]
+    assert said == ["rank 0 on a waits for the launcher of the ranks at 127.0.0.1:9: Connection refused"]
 
 
 def test_ranks_with_other_secrets_end_at_once(tmp_path):
@@ -173,8 +173,8 @@ def test_a_rank_on_another_machine_is_named_only_while_no_other_is_known_to_be_d
 
     assert told(1, 2, 3) == ["rank 2 has died without a message (SIGKILL? out of memory? see dmesg)"]
     assert told(1, 3) == [
-        "rank 1 does not answer: it has died, or it hangs",
-        "rank 3 does not answer: it has died, or it hangs, on elsewhere",
+        "rank 1 does not answer: it died, or it hangs",
+        "rank 3 does not answer: it died, or it hangs, on elsewhere",
     ]
 
 
@@ -185,7 +185,7 @@ def test_tasks_that_are_told_to_stop_save_and_leave_with_75(tmp_path):
         for task in started:
             task.send_signal(signal.SIGTERM)
         assert [end(task)[0] for task in started] == [75, 75]
-    told = f"preempted by SIGTERM: saved {checkpoints(folder)[-1]}, from which the same command goes on"
+    told = f"preempted by SIGTERM: saved {checkpoints(folder)[-1]}, from which the same command resumes"
     assert {k: status(folder)[k] for k in ("status", "error")} == {"status": "preempted", "error": told}
 
 

@@ -134,7 +134,7 @@ def test_one_file_for_all_ranks_holds_the_next_run_too(tmp_path: Path) -> None:
     said = [refusal(load_it, *words) for words in (["parallel.hsdp.threshold=1"], ["launch.nproc=8"])]
     head = f"parallel.param_strategy.load: {tmp_path}/p.ckpt: "
     assert said == [
-        f"{head}layer2.bias is laid out in another way; layer3.weight is laid out in another way",
+        f"{head}layer2.bias is laid out differently; layer3.weight is laid out differently",
         f"{head}its layouts are on 4 ranks, this plan is on 8",
     ]
 
@@ -149,7 +149,7 @@ def test_what_mindspore_has_no_layout_for_is_refused_before_the_run() -> None:
     save, odd = "parallel.param_strategy.save=run:p.ckpt", ["launch.nproc=6", "train.batch_size=48"]
     said = refusal(save, *odd, "parallel.hsdp.threshold=0")
     assert said.startswith("parallel.param_strategy.save: run:p.ckpt: MindSpore has no such layout:")
-    assert said.endswith("; a name that ends in .json has place for it")
+    assert said.endswith("; a name that ends in .json can store it")
     assert "layer3.bias: ragged: dim 0 of [10] does not divide into 3 parts" in said
 
 

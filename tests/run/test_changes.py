@@ -70,7 +70,7 @@ error: 3 problems in this request; nothing was started
     set by: data.seq_len=8 (command line)
     try:    data.seq_len=8 {accept}
 
-  train.batch_size = 8: {path} was trained with 16: a step would be of other samples
+  train.batch_size = 8: {path} was trained with 16: steps would use other samples
     set by: train.batch_size=8 (command line)
     try:    train.batch_size=8 {accept}
 """
@@ -84,13 +84,13 @@ CHANGED = {
     "a forgotten option": (
         ["model.rope_theta=500"],
         "model.rope_theta",
-        "500.0: {path} was trained with 10000.0: the weights would go on in another model",
+        "500.0: {path} was trained with 10000.0: the weights would continue in another model",
         "model.rope_theta=500 'checkpoint.accept_changes=[model.rope_theta]'",
     ),
     "half precision": (
         ["train.precision=bf16"],
         "train.precision",
-        "bf16: {path} was trained with fp32: numbers would be rounded otherwise",
+        "bf16: {path} was trained with fp32: numbers would be rounded differently",
         "train.precision=bf16 'checkpoint.accept_changes=[train.precision]'",
     ),
     "overfitting": (
@@ -102,13 +102,13 @@ CHANGED = {
     "sums": (
         ["parallel.pipeline.micro_batch_num=4", "parallel.pipeline.loss_reduction=sum"],
         "parallel.pipeline.loss_reduction",
-        "4 times the mean gradient: {path} was trained with 1 times the mean gradient: a step would be of another size",
+        "4 times the mean gradient: {path} was trained with 1 times the mean gradient: steps would have another size",
         "parallel.pipeline.loss_reduction=sum 'checkpoint.accept_changes=[parallel.pipeline.loss_reduction]'",
     ),
     "sums over ranks": (
         [*shape(shard=2), "parallel.gradients_mean=false"],
         "parallel.gradients_mean",
-        "2 times the mean gradient: {path} was trained with 1 times the mean gradient: a step would be of another size",
+        "2 times the mean gradient: {path} was trained with 1 times the mean gradient: steps would have another size",
         "parallel.gradients_mean=false 'checkpoint.accept_changes=[parallel.gradients_mean]'",
     ),
 }
@@ -131,7 +131,7 @@ def test_what_was_forgotten_is_put_back(trained, capsys):
     path = trained / "checkpoints/step-000002"
     assert main(words) == 2
     accept = "'checkpoint.accept_changes=[seed]'"
-    why = f"{path} was trained with 3: other samples would follow, and other random numbers; {accept} lets it change"
+    why = f"{path} was trained with 3: other samples would follow, and other random numbers; {accept} allows the change"
     said = f"  seed = 0: {why}\n    set in: conf/config.yaml:"
     err = capsys.readouterr().err
     assert said in err
@@ -216,7 +216,7 @@ def test_where_nothing_is_trained_nothing_is_compared(path, capsys):
 def test_weights_that_nothing_has_trained_may_go_on_anyhow(capsys):
     run(Path("run"), *ONE, "steps=[save]")
     said = plan(capsys, *ONE, "train.steps=4", "seed=1", "checkpoint.resume=run/checkpoints/step-000000")
-    assert "seed 0 -> 1: since step-000000, which nothing had been trained for" in said
+    assert "seed 0 -> 1: since step-000000, before any training" in said
 
 
 def of_no_step(folder: Path, state: dict[str, object], capsys) -> str:
@@ -242,13 +242,13 @@ def test_a_checkpoint_of_before_is_not_compared_and_that_is_said(trained, capsys
     said = plan(capsys, *asked(old, "seed=1"))
     text = "the checkpoint is too old to say how it was trained, so nothing is compared"
     assert f" checkpoint {old}: {text}" in said
-    assert "cannot resume from this checkpoint: it does not say of which step it is\n" in of_no_step(old, state, capsys)
+    assert "cannot resume from this checkpoint: it does not record its step\n" in of_no_step(old, state, capsys)
     state["settings"] = ["seed"]
     (old / "state.json").write_text(json.dumps(state))
     data = (old / "state.json").read_bytes()
     record |= {"size": len(data), "digest": hashlib.sha256(data).hexdigest()}
     edit(old, lambda d: d["files"].update({"state.json": record}))
-    assert f"  {old}: what it says of its settings cannot be read\n" in refusal(capsys, *asked(old))
+    assert f"  {old}: its settings cannot be read\n" in refusal(capsys, *asked(old))
 
 
 def test_samples_of_a_micro_batch_count_where_the_model_normalizes_over_them(capsys):
@@ -257,7 +257,7 @@ def test_samples_of_a_micro_batch_count_where_the_model_normalizes_over_them(cap
     capsys.readouterr()
     path = Path("run/checkpoints/step-000002")
     words = [*words, f"checkpoint.resume={path}", "train.steps=4"]
-    why = "what the model computes hangs on the samples of a micro batch"
+    why = "the model's output depends on the samples of a micro batch"
     err = refusal(capsys, *words, "parallel.pipeline.micro_batch_num=2")
     assert (
         f"  parallel.pipeline.micro_batch_num: 2 micro batches of 8 samples: {path} was trained with "
@@ -277,7 +277,7 @@ def test_a_name_that_no_setting_has_is_not_accepted(path, capsys):
 
 def test_what_is_not_here_is_compared_when_the_run_starts(capsys):
     said = plan(capsys, *asked(Path("nowhere/step-000002")))
-    assert "checkpoint.resume nowhere/step-000002 is not here: whether it fits is seen when the run starts" in said
+    assert "checkpoint.resume nowhere/step-000002 is not on this machine; it is checked when the run starts" in said
 
 
 def test_a_run_that_goes_on_behind_its_training_is_not_asked_again(trained, capsys):
@@ -296,10 +296,10 @@ def test_a_newer_checkpoint_that_is_damaged_or_gone_is_told(trained, capsys):
     newest = folder / "checkpoints/step-000004"
     manifest = newest / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"world": 1', '"world": 2'))
-    why = f"{manifest}: damaged: its digest is not that of what it says"
+    why = f"{manifest}: damaged: its digest does not match its content"
     assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
     shutil.rmtree(newest)
-    why = f"{folder}/checkpoints/latest names step-000004, which is not there"
+    why = f"{folder}/checkpoints/latest names step-000004, which does not exist"
     assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
     run(folder, *words[len(TINY) :], steps=4)
     assert why in " ".join((folder / "plan.txt").read_text().split())

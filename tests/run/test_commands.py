@@ -59,9 +59,9 @@ def test_a_run_that_nobody_holds_was_killed(done: Path, capsys: pytest.CaptureFi
     say(done, status="running")
     try:
         _, said = answer(["status", str(done)], capsys)
-        assert said.splitlines()[0] == f"{done}: killed: it goes on with the same command and run_dir"
+        assert said.splitlines()[0] == f"{done}: killed: the same command and run_dir resume it"
         assert answer(["cancel", str(done)], capsys) == (
-            1, f"error: {done}: it is no job of Slurm, and it was killed\n"
+            1, f"error: {done}: it is not a Slurm job: it was killed\n"
         )  # fmt: skip
         pid = os.fork()
         if not pid:
@@ -95,7 +95,7 @@ def test_a_job_of_kubernetes_is_asked_for_and_ended_elsewhere(
         first, *_, last = said.splitlines()
         assert (first, last) == (f"{done}: {state}", f"a job of Kubernetes; where it is: {asks.format(done)}")
         assert answer(["cancel", str(done)], capsys) == (
-            1, f"error: {done}: it is a job of Kubernetes: {ends.format(done)} ends it, and it saves\n"
+            1, f"error: {done}: it is a Kubernetes job: {ends.format(done)} ends it after a save\n"
         )  # fmt: skip
     finally:
         (done / file).unlink()
@@ -202,9 +202,9 @@ def test_a_job_of_slurm(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(job, status="running", job="slurm here 77")  # as the job itself says it
     code, said = answer(["cancel", str(job)], capsys)
     assert (code, (job.parent / "cancelled").read_text()) == (0, "77\n")
-    assert said == "job 77 of Slurm is cancelled; where it was training it saves, and the same command goes on\n"
+    assert said == "job 77 of Slurm is cancelled; if it was training, it saves, and the same command resumes it\n"
     write_status(job, status="failed", error="no disk", job="slurm here 77")
-    assert answer(["cancel", str(job)], capsys) == (1, f"error: {job}: it is failed, and there is nothing to cancel\n")
+    assert answer(["cancel", str(job)], capsys) == (1, f"error: {job}: it is failed, so there is nothing to cancel\n")
     assert answer(["status", str(job)], capsys)[1].splitlines()[0] == f"{job}: failed: no disk"
 
 
@@ -212,7 +212,7 @@ def test_a_job_of_slurm(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_no_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = "error: 1 problem in this request; nothing was started\n\n"
     assert answer([name], capsys) == (2, f"{wrong}  {name}: takes one run folder, as launcher {name} runs/NAME/0001\n")
-    text = f"{name} {tmp_path}: is no folder of a run: there is no status.json"
+    text = f"{name} {tmp_path}: is not a run folder: there is no status.json"
     assert answer([name, str(tmp_path)], capsys) == (2, f"{wrong}  {text}\n")
 
 

@@ -108,7 +108,7 @@ def test_training_goes_on_without_the_checkpoints_that_cannot_be_written(
         where = f"{run_dir}/checkpoints/step-00000{step}.partial/x"
         assert (
             f"checkpoint step-00000{step} was not written: rank 1: {where}: {FULL}; "
-            "training goes on without it (checkpoint.on_error=continue)\n"
+            "training continues without it (checkpoint.on_error=continue)\n"
         ) in said
     assert said.endswith(f": {run_dir}; 2 checkpoints could not be written\n")
     assert checkpoints(run_dir) == ["step-000006", "step-000008"]

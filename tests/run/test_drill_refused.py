@@ -35,12 +35,12 @@ REFUSED = {
             KILL, SAVES, "launch=k8s", "launch.k8s.kind=pytorchjob", "launch.k8s.image=us", "launch.k8s.claim=ours",
             "launch.k8s.mount=/",
         ],
-        "launch.k8s.kind: pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not started again; "
+        "launch.k8s.kind: pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not restarted; "
         "a JobSet is, with launch.max_restarts=1",
     ),
     "no checkpoint": (
         [KILL, AGAIN],
-        "checkpoint.every: null: debug.drill.kill_rank needs checkpoints while training, to go on from "
+        "checkpoint.every: null: debug.drill.kill_rank needs checkpoints while training, to resume from "
         "(try: checkpoint.every=2)",
     ),
     "no such rank": (
@@ -70,7 +70,7 @@ REFUSED = {
     ),
     "no two checkpoints": (
         ["debug.drill={bitflip: {rank: 1, step: 4}}", SAVES, AGAIN, "checkpoint.keep=1"],
-        "checkpoint.keep: 1: bitflip damages the newest checkpoint, and there would be none before it "
+        "checkpoint.keep: 1: bitflip damages the newest checkpoint, and there would be no other "
         "(try: checkpoint.keep=2)\n"
         "debug.drill.bitflip.step: 4: at that step there are fewer than two checkpoints (checkpoint.every=2) "
         "(try: debug.drill.bitflip.step=5)",
@@ -89,7 +89,7 @@ REFUSED = {
     ),
     "one node": (
         ["debug.drill={lose_node: {node: 0, step: 3}}", SAVES],
-        "debug.drill.lose_node: the one node is this one: torchrun or srun starts ranks on others, and them again",
+        "debug.drill.lose_node: without torchrun or srun this machine is the only node, and nothing restarts it",
     ),
     "in this process": (
         ["debug.drill={kill_rank: {rank: 0, step: 3}}", SAVES, "debug.onerank=true", "launch.mode=inproc"],

@@ -38,18 +38,18 @@ def place(monkeypatch: pytest.MonkeyPatch, nodes: int, each: int = 2) -> int:
 @pytest.mark.parametrize(
     ("words", "nodes", "found", "said"),
     [
-        (["parallel.hsdp.shard_size=-1"], 3, -1, ["launch.nnodes 4 -> 3: as many as are left (launch.elastic)"]),
+        (["parallel.hsdp.shard_size=-1"], 3, -1, ["launch.nnodes 4 -> 3: the nodes that are left (launch.elastic)"]),
         (
             ["parallel.hsdp.shard_size=4"], 3, 3,
             [
-                "launch.nnodes 4 -> 3: as many as are left (launch.elastic)",
-                "parallel.hsdp.shard_size 4 -> 3: the most that divides the ranks that are left",
+                "launch.nnodes 4 -> 3: the nodes that are left (launch.elastic)",
+                "parallel.hsdp.shard_size 4 -> 3: the largest that divides the ranks that are left",
             ],
         ),
-        (["parallel.hsdp.shard_size=2"], 2, 2, ["launch.nnodes 4 -> 2: as many as are left (launch.elastic)"]),
+        (["parallel.hsdp.shard_size=2"], 2, 2, ["launch.nnodes 4 -> 2: the nodes that are left (launch.elastic)"]),
         (["parallel.hsdp.shard_size=4"], 4, 4, []),
         (["parallel.hsdp.shard_size=4", "launch.elastic=false"], 3, 4, []),
-        (["parallel.hsdp=null"], 1, None, ["launch.nnodes 4 -> 1: as many as are left (launch.elastic)"]),
+        (["parallel.hsdp=null"], 1, None, ["launch.nnodes 4 -> 1: the nodes that are left (launch.elastic)"]),
     ],
     ids=["all", "fewer-shards", "as-many-shards", "none-is-lost", "not-asked-for", "copies"],
 )  # fmt: skip
@@ -110,7 +110,7 @@ def test_a_node_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
             end(pid)
         assert first.wait(300) == 0, (tmp_path / "first.log").read_text()[-3000:]
     told = (tmp_path / "first.log").read_text()
-    assert "launch.nnodes 2 -> 1: as many as are left (launch.elastic)" in told
+    assert "launch.nnodes 2 -> 1: the nodes that are left (launch.elastic)" in told
     assert re.search(r"going on from step-0000\d0", told)
     assert steps(job) == list(range(1, N + 1))
 

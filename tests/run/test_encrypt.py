@@ -61,7 +61,7 @@ def test_a_key_that_is_not_there_is_refused_before_anything_starts(tmp_path, cap
 
 def test_a_key_in_the_configuration_is_refused_and_not_shown(tmp_path, capsys):
     err = refused(tmp_path, capsys, KEY)
-    assert "this does not say where the key is; a key itself belongs into no configuration" in err
+    assert "this does not say where the key is; never put the key itself into a configuration" in err
     assert KEY not in err
 
 
@@ -131,13 +131,13 @@ def test_a_checkpoint_that_is_not_encrypted_is_refused_where_there_is_a_key(step
     words = [*TINY, f"runs={tmp_path}/runs", *shape(), SEALED, f"steps=[{step}]", f"steps.{step}.src={src}"]
     assert main([*words, "show=plan"] if step == "transform" else words) == 2
     assert (
-        f"{src}: it is not encrypted, and checkpoint.encrypt is set: nothing vouches for what it holds; "
-        "checkpoint.accept_plain=true reads it all the same\n"
+        f"{src}: it is not encrypted but checkpoint.encrypt is set: it cannot be verified; "
+        "checkpoint.accept_plain=true reads it anyway\n"
     ) in capsys.readouterr().err.replace(" = ", ": ", 1)
     if step == "inspect":
         assert main([*words, "checkpoint.accept_plain=true"]) == 0
         out = capsys.readouterr().out
-        assert f"inspect: {src}; it is not encrypted, nothing vouches for what it holds\n" in out
+        assert f"inspect: {src}; it is not encrypted, so it cannot be verified\n" in out
         assert "checkpoint.accept_plain" in out
 
 
@@ -149,9 +149,9 @@ def test_a_run_goes_on_from_what_is_not_encrypted_only_when_told(how, tmp_path, 
              f"{how}={before if how == 'run_dir' else path}"]  # fmt: skip
     capsys.readouterr()
     assert main(words) == 2
-    assert "it is not encrypted, and checkpoint.encrypt is set: nothing vouches for" in capsys.readouterr().err
+    assert "it is not encrypted but checkpoint.encrypt is set: it cannot be verified" in capsys.readouterr().err
     assert main([*words, "checkpoint.accept_plain=true"]) == 0
-    told = "going on from step-000001, after 1 of 2 steps; it is not encrypted, nothing vouches for what it holds\n"
+    told = "going on from step-000001, after 1 of 2 steps; it is not encrypted, so it cannot be verified\n"
     assert told in capsys.readouterr().out
 
 
@@ -166,7 +166,7 @@ def test_encryption_is_not_dropped_in_silence(trained, tmp_path, capsys, monkeyp
     path = trained / "checkpoints/step-000002"
     before = {p: p.read_bytes() for p in trained.rglob("*") if p.is_file() and p.name != ".lock"}
     own = "checkpoint.accept_changes=[checkpoint.encrypt]"
-    why = f"{path} is encrypted, and what this run writes would not be; '{own}' lets it be so"
+    why = f"{path} is encrypted, but this run's checkpoints would not be; '{own}' allows that"
     text = f"  checkpoint.encrypt: null: {why}\n"
     more = ["train.steps=3", "show=plan"]
     for words in (
@@ -198,8 +198,8 @@ def test_latest_cannot_lead_an_encrypted_run_back(tmp_path, capsys):
     file.write_text(old)
     say(folder, status="running", steps=[])
     assert main([*TINY, f"run_dir={folder}", *words, "train.steps=6"]) == 2
-    cure = "without this file the checkpoint of the highest step is the newest"
-    why = f"{file}: damaged or tampered with: its MAC is not that of what it says; {cure}"
+    cure = "remove it to use the checkpoint of the highest step"
+    why = f"{file}: damaged or tampered with: its MAC does not match its content; {cure}"
     assert f"  run_dir: {folder}: cannot resume from this checkpoint: {why}\n" in capsys.readouterr().err
     file.write_text("step-000002\n")
     assert main([*TINY, f"run_dir={folder}", *words, "train.steps=6", "show=plan"]) == 2

@@ -57,5 +57,5 @@ def test_a_weight_that_is_not_the_nearest_of_its_dtype_is_named_also_beside_a_na
     written = {"w": trained["w"].bfloat16()}
     assert _check_rounding(trained, written) == "bfloat16"
     written["w"][0] = 2.0
-    with pytest.raises(RunError, match=r"w is not the nearest torch\.bfloat16 to what was trained"):
+    with pytest.raises(RunError, match=r"w is not the trained value rounded to torch\.bfloat16"):
         _check_rounding(trained, written)

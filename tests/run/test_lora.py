@@ -102,10 +102,10 @@ def test_another_alpha_is_another_model_and_a_tied_weight_is_not_merged(
     words = [*TINY, f"run_dir={tmp_path}/run", *shape(), "schedule=constant"]
     resume = f"checkpoint.resume={tuned}/checkpoints/step-000006"
     assert main([*words, LORA.replace("8", "4"), resume, "train.steps=8"]) == 2
-    assert "the weights would go on in another model" in capsys.readouterr().err
+    assert "the weights would continue in another model" in capsys.readouterr().err
     head = "model.lora={rank: 4, alpha: 8, modules: head}"
     assert main([*words, head, "steps=[train,save,export]", "train.steps=1"]) == 2
-    told = "steps.export.lora = merged: head.weight is one tensor with embed.weight, which would change too"
+    told = "steps.export.lora = merged: head.weight shares its tensor with embed.weight, which would change too"
     assert told in (err := capsys.readouterr().err)
     assert "try:    steps.export.lora=separate" in err
 

@@ -129,10 +129,10 @@ def test_the_file_predicts_what_the_table_says(tmp_path: Path, found: tuple[list
     [
         (
             "plan/cluster.yaml",
-            "search.best = plan/cluster.yaml: is what the refitted cluster is written to\n"
+            "search.best = plan/cluster.yaml: the refitted cluster is written to this file\n"
             "    set by: search.best=plan/cluster.yaml (command line)\n    try:    search.best=plan/best.yaml\n",
         ),
-        ("own/best.yaml", "search.best: own/cluster.yaml: is there, and no search has written it\n"),
+        ("own/best.yaml", "search.best: own/cluster.yaml: it exists, but no search wrote it\n"),
     ],
 )
 def test_where_the_cluster_cannot_be_written_nothing_is_measured(

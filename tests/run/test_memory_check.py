@@ -40,7 +40,7 @@ def test_terabytes_are_refused_and_nothing_is_written(tmp_path: Path, capsys: py
     head = "does not fit: ranks 0-3 need"
     assert re.search(
         rf"launch\.check_memory: {head} [\d.]+ TB, [\d.]+ [MG]B are free on this machine.*; "
-        r"launch\.check_memory=false starts it all the same\n",
+        r"launch\.check_memory=false starts it anyway\n",
         said,
     )
     assert "try:" not in said
@@ -89,7 +89,7 @@ def test_a_machine_with_less_memory_refuses_what_another_does(tmp_path: Path) ->
 @pytest.mark.parametrize(("mb", "note"), [
     (1000, r"fits: 12\d\.\d of 1000\.0 MB free on this machine"),
     (200, r"fits: 12\d\.\d of 200\.0 MB free on this machine; it may take 2\.2 times that, "
-          r"for the C library keeps what is freed in pieces"),
+          r"because the C library keeps freed memory"),
 ], ids=["enough", "tight"])  # fmt: skip
 def test_a_start_says_how_much_it_takes(mb: float, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
     having(monkeypatch, mb=mb)
@@ -175,7 +175,7 @@ def test_a_plan_for_smaller_devices_is_refused_with_what_makes_it_fit(
     assert main([*lm, f"cluster.memory_gb={room}", f"run_dir={tmp_path}/run"]) == 2
     assert re.search(
         rf"cluster\.memory_gb = {room:g}\d*: does not fit: rank 0 needs [\d.]+ MB of [\d.]+ MB; "
-        r"launch\.check_memory=false starts it all the same\n(.*\n)*? +try: .*parallel\.recompute=auto\n",
+        r"launch\.check_memory=false starts it anyway\n(.*\n)*? +try: .*parallel\.recompute=auto\n",
         capsys.readouterr().err,
     )
     assert list(tmp_path.iterdir()) == []

@@ -67,11 +67,11 @@ def test_what_has_no_effect_is_said():
     job = compose([*TINY, *shape(), "launch.mode=inproc", "launch.port=5", "launch.max_restarts=2"]).job
     assert start(job, None, 1).notes == (
         "launch.max_restarts 2 has no effect: a rank in this process is not restarted",
-        "launch.port 5 has no effect: one rank has nobody to meet",
+        "launch.port 5 has no effect: one rank needs no rendezvous",
     )
     job = compose([*TINY, "launch.port=5", "launch.max_restarts=2"]).job
     assert start(job, 4, 4).notes == (
-        "launch.max_restarts 2 has no effect: torchrun or srun restarts its ranks, if told to",
+        "launch.max_restarts 2 has no effect: torchrun or srun restarts the ranks, if it is set to",
         "launch.port 5 has no effect: torchrun or srun says where its ranks meet",
     )
     assert start(job, None, 4).notes == ()

@@ -113,7 +113,8 @@ def test_a_model_that_goes_by_the_order_of_a_set_is_told_before_it_is_trained(tm
     kept = [w for w in FRAGILE[1:] if "stage_config" not in w]
     done = torchrun(2, model, *kept, *words, f"run_dir={tmp_path}/run")
     text = (
-        "in the constructor something goes by what differs between processes, as the order of a set of strings does; "
+        "in the constructor something depends on what differs between processes, such as the order of a set of "
+        "strings; "
     )
     assert done.returncode == 1
     assert text + "sort it there, or start all ranks with the same PYTHONHASHSEED" in status(tmp_path / "run")["error"]
@@ -143,7 +144,7 @@ def test_a_signal_to_torchrun_ends_every_rank(tmp_path):
     last = checkpoints(folder)[-1]
     assert {k: status(folder)[k] for k in ("status", "error")} == {
         "status": "preempted",
-        "error": f"preempted by SIGTERM: saved {last}, from which the same command goes on",
+        "error": f"preempted by SIGTERM: saved {last}, from which the same command resumes",
     }
 
 

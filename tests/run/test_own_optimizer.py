@@ -43,8 +43,8 @@ def test_groups_are_refused_for_it_where_it_has_no_such_argument(tmp_path, capsy
     own = "optim={_target_: tests.optim.theirs.IntStep, lr: 0.01, groups: {embed: {lr: 1}}}"
     assert main([*TINY, f"run_dir={tmp_path}/run", own, *OWN]) == 2
     assert capsys.readouterr().err.splitlines()[2] == (
-        "  optim.groups: tests.optim.theirs.IntStep: a class of your own gets its parameters in one list, as it was "
-        "tried, and has no argument groups; groups are of optim=adafactor, adamw, lion, momentum, muon and sgd"
+        "  optim.groups: tests.optim.theirs.IntStep: your own class gets its parameters in one list and has no "
+        "argument groups; groups work with optim=adafactor, adamw, lion, momentum, muon and sgd"
     )
 
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_of_an_optimizer_that_keeps_other_things_is_refused(tmp_pat
         "error: 1 problem in this request; nothing was started\n\n"
         "  optim._target_ = torch.optim.RMSprop: it keeps square_avg, step for each parameter, "
         f"{folder}/checkpoints/step-000002 has even, last, m, none, power, step, v; "
-        "checkpoint.resume=never starts anew\n"
+        "checkpoint.resume=never starts from scratch\n"
         "    set by: optim={_target_: torch.optim.RMSprop} (command line)\n"
     )
 
@@ -98,5 +98,5 @@ def test_show_plan_refuses_it_and_starts_nothing(tmp_path, capsys):
 def test_the_plan_says_what_it_does(tmp_path, capsys):
     words = [*TINY, "optim={_target_: torch.optim.Adafactor}", "security.allow=[torch]", *shape(pp=2)]
     assert main([*words, "show=plan"]) == 0
-    note = "optim._target_ torch.optim.Adafactor updates a whole tensor at a time (seen on small tensors)"
+    note = "optim._target_ torch.optim.Adafactor updates one full tensor at a time (seen on small tensors)"
     assert note in capsys.readouterr().out

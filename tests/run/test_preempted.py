@@ -80,7 +80,7 @@ def test_what_was_trained_is_saved_and_the_same_command_goes_on(
     when(monkeypatch)
     assert main(command) == code
     monkeypatch.undo()
-    told = f"preempted by {signum}: saved step-{step:06d}, from which the same command goes on"
+    told = f"preempted by {signum}: saved step-{step:06d}, from which the same command resumes"
     said = capsys.readouterr()
     assert said.err.splitlines()[-1] == told
     assert f"\n{'SIGTERM' if code == 130 or signum == 'SIGHUP' else signum}: stopping after {step} steps\n" in said.out

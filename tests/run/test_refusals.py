@@ -75,7 +75,7 @@ CASES = {
     "two steps in the wrong order": (
         ["steps=[transform,save]"],
         """
-  steps.transform: needs a checkpoint, which 'save' makes, and it comes after 'transform'
+  steps.transform: needs a checkpoint, which 'save' makes, but comes after 'transform'
     set in: conf/steps/transform.yaml:2:1
           | transform:
     try:    'steps=[save,transform]'
@@ -126,7 +126,7 @@ CASES = {
   checkpoint.resume = elsewhere: cannot resume from this checkpoint: elsewhere: no checkpoint: no such folder
     set by: checkpoint.resume=elsewhere (command line)
 
-  checkpoint.resume = elsewhere: the step 'load' says that the weights come from elsewhere
+  checkpoint.resume = elsewhere: the step 'load' loads the weights from elsewhere
     set by: checkpoint.resume=elsewhere (command line)
 
   steps.load.path = nowhere: cannot resume from this checkpoint: nowhere: no checkpoint: no such folder
@@ -143,14 +143,14 @@ CASES = {
     "two files in one": (
         ["parallel.param_strategy.save=run:p.json", "parallel.group_file=run:p.json"],
         """
-  parallel.group_file = run:p.json: parallel.param_strategy.save is written there too
+  parallel.group_file = run:p.json: parallel.param_strategy.save is also written to this file
     set by: parallel.group_file=run:p.json (command line)
 """,
     ),
     "a folder in the place of a file": (
         ["parallel.local_norm.dump=run:x.json", "parallel.group_file=run:x.json"],
         """
-  parallel.local_norm.dump = run:x.json: parallel.group_file is written there too
+  parallel.local_norm.dump = run:x.json: parallel.group_file is also written to this file
     set by: parallel.local_norm.dump=run:x.json (command line)
 """,
     ),

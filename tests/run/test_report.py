@@ -136,7 +136,7 @@ def test_numbers_that_cannot_be_drawn_end_no_run(tmp_path: Path, caplog: pytest.
     with Report(tmp_path, "lm", clock=lambda: 0.0) as report:
         for value in (-1.7e308, 1.7e308):
             report.feed({"step": 1 + (value > 0), "steps": 9, "mine": value})
-    assert [r.getMessage().endswith("; the run goes on without it") for r in caplog.records] == [True]
+    assert [r.getMessage().endswith("; the run continues without it") for r in caplog.records] == [True]
 
 
 def test_where_it_cannot_be_written_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,7 +144,7 @@ def test_where_it_cannot_be_written_the_run_goes_on(tmp_path: Path, caplog: pyte
         report.feed(rows(1)[0])
         report.feed(rows(2)[0])
     (said,) = [r.getMessage() for r in caplog.records]
-    assert said.endswith("; the run goes on without it")
+    assert said.endswith("; the run continues without it")
 
 
 def test_ranks_own_work_is_one_chart_and_no_rank_is_a_curve(tmp_path: Path) -> None:

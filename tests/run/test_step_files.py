@@ -69,26 +69,26 @@ def test_a_wrong_table_is_refused_whole_before_anything_is_started(
     ] + [
         (
             "steps.import.names",
-            "no row of the table is about model.layers.0.post_attention_layernorm.weight, model.layers.0.mlp.down_proj."
+            "no row of the table matches model.layers.0.post_attention_layernorm.weight, model.layers.0.mlp.down_proj."
             "weight, model.layers.1.post_attention_layernorm.weight, model.layers.1.mlp.down_proj.weight "
             f"of {source}; add rows, with null to leave a tensor out",
             f"{row}:4:5",
         ),
         (
             "steps.import.names.model.norm",
-            f"{source}: the model has no place for normal.weight; null in the place of this row's name leaves them out",
+            f"{source}: the model has no place for normal.weight; set this row to null to leave them out",
             f"{row}:10:7",
         ),
         (
             "steps.import.names",
-            f"{source}: nothing is there for the model's layers.0.mlp_norm.weight, layers.0.mlp.gate.weight, "
+            f"{source}: it has no tensor for the model's layers.0.mlp_norm.weight, layers.0.mlp.gate.weight, "
             "layers.0.mlp.down.weight, layers.1.mlp_norm.weight, layers.1.mlp.gate.weight, layers.1.mlp.down.weight "
             "and 1 more; these are a Llama's names as transformers has them",
             f"{row}:4:5",
         ),
         (
             r"steps.import.names.^model\.layers\.(\d+)\.post_attention_norm\.(.+)",
-            f"no tensor of {source} has a name that this row is about",
+            f"this row matches no tensor of {source}",
             f"{row}:9:7",
         ),
     ]
@@ -98,7 +98,7 @@ def test_a_wrong_table_is_refused_whole_before_anything_is_started(
 
 def test_a_plan_is_shown_without_the_weights_that_it_imports(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "steps=[import]", "steps.import.src=weights/none", "show=plan"]) == 0
-    told = "steps.import.src: weights/none is not here: whether it fits the model is seen when the run starts\n"
+    told = "steps.import.src: weights/none is not on this machine; it is checked when the run starts\n"
     assert capsys.readouterr().out.endswith(f"\n{told}")
 
 
@@ -115,7 +115,7 @@ AT_THE_DOOR = {
     ),
     "stages that cannot be made": (
         [*TRANSFORM, "steps.transform.stages=3", "steps.transform.nproc=6"],
-        "steps.transform.stages = 3: cannot be made of 2 stages; stages are merged, not cut",
+        "steps.transform.stages = 3: cannot be made from 2 stages; stages are merged, not cut",
     ),
     "a target that is not empty": (
         ["steps=[train,save,transform]", "steps.transform.dst=half"],
@@ -123,7 +123,7 @@ AT_THE_DOOR = {
     ),
     "a target that is no checkpoint": (
         [*TRANSFORM, "steps.transform.dst=half", "steps.transform.overwrite=true"],
-        "steps.transform.dst = half: the destination is not empty and no checkpoint, so it is not overwritten either",
+        "steps.transform.dst = half: the destination is not empty and not a checkpoint, so it is never overwritten",
     ),
     "a target in its source": (
         [*TRANSFORM, "steps.transform.dst=last/new"],
@@ -136,15 +136,16 @@ AT_THE_DOOR = {
     ),
     "a head that is not that of the manifest": (
         ["steps=[transform]", "steps.transform.src=cut"],
-        "steps.transform.src: cut/rank_1/model.safetensors: a file from another place: it says format tp, not pt",
+        "steps.transform.src: cut/rank_1/model.safetensors: a file of another rank or layout: it says format tp, not "
+        "pt",
     ),
     "names of an export that the run does not have": (
         ["--config-dir=.", "recipe=export", "steps=[train,save,export]", "steps.export.format=hf"],
-        "steps.export.names: no row of the table is about embed.weight, ",
+        "steps.export.names: no row of the table matches embed.weight, ",
     ),
     "names of an export that its source does not have": (
         ["--config-dir=.", "recipe=export", "steps=[export]", "steps.export.format=hf", "steps.export.src=last"],
-        "steps.export.names: no row of the table is about embed.weight, ",
+        "steps.export.names: no row of the table matches embed.weight, ",
     ),
     "an export that is a folder": (
         ["steps=[train,save,export]", "steps.export.path=half"],
@@ -161,7 +162,7 @@ AT_THE_DOOR = {
     ),
     "whole tensors with a strategy": (
         ["steps=[import]", "steps.import.src=hf", "steps.import.strategy=one.json"],
-        "steps.import.src = hf: whole tensors, which have no strategy; leave strategy out",
+        "steps.import.src = hf: full tensors, which have no strategy; leave strategy out",
     ),
     "a checkpoint to verify without its manifest": (
         ["steps=[verify]", "steps.verify.src=half"],
@@ -191,8 +192,7 @@ AT_THE_DOOR = {
     ),
     "pickles": (
         ["steps=[import]", "steps.import.src=pickled"],
-        "steps.import.src = pickled: only pytorch_model.bin, pickled, which is never loaded; save it as safetensors "
-        "first",
+        "steps.import.src = pickled: it has only pickles, which are never loaded (pytorch_model.bin); save safetensors",
     ),
     "a name that a terminal would obey": (
         ["steps=[import]", "steps.import.src=red.safetensors"],
@@ -208,7 +208,7 @@ AT_THE_DOOR = {
     ),
     "a name that is not of the form": (
         [*MERGE, "steps.merge_strategies.form=json", "steps.merge_strategies.dst=out.ckpt"],
-        "steps.merge_strategies.dst = out.ckpt: form json has names that end in .json\n"
+        "steps.merge_strategies.dst = out.ckpt: names of form json end in .json\n"
         "steps.merge_strategies.src: half/stage1.json: stage 0 of 2 is missing; put the strategy file of every stage "
         "into one folder",
     ),
@@ -283,8 +283,8 @@ def test_a_second_start_does_not_ask_for_what_is_done(
     assert capfd.readouterr().out.endswith(f"already done: {folder}\n")
     (folder / "status.json").write_text("{")
     assert main([*TINY, f"run_dir={folder}", "train.steps=4", *words]) == 2
-    text = f"run_dir: {folder}/status.json: damaged: it does not say which steps are done; without the file all are "
-    assert f"  {text}done again\n" in capfd.readouterr().err
+    text = f"run_dir: {folder}/status.json: damaged: it does not say which steps are done; remove the file to run "
+    assert f"  {text}all of them again\n" in capfd.readouterr().err
 
 
 REFUSED = {
@@ -294,12 +294,12 @@ REFUSED = {
     ),
     "a source that is nothing of that kind": (
         ["steps=[import]", "steps.import.src=empty"],
-        "steps.import.src = empty: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), "
-        "a torch DCP folder (.metadata), rank_<k> folders",
+        "steps.import.src = empty: not a Hugging Face folder (model.safetensors or model.safetensors.index.json), "
+        "a torch DCP folder (.metadata) or rank_<k> folders",
     ),
     "a table with a bad pattern": (
         ["--config-dir=mine", "recipe=table", "steps=[import]", "steps.import.src=file.safetensors"],
-        "steps.import.names: ^( is no regular expression: missing ), unterminated subpattern at position 1\n"
+        "steps.import.names: ^( is not a regular expression: missing ), unterminated subpattern at position 1\n"
         "steps.import.src = file.safetensors: truncated: a safetensors file has at least 8 bytes, this one 0",
     ),
     "names that are no table": (
@@ -309,7 +309,7 @@ REFUSED = {
     ),
     "a size that is none": (
         ["steps=[train,save,export]", "steps.export.max_shard_size=much"],
-        "steps.export.max_shard_size: 'much' is no size; give bytes, or text as 500MB or 2GiB",
+        "steps.export.max_shard_size: 'much' is not a size; give bytes, or text such as 2GiB",
     ),
     "a checkpoint that is not there": (
         ["steps=[transform]", "steps.transform.src=nowhere"],
@@ -326,12 +326,12 @@ REFUSED = {
     ),
     "a file to go along that is not there": (
         ["steps=[save,export]", "steps.export.format=hf", "steps.export.beside=[config.json]"],
-        "steps.export.beside: config.json: no such file to copy beside the model",
+        "steps.export.beside: config.json: cannot be copied beside the model: no such file",
     ),
     "weights from two places": (
         ["steps=[import,train]", "steps.import.src=file.safetensors", "checkpoint.resume=elsewhere"],
         "checkpoint.resume = elsewhere: cannot resume from this checkpoint: elsewhere: no checkpoint: no such folder\n"
-        "checkpoint.resume = elsewhere: the step 'import' says that the weights come from elsewhere\n"
+        "checkpoint.resume = elsewhere: the step 'import' loads the weights from elsewhere\n"
         "steps.import.src = file.safetensors: truncated: a safetensors file has at least 8 bytes, this one 0",
     ),
 }

@@ -38,9 +38,7 @@ def test_the_plan_counts_the_steps_of_all(limit: str, steps: int) -> None:
     assert got is not None
     assert not wrong
     assert got.steps == steps
-    assert f"train.steps {steps // 2} -> {steps}: train is asked for 2 times, each goes on for so many" in map(
-        str, got.notes
-    )
+    assert f"train.steps {steps // 2} -> {steps}: train runs 2 times, {steps // 2} steps each" in map(str, got.notes)
 
 
 def test_a_cure_names_it_twice_too() -> None:

@@ -94,7 +94,7 @@ def test_without_submitting(place: Path, capsys: pytest.CaptureFixture[str]) -> 
         ),
         (
             "launch.slurm.time=5",
-            "  launch.slurm.time = 5: ranks would be told to save when they have hardly begun: launch.slurm.signal_s "
+            "  launch.slurm.time = 5: ranks would be told to save right after the start: launch.slurm.signal_s "
             "is 300 s before the end, and Slurm may send it 60 s earlier\n"
             "    set by: launch.slurm.time=5 (command line)\n",
         ),

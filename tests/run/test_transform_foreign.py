@@ -106,8 +106,8 @@ def test_a_part_is_no_whole_checkpoint(capsys: pytest.CaptureFixture[str]) -> No
     settings = {"src": folder / "src", "src_strategy": strategy(folder, "src"), "strategy": strategy(folder, "dst")}
     transform(dst="out", expect=2, **settings)
     said = capsys.readouterr().err
-    assert "the source is stage " in said
-    assert "rank files have place for it: give format ckpt or safetensors" in said
+    assert "the source is only stage " in said
+    assert "give format ckpt or safetensors for rank files" in said
     assert not Path("out").exists()
 
 
@@ -188,7 +188,7 @@ REFUSED = {
     ),
     "a strategy of whole tensors": (
         {"src": "hf", "src_strategy": "to.json"},
-        "steps.transform.src = hf: whole tensors, which have no strategy; leave strategy out",
+        "steps.transform.src = hf: full tensors, which have no strategy; leave strategy out",
     ),
 }  # fmt: skip
 
@@ -207,7 +207,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 def test_rank_files_are_no_checkpoint_to_evaluate_or_to_export(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["steps=[train,save,transform,export]", "steps.transform.format=ckpt", "show=plan"]
     assert main(["recipe=lm_single", *words]) == 2
-    text = "steps.export: reads what steps.transform writes, which with format=ckpt is rank files, no checkpoint"
+    text = "steps.export: reads what steps.transform writes, which with format=ckpt is rank files, not a checkpoint"
     assert text in capsys.readouterr().err
 
 

@@ -64,7 +64,7 @@ def test_a_folder_of_torch_dcp_comes_in_too(trained: Path, tmp_path: Path, capfd
     words = ["steps=[import,evaluate]", f"steps.import.src={tmp_path}/dcp", "steps.import.names=llama", BATCH]
     folder = run(tmp_path / "run", *words)
     assert status(folder)["metrics"]["val_loss"] == status(trained)["metrics"]["val_loss"]
-    assert "import: left out, for it is no tensor: step\n" in capfd.readouterr().out
+    assert "import: left out, not a tensor: step\n" in capfd.readouterr().out
 
 
 def test_rank_folders_of_mindspore_come_in_with_their_strategy(trained: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_killed_run_goes_on_from_its_own_checkpoint_not_from_the_import(
              "schedule=constant"]  # fmt: skip
     run(folder, *words, steps=2)
     run(folder, *words, steps=4)
-    assert "import: not again, for the run has gone on to step-000002" in capfd.readouterr().out
+    assert "import: not again, because the run is already at step-000002" in capfd.readouterr().out
     assert tensors(run(tmp_path / "straight", *words, steps=4), 4) == tensors(folder, 4)
 
 

@@ -108,37 +108,37 @@ def test_the_best_of_another_run_is_not_that_of_this_one(straight, tmp_path):
     [
         (
             ["train.early_stop={}"],
-            "  train.early_stop.metric: val_loss: is looked at after validations, and there are none while training\n"
+            "  train.early_stop.metric: val_loss: is read after validations, but there are none while training\n"
             "    set by: train.early_stop={} (command line)\n",
             "'train.early_stop={}' train.eval_every=2",
         ),
         (
             ["checkpoint.best=val_loss"],
-            "  checkpoint.best = val_loss: is looked at after validations, and there are none while training\n"
+            "  checkpoint.best = val_loss: is read after validations, but there are none while training\n"
             "    set by: checkpoint.best=val_loss (command line)\n",
             "checkpoint.best=val_loss train.eval_every=2",
         ),
         (
             ["checkpoint.best=accuracy", "train.eval_every=2"],
-            "  checkpoint.best = accuracy: is none; there are loss, val_loss\n"
+            "  checkpoint.best = accuracy: is not a metric; there are loss, val_loss\n"
             "    set by: checkpoint.best=accuracy (command line)\n",
             "checkpoint.best=val_accuracy 'metrics=[accuracy]'",
         ),
         (
             ["checkpoint.best=top_2", "train.eval_every=2", "metrics=[{name:top_k,k:2},perplexity]"],
-            "  checkpoint.best = top_2: is none; there are loss, val_loss, val_top_2, val_perplexity\n"
+            "  checkpoint.best = top_2: is not a metric; there are loss, val_loss, val_top_2, val_perplexity\n"
             "    set by: checkpoint.best=top_2 (command line)\n",
             "checkpoint.best=val_top_2",
         ),
         (
             ["train.early_stop={metric:val_los}", "train.eval_every=2"],
-            "  train.early_stop.metric = val_los: is none; there are loss, val_loss\n"
+            "  train.early_stop.metric = val_los: is not a metric; there are loss, val_loss\n"
             "    set by: train.early_stop={metric:val_los} (command line)\n",
             "'train.early_stop={metric:val_loss}'",
         ),
         (
             ["steps=[train,save,export]", "steps.export.src=best", "train.eval_every=5"],
-            "  steps.export.src = best: without checkpoint.best no checkpoint is known as the best\n"
+            "  steps.export.src = best: without checkpoint.best no checkpoint is recorded as the best\n"
             "    set by: steps.export.src=best (command line)\n",
             "steps.export.src=best checkpoint.best=val_loss",
         ),

@@ -100,7 +100,7 @@ def test_every_flipped_bit_of_a_status_is_refused_or_says_the_same(tmp_path):
     run_folder.write_status(tmp_path, **said)
     path = tmp_path / "status.json"
     good, meant = path.read_bytes(), str(said | {"steps": ["train", "save"]})
-    text = f"run_dir: {path}: damaged: it does not say which steps are done; without the file all are done again"
+    text = f"run_dir: {path}: damaged: it does not say which steps are done; remove the file to run all of them again"
     same = 0
     for at, bit in itertools.product(range(len(good)), range(8)):
         path.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])

@@ -90,8 +90,8 @@ def test_a_link_anywhere_is_refused_before_anything_starts(run, precious, name):
     assert found is not None
     assert (found.key, found.text) == (
         "run_dir",
-        f"{run} is no folder of a run: {run / name}: a link, which is not followed: what it leads to may be "
-        "somebody's; remove it",
+        f"{run} is not a run folder: {run / name}: a link, which is not followed: its target may belong "
+        "to someone else; remove it",
     )
 
 

@@ -348,7 +348,7 @@ LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     ),
     "weights that are no numbers": (
         made("a.weight", lambda t: t / 0), TWO, of("Net"),
-        r"the weights at step 0 of a\.weight: has numbers that are not finite, in a plain construction it has none",
+        r"the weights at step 0 of a\.weight: has numbers that are not finite, but none in a plain construction",
     ),
     "gradients of idle experts mixed": (
         gradients_of_idle_experts_mixed, TWO, of("Routed"), r"step \d: the gradient of experts\.each\.\d\.\S+: ",

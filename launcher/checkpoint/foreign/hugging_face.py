@@ -1,4 +1,4 @@
-"""Folders of Hugging Face: read and written."""
+"""Reads and writes Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> H
     one = path / SINGLE_FILE
     index = path / INDEX
     if stands(one) and stands(index):
-        raise ValueError(
-            f"{path}: both {SINGLE_FILE} and {INDEX} are there, which may differ; remove one of them"
-        )
+        raise ValueError(f"{path}: both {SINGLE_FILE} and {INDEX} exist and may differ; remove one of them")
     if stands(one):
         return HfFolder({one: read_header(one)}, names, strict=strict)
     if stands(index):
@@ -96,9 +94,9 @@ def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> H
 
     if pickles := sorted(p.name for p in path.glob("*.bin")):
         raise ValueError(
-            f"{path}: only {', '.join(pickles)}, pickled, which is never loaded; save it as safetensors first"
+            f"{path}: it has only pickles, which are never loaded ({', '.join(pickles)}); save safetensors"
         )
-    raise ValueError(f"{path}: neither {SINGLE_FILE} nor {INDEX} is there")
+    raise ValueError(f"{path}: it has neither {SINGLE_FILE} nor {INDEX}")
 
 
 def model_type(folder: Path) -> object:
@@ -342,7 +340,7 @@ def write_hf(
         overwrite: Replace a folder that has a model alone.
         beside: Files to copy into the folder (config, tokenizer).
         texts: Further files to write, by name.
-        trust: Who must vouch for ``src``.
+        trust: What must authenticate ``src``.
         averaged: Write the moving averages of weights instead of the weights.
         adapters: Adapters to add to the weights that they belong to.
         split_as: A ``model_type`` whose experts are written one by one, see ``split``.
@@ -430,7 +428,7 @@ def check_beside(beside: Sequence[Path]) -> None:
     seen = set()
     for path in beside:
         if not path.is_file():
-            raise ValueError(f"{path}: no such file to copy beside the model")
+            raise ValueError(f"{path}: cannot be copied beside the model: no such file")
         if path.name in seen or _model_file(path):
             raise ValueError(
                 f"{path}: the folder has a {path.name} already; it cannot be copied beside the model"
@@ -495,7 +493,7 @@ def size_in_bytes(size: int | str) -> int:
         with suppress(ValueError):
             nbytes = int(size)
     if nbytes < 1:
-        raise ValueError(f"max_shard_size: {size!r} is no size; give bytes, or text as 500MB or 2GiB")
+        raise ValueError(f"max_shard_size: {size!r} is not a size; give bytes, or text such as 2GiB")
     return nbytes
 
 

@@ -57,7 +57,7 @@ class _Attempt:
             return "these are the model's own names, which need no table"
         if self.is_llama:
             return "these are a Llama's names as transformers has them"
-        return "names is a table {theirs: ours} that brings them together"
+        return "names is a table {theirs: ours} that maps them"
 
     @property
     def override(self) -> str:
@@ -111,7 +111,7 @@ def _unmatched(attempt: _Attempt) -> Iterator[Problem]:
     key = attempt.key
     unmatched = attempt.new.unmatched
     if unmatched:
-        told = f"no row of the table is about {few(unmatched)} of {attempt.src}"
+        told = f"no row of the table matches {few(unmatched)} of {attempt.src}"
         text = f"{told}; add rows, with null to leave a tensor out"
         yield Problem(f"{key}.names", text, attempt.override or f"{key}.strict=false")
 
@@ -125,7 +125,7 @@ def _unknown(attempt: _Attempt) -> Iterator[Problem]:
     for row, names in rows.items():
         text = f"{attempt.src}: the model has no place for {few(names)}"
         if isinstance(attempt.names, Mapping):
-            yield Problem(row, f"{text}; null in the place of this row's name leaves them out")
+            yield Problem(row, f"{text}; set this row to null to leave them out")
         elif attempt.gaps:
             yield Problem(row, f"{text}; {attempt.way}", attempt.override)
         else:
@@ -140,7 +140,7 @@ def _missing(attempt: _Attempt) -> Iterator[Problem]:
     unknown = any(name not in attempt.target.named for name in attempt.new.names.values())
     if unknown or attempt.new.unmatched:
         why = attempt.way
-    text = f"{attempt.src}: nothing is there for the model's {few(attempt.gaps)}; {why}"
+    text = f"{attempt.src}: it has no tensor for the model's {few(attempt.gaps)}; {why}"
     yield Problem(f"{attempt.key}.names", text, attempt.override)
 
 
@@ -151,7 +151,7 @@ def _idle(attempt: _Attempt) -> Iterator[Problem]:
     used = {*attempt.new.rows.values()}
     for row, name in attempt.names.items():
         if row not in used and name is not None:
-            yield Problem(attempt.row(row), f"no tensor of {attempt.src} has a name that this row is about")
+            yield Problem(attempt.row(row), f"this row matches no tensor of {attempt.src}")
 
 
 def _unlike(attempt: _Attempt, specs: Mapping[str, TensorSpec]) -> Iterator[Problem]:

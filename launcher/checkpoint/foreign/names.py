@@ -61,7 +61,7 @@ def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -
     new = attempted(names, table)
     found = [f"names: {told}" for told in map(both, new.doubled.values(), new.doubled)]
     if strict and new.unmatched:
-        told = f"no row of the table is about {', '.join(new.unmatched)}"
+        told = f"no row of the table matches {', '.join(new.unmatched)}"
         found.append(f"names: {told}; add rows, with null to leave a tensor out, or strict: false")
     if found:
         raise ValueError("\n".join(found))
@@ -105,7 +105,7 @@ def _pattern(key: str) -> re.Pattern[str]:
     try:
         return re.compile(key)
     except re.error as error:
-        raise ValueError(f"names: {key} is no regular expression: {error}") from error
+        raise ValueError(f"names: {key} is not a regular expression: {error}") from error
 
 
 def _replaced(name: str, key: str, pattern: re.Pattern[str], value: str) -> str:
@@ -117,9 +117,9 @@ def _replaced(name: str, key: str, pattern: re.Pattern[str], value: str) -> str:
         try:
             new = match.expand(value)
         except (re.error, IndexError) as error:
-            raise ValueError(f"names: {key}: {value} does not fit it: {error}") from error
+            raise ValueError(f"names: {key}: {value} does not fit the row: {error}") from error
     if not new:
-        raise ValueError(f"names: {key}: {name} is left without a name")
+        raise ValueError(f"names: {key}: it gives {name} an empty name")
     return new
 
 

@@ -64,7 +64,9 @@ def form_of(path: Path) -> ForeignForm:
     if not path.is_dir():
         raise ValueError(f"{path}: no such file or folder")
     if is_checkpoint(path):
-        raise ValueError(f"{path}: a checkpoint of ours, which needs no import; give it as checkpoint.resume")
+        raise ValueError(
+            f"{path}: it is the launcher's own and needs no import; give it as checkpoint.resume"
+        )
     if stands(path / SINGLE_FILE) or stands(path / INDEX) or any(path.glob("pytorch_model*.bin")):
         return "hf"  # if there are only pickles, its reader raises with the way out
     if stands(path / METADATA_FILE):
@@ -73,9 +75,7 @@ def form_of(path: Path) -> ForeignForm:
         return "mindspore"
 
     hugging_face = f"a Hugging Face folder ({SINGLE_FILE} or {INDEX})"
-    raise ValueError(
-        f"{path}: none of {hugging_face}, a torch DCP folder ({METADATA_FILE}), rank_<k> folders"
-    )
+    raise ValueError(f"{path}: not {hugging_face}, a torch DCP folder ({METADATA_FILE}) or rank_<k> folders")
 
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
@@ -138,7 +138,7 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
     """
     form = form_of(path)
     if strategy is not None and not (form == "mindspore" and path.is_dir()):
-        raise ValueError(f"{path}: whole tensors, which have no strategy; leave strategy out")
+        raise ValueError(f"{path}: full tensors, which have no strategy; leave strategy out")
     if form == "hf":
         blobs = read_hf(path)
         return _of_whole(lambda: Blobs(blobs))

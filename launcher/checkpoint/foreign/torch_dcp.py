@@ -65,7 +65,7 @@ def read(data: bytes, known: Known, storage: Callable[[Any], Any] | None = None)
     except RefusedPickle:
         raise
     except Exception as error:  # a broken or hostile stream can make the reader raise anything
-        raise ValueError(f"no pickle of plain data ({type(error).__name__})") from error
+        raise ValueError(f"not a pickle of plain data ({type(error).__name__})") from error
 
 
 class _Reader(Bounded):
@@ -177,13 +177,13 @@ def _contents(root: Any) -> Contents:
 
 def _stored(name: Any, meta: _Tensor, where: Mapping[Any, Any]) -> StoredTensor:
     if not isinstance(name, str):
-        raise ValueError(f"{brief(name)} is no name of a tensor")
+        raise ValueError(f"{brief(name)} is not the name of a tensor")
     spec = TensorSpec(_naturals(meta["size"]), _dtype(name, meta["properties"]))
     chunks = [_chunk(name, chunk, where) for chunk in meta["chunks"]]
 
     # the chunks must tile the tensor
     if any(len(chunk.box.hi) != len(spec.shape) for chunk in chunks):
-        raise ValueError(f"tensor {name}: a piece has other dims than {list(spec.shape)}")
+        raise ValueError(f"tensor {name}: a piece does not have the dims of {list(spec.shape)}")
     wrong = untiled(spec.shape, [chunk.box for chunk in chunks])
     if wrong:
         raise ValueError(f"tensor {name}: {wrong}")
@@ -214,14 +214,14 @@ def _dtype(name: str, properties: Any) -> str:
     """Returns the dtype: the first of the properties, which are pickled as a tuple."""
     dtype = properties.state[0]
     if dtype not in ITEMSIZE:
-        raise ValueError(f"tensor {name}: a dtype that is not known; known are {', '.join(ITEMSIZE)}")
+        raise ValueError(f"tensor {name}: its dtype is unknown; supported dtypes: {', '.join(ITEMSIZE)}")
     return str(dtype)
 
 
 def _naturals(values: Any) -> tuple[int, ...]:
     few = isinstance(values, tuple) and len(values) <= DIMS
     if not few or not all(type(n) is int and 0 <= n < 1 << 63 for n in values):
-        raise ValueError(f"{brief(values)} are no sizes")
+        raise ValueError(f"{brief(values)} are not sizes")
     found: tuple[int, ...] = values
     return found
 
@@ -321,14 +321,14 @@ def _described(part: memoryview) -> tuple[_Rebuilt, zipfile.ZipInfo]:
             raise ValueError("its archive is compressed, which torch.save never does")
         size = entries["data.pkl"].file_size
         if size > LONGEST_DESCRIPTION:
-            raise ValueError(f"its description has {size} bytes, no single tensor's")
+            raise ValueError(f"its description has {size} bytes, too many for one tensor")
 
         found = read(archive.read(entries["data.pkl"]), KNOWN, _storage)
         if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
             raise ValueError("its numbers are not little-endian")
 
     if not isinstance(found, _Rebuilt) or not isinstance(found.storage, _Storage):
-        raise ValueError("it is no tensor")
+        raise ValueError("it is not a tensor")
     return found, entries[f"data/{found.storage.key}"]
 
 
@@ -344,20 +344,20 @@ def _within(t: _Rebuilt, base: int, nbytes: int, end: int) -> Saved:
     dtype = t.dtype or t.storage.dtype
     naturals = all(type(n) is int and n >= 0 for n in (t.offset, *t.shape, *t.strides))
     if dtype not in ITEMSIZE or len(t.shape) != len(t.strides) or not naturals:
-        raise ValueError("its description is no tensor's")
+        raise ValueError("its description is not that of a tensor")
 
     # the last value must be within the bytes
     size = ITEMSIZE[dtype]
     last = t.offset + sum((n - 1) * stride for n, stride in zip(t.shape, t.strides, strict=True))
     if (0 not in t.shape and (last + 1) * size > nbytes) or base + nbytes > end:
-        raise ValueError(f"its numbers end behind the {nbytes} bytes that are there")
+        raise ValueError(f"its numbers need more than the {nbytes} bytes of the file")
     return Saved(TensorSpec(t.shape, dtype), base + t.offset * size, tuple(n * size for n in t.strides))
 
 
 def _storage(pid: Any) -> _Storage:
     _, kind, key, _, count = pid
     if kind != "bytes" and kind not in _STORAGES:
-        raise ValueError(f"{kind!r} is no storage")
+        raise ValueError(f"{kind!r} is not a storage")
     return _Storage(_STORAGES.get(kind), key, count)
 
 
@@ -388,7 +388,7 @@ class _Part(io.RawIOBase):
         left = max(self._data.nbytes - self._at, 0)
         size = left if size is None or size < 0 else min(size, left)
         if size > 2 * LONGEST_DESCRIPTION:
-            raise OSError(f"{size} bytes of directory, no single tensor's")
+            raise OSError(f"{size} bytes of directory, too many for one tensor")
         piece = bytes(self._data[self._at : self._at + size])
         self._at += size
         return piece
@@ -431,9 +431,9 @@ class DcpFolder:
         path = self.folder / chunk.file
         kind = irregular(path)
         if kind:
-            raise ValueError(f"{path}: tensor {name} should be in it: {kind}")
+            raise ValueError(f"{path}: tensor {name} should be in this file: {kind}")
         if not path.is_file():
-            raise ValueError(f"{path}: tensor {name} should be in it, and it is not there")
+            raise ValueError(f"{path}: tensor {name} should be in this file but is not")
         try:
             if not path.stat().st_size:
                 raise ValueError("truncated: it is empty")

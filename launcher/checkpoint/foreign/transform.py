@@ -1,4 +1,4 @@
-"""Rewrites a checkpoint of any program in another layout, as one of ours or as one file per rank."""
+"""Rewrites a checkpoint of any program in another layout, as our checkpoint or as one file per rank."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def aimed(
         }
         stage = mindspore.by_stage(_given(strategy), to, files)
     if stage is not None:
-        text = f"the source is stage {stage} of a pipeline alone, which is no whole checkpoint"
-        raise ValueError(f"{text}; rank files have place for it: give format ckpt or safetensors")
+        text = f"the source is only stage {stage} of a pipeline, not a full checkpoint"
+        raise ValueError(f"{text}; give format ckpt or safetensors for rank files")
 
     found = foreign(src, _path(strategy), verify=verify)
     target = mindspore.laid_out(to, found.strategy)
@@ -138,7 +138,7 @@ def writer(
     if not is_foreign(src, strategy):
         if strategy is not None:
             raise ValueError(
-                f"{src}: a checkpoint of ours, which says how it is laid out; leave src_strategy out"
+                f"{src}: a checkpoint of this launcher, which has its own layout; leave src_strategy out"
             )
         return mindspore.of_checkpoint(src, None, to, trust)
     if src.is_dir() and form_of(src) == "mindspore":

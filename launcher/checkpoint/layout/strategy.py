@@ -120,7 +120,7 @@ class Strategy:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of which there is a tensor."""
+        """The kinds that have a tensor."""
         found = {entry.kind for entry in self.entries.values()}
         return tuple(kind for kind in KINDS if kind in found)
 
@@ -239,9 +239,9 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
 
     # its dtype, kind and rank
     if entry.dtype not in ITEMSIZE:
-        yield f"dtype {entry.dtype} is not known; known are {', '.join(ITEMSIZE)}"
+        yield f"dtype {entry.dtype} is unknown; supported dtypes: {', '.join(ITEMSIZE)}"
     if entry.kind not in KINDS:
-        yield f"kind {entry.kind} is none of {', '.join(KINDS)}"
+        yield f"kind {entry.kind} is not one of {', '.join(KINDS)}"
     if len(layout.split) != len(layout.shape):
         yield f"split has {len(layout.split)} dims, shape {list(layout.shape)} has {len(layout.shape)}"
 

@@ -149,7 +149,7 @@ def _entry(common: Grid, fields: Any) -> Entry:
 
 def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
-        raise TypeError(f"{brief(values)} is no list of names")
+        raise TypeError(f"{brief(values)} is not a list of names")
     return tuple(values)
 
 
@@ -159,7 +159,7 @@ def _wholes(values: Any) -> tuple[int, ...]:
 
 def _whole_number(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError(f"{brief(value)} is no whole number")
+        raise TypeError(f"{brief(value)} is not a whole number")
     return value
 
 

@@ -98,7 +98,7 @@ class EncryptedFile:
 
         # it must be an encrypted file of this key
         if not is_sealed(head):
-            raise ValueError(f"{path}: it is not encrypted, and the manifest says that it is")
+            raise ValueError(f"{path}: it is not encrypted, but the manifest says that it is")
         if len(head) < HEAD + TAG:
             raise ValueError(
                 f"{path}: truncated: an encrypted file has at least {HEAD + TAG} bytes, this one {size}"
@@ -113,7 +113,7 @@ class EncryptedFile:
         wanted = sealed_size(self.size)
         if wanted != size:
             cut = "truncated" if size < wanted else "bytes were added"
-            raise ValueError(f"{path}: {cut}: it is {wanted} bytes by its head, it has {size}")
+            raise ValueError(f"{path}: {cut}: it is {wanted} bytes by its header, it has {size}")
         self._block = lru_cache(maxsize=4)(self._read)
 
     def read(self, start: int, stop: int) -> bytes:
@@ -138,7 +138,7 @@ class EncryptedFile:
             return self._aead.decrypt(nonce, data, self._head)
         except InvalidTag as error:
             raise ValueError(
-                f"{self.path}: damaged or tampered with: {what} does not open with the key"
+                f"{self.path}: damaged or tampered with: {what} cannot be decrypted with the key"
             ) from error
 
 
@@ -226,8 +226,8 @@ def load_key(place: str) -> bytes:
     key = raw if as_it_is else _decoded(raw.strip())
     if key is None or len(key) != KEY_SIZE:
         raise ValueError(
-            f"{place_text(place)}: no key of AES-256: it has {len(raw)} bytes; wanted are {KEY_SIZE} random "
-            "bytes, as 64 hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, as they are"
+            f"{place_text(place)}: not an AES-256 key: it has {len(raw)} bytes; give {KEY_SIZE} random "
+            "bytes, as 64 hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, raw"
         )
     return key
 

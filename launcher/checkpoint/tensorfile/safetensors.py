@@ -51,7 +51,7 @@ class Blob:
         4
         """
         if dtype not in ITEMSIZE:
-            raise ValueError(f"dtype {dtype} is not known; known are {', '.join(ITEMSIZE)}")
+            raise ValueError(f"dtype {dtype} is unknown; supported dtypes: {', '.join(ITEMSIZE)}")
         spec = TensorSpec(shape, dtype)
         try:
             flat = np.frombuffer(data, np.uint8).data
@@ -154,7 +154,7 @@ def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -
     head = file.read(8)
     if is_sealed(head):
         raise ValueError(
-            f"{path}: it is encrypted: name the whole checkpoint, its manifest says where the key is"
+            f"{path}: it is encrypted: give the checkpoint folder, whose manifest says where the key is"
         )
     if len(head) < 8:
         raise ValueError(f"{path}: truncated: a safetensors file has at least 8 bytes, this one {size}")
@@ -201,9 +201,9 @@ def _parsed_header(text: bytes) -> dict[str, Any]:
     try:
         rows = parsed(text, unique=True)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError("not a safetensors file: its header is no JSON") from error
+        raise ValueError("not a safetensors file: its header is not JSON") from error
     if not isinstance(rows, dict):
-        raise ValueError("not a safetensors file: its header is no mapping")
+        raise ValueError("not a safetensors file: its header is not a mapping")
     return rows
 
 
@@ -212,7 +212,7 @@ def _slot(name: str, row: Any, base: int) -> Slot:
         raise ValueError(f"tensor {name} needs dtype, shape and data_offsets")
     if not isinstance(row["dtype"], str) or row["dtype"] not in DTYPES:
         dtype = row["dtype"][:20] if isinstance(row["dtype"], str) else brief(row["dtype"])
-        raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
+        raise ValueError(f"tensor {name} has dtype {dtype}; supported: {', '.join(DTYPES)}")
     if not _naturals(row["shape"]) or not _naturals(row["data_offsets"]) or len(row["data_offsets"]) != 2:
         raise ValueError(f"tensor {name} has shape {brief(row['shape'])} at {brief(row['data_offsets'])}")
     spec = TensorSpec(tuple(row["shape"]), DTYPES[row["dtype"]])

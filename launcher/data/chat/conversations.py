@@ -103,7 +103,7 @@ def files(paths: Paths | None) -> list[CorpusFile]:
         try:
             file = corpus_file(path, "auto")
             if file.form == "text":
-                raise BadFile(f"text by its name; conversations are read of {READ}")
+                raise BadFile(f"text by its name; conversations are read from {READ}")
             if file.form != "jsonl":
                 _columns(file)
         except BadFile as error:
@@ -146,7 +146,7 @@ def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
     said = _object(data) if isinstance(data, bytes) else data
     tools = said.get(TOOLS) or None
     if tools is not None and not isinstance(tools, list):
-        raise BadRow(f"{TOOLS!r} is no list")
+        raise BadRow(f"{TOOLS!r} is not a list")
     if MESSAGES in said:
         return Conversation(messages=_messages(said[MESSAGES], MESSAGES), tools=tools)
     if PROMPT not in said or COMPLETION not in said:
@@ -173,7 +173,7 @@ def _object(line: bytes) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         raise BadRow(f"no JSON: {error.msg} at character {error.pos}") from error
     except (ValueError, RecursionError) as error:
-        raise BadRow("no JSON that is read: too deep, or a number too long") from error
+        raise BadRow("not JSON within limits: too deep, or a number too long") from error
     if not isinstance(said, dict):
         raise BadRow(f"no object; {FORMS}")
     return said
@@ -181,14 +181,14 @@ def _object(line: bytes) -> Mapping[str, Any]:
 
 def _messages(found: Any, key: str) -> tuple[Message, ...]:
     if not isinstance(found, Sequence) or isinstance(found, str) or not found:
-        raise BadRow(f"{key!r} is no list of messages")
+        raise BadRow(f"{key!r} is not a list of messages")
     for i, message in enumerate(found):
         if not isinstance(message, dict):
-            raise BadRow(f"{key}[{i}] is no object with a role and its content")
+            raise BadRow(f"{key}[{i}] is not an object with a role and its content")
         for name in ("role", "content"):
             if not isinstance(message.get(name), str):
                 there = ", ".join(map(str, message)) or "none"
                 raise BadRow(f"{key}[{i}] has no text {name!r} (keys: {there})")
         if message["role"] not in ROLES:
-            raise BadRow(f"{key}[{i}] has the role {message['role']!r}; there are {', '.join(ROLES)}")
+            raise BadRow(f"{key}[{i}] has the role {message['role']!r}; roles are {', '.join(ROLES)}")
     return tuple(found)

@@ -121,7 +121,7 @@ class ChatTemplate:
         """
         whole = self._rendered(said, said.messages)
         if START in whole or END in whole:
-            raise BadRow("it has a code point that no text has (U+FDD0 or U+FDD1)")
+            raise BadRow("it has a code point that is not text (U+FDD0 or U+FDD1)")
         if self._compiled[1].found:
             return whole, self._marked(said, whole)
         spans = [
@@ -223,7 +223,7 @@ CHATML = (
     "'<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""The chat template of the byte tokenizer, which has none of its own."""
+"""The chat template of the byte tokenizer, which has no template itself."""
 
 Labelled = tuple[NDArray[np.int64], NDArray[np.bool_]]
 """Token ids, and a mask of those that the assistant says."""
@@ -242,11 +242,11 @@ class ChatTokenizer:
     end: int | None
 
     def labelled(self, said: Conversation) -> Labelled:
-        """Encodes a conversation. A token belongs to whoever says its first character. Raises ``BadRow``."""
+        """Encodes a conversation. A token belongs to the role of its first character. Raises ``BadRow``."""
         if not said.messages:
             return self._completed(said)
         if self.template is None:
-            raise BadRow("it has messages, and the tokenizer has no chat template; give data.template=FILE")
+            raise BadRow("it has messages, but the tokenizer has no chat template; give data.template=FILE")
         text, spans = self.template.spans(said)
         ids, starts = self._encoded(text)
         counted = np.zeros(len(ids), bool)
@@ -278,7 +278,7 @@ class ChatTokenizer:
     def _completed(self, said: Conversation) -> Labelled:
         """Encodes a prompt and its completion separately, as at inference."""
         if self.end is None:
-            raise BadRow("a completion has to end with a token, and the tokenizer's eos_token is not known")
+            raise BadRow("a completion must end with a token, but the tokenizer's eos_token is unknown")
         before, after = (self._encoded(text)[0] for text in (said.prompt, said.completion))
         ids = np.concatenate([before, after, [self.end]])
         return ids, np.arange(len(ids)) >= len(before)
@@ -288,7 +288,7 @@ class ChatTokenizer:
         try:
             data = np.frombuffer(text.encode(), np.uint8)
         except UnicodeEncodeError as error:
-            raise BadRow("it has half a surrogate pair, which no UTF-8 can have") from error
+            raise BadRow("it has half a surrogate pair, which UTF-8 cannot encode") from error
         if self.tokenizer is None:
             widths = [len(c.encode()) for c in text]
             return data.astype(np.int64), np.repeat(np.arange(len(text)), widths)

@@ -28,8 +28,8 @@ from launcher.data.prepare.tasks import cores, encoders
 from launcher.errors import Problem, RunError, said
 from launcher.job.schema.components import Chat, Paths
 
-SKIP = "data.on_bad=skip leaves out what is bad, and counts it"
-FIT = "data.too_long=cut leaves off their ends, skip leaves them out"
+SKIP = "data.on_bad=skip leaves out bad rows and counts them"
+FIT = "data.too_long=cut truncates them, skip leaves them out"
 
 
 @dataclass
@@ -304,9 +304,7 @@ def learnt(settings: Chat) -> str:
         by = chat_tokenizer(settings)
         for row in islice(read_rows(settings, settings.path), ROWS_CHECKED):
             try:
-                return (
-                    f"of {Path(row.place).name} is learnt {by.learnt(*by.labelled(conversation(row.data)))}"
-                )
+                return f"{Path(row.place).name} trains {by.learnt(*by.labelled(conversation(row.data)))}"
             except BadRow:
                 continue
     except (BadFile, ValueError, OSError):
@@ -333,7 +331,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
         yield Problem(key, said(error))
         return
     if not first:
-        yield Problem(key, f"{found[0].path}: there is no row in it")
+        yield Problem(key, f"{found[0].path}: it has no rows")
         return
     if by is None:
         return
@@ -364,8 +362,8 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
             return
     if endless and not ends:
         row, text = endless[0]
-        why = "no turn that is learnt ends with a special token, so the model would never learn to stop"
+        why = "no trained turn ends with a special token, so the model would never learn to stop"
         way = "the template has to write one where the assistant's turn ends (within {% generation %})"
-        yield Problem("data.template", f"{why}: of {row.place} is learnt {text}; {way}")
+        yield Problem("data.template", f"{why}: {row.place} trains {text}; {way}")
     if len(bad) == len(first):
         yield Problem(key, f"none of its rows can be trained on: {bad[0]}")

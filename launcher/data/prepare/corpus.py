@@ -239,7 +239,7 @@ def _of_json(line: bytes, field: str) -> str | _No:
     except json.JSONDecodeError as error:
         return _No(f"no JSON: {error.msg} at character {error.pos}")
     except (ValueError, RecursionError):
-        return _No("no JSON that is read: too deep, or a number too long")
+        return _No("not JSON within limits: too deep, or a number too long")
     if not isinstance(said, dict):
         return _No(f"{_NAMES.get(type(said), 'null')}, not an object")
     if field not in said:
@@ -266,5 +266,5 @@ def _of_value(value: Any, what: str = "") -> str | _No:
         if not value.isascii():
             value.encode()
     except UnicodeEncodeError:
-        return _No("half a surrogate pair, which no UTF-8 can have")
+        return _No("half a surrogate pair, which UTF-8 cannot encode")
     return value

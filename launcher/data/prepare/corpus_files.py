@@ -25,7 +25,9 @@ FORMS: dict[str, Form] = {
 PACKINGS = {".gz": "gzip", ".zst": "Zstandard"}
 LINES = ("text", "jsonl")
 SUFFIXES = (*FORMS, *(f + p for f, form in FORMS.items() if form in LINES for p in PACKINGS))
-READ = ".txt, .text, .jsonl, .ndjson, .json (one object a line), each also with .gz or .zst, .parquet, .arrow"
+READ = (
+    ".txt, .text, .jsonl, .ndjson, .json (one object per line), each also with .gz or .zst, .parquet, .arrow"
+)
 HEAD = 64  # bytes; a signature is shorter
 STATE = "state.json"  # where datasets.save_to_disk lists a folder's files; other JSON is beside it
 
@@ -57,7 +59,7 @@ def corpus_file(path: Path, form: str) -> CorpusFile:
     suffix = Path(path.name.removesuffix(path.suffix)).suffix.lower() if packing else path.suffix.lower()
     found = FORMS.get(suffix) if form == "auto" else cast(Form, form)
     if found is None:
-        raise BadFile(f"not known by its name: {READ} are read; format=text or jsonl reads it as that")
+        raise BadFile(f"of unknown format by its name: {READ} are read; format=text or jsonl sets it")
     if packing and found not in LINES:
         raise BadFile(f"{found} packed as {packing}: unpack it first")
 

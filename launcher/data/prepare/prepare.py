@@ -55,7 +55,7 @@ class Prepared:
         what += f" of {self.documents} documents, each ended by {self.end}"
         left = f", {self.skipped} bad lines left out" if self.skipped else ""
         if not self.anew:
-            return f"{dst}: is there already: {what}{left}"
+            return f"{dst}: it exists already: {what}{left}"
         rate = f"{self.nbytes / 1e6 / max(self.seconds, 1e-9):.1f} MB of text a second"
         return f"{dst}: {what}{left}; {rate}"
 
@@ -86,8 +86,8 @@ def occupied(dst: Path, overwrite: bool) -> str | None:
     if not dst.is_dir() or not any(dst.iterdir()):
         return None
     if shards.published(dst) is None:
-        return f"{dst}: it is not empty, and no prepare has made it"
-    other = f"{dst}: it was made of another corpus, or in another way"
+        return f"{dst}: it is not empty, but prepare did not make it"
+    other = f"{dst}: it was made from another corpus, or with other settings"
     return None if overwrite else f"{other}; overwrite=true replaces it"
 
 
@@ -125,7 +125,7 @@ class Corpus:
         """Raises ``RunError`` if a file has changed since its digest was taken."""
         for file, seen in zip(self.files, self.seen, strict=True):
             if _seen(file.path) != seen:
-                raise RunError(f"{file.path}: it has changed while it was read; start again")
+                raise RunError(f"{file.path}: it changed while it was read; start again")
 
     def blocks(self, at: Position) -> Iterator[Block]:
         return blocks(self.files, at, field=self.settings.field, documents=self.settings.documents)
@@ -226,7 +226,7 @@ def _shard(
             bad = [*([Bad(0, block.bad)] if block.bad else []), *got.bad]
             if bad and not corpus.skips:
                 where = corpus.place(block, bad[0].row)
-                raise RunError(f"{where}: {bad[0].why}; on_bad=skip leaves out what is bad, and counts it")
+                raise RunError(f"{where}: {bad[0].why}; on_bad=skip leaves out bad rows and counts them")
             file.append(got.tokens)
             done = replace(
                 done,
@@ -298,7 +298,7 @@ def _of_files(settings: Prepare, key: str) -> Iterator[Problem]:
         except OSError as error:
             yield Problem(f"{key}.src", said(error))
     if files and not any(file.size for file in files):
-        yield Problem(f"{key}.src", f"{_named_files(files)}: empty, so there is nothing to make tokens of")
+        yield Problem(f"{key}.src", f"{_named_files(files)}: empty, so there is nothing to tokenize")
     for file in files:
         if file.size:
             yield from _of_fields(settings, file, key)

@@ -1,4 +1,4 @@
-"""What the child processes do that encode."""
+"""The tasks of the child processes that encode."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class FileWindows:
 
 
 def windows(files: Sequence[TokenFile], seq_len: int) -> list[FileWindows]:
-    """All windows of each file: ``seq_len`` tokens and the next one; the rest of the file is not read."""
+    """All windows of each file: ``seq_len`` tokens plus one; the rest of the file is not read."""
     return [FileWindows(file, 0, max(file.tokens - 1, 0) // seq_len) for file in files]
 
 
@@ -265,8 +265,8 @@ def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list
 
     silent: Path | None = next((f.path for f in files if f.vocab_size is None), None)
     if silent is not None:
-        example = f"the number of tokens of its tokenizer, {key}=50257 for that of GPT-2"
-        return 0, [Problem(key, f"null: {silent} is of a format that does not say it; give {example}")]
+        example = f"the number of tokens of its tokenizer, {key}=50257 for GPT-2"
+        return 0, [Problem(key, f"null: {silent} has a format that does not record it; give {example}")]
     if len(told) > 1:
         most, least = max(told), min(told)
         text = f"null: {told[most]} has tokens below {most}, {told[least]} below {least}"
@@ -290,7 +290,7 @@ def _ended(
         elif given is None and told is None and not silent:
             silent = True
             text = f"{file.path} does not say which token ends its documents"
-            example = f"give it, {END}=50256 for those of GPT-2"
+            example = f"give it, {END}=50256 for GPT-2"
             problems.append(Problem(key, f"{text}, and {_why(settings)}; {example}"))
         yield file if given is None else replace(file, end_of_document=given)
 
@@ -338,18 +338,18 @@ def _tiny(settings: Tokens, mixture: Mixture) -> Iterator[Problem]:
 def _twice(sources: dict[str, list[TokenFile]], held: Sequence[TokenFile]) -> list[Problem]:
     trained = {f.path.resolve() for files in sources.values() for f in files}
     both = [f.path for f in held if f.path.resolve() in trained]
-    return [Problem("data.val", f"{both[0]}: held out and trained on")] if both else []
+    return [Problem("data.val", f"{both[0]}: it is both held out and trained on")] if both else []
 
 
 def _too_few(settings: Tokens, key: str, files: Sequence[TokenFile]) -> Problem:
     longest = max(files, key=lambda f: f.tokens)
     if settings.packing != "windows":
-        few = f"{longest.tokens} tokens are too few documents of a token and the next one"
+        few = f"{longest.tokens} tokens: no document has the two tokens it needs"
         return Problem(key, f"{longest.path}: {few} for data.packing={settings.packing}")
     text = f"{longest.tokens} tokens"
     if key != "data.val" and settings.val is None and settings.val_fraction:
         text += f", of which data.val_fraction={settings.val_fraction} is held out,"
     if len(files) > 1:
         text = f"the longest of {len(files)} files, {text}"
-    window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one, all of one file"
+    window = f"a window takes data.seq_len={settings.seq_len} tokens plus one, all from one file"
     return Problem(key, f"{longest.path}: {text} are too few: {window}")

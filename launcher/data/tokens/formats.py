@@ -48,7 +48,7 @@ def with_header(path: Path, start: bytes, size: int) -> TokenFile:
 def without_header(path: Path, size: int, dtype: str) -> TokenFile:
     """A file of nanoGPT: tokens only. Raises ``BadFile``."""
     if size % ITEMSIZE[dtype]:
-        raise BadFile(f"{size} bytes are no whole number of tokens of data.dtype={dtype}")
+        raise BadFile(f"{size} bytes are not a whole number of tokens of data.dtype={dtype}")
     return TokenFile(path, dtype, 0, size // ITEMSIZE[dtype])
 
 
@@ -90,13 +90,13 @@ def parsed(data: bytes) -> TokenHeader:
     if version != VERSION:
         raise BadFile(f"version {version} of .tokens files; this launcher reads version {VERSION}")
     if xxhash.xxh3_64_digest(fields) != digest:
-        raise BadFile("its header is damaged: it has another digest than it says")
+        raise BadFile("its header is damaged: its digest does not match")
 
     # a header with the right digest may still be invalid
     if itemsize not in DTYPES:
-        raise BadFile(f"tokens of {itemsize} bytes; there are those of 2 and of 4")
+        raise BadFile(f"tokens of {itemsize} bytes; only 2 and 4 are possible")
     if not 1 <= vocab_size <= 256**itemsize:
-        raise BadFile(f"vocab_size {vocab_size} does not go with tokens of {itemsize} bytes")
+        raise BadFile(f"vocab_size {vocab_size} does not fit tokens of {itemsize} bytes")
     if not NO_END <= end < vocab_size:
         raise BadFile(f"token {end} ends documents, and vocab_size is {vocab_size}")
     return TokenHeader(itemsize, tokens, vocab_size, None if end == NO_END else end, payload)
@@ -190,7 +190,7 @@ def check_digest(file: TokenFile) -> None:
             digest.update(chunk)
             left -= len(chunk)
     if digest.hexdigest() != file.digest:
-        raise BadFile("damaged: its tokens have another digest than its header says")
+        raise BadFile("damaged: the digest of its tokens does not match its header")
 
 
 WRITE_CHUNK = 1 << 20  # tokens converted at once
@@ -227,7 +227,9 @@ class TokenWriter:
         if not given.size:
             return
         if given.ndim != 1 or given.dtype.kind not in "iu":
-            raise ValueError(f"tokens are whole numbers in one row, not {given.dtype} {list(given.shape)}")
+            raise ValueError(
+                f"tokens must be whole numbers in one row, not {given.dtype} {list(given.shape)}"
+            )
         wrong = (given < 0) | (given >= self.vocab_size)
         if wrong.any():
             k = int(wrong.argmax())

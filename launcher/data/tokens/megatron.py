@@ -74,7 +74,7 @@ def _header(file: BinaryIO) -> tuple[str, int, int]:
         raise BadFile(f"its .idx is of version {version}; this launcher reads version {VERSION}")
     if code not in DTYPES:
         raise BadFile(
-            f"its .idx says dtype {code} ({FLOATS.get(code, 'not known')}), which is none of tokens"
+            f"its .idx says dtype {code} ({FLOATS.get(code, 'not known')}), which tokens cannot have"
         )
 
     size = os.fstat(file.fileno()).st_size

@@ -95,7 +95,7 @@ def collated(name: str, found: Sequence[tuple[int, Any]]) -> list[Tensor]:
         if not isinstance(column, Tensor):
             kind = type(items[0][at]).__name__
             text = (
-                f"{_part(at, items[0])} of item {found[0][0]} is of type {kind}, of which no tensor is made"
+                f"{_part(at, items[0])} of item {found[0][0]} has type {kind}, which cannot become a tensor"
             )
             raise BadItem(name, f"{text}; {RETURN}")
         if column.is_meta:
@@ -110,7 +110,7 @@ def _parts(name: str, number: int, item: Any) -> Item:
     if isinstance(item, tuple | list) and len(item) > 1:
         return tuple(item)
     of = f" of length {len(item)}" if isinstance(item, tuple | list) else ""
-    text = f"item {number} is of type {type(item).__name__}{of}"
+    text = f"item {number} has type {type(item).__name__}{of}"
     raise BadItem(name, f"{text}; return a tuple (input, target), or (inputs..., target)")
 
 
@@ -121,7 +121,7 @@ def _of_keys(name: str, number: int, item: Mapping[Any, Any]) -> Item:
     if not others and len(inputs) == len(targets) == 1:
         return item[inputs[0]], item[targets[0]]
     known = f"one of {', '.join(INPUT_KEYS)} and one of {', '.join(TARGET_KEYS)}, and no more"
-    text = f"item {number} has the keys {', '.join(map(str, item))}; known are {known}"
+    text = f"item {number} has the keys {', '.join(map(str, item))}; supported: {known}"
     if "input_ids" in others:
         text += " (labels of transformers are those of the same tokens, here targets are one token later)"
     raise BadItem(name, f"{text}; return a tuple (inputs..., target), in the order of the model's forward")
@@ -151,8 +151,8 @@ def _foreign(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
                 kind = str(part.layout).removeprefix("torch.")
                 return f"{_part(at, item)} of item {number} is a {kind} tensor; return it .to_dense()"
             if not isinstance(part, Tensor | np.ndarray | np.generic | Mapping | Sequence | int | float):
-                text = f"{_part(at, item)} of item {number} is of type {type(part).__name__}"
-                return f"{text}, of which no tensor is made; {RETURN}"
+                text = f"{_part(at, item)} of item {number} has type {type(part).__name__}"
+                return f"{text}, which cannot become a tensor; {RETURN}"
     return ""
 
 

@@ -85,8 +85,10 @@ def _made(settings: Target, allow: tuple[str, ...]) -> tuple[Callable[..., Any],
     """The class or function of ``settings``, and its parameters by name. Raises ``RequestError``."""
     found: Any = factory(settings.target, allow, object, key=KEY)
     if inspect.isclass(found) and issubclass(found, torch_data.DataLoader | torch_data.Sampler):
-        text = f"{settings.target}: is a {found.__name__}: batches, their order, workers and whose turn it is"
-        raise RequestError((Problem(KEY, f"{text} are the launcher's; name the data set itself"),))
+        text = (
+            f"{settings.target}: is a {found.__name__}: the launcher makes batches, their order and workers"
+        )
+        raise RequestError((Problem(KEY, f"{text} itself; name the data set itself"),))
     made = factory(settings.target, allow, UserData, key=KEY)
     return made, inspect.signature(made).parameters
 
@@ -98,7 +100,7 @@ def _with(settings: Target, **arguments: Any) -> Target:
 def _other(train: Target, said: Any) -> Target:
     """The validation target. ``said``: a class with its arguments, or those that differ for validation."""
     if not isinstance(said, Mapping):
-        text = f"{said}: should be the arguments that are otherwise for held-out samples, as {{split: test}}"
+        text = f"{said}: should be the arguments that differ for held-out samples, as {{split: test}}"
         raise _error("val", text)
     if "_target_" in said:
         return Target.model_validate(dict(said))
@@ -173,15 +175,15 @@ def _beside_stream(settings: Target, split: TrainValSplit, seed: int, allow: tup
     """The validation data of a stream; they must have a length. Empty if the request names none."""
     if split.val is None:
         if "val_fraction" in settings.arguments:
-            text = f"{split.fraction}: {settings.target} is an IterableDataset, and has no share by index"
+            text = f"{split.fraction}: {settings.target} is an IterableDataset, which has no share by index"
             raise _error("val_fraction", f"{text}; name what is held out as data.val", "~data.val_fraction")
         return _none(settings.target)
     val = _source(_opened(split.val, seed, allow, VAL), split.val, seed, allow, part=VAL)
     if len(val) < ENDLESS:
         return val
     if "val" in settings.arguments:
-        text = f"{split.val.target}: an IterableDataset without __len__, and held-out samples have a number"
-        raise _error("val", f"{text}; let its len() be that, or name a Dataset")
+        text = f"{split.val.target}: an IterableDataset without __len__, but held-out samples must be counted"
+        raise _error("val", f"{text}; give it a __len__, or name a Dataset")
     return _none(settings.target)
 
 
@@ -195,13 +197,13 @@ def _said_length(stream: Any) -> int:
 
 def _length(dataset: Any, settings: Target) -> int:
     if not hasattr(dataset, "__len__"):
-        text = f"{settings.target}: a Dataset without __len__; let its len() be the number of its items"
+        text = f"{settings.target}: this Dataset has no __len__; its len() must be the number of items"
         raise RequestError((Problem(KEY, text),))
     return len(dataset)
 
 
 def _no_split(settings: Target) -> Source:
-    text = f'{settings.target}: makes a Source and has no parameter split; give it split, "train" or "val"'
+    text = f'{settings.target}: makes a Source but has no parameter split; give it split, "train" or "val"'
     raise RequestError((Problem(KEY, text),))
 
 
@@ -243,7 +245,7 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
     if at is None:
         return _lost(mine, first) if isinstance(mine, Stream) and n > 1 else None
     text = f"built a second time, its item {at} differs, and each rank builds its own copy"
-    return Problem(KEY, f"{mine.name}: {text}; {DRAW}, and at the seed where it is made")
+    return Problem(KEY, f"{mine.name}: {text}; {DRAW}, and by the seed in its constructor")
 
 
 def _lost(stream: Stream, items: list[Sequence[Tensor]]) -> Problem | None:

@@ -28,7 +28,7 @@ def check(step: Calibrate, at: FileChecks) -> list[Problem]:
         return []
     to = Path(step.to)
     if to.is_dir():
-        return [Problem(f"{at.key}.to", f"{to} is a folder, and should be a file")]
+        return [Problem(f"{at.key}.to", f"{to} is a folder, but should be a file")]
     return at.unwritable("to", step.to)
 
 

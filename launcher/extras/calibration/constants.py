@@ -196,8 +196,8 @@ def refusal(constants: Sequence[Constant], others: float, most: float) -> str:
     """
     reasons = [f"{c.key} {c.value:.3g} (spread {c.spread:.0%})" for c in noisy(constants, most)]
     if others > most:
-        reasons.insert(0, f"other processes had the cores {others:.0%} of the time")
-    cure = "Leave the machine to itself and run it again"
+        reasons.insert(0, f"other processes used the cores {others:.0%} of the time")
+    cure = "Run it again while the machine is idle"
     text = f"calibrate: the machine is too busy, nothing is written: {', '.join(reasons)}; at most {most:.0%}"
     return f"{text}. {cure}" if reasons else ""
 
@@ -281,7 +281,7 @@ def _alone(timings: Round) -> Values:
 
 
 def _links(timings: Round) -> Values:
-    """Returns latency and bytes a second of links; with one node, ``between`` is the same as ``inside``."""
+    """Returns latency and bytes per second of links; with one node, ``between`` is the same as ``inside``."""
     inside = _link(timings, "inside")
     between = _link(timings, "between") or inside
     inside = inside or between

@@ -124,5 +124,5 @@ def _said(to: Path, constants: Sequence[Constant], rounds: int, others: float) -
     use = f"--config-dir {to.parent.parent} cluster={to.stem}" if to.parent.name == "cluster" else ""
     how = use or f"put it into the folder cluster of a folder DIR, then --config-dir DIR cluster={to.stem}"
     noise = f"spread {middle:.0%} in the middle, {worst.spread:.0%} at most ({worst.key})"
-    noise += f", others had the cores {others:.0%} of the time"
+    noise += f", others used the cores {others:.0%} of the time"
     return f"{to}: {rounds} rounds, {noise}; to use it: {how}"

@@ -48,7 +48,7 @@ FAR = 4
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """The measured seconds of a step on ``cluster``; ``per_node``: its ranks; ``None``: one a device."""
+    """The measured seconds of a step on ``cluster``; ``per_node``: its ranks; ``None``: one per device."""
 
     work: StepWork
     cluster: Cluster

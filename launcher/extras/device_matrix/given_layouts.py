@@ -51,15 +51,15 @@ def over_stage(file: ParamLayouts, firsts: Mapping[str, str], ranks: int) -> Kno
     for name, layout in file.layouts.items():
         mine = _of_stage(layout, ranks)
         if mine is None:
-            text = f"{file.path}: {name} is cut {cut_text(layout)}, and a stage has {ranks} ranks"
+            text = f"{file.path}: {name} is cut {cut_text(layout)}, but a stage has {ranks} ranks"
             problems.append(Problem(KEY, text))
         elif not mine.divides(layout.shape):
             text = (
                 f"{file.path}: {name} is cut {cut_text(layout)}, which does not divide {list(layout.shape)}"
             )
-            problems.append(Problem(KEY, f"{text}; parts of tensors over device matrices are alike"))
+            problems.append(Problem(KEY, f"{text}; tensors over device matrices have equal parts"))
         elif out.setdefault(firsts[name], mine).canonical != mine.canonical:
-            text = f"{file.path}: {name} is the same tensor as {firsts[name]}, and not cut like it"
+            text = f"{file.path}: {name} is the same tensor as {firsts[name]}, but is cut differently"
             problems.append(Problem(KEY, text))
     return problems or KnownParams(file.path, out)
 

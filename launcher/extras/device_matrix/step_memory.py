@@ -21,7 +21,7 @@ class StageBytes:
     ``gathered``: weights that stay gathered for the entire step. ``kept``: bytes of a micro batch from its
     forward to its backward. ``forward``: the peak of a forward. ``first`` and ``later``: the peaks of the
     first backward, which allocates gradients, and of later ones; both include ``kept``, but not gradients
-    that existed before. ``grads``: gradients of shards and whole parameters, ``whole``: gradients of gathered
+    that existed before. ``grads``: gradients of shards and unsharded parameters, ``whole``: those of gathered
     weights, both until the end of the step. ``reduced``: the peak of the reduction at the end, without
     either. ``left``: gradients after it. ``regathered``: how often the backward of a micro batch gathers each
     parameter of the stage again.

@@ -50,13 +50,13 @@ def text(value: Any) -> str:
 def slices(where: str, dims: Any, shape: Sequence[int]) -> list[int]:
     """Returns the number of slices of each dim, whether or not they divide it."""
     if not isinstance(dims, list | tuple):
-        raise UnfitError(f"{where}: {text(dims)}: not a list with a number of slices a dim")
+        raise UnfitError(f"{where}: {text(dims)}: not a list with one number of slices for each dim")
     counts = [1 if n is None else n for n in dims]
     if not all(type(n) is int and n > 0 for n in counts):
         raise UnfitError(f"{where}: {text(dims)}: not positive numbers of slices; names need matrix and axes")
     if len(counts) != len(shape):
         raise UnfitError(
-            f"{where}: {text(dims)}: {many(len(counts), 'dim')}, and the tensor is {list(shape)}"
+            f"{where}: {text(dims)}: {many(len(counts), 'dim')}, but the tensor is {list(shape)}"
         )
     return counts
 
@@ -66,7 +66,7 @@ def dividing_slices(where: str, dims: Any, shape: Sequence[int]) -> list[int]:
     counts = slices(where, dims, shape)
     for d, (n, size) in enumerate(zip(counts, shape, strict=True)):
         if size % n:
-            raise UnfitError(f"{where}: {text(dims)}: dim {d} of {list(shape)} is no multiple of {n}")
+            raise UnfitError(f"{where}: {text(dims)}: dim {d} of {list(shape)} is not a multiple of {n}")
     return counts
 
 
@@ -79,7 +79,7 @@ def over_ranks(where: str, counts: Sequence[int], ranks: int) -> None:
         total = f"{product} = {used}" if len(ways) > 1 else product
         fits = ", ".join(map(str, divisors(ranks)))
         raise UnfitError(
-            f"{where}{total} slices do not divide the {ranks} ranks of a stage; what does: {fits}"
+            f"{where}{total} slices do not divide the {ranks} ranks of a stage; possible: {fits}"
         )
 
 
@@ -132,7 +132,7 @@ def device_matrix(matrix: Any, names: Any, ranks: int) -> Axes:
         fits = ", ".join(map(str, divisors(ranks)))
         raise UnfitError(
             f"matrix: {text(matrix)}: its {prod(matrix)} ranks do not divide the {ranks} ranks of a stage; "
-            f"what does: {fits}"
+            f"possible: {fits}"
         )
     rest = [] if prod(matrix) == ranks else [ranks // prod(matrix)]
     return Axes((*matrix, *rest), {name: i for i, name in enumerate(names)})
@@ -141,9 +141,9 @@ def device_matrix(matrix: Any, names: Any, ranks: int) -> Axes:
 def named_axes(where: str, dims: Any, shape: Sequence[int], axes: Axes) -> list[tuple[int, ...]]:
     """Returns the axes that cut each dim."""
     if not isinstance(dims, list | tuple):
-        raise UnfitError(f"{where}: {text(dims)}: not a list with axes, or null, a dim")
+        raise UnfitError(f"{where}: {text(dims)}: not a list with axes or null for each dim")
     if len(dims) != len(shape):
-        raise UnfitError(f"{where}: {text(dims)}: {many(len(dims), 'dim')}, and the tensor is {list(shape)}")
+        raise UnfitError(f"{where}: {text(dims)}: {many(len(dims), 'dim')}, but the tensor is {list(shape)}")
     out: list[tuple[int, ...]] = []
     for entry in dims:
         names = entry_names(entry)
@@ -151,7 +151,7 @@ def named_axes(where: str, dims: Any, shape: Sequence[int], axes: Axes) -> list[
             if not isinstance(name, str) or name not in axes.places:
                 there = ", ".join(axes.places)
                 raise UnfitError(
-                    f"{where}: {text(dims)}: {text(name)} is no axis; there are {there} and null"
+                    f"{where}: {text(dims)}: {text(name)} is not an axis; the axes are {there}, or null"
                 )
         out.append(tuple(axes.places[n] for n in names))
     flat = [a for own in out for a in own]
@@ -166,5 +166,5 @@ def named_layout(where: str, dims: Any, shape: tuple[int, ...], axes: Axes) -> T
     layout = TensorLayout(axes.matrix, tuple(named_axes(where, dims, shape, axes)))
     for d, (n, size) in enumerate(zip(layout.slices, shape, strict=True)):
         if size % n:
-            raise UnfitError(f"{where}: {text(dims)}: dim {d} of {list(shape)} is no multiple of {n}")
+            raise UnfitError(f"{where}: {text(dims)}: dim {d} of {list(shape)} is not a multiple of {n}")
     return layout

@@ -145,12 +145,12 @@ def unmatched(
         if key in names or any(fnmatchcase(n, key) for n in names if n):
             continue
         if not key:
-            form = "a strategy a module, such as {layer1: {in: [[2, 4], [4, 1]]}}"
+            form = "one strategy for each module, such as {layer1: {in: [[2, 4], [4, 1]]}}"
             problems.append(Problem(KEY, f"{text(value)}: should be {form}"))
             continue
         own = tuple(n for n in operators if MARK in key and n.partition(MARK)[0] == key.partition(MARK)[0])
         meant = did_you_mean(nearest(key, own or there))
-        why = f"no operator is of such a module; there are those of {listed(there)}{meant}"
+        why = f"no such module has operators; there are {listed(there)}{meant}"
         if own:
             why = f"its module has no such operator; there are {listed(own)}{meant}"
         problems.append(_problem(key, key, origins.get(key), why, quote(f"~{KEY}.{key}")))

@@ -123,7 +123,7 @@ def _tensors(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[int, Any]
     """Yields the place and the written dims of each input."""
     said = value.get("in", ())
     if not isinstance(said, list | tuple):
-        raise UnfitError(f"in: {text(said)}: not a list with a list a tensor")
+        raise UnfitError(f"in: {text(said)}: not a list with one list for each tensor")
     if len(said) > len(op.node.ins):
         shapes = ", ".join(str(list(s)) for s in op.shapes)
         raise UnfitError(f"in: {text(said)}: {len(said)} tensors, and {op.node.kind} takes {shapes}")
@@ -184,14 +184,14 @@ def _made(makes: Any, op: Operator, cut: Cut, axes: Axes | None) -> None:
     """Adds the cuts of output dims that no input has."""
     shapes = op.graph.makes(op.node)
     if not isinstance(makes, list | tuple) or len(makes) != len(shapes):
-        raise UnfitError(f"makes: {text(makes)}: not a list with a list for each tensor that it makes")
+        raise UnfitError(f"makes: {text(makes)}: not a list with one list for each tensor that it makes")
     for i, (dims, shape, letters) in enumerate(zip(makes, shapes, op.rule.outs, strict=True)):
         where = f"makes[{i}]"
         for d, (letter, own) in enumerate(zip(letters, _dims(where, dims, shape, axes), strict=True)):
             if _ways(own, axes) > 1 and (not letter or op.rule.size[letter] % _ways(own, axes)):
-                raise UnfitError(f"{where}: {text(dims)}: dim {d} of {list(shape)} cannot be cut so")
+                raise UnfitError(f"{where}: {text(dims)}: dim {d} of {list(shape)} cannot be cut this way")
             if letter and cut.setdefault(letter, own) != own:
-                raise UnfitError(f"{where}: {text(dims)}: dim {d} is cut in another way than what it takes")
+                raise UnfitError(f"{where}: {text(dims)}: dim {d} is cut differently from the input")
     if axes is None:
         over_ranks("makes: ", [n for (n,) in cut.values()], op.ranks)
     else:
@@ -219,12 +219,12 @@ def _divided(op: Operator, place: int, dims: Any, axes: Axes | None) -> None:
         if n == 1:
             continue
         if not letter:
-            raise UnfitError(f"{where}: dim {d} of {list(shape)} is cut, and {op.node.kind} needs all of it")
+            raise UnfitError(f"{where}: dim {d} of {list(shape)} is cut, but {op.node.kind} needs all of it")
         if shape[d] % n:
-            raise UnfitError(f"{where}: dim {d} of {list(shape)} is no multiple of {n}")
+            raise UnfitError(f"{where}: dim {d} of {list(shape)} is not a multiple of {n}")
         if op.rule.size[letter] % n:
             outer = op.rule.size[letter]
-            why = f"only its {outer} outermost parts stay in one piece in {op.node.kind}, no multiple of {n}"
+            why = f"{op.node.kind} allows {outer} parts, which is not a multiple of {n}"
             raise UnfitError(f"{where}: dim {d} of {list(shape)}: {why}")
 
 
@@ -337,7 +337,7 @@ def _nearest(op: Operator, tensors: Mapping[int, Any], axes: Axes | None, names:
         owned = _dims(f"in[{place}]", dims, op.shapes[place], axes)
         for letter, own in zip(op.rule.ins[place], owned, strict=True):
             if letter and cut.setdefault(letter, own) != own:
-                raise UnfitError("which of two is meant is not known")
+                raise UnfitError("two different cuts are possible")
 
     # letter by letter, from the ranks that remain
     got: dict[str, Any] = {"": None if axes else 1}

@@ -80,7 +80,7 @@ def report(run: Path, undisturbed: Path, fault: Fault, trust: Trust) -> DrillRep
     """Builds the report. Raises ``RunError`` if the fault has not happened."""
     happened = record.read(run, record.HAPPENED, fault)
     if happened is None:
-        raise RunError(f"drill: {fault} has not happened: training ended before it")
+        raise RunError(f"drill: {fault} did not happen: training ended first")
     note_detection(run, fault)
     since = happened["time_ns"]
     seen, on = (record.read(run, name, fault) for name in (record.DETECTED, record.RECOVERED))
@@ -114,7 +114,7 @@ def _compared(run: Path, undisturbed: Path, trust: Trust) -> tuple[int, tuple[st
 def _digests(checkpoints: Path, trust: Trust) -> dict[str, str]:
     newest = latest(checkpoints, trust)
     if newest is None:
-        raise RunError(f"{checkpoints}: the drill has left no checkpoint there to compare")
+        raise RunError(f"{checkpoints}: the drill left no checkpoint to compare")
     files = read_manifest(newest).files
     return {
         f"{newest.name}/{path}: {name}": digest

@@ -41,14 +41,14 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
 
 
 def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
-    mnist = "with data.fallback=mnist5k digits would stand in"
+    mnist = "data.fallback=mnist5k trains on digits instead"
     if not Path(settings.root).is_dir():
         yield Problem("data.root", f"{settings.root}: there is no such folder; {mnist}")
         return
 
     batches = cifar_files.find(settings.root)
     if batches is None:
-        text = "holds no data_batch_1 or data_batch_1.bin, itself or in the archive's own folder"
+        text = "has no data_batch_1 or data_batch_1.bin, nor has the archive's folder in it"
         yield Problem("data.root", f"{settings.root}: {text}")
         return
 

@@ -58,7 +58,7 @@ def read_pickle(file: Path) -> Split:
     except OSError as error:
         raise RequestError((Problem("data.root", f"{file}: {error.strerror}"),)) from error
     except Exception as error:  # a broken pickle can raise anything
-        why = "no pickle of plain data" if isinstance(error, KeyError | IndexError) else error
+        why = "not a pickle of plain data" if isinstance(error, KeyError | IndexError) else error
         text = f"{file}: not a CIFAR-10 batch: {why}; fetch the archive again"
         raise RequestError((Problem("data.root", text),)) from error
     return pixels.reshape(-1, 3, 32, 32), labels.astype(np.uint8)
@@ -67,9 +67,9 @@ def read_pickle(file: Path) -> Split:
 def _batch(batch: Any) -> Split:
     """The pixels and labels in the pickle, unchanged. Raises ``ValueError``."""
     if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
-        raise ValueError("no dictionary with data and labels")
+        raise ValueError("not a dictionary with data and labels")
     if not isinstance(batch[b"data"], np.ndarray) or not _flat(batch[b"labels"]):
-        raise ValueError("data is no array, or labels are no list of numbers")
+        raise ValueError("data is not an array, or labels are not a list of numbers")
     pixels, labels = batch[b"data"], np.asarray(batch[b"labels"])
     if pixels.dtype != np.uint8 or pixels.shape != (*labels.shape, RECORD - 1):
         raise ValueError(f"data is {pixels.dtype} {pixels.shape} for {labels.size} labels")

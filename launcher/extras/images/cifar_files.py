@@ -46,7 +46,7 @@ def find(root: str) -> Batches | None:
 
 
 def check_complete(file: Path, binary: bool) -> None:
-    """Raises ``BadFile`` for a file that is missing or truncated, or a pickle of other things than arrays.
+    """Raises ``BadFile`` for a file that is missing or truncated, or a pickle that contains more than arrays.
 
     Of a binary file it reads only the size.
     """
@@ -59,7 +59,7 @@ def check_complete(file: Path, binary: bool) -> None:
     if size > LONGEST:
         raise BadFile(f"{size} bytes; at most {LONGEST} are read")
     if binary and size % RECORD:
-        raise BadFile(f"cut off: {size} bytes are no whole number of records of {RECORD}")
+        raise BadFile(f"cut off: {size} bytes are not a whole number of records of {RECORD}")
     if not binary and _last_byte(file) != pickle.STOP:
         raise BadFile(f"cut off: a pickle does not end as these {size} bytes do")
     if not binary:
@@ -72,7 +72,7 @@ def _check_names(file: Path) -> None:
         codes = pickletools.genops(read_bytes(file, LONGEST))
         named = [str(name) for code, name, _ in codes if code.name == "GLOBAL"]
     except (ValueError, IndexError, OverflowError) as error:
-        raise BadFile(f"not a CIFAR-10 batch: no pickle of plain data ({error})") from error
+        raise BadFile(f"not a CIFAR-10 batch: not a pickle of plain data ({error})") from error
     wrong = next((name for name in named if name not in NAMES), None)
     if wrong is not None:
         raise BadFile(f"not a CIFAR-10 batch: {wrong.replace(' ', '.')} is not allowed")

@@ -150,7 +150,7 @@ def check_images(settings: ImageFolder) -> Iterator[Problem]:
     if settings.val is not None:
         unknown = [n for n in class_folders(settings.val) if n not in train.classes]
         if unknown:
-            yield Problem("data.val", f"{settings.val}: {_some(unknown)}: no class of data.root")
+            yield Problem("data.val", f"{settings.val}: {_some(unknown)}: not a class of data.root")
         yield from _files("data.val", settings.val, listed(settings.val, train.classes), settings)
     elif train.images and len(train.images) == round(len(train.images) * settings.val_fraction):
         text = f"{settings.val_fraction} leaves none of {len(train.images)} images to train on"
@@ -166,7 +166,7 @@ def _unfit(key: str, root: str) -> Iterator[Problem]:
     held = next((n for n in HELD_OUT if n in names), None)
     if key == "data.root" and "train" in names and held:
         cure = f"data.root={os.path.join(root, 'train')} data.val={os.path.join(root, held)}"
-        yield Problem(key, f"{root}: its folders are train and {held}, which are no classes", cure)
+        yield Problem(key, f"{root}: its folders are train and {held}, which are not classes", cure)
     elif not names:
         yield Problem(key, f"{root}: has no folders; the images of each class are in a folder of that name")
 
@@ -178,7 +178,7 @@ def _files(key: str, root: str, listing: Listing, settings: ImageFolder) -> Iter
         kinds = ", ".join(SUFFIXES)
         yield Problem(key, f"{root}: {_some(empty)}: no image ({kinds}); each folder is a class")
     elif not have:
-        yield Problem(key, f"{root}: no image in it")
+        yield Problem(key, f"{root}: has no image")
     if listing.others:
         text = (
             f"{_some(listing.others)}: {'not an image' if len(listing.others) == 1 else 'no images'} by name"
@@ -212,7 +212,7 @@ def _sizes(sides: Mapping[str, tuple[int, int]], settings: ImageFolder, crops: b
     others = [path for path, both in sides.items() if both != (size, size)]
     if settings.resize is None and others:
         text = f"null: {_pixels(others, sides)}, and data.size is {size}"
-        how = "data.resize says how they get to have it"
+        how = "data.resize says how to resize them"
         yield Problem("data.resize", f"{text}; {how}", "data.resize=bilinear")
     if settings.crop is None or not crops:
         return

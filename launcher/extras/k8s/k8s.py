@@ -215,7 +215,7 @@ def pytorchjob(job: ClusterJob) -> Values:
     """The operator sets RANK to the index of the pod out of WORLD_SIZE, and the address of the master."""
     at = NodeVariables("$RANK", "$MASTER_ADDR", "$MASTER_PORT")
     ends = (
-        "# A PyTorchJob starts a pod again that ends with 128 or more, and no other.",
+        "# A PyTorchJob restarts only pods that end with 128 or more.",
         f'if [ "$code" -eq {REQUEUE} ]; then',
         f'    [ "$node" -eq 0 ] || sleep {LATER_S}  # the next start must not meet the rank 0 of this one',
         f"    code={AGAIN}",
@@ -315,12 +315,12 @@ def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
     key, run = home(job)
     problems = []
     if not run.absolute().is_relative_to(settings.mount):
-        text = f"{run}: the pods see {settings.mount} alone ({KEY}.mount), and the run folder is not in it"
+        text = f"{run}: the pods see only {settings.mount} ({KEY}.mount), and the run folder is outside it"
         problems.append(Problem(key, text))
     if not _workdir(settings).is_relative_to(settings.mount):
         what = "it" if settings.workdir is not None else f"the current folder {_workdir(settings)}"
-        text = f"{settings.workdir or 'null'}: the pods see {settings.mount} alone ({KEY}.mount), and {what}"
-        problems.append(Problem(f"{KEY}.workdir", f"{text} is not in it", f"{KEY}.workdir={settings.mount}"))
+        text = f"{settings.workdir or 'null'}: the pods see only {settings.mount} ({KEY}.mount), and {what}"
+        problems.append(Problem(f"{KEY}.workdir", f"{text} is outside it", f"{KEY}.workdir={settings.mount}"))
     return problems
 
 
@@ -328,15 +328,13 @@ def _unlike(job: Job, settings: Kubernetes) -> list[Problem]:
     """Settings that this kind of job does not support."""
     problems = []
     if settings.kind == "skypilot" and settings.gpu is None and _gpus(job, settings, 1):
-        text = "null: SkyPilot asks for GPUs by their name, as H100"
+        text = "null: SkyPilot requests GPUs by name, such as H100"
         problems.append(Problem(f"{KEY}.gpu", text))
     if settings.kind == "skypilot" and settings.env_from is not None:
-        text = f"{settings.env_from}: a task of SkyPilot has no Secrets of Kubernetes"
-        problems.append(
-            Problem(f"{KEY}.env_from", f"{text}; sky jobs launch --secret NAME hands variables on")
-        )
+        text = f"{settings.env_from}: a SkyPilot task has no Kubernetes Secrets"
+        problems.append(Problem(f"{KEY}.env_from", f"{text}; sky jobs launch --secret NAME passes variables"))
     if settings.kind == "pytorchjob" and job.launch.max_restarts:
-        again = "a PyTorchJob starts a run again that was told to stop, none that failed"
+        again = "a PyTorchJob restarts a run that was stopped, not one that failed"
         text = f"{job.launch.max_restarts}: {again}; a JobSet does"
         problems.append(Problem("launch.max_restarts", text))
     return problems

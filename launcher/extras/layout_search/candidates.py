@@ -195,7 +195,7 @@ def impossible(job: Job) -> list[Problem]:
     over = job.search.over
     problems = []
     if job.cluster.links is None:
-        text = "the speed of the devices is not known, and layouts are compared by it"
+        text = "layouts are compared by the speed of the devices, which is unknown"
         problems.append(Problem("cluster", text, "cluster=h100_sxm"))
     if job.launch.nproc is None:
         text = "null: a search needs to know how many ranks there are"

@@ -38,7 +38,7 @@ def check(job: Job) -> None:
     wrong = [*candidates.impossible(_with_local_ranks(job)), *problems(job)]
     if job.show == "search" and not open_ended(job):
         how = "set keys below parallel to auto or to lists; parallel=auto opens all of them"
-        wrong.append(Problem("show", f"search: nothing is left open: {how}", "parallel=auto"))
+        wrong.append(Problem("show", f"search: nothing is set to auto: {how}", "parallel=auto"))
     if job.show == "search" and job.search.best:
         best = Path(job.search.best)
         unwritable = measuring.unwritable(best, job)
@@ -56,7 +56,7 @@ def _with_local_ranks(job: Job) -> Job:
 def _beside(best: Path, job: Job) -> Problem | None:
     """Why the cluster file cannot be written beside the recipe."""
     if best.name == CLUSTER:
-        text = f"{best}: is what the refitted cluster is written to"
+        text = f"{best}: the refitted cluster is written to this file"
         return Problem(measuring.BEST_KEY, text, f"{measuring.BEST_KEY}={best.with_name('best.yaml')}")
     problem = measuring.unwritable(best.with_name(CLUSTER), job)
     if problem is not None and problem.cure.endswith(CLUSTER):

@@ -52,7 +52,7 @@ def problems(job: Job) -> list[Problem]:
     job = launch.with_local_ranks(job, outer)
     problems = _nowhere(job, outer)
     if job.search.steps <= WARM:
-        text = f"{job.search.steps}: the first {WARM} of them do not count, so it takes {WARM + 1} at least"
+        text = f"{job.search.steps}: the first {WARM} of them do not count, so at least {WARM + 1} are needed"
         problems.append(Problem("search.steps", text, f"search.steps={WARM + 6}"))
     return problems
 
@@ -144,10 +144,10 @@ def unwritable(path: Path, job: Job) -> Problem | None:
     if path.is_file():
         first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         if not first.startswith(f"# {_WRITTEN}"):
-            return Problem(BEST_KEY, f"{path}: is there, and no search has written it", f"{BEST_KEY}=null")
+            return Problem(BEST_KEY, f"{path}: it exists, but no search wrote it", f"{BEST_KEY}=null")
         if first not in (f"# {_WRITTEN}.", f"# {heading(job)}"):
             whose = first.removeprefix(f"# {_WRITTEN} for ").removesuffix(".")
-            text = f"{path}: a search for {whose} has written it; this one is for {job.name}"
+            text = f"{path}: a search for {whose} wrote it; this one is for {job.name}"
             return Problem(BEST_KEY, text, f"{BEST_KEY}={path.parent / job.name / path.name}")
     return run_folder.check_writable(path.parent, BEST_KEY, "the folder of this file")
 

@@ -62,7 +62,7 @@ def text(ranking: Ranking) -> Iterator[str]:
     rows += [_row(n, one, best[0]) for n, one in enumerate(best, 1)]
     yield from _table(rows)
     if any(one.between for one in best):
-        yield "  * between plans of no and of all blocks running again"
+        yield "  * between plans that recompute no blocks and all blocks"
     leaner = [f"{took(p.seconds)} in {bytes_text(p.nbytes)}" for p in ranking.front[:SHOWN]]
     yield f"  front      {', '.join(leaner)}"
     yield from (f"  {'chosen' if not n else '':<10} {note}" for n, note in enumerate(notes(ranking)))
@@ -135,7 +135,7 @@ def notes(ranking: Ranking, taken: Predicted | None = None) -> Iterator[Note]:
         if compared:
             text = f"{text}, {', '.join(compared)}"
         else:
-            text = f"{text}; no other planned layout fits, or was worth planning"
+            text = f"{text}; no other planned layout fits, or is worth planning"
         yield Note(KEYS[name], text)
 
 
@@ -164,7 +164,7 @@ def _counted(ranking: Ranking) -> Iterator[str]:
         parts.append(f"{ranking.left:,} not looked at")
     yield f"  looked at  {ranking.layouts:,}: {', '.join(parts)}"
     for why, n in ranking.refused.most_common(REASONS):
-        yield f"             {n:,} cannot be: {shorten(why, WIDTH, placeholder=' ...')}"
+        yield f"             {n:,} cannot be planned: {shorten(why, WIDTH, placeholder=' ...')}"
 
 
 OWN = ("model", "data", "loss", "metrics", "optim")
@@ -174,7 +174,7 @@ OWN = ("model", "data", "loss", "metrics", "optim")
 def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Problem:
     """Why there is no layout: none fits, or none is possible. ``other``: a single change and its bytes."""
     over = ranking.question.job.search.over
-    key, what = next(iter(over), "show"), "auto" if over else "nothing is left open"
+    key, what = next(iter(over), "show"), "auto" if over else "nothing to search"
     if not ranking.found:
         # what is wrong with the model or the data, most layouts say; the rest is about layouts
         often = next((text for text, _ in ranking.refused.most_common(1)), "")
@@ -182,18 +182,16 @@ def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Proble
         if section.partition(".")[0] in OWN:
             return Problem(section, f"{wrong}; none of {many(ranking.layouts, 'layout')} can be planned")
         why = "; ".join(f"{n:,} x {text}" for text, n in ranking.refused.most_common(REASONS))
-        return Problem(key, f"{what}: none of {many(ranking.layouts, 'layout')} can be: {why}")
+        return Problem(key, f"{what}: none of {many(ranking.layouts, 'layout')} can be planned: {why}")
     assert ranking.question.room is not None
     least = min(ranking.found, key=lambda one: (one.nbytes, one.layout.order))
     alone = len(least.ranks) == 1
     who = f"rank{'' if alone else 's'} {spans(least.ranks)}"
     needs = f"{bytes_text(least.nbytes)} of {bytes_text(ranking.question.room)} on {who}"
-    text = (
-        f"{what}: none of {many(ranking.layouts, 'layout')} fits; the leanest that was planned needs {needs}"
-    )
+    text = f"{what}: none of {many(ranking.layouts, 'layout')} fits; the smallest planned one needs {needs}"
     text = f"{text}: {layout(least)}"
     if other is None or other[1] >= least.nbytes:
         return Problem(key, text)
     change, nbytes = other
-    text = f"{text}; of single changes {change.words} helps most: {bytes_text(nbytes)}"
+    text = f"{text}; the single change {change.words} helps most: {bytes_text(nbytes)}"
     return Problem(key, text, change.words if nbytes <= ranking.question.room else "")

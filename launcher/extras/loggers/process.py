@@ -100,7 +100,7 @@ class LoggerProcess:
         if len(self._waiting) >= MOST_WAITING:
             self._dropped += 1
             self._warn(
-                "full", f"takes no rows: {MOST_WAITING} wait for it, those from step {step} on are lost"
+                "full", f"accepts no rows: {MOST_WAITING} wait for it, those from step {step} on are lost"
             )
         else:
             self._sent += 1
@@ -174,9 +174,9 @@ class LoggerProcess:
             news = json.loads(line)
             self.taken = news.get("taken", self.taken)
             if "lost" in news:
-                self._warn("lost", f"{news['lost']}; the run goes on")
+                self._warn("lost", f"{news['lost']}; the run continues")
             if "failed" in news:
-                self._warn("failed", f"{news['failed']}; the run goes on without it")
+                self._warn("failed", f"{news['failed']}; the run continues without it")
 
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._warned:

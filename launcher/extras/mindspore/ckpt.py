@@ -169,8 +169,8 @@ def _source(path: Path, key: bytes | None, mode: CipherMode) -> ByteSource:
         return EncryptedCkpt(path, key, mode)
     if found is not None:
         raise ValueError(
-            f'{path}: encrypted: load_segmented_checkpoints opens it, with dec_key and dec_mode="{found}"; '
-            "save what that gives in plain files for all else"
+            f"{path}: encrypted: load_segmented_checkpoints decrypts it, with dec_key and "
+            f'dec_mode="{found}"; save its result in plain files for other uses'
         )
     return plain
 
@@ -235,7 +235,7 @@ def _joined(run: list[_Part]) -> CkptEntry:
         raise ValueError(f"tensor {shown(first.name)}: its parts differ in shape or dtype")
     if first.type not in DTYPES:
         raise ValueError(
-            f"tensor {shown(first.name)} has dtype {shown(first.type)}; known are {', '.join(DTYPES)}"
+            f"tensor {shown(first.name)} has dtype {shown(first.type)}; supported: {', '.join(DTYPES)}"
         )
     if any(n < 0 for n in first.dims):
         raise ValueError(f"tensor {shown(first.name)} has shape {list(first.dims[:8])}")
@@ -319,7 +319,7 @@ def _part(source: ByteSource, name: str, start: int, stop: int) -> _Part:
 
     dtype = rest[2]
     if dtype.stop - dtype.start > NAME_LIMIT:
-        raise ValueError("its dtype is no name")
+        raise ValueError("its dtype is not a name")
     kind = utf8_text(bytes(source.read(dtype.start, dtype.stop)))
     return _Part(name, tuple(dims), kind, start=rest[3].start, stop=rest[3].stop)
 
@@ -403,7 +403,7 @@ def _check(specs: Mapping[str, TensorSpec], crc: bool, key: bytes | None) -> Non
         )
     for name, spec in specs.items():
         if spec.dtype not in NAMES:
-            raise ValueError(f"{name}: a .ckpt file has no dtype {spec.dtype}; it has {', '.join(NAMES)}")
+            raise ValueError(f"{name}: a .ckpt file cannot store {spec.dtype}; it stores {', '.join(NAMES)}")
 
 
 class _File:

@@ -143,7 +143,7 @@ def of_checkpoint(
     before = checkpoint.strategy
     if src is not None and of_whole(src, whole_specs(before)).meaning != before.meaning:
         raise ValueError(
-            f"src_strategy_file: not the strategy that {folder} was saved with; give None to take that one"
+            f"src_strategy_file: not the strategy that {folder} was saved with; give None to use that one"
         )
     after = laid_out(dst, before)
     names = match(before, after)

@@ -91,7 +91,7 @@ def mode_of(head: bytes | memoryview) -> CipherMode | None:
 def check_key(key: bytes, mode: str) -> None:
     """Raises ``ValueError`` unless the key fits the mode. The message does not show the key."""
     if mode not in MODES:
-        raise ValueError(f"dec_mode: {mode} is none of {', '.join(MODES)}")
+        raise ValueError(f"dec_mode: {mode} is not one of {', '.join(MODES)}")
     if not isinstance(key, bytes) or len(key) not in KEYS[mode]:
         told = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
         sizes = ", ".join(map(str, KEYS[mode]))
@@ -165,7 +165,7 @@ class EncryptedCkpt:
 
     def refusal(self) -> ValueError:
         return ValueError(
-            f"{self.path}: {self._mode} with this dec_key does not open it: a wrong key, or a damaged file"
+            f"{self.path}: {self._mode} with this dec_key cannot decrypt it: a wrong key, or a damaged file"
         )
 
     def _scan(self) -> Iterator[CipherBlock]:

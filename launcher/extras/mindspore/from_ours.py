@@ -1,4 +1,4 @@
-"""Our strategies as MindSpore's."""
+"""Converts the launcher's strategies to MindSpore's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of MindSpore's names."""
+"""Functions with MindSpore's names."""
 
 from __future__ import annotations
 
@@ -241,7 +241,8 @@ def merging(
     if ours and len(ours) < len(files):
         other = next(file for file in files if file not in ours)
         raise ValueError(
-            f"two forms in one merge: {ours[0]} is ours, {other} is MindSpore's; merge files of one form"
+            f"two forms in one merge: {ours[0]} is the launcher's, {other} is MindSpore's; merge files of "
+            "one form"
         )
     return _merging_ours(files, path) if ours else _merging_mindspores(files, path)
 
@@ -322,7 +323,7 @@ def load_segmented_checkpoints(
     for source in (open_source(path, dec_key, mode) for path in _files(Path(ckpt_file_dir), dec_key)):
         for name in source.specs:
             if not _same(where.setdefault(name, source), source, name):
-                told = f"{name} is in {where[name].path.name} too; one file of each tensor can count"
+                told = f"{name} is in {where[name].path.name} too; only one file may have it"
                 raise ValueError(f"{source.path}: {told}")
         for name, text in source.texts.items():
             if texts.setdefault(name, text) != text:
@@ -338,7 +339,7 @@ def load_segmented_checkpoints(
     texts = {name: text for name, text in texts.items() if wanted(name)}
     if not chosen:
         filters = "filter_prefix, specify_prefix and choice_func"
-        raise ValueError(f"{ckpt_file_dir}: no tensor of {len(where)} is left by {filters}")
+        raise ValueError(f"{ckpt_file_dir}: {filters} leave none of {len(where)} tensors")
 
     found = {name: parameter(source.specs[name], source.chunks(name)) for name, source in chosen.items()}
     if net is not None:
@@ -364,7 +365,7 @@ def _files(folder: Path, key: bytes | None) -> list[Path]:
     if other := [path for path in files if path.suffix != files[0].suffix]:
         raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
     if key is not None and files[0].suffix != ".ckpt":
-        raise ValueError(f"dec_key: {files[0]} is no .ckpt file; leave out dec_key")
+        raise ValueError(f"dec_key: {files[0]} is not a .ckpt file; leave out dec_key")
     return files
 
 
@@ -383,12 +384,12 @@ def _prefixes(key: str, value: Prefixes) -> tuple[str, ...]:
     if not isinstance(given, list | tuple) or not all(isinstance(prefix, str) for prefix in given):
         raise TypeError(f"{key}: expected str, or a list or tuple of str, got {value!r}")
     if "" in given:
-        raise ValueError(f"{key}: an empty prefix is that of every name")
+        raise ValueError(f"{key}: an empty prefix matches every name")
     return tuple(given)
 
 
 def _choice(choice: Callable[[str], bool], name: str) -> bool:
     answer = choice(name)
     if not isinstance(answer, bool):
-        raise TypeError(f"choice_func: it said {answer!r} to {name}; True or False is expected")
+        raise TypeError(f"choice_func: it returned {answer!r} for {name}; expected True or False")
     return answer

@@ -90,7 +90,7 @@ def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
     spec = _spec(new)
     have = _spec(old)
     if hasattr(old, "placements"):
-        return f"{name}: the net has been cut, and holds a part of it; load before that"
+        return f"{name}: the net is already cut and has only a part of it; load before"
     if spec == have:
         return ""
 

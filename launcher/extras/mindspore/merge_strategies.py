@@ -41,7 +41,7 @@ def _check_suffix(step: MergeStrategies, key: str) -> list[Problem]:
     suffix = SUFFIX.get(step.form)
     if step.dst is None or suffix is None or Path(step.dst).suffix == suffix or Path(step.dst).is_dir():
         return []
-    return [Problem(f"{key}.dst", f"{step.dst}: form {step.form} has names that end in {suffix}")]
+    return [Problem(f"{key}.dst", f"{step.dst}: names of form {step.form} end in {suffix}")]
 
 
 def run_on_files(step: MergeStrategies, run: RunFiles) -> dict[str, float]:
@@ -87,7 +87,7 @@ def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Ca
 
     # convert to another form
     if step.form == "ours":
-        text = "MindSpore's files leave out dtypes, which ours need; give form: protobuf or json"
+        text = "MindSpore's files leave out dtypes, which the launcher's need; give form: protobuf or json"
         raise ValueError(f"{files[0]}: {text}")
     form = step.form
     given = merged_file(strategy_file.load(source)) if all(map(is_ours, files)) else read_stages(files)[0]

@@ -239,7 +239,7 @@ def _main(module: str, ops: Mapping[str, str], *, around: bool) -> str | None:
     if len(ops) == 1:
         return next(iter(ops))
     named = ", ".join(dict.fromkeys(ops.values()))
-    raise ValueError(f"{module}: strategies of {len(ops)} operators ({named}); a module has one here")
+    raise ValueError(f"{module}: strategies of {len(ops)} operators ({named}); a module can have only one")
 
 
 def _row(file: NodeStrategies, node: str) -> dict[str, Any]:
@@ -249,7 +249,9 @@ def _row(file: NodeStrategies, node: str) -> dict[str, Any]:
     if maps:
         over = dict.fromkeys((m.devices, m.names) for m in maps)
         if len(over) > 1:
-            raise ValueError(f"{node}: its tensors are over {len(over)} device matrices; one is read")
+            raise ValueError(
+                f"{node}: its tensors are over {len(over)} device matrices; only one is supported"
+            )
         row["layout"] = {"device_matrix": list(maps[0].devices), "alias_name": list(maps[0].names)}
 
     # inputs and outputs as layouts if the file has them, else as slices

@@ -45,7 +45,7 @@ def fields(read: Read, start: int, stop: int) -> Iterator[Field]:
             continue
         end = at + value
         if end > stop:
-            raise ValueError(f"truncated: a field goes from byte {at} to {end}, what holds it ends at {stop}")
+            raise ValueError(f"truncated: a field goes from byte {at} to {end}, its parent ends at {stop}")
         yield Field(number, kind, value=0, start=at, stop=end)
         at = end
 
@@ -78,10 +78,10 @@ class Message:
             if field.number not in kinds:
                 raise ValueError(f"field {field.number} is not known")
             if kinds[field.number] not in (field.kind, NUMBERS):
-                raise ValueError(f"field {field.number} is of another kind")
+                raise ValueError(f"field {field.number} is of the wrong kind")
             self._found[field.number].append(field)
             if len(self._found[field.number]) > MOST_FIELDS:
-                raise ValueError(f"field {field.number} is there more than {MOST_FIELDS} times")
+                raise ValueError(f"field {field.number} occurs more than {MOST_FIELDS} times")
 
     def views(self, number: int) -> list[memoryview]:
         return [self._data[f.start : f.stop] for f in self._found[number]]
@@ -89,7 +89,7 @@ class Message:
     def view(self, number: int) -> memoryview:
         views = self.views(number)
         if len(views) != 1:
-            raise ValueError(f"field {number} is there {len(views)} times, not once")
+            raise ValueError(f"field {number} occurs {len(views)} times, not once")
         return views[0]
 
     def text(self, number: int) -> str:
@@ -124,7 +124,7 @@ def utf8_text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{data[:40]!r} is no name: not UTF-8") from error
+        raise ValueError(f"{data[:40]!r} is not a name: not UTF-8") from error
 
 
 def shown(name: str) -> str:

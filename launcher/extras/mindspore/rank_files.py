@@ -101,7 +101,7 @@ class _Ckpt:
         unknown = sorted({s.dtype for s in self.specs.values()} - ITEMSIZE.keys())
         if unknown:
             raise ValueError(
-                f"{self.path}: tensors of dtype {', '.join(unknown)}, which has no place elsewhere"
+                f"{self.path}: tensors of dtype {', '.join(unknown)}, which other formats cannot store"
             )
 
     def fill(self, window: Window, name: str, part: Box, out: npt.NDArray[Any]) -> None:
@@ -156,7 +156,7 @@ def rank_paths(folder: Path) -> dict[int, Path]:
     matches = ((_RANK.fullmatch(path.name), path) for path in folder.iterdir())
     homes = {int(match[1]): path for match, path in matches if match is not None and path.is_dir()}
     if not homes:
-        raise ValueError(f"{folder}: no rank_<k> folders in it")
+        raise ValueError(f"{folder}: it has no rank_<k> folders")
 
     # one file per rank, all of one format
     found = {rank: newest(homes[rank]) for rank in sorted(homes)}
@@ -220,7 +220,7 @@ def takes(
     holders = [_holders(src.entries[names[name]].layout, piece.rank, among) for name, piece, _ in wanted]
     lost = sorted({piece.rank for (_, piece, _), ranks in zip(wanted, holders, strict=True) if not ranks})
     if lost:
-        raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} is made from it")
+        raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} needs it")
 
     # pieces with the fewest holders first: they leave the least choice
     chosen: set[int] = set()
@@ -371,7 +371,9 @@ class RankFiles:
         for key, values in good.items():
             found = file.metadata.get(f"launcher.{key}")
             if found not in values:
-                yield f"a file from another place: it says {key} {found}, not {mark[f'launcher.{key}']}"
+                yield (
+                    f"a file of another rank or layout: it says {key} {found}, not {mark[f'launcher.{key}']}"
+                )
 
         # its tensors must be those of the strategy
         absent = [name for name in boxes if name not in file.specs]
@@ -399,7 +401,7 @@ class RankFiles:
                     yield f"{file.path}: the string {name} differs from that of another rank"
 
     def _any_of(self, source: int) -> str:
-        """How to go on with tensors that differ between ranks, if those of ``source`` will do."""
+        """What to do with tensors that differ between ranks, if those of ``source`` will do."""
         boxes = held_boxes(self.strategy, source)
         if all(boxes.get(n) == full_box(e.layout.shape) for n, e in self.strategy.entries.items()):
             return f"to take that of rank {source}, give {self.files[source].path} alone, without a strategy"

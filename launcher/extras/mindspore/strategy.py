@@ -47,12 +47,12 @@ class Slicing:
         axes = [axis for dim in self.dims for axis in dim]
         if not self.devices or min(self.devices) < 1:
             raise ValueError(
-                f"device matrix {list(self.devices)}: sizes are at least 1, and there is at least one"
+                f"device matrix {list(self.devices)}: it needs at least one axis, each of size 1 or more"
             )
         if any(not 0 <= axis < len(self.devices) for axis in axes):
             raise ValueError(f"tensor map {shown(self.dims)}: the device matrix has {len(self.devices)} axes")
         if len({*axes}) < len(axes):
-            raise ValueError(f"tensor map {shown(self.dims)}: an axis cuts twice")
+            raise ValueError(f"tensor map {shown(self.dims)}: one axis cuts two dims")
 
         # optimizer sharding, over the repeats
         if self.shard_size < -1:

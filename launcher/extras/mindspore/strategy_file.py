@@ -69,7 +69,7 @@ def _operator(name: str, row: Any) -> Operator:
     row = _mapping(row, name)
     inputs = row.get("parallel_strategy", [])
     if not isinstance(inputs, list):
-        raise ValueError(f"{name}: parallel_strategy is no list")
+        raise ValueError(f"{name}: parallel_strategy is not a list")
     stage = _whole_number(row, "stage")
     if stage < 0:
         raise ValueError(f"{name}: stage {stage}")
@@ -103,7 +103,7 @@ def _shape(row: dict[str, Any]) -> tuple[int, ...]:
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is no mapping")
+        raise ValueError(f"{what} is not a mapping")
     return value
 
 

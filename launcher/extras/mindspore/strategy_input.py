@@ -1,4 +1,4 @@
-"""Opens the strategy argument of a function: one of ours, or MindSpore's file, which may have no shapes."""
+"""Opens the strategy argument of a function: our file, or MindSpore's, which may have no shapes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Some = TypeVar("Some", Strategy | StrategyFile, Strategy | StrategyFile | None)
 
 
 def only_names(strategy: Some, names: Collection[str]) -> Some:
-    """Returns MindSpore's strategy with only these names. Ours is returned as it is, since it has shapes."""
+    """Returns MindSpore's strategy with only these names. Ours is returned unchanged, since it has shapes."""
     if not isinstance(strategy, StrategyFile):
         return strategy
     numbered = len(strategy.stages()) > 1 or strategy.merged  # ``1-embed.w`` is ``embed.w`` of stage 1

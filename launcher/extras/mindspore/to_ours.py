@@ -1,4 +1,4 @@
-"""Strategies of MindSpore as ours."""
+"""Converts MindSpore's strategies to the launcher's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
         return found[0]
     problem = "in more than one way" if found else "in no way"
     told = f"the strategy has {len(s.dims)} dims, the tensor {list(shape)} has {len(shape)}"
-    raise ValueError(f"{told}, and the ones fit the others {problem}")
+    raise ValueError(f"{told}, and they match {problem}")
 
 
 def expanded(s: Slicing) -> Slicing:
@@ -191,7 +191,8 @@ def _flat(file: StrategyFile) -> dict[str, Slicing]:
             first = out.setdefault(name, slicing)
             if first != slicing and _where(first) != _where(slicing):
                 found.append(
-                    f"{name}: stage {stage} cuts it otherwise than an earlier stage; one tensor, one layout"
+                    f"{name}: stage {stage} cuts it differently from an earlier stage; a tensor has one "
+                    "layout"
                 )
     _raise(found)
     return out
@@ -205,7 +206,9 @@ def _ranks(file: StrategyFile) -> int:
     sizes = {s.ranks: name for name, s in file.layouts.items()}
     if len(sizes) > 1:
         told = ", ".join(f"{n} for {name}" for n, name in sorted(sizes.items()))
-        raise ValueError(f"device matrices of different sizes: {told}; every stage has as many ranks")
+        raise ValueError(
+            f"device matrices of different sizes: {told}; all stages must have the same number of ranks"
+        )
     return next(iter(sizes), 1)
 
 

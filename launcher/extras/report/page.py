@@ -167,7 +167,7 @@ KERNELS = "profile/rank*.txt"
 class Report:
     """Takes every row of the metrics; ``before``: those that exist already.
 
-    If it cannot be written, it warns once, and the run goes on.
+    If it cannot be written, it warns once, and the run continues.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Report:
             write_text(self._run / REPORT_FILE, page(self._told(status)))
         except Exception as error:  # no error of the report may end a run
             if not self._failed:
-                _log.warning("%s: %s; the run goes on without it", self._run / REPORT_FILE, said(error))
+                _log.warning("%s: %s; the run continues without it", self._run / REPORT_FILE, said(error))
             self._failed = True
 
     def _told(self, status: str) -> Told:

@@ -23,9 +23,9 @@ def carry_out(words: Sequence[str]) -> int:
     folder = Path(rest[0])
     try:
         if any(p.is_file() for p in (folder, *folder.parents)):
-            raise _refused(f"{folder}: a file is there, or on the way; give another folder", words)
+            raise _refused(f"{folder}: this path, or a part of it, is a file; give another folder", words)
         if folder.is_dir() and any(folder.iterdir()):
-            raise _refused(f"{folder}: not empty; give a folder that is not there, or an empty one", words)
+            raise _refused(f"{folder}: not empty; give a new or an empty folder", words)
         written = write(folder)
     except OSError as error:  # nothing was written
         raise _refused(f"{folder}: cannot be written: {error.strerror}", words) from error

@@ -1,1 +1,1 @@
-"""Many runs: planned together, run side by side here or by a cluster, ranked; one that fails ends alone."""
+"""Many runs: planned together, run side by side here or on a cluster, ranked; a failed one stops no other."""

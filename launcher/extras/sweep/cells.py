@@ -162,7 +162,7 @@ class Outcome:
             if has("run_page"):
                 report.write(self._folder, ranked, running=True)
         except OSError as error:
-            _log.warning("the sweep goes on without its page: %s", said(error))
+            _log.warning("the sweep continues without its page: %s", said(error))
         took = time.monotonic() - began
         self._next = began + max(EVERY_S, SHARE * took)
 
@@ -219,11 +219,13 @@ class Outcome:
         done = sum(status in ("done", "pruned") for status in statuses)
         again = f": -m sweep_dir={self._folder} and the same overrides"
         if {*statuses} & {*WAITING}:
-            again = f"; how far they are is said, and what failed is submitted again, by{again[1:]}"
+            again = f"; to show their state and submit failed cells again:{again[1:]}"
         else:
             again = f"; to run those again{again}" if done < len(statuses) else ""
         if missing:
-            again = f"; others have not begun, to go on: -m sweep_dir={self._folder} and the same overrides"
+            again = (
+                f"; others have not started; to continue: -m sweep_dir={self._folder} and the same overrides"
+            )
         out.append(
             f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {report.REPORT_FILE}{again}"
         )

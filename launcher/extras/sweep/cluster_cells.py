@@ -36,7 +36,7 @@ def refuse_long_array(asked: SweepRequest, checked: Sequence[CheckedCell]) -> No
     longest = max(sizes.values(), default=0)
     if most is not None and longest >= most:
         text = (
-            f"true: {longest} cells have one size, and an array of this cluster has at most {most - 1} tasks"
+            f"true: {longest} cells have one size, but an array of this cluster has at most {most - 1} tasks"
         )
         problem = Problem("launch.slurm.array", f"{text} (MaxArraySize)", "launch.slurm.array=false")
         raise BadRequest((problem,), asked.first.origins)

@@ -24,7 +24,7 @@ def carry_out(words: Sequence[str]) -> int:
     cells = [at / cell for cell in folder.known(at)]
     if name == "logs":
         one = cells[0] if cells else at
-        text = f"logs {at}: is a sweep; each of its cells has a log: launcher logs {one}"
+        text = f"logs {at}: is a sweep; each cell has its own log: launcher logs {one}"
         raise RequestError((Problem("", text, "", tuple(words)),))
     say("\n".join({"status": _status, "cancel": _cancel}[name](at, cells)))
     return DONE
@@ -40,7 +40,7 @@ def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:
         states[state.partition(":")[0]] += 1
         yield "; ".join([f"{cell.name}: {state}", *more])
     counts = ", ".join(f"{n} {state}" for state, n in states.most_common())
-    yield f"{at}: {many(len(cells), 'cell')}: {counts}" if cells else f"{at}: no cell has begun"
+    yield f"{at}: {many(len(cells), 'cell')}: {counts}" if cells else f"{at}: no cell has started"
 
 
 def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
@@ -50,8 +50,8 @@ def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
     alive = slurm.jobs() if asked else frozenset()  # a killed job has not recorded that it ended
     numbers = [number for number in asked if number in alive]
     if not numbers:
-        text = "none of its cells is a job of Slurm that is not over; those that run here end with it"
+        text = "no cell is a queued or running Slurm job; cells that run here end with the sweep"
         raise RunError(f"{at}: {text}")
     slurm.ask(["scancel", *numbers])
     jobs = many(len(numbers), "job")
-    yield f"{jobs} of Slurm cancelled; what was training saves, and the same command goes on"
+    yield f"{jobs} of Slurm cancelled; cells that were training save, and the same command resumes them"

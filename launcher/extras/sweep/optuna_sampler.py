@@ -107,7 +107,7 @@ class OptunaSampler:
         if not trial.pruned:
             return ""
         step, last = trial.reports[-1]
-        return f"{self._metric} {last:.6g} at step {step} is behind that of other cells"
+        return f"{self._metric} {last:.6g} at step {step} is worse than in other cells"
 
     def _of(self, name: str) -> _Trial:
         return next(trial for trial in self._trials if name in trial.cells)

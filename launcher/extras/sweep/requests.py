@@ -36,7 +36,7 @@ def intervals(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
     for axis in axes:
         if axis.interval is not None and asked.sampler == GRID:
             key, _, shown = axis.words[0].lstrip("+").partition("=")
-            text = f"{shown}: a grid is of lists of values, as {key}=A,B; samplers take intervals"
+            text = f"{shown}: a grid takes lists of values, as {key}=A,B; samplers take intervals"
             yield Problem(key, text, "sweep.sampler=tpe sweep.cells=20")
 
 
@@ -81,7 +81,7 @@ def _sampler(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
         text = f"{asked.sampler}: nothing varies; give a key a list, A,B, or an interval, interval(LOW, HIGH)"
         yield Problem(key, text)
     if asked.cells is None and asked.minutes is None:
-        text = "null: this says how many cells a sampler proposes, or sweep.minutes how long it goes on"
+        text = "null: set how many cells a sampler proposes, or in sweep.minutes how long it runs"
         yield Problem("sweep.cells", text, "sweep.cells=20")
 
 
@@ -107,15 +107,15 @@ def _prune(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     if asked.prune is None:
         return
     if asked.seeds > 1:
-        text = f"{asked.seeds}: sweep.prune ends a cell by what one run of it says, and each has several"
+        text = f"{asked.seeds}: sweep.prune ends a cell by one run, but each cell has several"
         yield Problem("sweep.seeds", text, "sweep.seeds=1")
     by = metric(asked, jobs)
     if by in (*MEASURED, "seconds"):
-        text = f"{asked.prune}: goes by a loss or a metric of the model, and {by} is none"
+        text = f"{asked.prune}: needs a loss or a metric of the model, and {by} is neither"
         yield Problem("sweep.prune", text)
     elif by != "loss" and not any(job.train.eval_every for job in jobs):
         steps = min((job.train.steps or 10 for job in jobs), default=10)
-        text = f"{asked.prune}: looks at {by} while cells train, and nothing is validated meanwhile"
+        text = f"{asked.prune}: watches {by} while cells train, but nothing is validated then"
         yield Problem("sweep.prune", text, f"train.eval_every={max(1, steps // 10)}")
 
 
@@ -126,13 +126,13 @@ def _elsewhere(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     if key is None:
         return
     if len(keys) > 1:
-        yield Problem(key, "some cells would run there, others not: a sweep has one place for all")
+        yield Problem(key, "some cells would run there, others not: all cells run in one place")
     if "launch.k8s" in keys:
-        text = "cells of a sweep are no jobs of Kubernetes; write each by a run of its own"
+        text = "cells of a sweep cannot be Kubernetes jobs; write each as a separate run"
         yield Problem("launch.k8s", text)
     if asked.sampler != GRID:
-        text = f"{asked.sampler}: proposes cells by what others came to, and a cluster tells that later"
-        yield Problem("sweep.sampler", f"{text}; inside an allocation, with launch=auto, it does")
+        text = f"{asked.sampler}: needs the results of earlier cells, which a cluster reports too late"
+        yield Problem("sweep.sampler", f"{text}; use launch=auto inside an allocation")
 
 
 def _trains(job: Job) -> bool:

@@ -151,7 +151,7 @@ def _refuse_outer_launcher(args: Args, rank: int | None) -> None:
     if rank is not None:
         text = "a sweep cannot run under torchrun or srun (RANK is set): each cell starts its own ranks"
         words = " ".join(shell(redact.text(o)) for o in args.overrides)
-        raise RequestError((Problem("", f"-m: {text}; outside: python -m launcher -m {words}"),))
+        raise RequestError((Problem("", f"-m: {text}; run it outside: python -m launcher -m {words}"),))
 
 
 def _show(cells: Mapping[Cell, Request]) -> int:

@@ -85,7 +85,7 @@ def _kept(key: str, new: Any, origins: Origins) -> bool:
     if old is None or old == new or not _set_by_user(key, origins):
         return True
 
-    # a cure may add steps, but none for weights that nobody asked to train, to bring or to save
+    # a cure may add steps, but none for weights that the request does not train, load or save
     if key == "steps" and isinstance(old, dict) and isinstance(new, list):
         worth = bool(WEIGHT_SOURCES & set(new)) or "save" in old
         return set(old) <= set(new) and (set(old) == set(new) or worth)

@@ -122,7 +122,7 @@ NOT_NEGATED = ("no_init_parameters",)
 """Names that begin like a negation but mean the same as ours."""
 
 _MICRO = "parallel.pipeline.micro_batch_num cuts train.batch_size into micro batches"
-_DATA_PARALLEL = "data-parallel ranks are those that stages and tp leave over of launch.nproc"
+_DATA_PARALLEL = "data-parallel ranks are launch.nproc divided by stages and tp"
 
 _CONTEXT = "context parallelism is not supported"
 _EXPERTS = "expert parallelism is not supported; every rank of a stage has all experts"

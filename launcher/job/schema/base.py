@@ -1,4 +1,4 @@
-"""Base of all settings: frozen, strict; and the paths of a run.
+"""The base class of all settings, frozen and strict, and the paths of a run.
 
 A request is made before its run folder has a name.
 """

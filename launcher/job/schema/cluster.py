@@ -49,7 +49,7 @@ class Kernels(Settings):
     attention: Share = Field(0.5, description="share of the peak that fused attention reaches")
     memory: Share = Field(0.75, description="share of memory_gb_per_s that kernels reach")
     moved: Share = Field(1.0, description="share of the bytes that are left where kernels are fused")
-    launch_us: NotNegative = Field(5, description="of the host, a kernel")
+    launch_us: NotNegative = Field(5, description="of the host, per kernel")
     alone: Annotated[float, Field(ge=1)] = Field(
         1, description="of cores_per_node: times as fast is a core while the others rest"
     )
@@ -64,13 +64,15 @@ class Overheads(Settings):
     exposed: NotNegative = Field(
         0.3, description="share of gradients' time on the network that is waited for"
     )
-    exposed_sums: NotNegative = Field(0.3, description="the same of gradients that are summed whole")
+    exposed_sums: NotNegative = Field(0.3, description="the same of unsharded gradients")
     exposed_tp: NotNegative = Field(1.0, description="the same of collectives over tp")
-    slot_ms: NotNegative = Field(0, description="of the host, an action of a pipeline")
+    slot_ms: NotNegative = Field(0, description="of the host, per action of a pipeline")
     step_ms: NotNegative = Field(0, description="of a step")
-    crossing_ms: NotNegative = Field(0, description="a collective and rank of tp, once pipelines cross nodes")
+    crossing_ms: NotNegative = Field(
+        0, description="per collective and rank of tp, once pipelines cross nodes"
+    )
     stall_ms: NotNegative = Field(0, description="of a hop between stages on 512 devices; of n: (n/512)**3")
-    near_limit: NotNegative = Field(0, description="so many times longer is a step on a full device")
+    near_limit: NotNegative = Field(0, description="a step on a full device takes so many times longer")
     fragments: NotNegative = Field(0, description="share beside tensors that an allocator cannot use")
     reserve_gb: NotNegative = Field(0, description="of a device, for others than the plan's tensors")
 
@@ -79,7 +81,7 @@ class Cluster(Settings):
     """The machines. Null means unknown. Speeds are given all together or not at all."""
 
     name: str | None = None
-    memory_gb: Positive | None = Field(None, description="of the device of a rank; null: nobody says")
+    memory_gb: Positive | None = Field(None, description="of the device of a rank; null: unknown")
     devices_per_node: Count | None = None
     cores_per_node: Count | None = Field(
         None, description="where ranks are processes on the cores of a node: so many compute at once"
@@ -95,7 +97,7 @@ class Cluster(Settings):
     def _together(self) -> Self:
         lacking = [n for n in SPEEDS if not getattr(self, n)]
         if 0 < len(lacking) < len(SPEEDS):
-            raise ValueError(f"{', '.join(lacking)} are told together with the other speeds, or none is")
+            raise ValueError(f"give {', '.join(lacking)} with the other speeds, or give none")
         return self
 
 

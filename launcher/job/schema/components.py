@@ -128,7 +128,7 @@ class HuggingFace(ModelSettings):
     path: FilePath
     weights: Flag = Field(True, description="train from the folder's; false: from new ones, drawn from seed")
     task: Literal["causal_lm", "image_classification"] = "causal_lm"
-    config: dict[str, Any] = Field({}, description="what is to be otherwise than in config.json")
+    config: dict[str, Any] = Field({}, description="keys that differ from config.json")
 
 
 class Text(Settings):
@@ -206,12 +206,12 @@ class ImageFolder(Settings):
     root: FilePath
     val: FilePath | None = Field(None, description="another such folder; null: val_fraction of root")
     val_fraction: Fraction = 0.1
-    size: Count = Field(32, description="side in pixels of what the model is given")
+    size: Count = Field(32, description="side in pixels of the model's input")
     channels: Literal[1, 3] = 3
     crop: Crop | None = None
     flip: Fraction = Field(0.0, description="probability of being mirrored, left for right")
     resize: Literal["bilinear", "bicubic", "nearest"] | None = Field(
-        None, description="how images get to have size, after crop; null: they have it"
+        None, description="how images are resized to size, after crop; null: they have it"
     )
     normalise: Normalise = Normalise()
 
@@ -221,10 +221,10 @@ class ImageFolder(Settings):
             numbers = getattr(self.normalise, name)
             if len(numbers) not in (1, self.channels):
                 has = f"{len(numbers)} numbers for {self.channels} channels"
-                raise ValueError(f"data.normalise.{name}: {has}; give one, or one a channel")
+                raise ValueError(f"data.normalise.{name}: {has}; give one, or one for each channel")
         if self.crop is not None and self.cut != self.size and self.resize is None:
             text = f"data.crop.size={self.cut} is not data.size={self.size}"
-            raise ValueError(f"{text}, and data.resize=null leaves it; use data.resize=bilinear")
+            raise ValueError(f"{text}, and data.resize=null keeps its size; use data.resize=bilinear")
         return self
 
     @property
@@ -298,10 +298,10 @@ class Chat(Settings):
     vocab_size: Count | None = Field(None, description="null: as many as the tokenizer has")
     seq_len: Count = 256
     packing: Literal["single", "best_fit"] = Field(
-        "single", description="one conversation a sample, padded; several where they fit, kept apart"
+        "single", description="one conversation per sample, padded; several where they fit, kept apart"
     )
     too_long: Literal["error", "cut", "skip"] = Field("error", description="a conversation of more tokens")
-    on_bad: Literal["error", "skip"] = Field("error", description="a row that is none")
+    on_bad: Literal["error", "skip"] = Field("error", description="a row that is not a conversation")
     val: Paths | None = Field(None, description="held-out conversations; null: the last val_fraction")
     val_fraction: Fraction = 0.1
     cache: FilePath | None = Field(None, min_length=1, description="folder that keeps the tokens")

@@ -154,13 +154,13 @@ class Launch(Settings):
     device: Literal["auto", "cpu", "cuda"] | TorchName = "auto"
     max_restarts: Index = 0
     elastic: Flag = Field(
-        False, description="fewer ranks of torchrun than before: go on with those that are left"
+        False, description="fewer ranks of torchrun than before: continue with those that are left"
     )
     timeout_s: float = Field(600.0, gt=0)
     port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         None, description="null: a free one, chosen by the system"
     )
-    threads: Count = Field(1, description="CPU threads a rank")
+    threads: Count = Field(1, description="CPU threads per rank")
     check_memory: Flag = Field(True, description="refuse what does not fit the memory of this machine")
     signal_save: Flag = Field(True, description="a signal that asks to stop: save a checkpoint first")
     slurm: Slurm | None = Field(None, description="a job of Slurm in place of ranks here")
@@ -176,7 +176,7 @@ class Checkpoint(Settings):
     every: Count | None = None
     keep: Count | None = 2
     best: str | None = Field(
-        None, min_length=1, description="a metric of validations: the best checkpoint is kept besides"
+        None, min_length=1, description="a metric of validations: the best checkpoint is kept too"
     )
     best_goal: Goal = "min"
     format: Literal["safetensors"] = "safetensors"
@@ -261,11 +261,7 @@ class Job(Settings):
                 continue
             bad = [c for c in candidates if c == AUTO or not _accepts(key, c)]
             if bad or not candidates:
-                why = (
-                    f"{bad[0]!r} is no value of this key, and no candidate"
-                    if bad
-                    else "there is no candidate"
-                )
+                why = f"{bad[0]!r} is not a valid value of this key" if bad else "the list is empty"
                 yield Problem(key, f"{list(candidates)!r}: {why}")
 
 

@@ -45,7 +45,7 @@ class RankFault(Settings):
 class SlowRank(RankFault):
     """A rank that is slow in this step and every later one."""
 
-    ms: float = Field(1000.0, gt=0, allow_inf_nan=False, description="milliseconds that it sleeps a step")
+    ms: float = Field(1000.0, gt=0, allow_inf_nan=False, description="milliseconds that it sleeps per step")
 
 
 class NodeFault(Settings):

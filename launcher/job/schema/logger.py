@@ -17,7 +17,7 @@ class Wandb(Settings):
 
     project: Name | None = Field(None, description="null: the run's name")
     name: Name | None = Field(None, description="of the run in it; null: the run's name and number")
-    entity: Name | None = Field(None, description="user or team; null: whoever is logged in")
+    entity: Name | None = Field(None, description="user or team; null: the logged-in user")
     group: Name | None = None
     tags: tuple[Name, ...] = ()
     mode: Literal["offline", "online"] = "offline"

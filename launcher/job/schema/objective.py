@@ -17,7 +17,7 @@ class CrossEntropy(Settings):
     name: Literal["cross_entropy"] = "cross_entropy"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     z_loss: Rate = Field(0.0, description="times the square of the log of the softmax's denominator, added")
-    ignore_index: int = Field(-100, description="a target that counts for nothing")
+    ignore_index: int = Field(-100, description="a target that is ignored")
 
 
 class MSE(Settings):

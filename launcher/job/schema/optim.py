@@ -83,7 +83,7 @@ def _below(name: str, groups: Mapping[Any, Any]) -> Iterator[tuple[str, dict[str
         above, _, setting = path.rpartition(".")
         if not above:
             form = "a group is a name or a glob with settings, as {'*.bias': {weight_decay: 0}}"
-            raise ValueError(f"{setting}: {value} is no group; {form}")
+            raise ValueError(f"{setting}: {value} is not a group; {form}")
         yield above, {setting: value}
 
 
@@ -112,7 +112,7 @@ class SGD(Settings):
     @model_validator(mode="after")
     def _looks_ahead(self) -> Self:
         if self.nesterov and not self.momentum:
-            raise ValueError("optim.nesterov=true looks ahead by momentum; use optim.momentum=0.9")
+            raise ValueError("optim.nesterov=true needs momentum; use optim.momentum=0.9")
         return self
 
 

@@ -35,7 +35,7 @@ def _either_form(path: str) -> str:
 
 def _there(path: str) -> str:
     if path.startswith(RUN):
-        raise ValueError("should be the path of a file that is there already")
+        raise ValueError("should be the path of an existing file")
     return path
 
 
@@ -67,9 +67,9 @@ class Pipeline(Settings):
     stage_config: Literal["auto"] | dict[str, Any] = Field("auto", description="{module name or glob: stage}")
     scheduler: Scheduler = "1f1b"
     interleave: Flag = False
-    chunks: Count = Field(2, description="virtual stages a rank when interleave is on")
+    chunks: Count = Field(2, description="virtual stages per rank when interleave is on")
     less_memory: Flag = Field(
-        False, description="interleaved 1f1b that runs ahead by one forward a rank, not two"
+        False, description="interleaved 1f1b that runs ahead by one forward per rank, not two"
     )
     micro_batch_num: Count | None = Field(None, description="null: as many as stages")
     loss_reduction: Literal["mean", "sum"] = "mean"
@@ -136,7 +136,7 @@ class Network(Settings):
     """
 
     latency_us: float = Field(gt=0, description="microseconds until the first byte")
-    gb_per_s: float = Field(gt=0, description="1e9 bytes a second")
+    gb_per_s: float = Field(gt=0, description="1e9 bytes per second")
 
 
 class CommFusion(Settings):
@@ -217,7 +217,7 @@ class OperatorStrategy(Settings):
 
 
 def _switches(values: dict[str, Any]) -> dict[str, Any]:
-    """Checks switches by name; ``file`` beside them contains the others."""
+    """Checks switches by name; ``file`` names a file with the other switches."""
     file = values.get("file")
     if file is not None and not isinstance(file, str):
         raise ValueError("file should be the path of a parallel_speed_up.json")

@@ -171,7 +171,7 @@ class Sweep(Settings):
     )
     goal: Goal = "min"
     prune: Literal["asha", "median"] | None = Field(
-        None, description="ends cells whose metric is behind at a validation"
+        None, description="ends cells whose metric is worse at a validation"
     )
     seeds: Count = Field(1, description="runs of each cell, with one seed after another")
     plan: Flag = Field(False, description="plan all cells, print what is predicted, run none")

@@ -38,7 +38,7 @@ class Predict(Settings):
 
     kind: Literal["predict"] = "predict"
     inputs: FilePath | None = Field(
-        None, description="safetensors file, a tensor an input of the model; null: held-out samples"
+        None, description="safetensors file, one tensor per input of the model; null: held-out samples"
     )
     to: FilePath = Field("run:predictions.safetensors", description="the file, .safetensors or .jsonl")
     batches: Count | None = Field(None, description="null: all samples")
@@ -227,11 +227,11 @@ class Prepare(Settings):
     end_of_document: str | None = Field(
         None, min_length=1, description="ends each document; null: the tokenizer's eos_token"
     )
-    on_bad: Literal["error", "skip"] = Field("error", description="what is no JSON or no UTF-8")
+    on_bad: Literal["error", "skip"] = Field("error", description="rows that are not JSON or not UTF-8")
     shard_tokens: Count = Field(
-        1 << 26, description="in a file, at least; a start goes on behind whole files"
+        1 << 26, description="in a file, at least; a restart continues after complete files"
     )
-    workers: Count | None = Field(None, description="processes; null: one a core")
+    workers: Count | None = Field(None, description="processes; null: one per core")
     overwrite: Flag = False
 
     @model_validator(mode="after")

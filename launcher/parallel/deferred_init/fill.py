@@ -160,7 +160,7 @@ def differing(build: Build, model: nn.Module, tape: Tape) -> str:
     plain = plain_tensors(build, tape.seed)
     made = ((n, replay(tape.log, t, n, tape.seed)) for n, t in named.items() if n in plain)
     for name in unlike(made, plain):
-        return f"makes other numbers of {name} when it is replayed"
+        return f"gives {name} other values when it is replayed"
     return ""
 
 

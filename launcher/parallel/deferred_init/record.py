@@ -279,7 +279,7 @@ def owned(model: nn.Module) -> nn.Module:
             raise RequestError((Problem("model", text),))
         if t.layout is not torch.strided:
             kind = str(t.layout).removeprefix("torch.")
-            text = f"{name} is {kind}; only dense tensors can be laid out: keep its parts"
+            text = f"{name} is {kind}; only dense tensors can be sharded; keep its dense parts"
             raise RequestError((Problem("model", text),))
 
     # tensors in plain attributes

@@ -39,7 +39,7 @@ def _construction_problems(build: Build, seed: int) -> list[Problem]:
 
 
 def _blank(name: str) -> Problem:
-    how = "the constructor makes it with torch.empty, or the like, and leaves it so"
+    how = "the constructor makes it with torch.empty, or the like, and does not fill it"
     return Problem("model", f"{name} is uninitialised memory: {how}; initialise it in the constructor")
 
 

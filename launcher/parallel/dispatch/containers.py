@@ -41,7 +41,7 @@ def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if not tensors(value):
         return value
     args, kwargs = contents(value)
-    assert args is not None, f"{type(value).__name__} holds tensors and cannot be made again"
+    assert args is not None, f"{type(value).__name__} holds tensors and cannot be rebuilt"
     named = {k: mapped(v, change) for k, v in kwargs.items()}
     return remade(type(value), *(mapped(a, change) for a in args), **named)
 

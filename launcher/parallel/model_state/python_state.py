@@ -1,4 +1,4 @@
-"""State that a model keeps in Python objects: found, named, restored."""
+"""Finds, names and restores state that a model keeps in Python objects."""
 
 from __future__ import annotations
 

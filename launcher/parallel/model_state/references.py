@@ -44,9 +44,9 @@ def strangers(model: nn.Module) -> list[Problem]:
     # other classes than plain modules and parameters
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            text = f"{name or 'the model'} is TorchScript, whose weights are not Python's"
-            cure = "build it from the module that it was made of"
-            return [Problem("model", f"{text} to replace by ranks' parts; {cure}")]
+            text = f"{name or 'the model'} is TorchScript, whose weights cannot be replaced"
+            cure = "build it from the original module"
+            return [Problem("model", f"{text} by shards; {cure}")]
     out: dict[str, Problem] = {}
     for name, p in model.named_parameters():
         if type(p) is not nn.Parameter and not nn.parameter.is_lazy(p):
@@ -81,7 +81,7 @@ def _itself(at: str, name: str) -> Problem:
 
 
 def _no_submodule(at: str, module: nn.Module) -> Problem:
-    text = f"{at} is or holds the module {type(module).__name__}, which is no submodule"
+    text = f"{at} is or holds the module {type(module).__name__}, which is not a submodule"
     why = "so the launcher cannot initialise or move its tensors"
     cure = "make it an attribute of a module, or put it in an nn.ModuleList or nn.ModuleDict"
     return Problem("model", f"{text}, {why}; {cure}")
@@ -352,6 +352,6 @@ def leaving(model: nn.Module) -> Iterator[None]:
     new = [at for key, (at, _) in left(model).items() if key not in before]
     if new:
         text = f"the forward keeps tensors in {new[0]}"
-        why = "where ranks would find those of the plan, without numbers"
+        why = "where ranks would see the empty tensors of the plan"
         cure = "make them buffers, or compute them each time"
         raise RequestError((Problem("model", f"{text}, {why}; {cure}"),))

@@ -42,7 +42,7 @@ class Results:
         t, version = self.kept[self._next], self._versions[self._next]
         self._next += 1
         if t._version != version:
-            text = "what operators over tp have brought was changed in place, and is needed again as it was"
+            text = "a tensor that came over tp was changed in place, but is needed again unchanged"
             raise RunError(f"{text} (try: parallel.recompute.comm=recompute)")
         return t.detach()
 

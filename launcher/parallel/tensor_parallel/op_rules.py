@@ -114,7 +114,7 @@ def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
     made = {m for g in call.inputs if g.state.cut is None and g.floating for m in g.state.made}
     mixed = sorted(m for m in made if m.endswith("()"))
     if mixed:
-        raise CutRefused(f"{call.name} mixes what is cut over tp with the whole output of {mixed[0][:-2]}")
+        raise CutRefused(f"{call.name} mixes a tensor cut over tp with the full output of {mixed[0][:-2]}")
     return states, made
 
 
@@ -122,8 +122,8 @@ def _uncut(call: OpCall, pairs: Sequence[tuple[Shape, Shape]]) -> list[CutState]
     """Return the states of full results."""
     for here, whole in pairs:
         if here != whole:
-            text = f"{call.name} makes a tensor of {list(here)} where the whole model has {list(whole)}"
-            raise CutRefused(f"{text}: its size comes from what is cut over tp")
+            text = f"{call.name} makes a tensor of {list(here)} where the full model has {list(whole)}"
+            raise CutRefused(f"{text}: its size comes from a tensor cut over tp")
     made = frozenset(m for g in call.inputs if g.floating and call.name not in NEW for m in g.state.made)
     return [CutState(None, made) for _ in pairs]
 
@@ -132,8 +132,8 @@ def _cut_dim(name: str, here: Shape, whole: Shape, tp: int) -> int:
     """Return the dim of ``whole`` of which ``here`` is the part of one rank of ``tp``."""
     differ = [d for d, (a, b) in enumerate(zip(here, whole, strict=False)) if a != b]
     if len(here) != len(whole) or len(differ) != 1 or here[differ[0]] * tp != whole[differ[0]]:
-        made = f"{name} of what is cut over tp makes {list(here)}"
-        raise CutRefused(f"{made}, no part of the {list(whole)} of the whole model")
+        made = f"{name} of a tensor cut over tp makes {list(here)}"
+        raise CutRefused(f"{made}, not a part of the {list(whole)} of the full model")
     return differ[0]
 
 
@@ -147,7 +147,7 @@ def _check_rule(call: OpCall) -> None:
         text = f"{call.name} of a tensor cut over tp on dim {call.dim}"
         raise CutRefused(f"{text}: not known to work part by part")
     if not good:
-        raise CutRefused(f"{call.name} needs all of dim {call.dim}, and a rank of tp has only a part of it")
+        raise CutRefused(f"{call.name} needs all of dim {call.dim}, but a rank of tp has only a part of it")
 
 
 def _always(call: OpCall) -> bool:

@@ -1,4 +1,4 @@
-"""Propagates tensor-parallel splits through a model: which operators communicate, and is the rest right.
+"""Propagates tensor-parallel splits: which operators communicate, and whether the rest is right.
 
 The model runs twice on meta tensors: in full, and with one rank's pieces of the operators' weights. The
 result of every operation of the second run must be exactly a part of the first run's result.
@@ -100,8 +100,8 @@ def in_pieces(
     out = follow(model, tuple(s.operator for s in whole), tp, inputs, lengths=lengths)
     for a, s in zip(whole, out.spreads, strict=True):
         if a != replace(s, comms=()):
-            text = f"{s.operator.module} is not given the cuts by a piece of a sequence"
-            raise RequestError((Problem(s.operator.where, f"{text} that the whole gives it"),))
+            text = f"{s.operator.module} gets another cut for a piece of a sequence"
+            raise RequestError((Problem(s.operator.where, f"{text} than for all of it"),))
     return out
 
 
@@ -140,7 +140,7 @@ def _passed(
     attach(model, carry)
     _prepare(model, forwards.operators, run)
 
-    # piece after piece, each with what the pieces before it have left
+    # piece after piece, each with the state that earlier pieces left
     outs = []
     found = dict[Operator, ShardedOperator]()
     for piece, specs in enumerate(forwards.pieces):
@@ -178,7 +178,7 @@ def _together(
     for o, s in now.items():
         earlier = before.get(o)
         if earlier is not None and replace(earlier, comms=()) != replace(s, comms=()):
-            text = f"{o.module} is not given the same cuts by every piece of a sequence"
+            text = f"{o.module} gets different cuts for the pieces of a sequence"
             raise RequestError((Problem(o.where, text),))
         out[o] = s if earlier is None else replace(s, comms=(*earlier.comms, *s.comms))
     return out
@@ -240,7 +240,7 @@ def _with_cause(p: Problem, why: BaseException | None, run: ShardingTracker) -> 
         return p
     line = next(iter(str(why).strip().splitlines()), "")
     hint = "; do the heads divide by tp?" if "is invalid for input of size" in line else ""
-    text = f"{at} fails with the shards of a rank of tp={run.axis.size} has"
+    text = f"{at} fails with the shards that a rank of tp={run.axis.size} has"
     return Problem(KEY, f"{text}: {line}{hint}")
 
 
@@ -254,8 +254,8 @@ def _output(outs: list[tuple[Tensor, CutState]], run: ShardingTracker) -> Cut:
 
     # the last operator can gather it
     last = [*run.spreads][-1]
-    text = f"the model's output leaves cut on dim {dim} over tp"
-    way = "the loss takes it whole or cut on the classes"
+    text = f"the model's output is cut on dim {dim} over tp"
+    way = "the loss takes it full or cut on the classes"
     whole = axes_text(((),) * t.dim())
     cure = quote(f"{KEY}.{last.key}.output={whole}")
     raise RequestError((Problem(last.where, f"{text}, and {way}", cure),))
@@ -267,7 +267,7 @@ def _operate(
     """Run an operator and record what it communicates."""
     x, *rest = args or (kwargs.pop("input", None),)
     if not isinstance(x, Tensor):
-        raise CutRefused(f"the first thing that {o.module} takes is no tensor", o.where)
+        raise CutRefused(f"the first argument of {o.module} is not a tensor", o.where)
     if run.axis is None:
         return _run_uncut(run, o, lambda: plain(x, *rest, **kwargs))
 
@@ -314,7 +314,7 @@ def _run_uncut(run: ShardingTracker, o: Operator, call: Callable[[], Any]) -> An
 def _note(run: ShardingTracker, o: Operator, module: nn.Module, planned: ShardedOperator) -> None:
     """Record the spread of an operator; every call of it must need the same."""
     if run.spreads.setdefault(o, planned) != planned:
-        raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", o.where)
+        raise CutRefused(f"{o.module} is called more than once, with different cuts", o.where)
     if o.mode == "row" and planned.gives is not None and getattr(module, "bias", None) is not None:
         run.terms.add(f"{o.module}.bias")
     if o.kind == ADAPTED and o.mode:
@@ -349,7 +349,7 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> ShardedOperator:
         text = f"input {axes_text(o.input)} is not what arrives, which is {_words(arrives)}"
         raise CutRefused(f"{o.module}: {text}", o.where)
     if takes is not None and arrives != takes and x.shape[takes] % n:
-        text = f"{o.module}: its input has {x.shape[takes]} features, no multiple of tp={n}"
+        text = f"{o.module}: its input has {x.shape[takes]} features, not a multiple of tp={n}"
         raise CutRefused(text, o.where)
     return ShardedOperator(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
 
@@ -370,7 +370,7 @@ def _requested_cut(o: Operator, name: Literal["input", "output"], t: Tensor, n: 
     if axes is None:
         return None
     if len(axes) != t.dim():
-        text = f"{o.module}: {name} {axes_text(axes)} has {len(axes)} dims, and the tensor there {t.dim()}"
+        text = f"{o.module}: {name} {axes_text(axes)} has {len(axes)} dims, but the tensor has {t.dim()}"
         raise CutRefused(text, o.where)
     dim = tp_dim(axes)
     if dim is not None and dim != now and t.shape[dim] % n:

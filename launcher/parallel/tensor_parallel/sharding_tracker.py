@@ -134,7 +134,7 @@ class FollowCalls(TorchFunctionMode):
             return
 
         # its features are split, and it needs all of them
-        text = f"{at} needs all features of its input, and its input arrives cut over tp"
+        text = f"{at} needs all features of its input, which arrives cut over tp"
         if name == "linear":
             cure = quote(f"{KEY}.{at}.weight=[null, tp]")
             raise CutRefused(f"{text}; cut its weight on them too", KEY, cure)

@@ -84,6 +84,6 @@ def _movable(leaf: str, model: nn.Module) -> None:
         for name, value in vars(module).items():
             if isinstance(value, GeneratorType) and value.gi_frame is not None:
                 at = f"{path}.{name}".lstrip(".")
-                text = f"{at} is a generator, which cannot be copied: the plan would move it on"
-                cure = "make it in the forward, or let it be an iterator of itertools"
+                text = f"{at} is a generator, which cannot be copied: planning would advance it"
+                cure = "make it in the forward, or use an iterator of itertools"
                 raise RequestError((Problem("model", f"{text}; {cure}"),))

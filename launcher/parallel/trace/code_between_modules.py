@@ -132,7 +132,7 @@ class Tracer(Capture):
 
     def _depends(self, leaf: str, what: str) -> None:
         """Refuse a result that would stay that of zeros: code around the leaves runs now, and never again."""
-        raise self.refuse(f"{leaf} returns {what} with other data; return a tensor of a fixed shape")
+        raise self.refuse(f"{leaf} returns {what} for other data; return a tensor of a fixed shape")
 
     def over(self) -> None:
         """Check the side channels at the end of the forward."""
@@ -150,7 +150,7 @@ class Tracer(Capture):
         """Refuse an operation that belongs to no node."""
         if not self.eager and torch._C._current_graph_task_id() == -1:
             name = func._schema.name.removeprefix("aten::")
-            raise self.refuse(f"{name} runs there without torch's Python seeing it")
+            raise self.refuse(f"{name} runs there, invisible to torch's Python side")
 
     def read(self, name: str) -> None:
         """Refuse an outside read of Python state that a leaf changes: this forward's value would stay."""
@@ -248,7 +248,7 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
             _follow(model, leaves, inputs)
     if read:
         text = f"the backward changes {next(iter(read))}, which the forward reads"
-        why = "a pipeline runs other forwards before it than one process"
+        why = "a pipeline runs other forwards before it than one process does"
         raise RequestError((Problem("model", f"{text}, and {why}; change it in the forward"),))
     unentangled({str(n.target): call for n, call in tracer.calls.items()}, tracer.watch.values)
 

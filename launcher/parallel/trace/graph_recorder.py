@@ -58,7 +58,7 @@ def why_foreign(t: torch.Tensor) -> str:
         return "it calls torch.func (vmap, grad), whose tensors are nowhere else"
     if isinstance(t, nn.Parameter):
         text = "it uses a parameter of another copy of the model"
-        return f"{text}, as a function does that __init__ has made around self"
+        return f"{text}, as a function made by __init__ around self does"
     return "it uses a tensor that was not created there and is neither a parameter nor a buffer of the model"
 
 
@@ -295,9 +295,9 @@ class Capture(TorchFunctionMode):
         self._learn(node, value)
 
     def _alike(self) -> None:
-        """Refuse seeds, restored random states and hooks, which are no torch functions: no stage has them."""
+        """Refuse seeds, restored random states and hooks, not being torch functions: no stage has them."""
         if stream() != self.stream:
-            text = "it seeds torch's random stream, or puts back a state of it"
+            text = "it seeds torch's random stream, or restores its state"
             raise self.refuse(f"{text}, which no stage would see")
         hooks = _saving()
         if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
@@ -340,7 +340,7 @@ class Capture(TorchFunctionMode):
             args, kwargs = on_meta(call.args, call.kwargs)
             out, wrote = self.carry_out(replace(call, args=args, kwargs=kwargs))
             if changed():
-                text = f"{call.target} changes a list or dictionary that it is given"
+                text = f"{call.target} changes a list or dictionary that it receives"
                 raise self.refuse(f"{text}, which stages do not share")
 
             # a node, unless the call only reads a property, such as a shape
@@ -459,14 +459,14 @@ class Capture(TorchFunctionMode):
                 "it draws from a generator of its own, and every stage would have a separate copy of it"
             )
         if isinstance(a, nn.Module):
-            raise self.refuse(f"it hands the module {type(a).__name__} to a function")
+            raise self.refuse(f"it passes the module {type(a).__name__} to a function")
 
         # functions and objects, unless they are immutable
         if callable(a):
             held = captured_state(a)
             if held:
                 name = getattr(a, "__qualname__", type(a).__name__)
-                raise self.refuse(f"it hands on the function {name}, which holds {held}")
+                raise self.refuse(f"it passes on the function {name}, which holds {held}")
         elif id(a) not in self.before and not is_frozen(a):
             text = (
                 f"it makes a {type(a).__name__} and passes it on, and every stage would have "
@@ -482,7 +482,7 @@ class Capture(TorchFunctionMode):
         name = type(a).__name__
         args, kwargs = contents(a)
         if args is None:
-            raise self.refuse(f"it hands on a {name}, which cannot be rebuilt on another stage")
+            raise self.refuse(f"it passes on a {name}, which cannot be rebuilt on another stage")
         made = NamedFunction(lambda *xs, **ks: remade(type(a), *xs, **ks), name)
         given = tuple(map(self.arg, args))
         node = self.graph.call_function(made, given, {k: self.arg(v) for k, v in kwargs.items()})

@@ -338,7 +338,7 @@ class ForwardObserver(TorchFunctionMode):
 
         # what a plan does not allow
         if get_ident() != self._thread:
-            text = f"the forward runs {name} in a thread of its own, where nobody can see what it does"
+            text = f"the forward runs {name} in a separate thread, which the launcher cannot trace"
             raise RequestError((Problem("model", f"{text}; call modules one after the other"),))
         if name in self._running[1:]:
             self.nested.add(name)

@@ -330,7 +330,7 @@ def _full(bucket: Bucket, alone: Bucket, number: dict[str, int], limits: Limits)
 def sums(
     params: tuple[Placed, ...], stages: tuple[Stage, ...], sizes: Sizes, partial: frozenset[str]
 ) -> tuple[Bucket, ...]:
-    """Returns buckets of the gradients of which each rank of ``tp`` has a term: one a stage and dtype.
+    """Returns buckets of the gradients of which each rank of ``tp`` has a term: one per stage and dtype.
 
     ``partial``: names of these parameters.
     """

@@ -123,5 +123,5 @@ def notes(graph: Graph, params: tuple[Placed, ...]) -> list[Note]:
     if not found:
         return []
     verb, whose = ("looks", "its") if len(found) == 1 else ("look", "their")
-    text = f"{some(found)} {verb} at data, so ranks may differ in what runs there: on every rank all of"
+    text = f"{some(found)} {verb} at data, so ranks may run different code: on every rank all"
     return [Note("parallel.hsdp", f"{text} {whose} weights are gathered, and missing gradients are zeros")]

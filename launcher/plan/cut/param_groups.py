@@ -173,14 +173,16 @@ def _idle(optim: Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
         named = [p for p in trained if key in _keys(optim, p)]
         uses = {"muon" if orthogonal(optim, p) else "adamw": p for p in reversed(named)}
         if named and group.use == "muon" and "muon" not in uses:
-            text = f"{_text(group)}: it names no matrix, and Muon updates nothing else"
+            text = f"{_text(group)}: it names no matrix, but Muon updates only matrices"
             yield Problem(f"{KEY}.{key}", text, _set(key, group.model_copy(update={"use": "adamw"})))
             continue
         for use, keys in (("muon", OF_MUON), ("adamw", OF_ADAMW)):
             idle = [k for k in group.model_dump() if k in keys and k not in USE]
             if named and idle and use not in uses:
                 other, p = next(iter(uses.items()))
-                text = f"{_text(group)}: {idle[0]} is of {use}, and {other} updates all of it: {p.name}"
+                text = (
+                    f"{_text(group)}: {idle[0]} is for {use}, but {other} updates all of this group: {p.name}"
+                )
                 rest = group.model_copy(update=dict.fromkeys(idle))
                 yield Problem(f"{KEY}.{key}", text, _set(key, rest) if rest.model_dump() else "")
 
@@ -188,7 +190,7 @@ def _idle(optim: Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
 def _complex(optim: Adafactor | Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
     found = [p for p in trained if p.spec.dtype.startswith("complex")]
     if found:
-        text = f"{optim.name}: it updates real numbers, and {found[0].name} is {found[0].spec.dtype}"
+        text = f"{optim.name}: it updates only real numbers, but {found[0].name} is {found[0].spec.dtype}"
         yield Problem("optim.name", text, "optim=adamw")
 
 
@@ -200,7 +202,7 @@ def setting_rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
             text = f"to {many(len(names), 'parameter')}: {listed(names)}"
             yield Setting(f"{KEY}.{key}", _text(group), "applied", text)
         else:
-            text = "what it names is in groups that are named more exactly, or later"
+            text = "its parameters are in more exact or later groups"
             yield Setting(f"{KEY}.{key}", _text(group), "degraded", text)
 
 
@@ -213,7 +215,7 @@ def notes(optim: Optim, params: Sequence[Placed]) -> Iterator[Note]:
         without = [name for name in p.names if best_key(_groups(optim), name) is None]
         if keys and without:
             key, name = next(iter(keys.items()))
-            text = f"{name} is one tensor with {', '.join(without)}, and is updated so under each name"
+            text = f"{name} is one tensor with {', '.join(without)}, so this applies to it under each name"
             yield Note(f"{KEY}.{key}", text)
 
 

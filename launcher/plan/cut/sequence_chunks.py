@@ -81,7 +81,7 @@ class _Sequence:
 
 
 def grain(flow: TensorParallelPlan, tp: int) -> int:
-    """Returns the number of which every length must be a multiple.
+    """Returns the number that must divide every length.
 
     If an operator cuts the sequence over ``tp``, each rank has a part of each piece.
     """

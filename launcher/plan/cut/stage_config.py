@@ -126,7 +126,7 @@ def _no_such_stage(key: str, stage: int, stages: int, there: str) -> Problem | N
 
 def _no_number(key: str, stage: Any, guess: int, there: str) -> Problem:
     meant = int(stage) if isinstance(stage, str) and stage.isdecimal() else guess
-    text = f"{stage!r} is no stage number; there are stages {there}"
+    text = f"{stage!r} is not a stage number; there are stages {there}"
     return Problem(f"{KEY}.{key}", text, f"{KEY}.{key}={meant}")
 
 

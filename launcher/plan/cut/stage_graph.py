@@ -124,7 +124,7 @@ def _below(module: str, nbytes: Mapping[str, int]) -> int:
 
 
 def text(stage: StageGraph) -> str:
-    """Returns a line a call, then a line a tensor of the model; ends with a newline."""
+    """Returns one line per call, then one line per tensor of the model; ends with a newline."""
     lines = [stage.title, SHAPES if stage.linked else ORDER_ONLY, ""]
     head = ("value", "made by", "of", "shape", "weights", "FLOPs", "saved")
     lines += _table([head, *(_row(c) for c in stage.calls)])

@@ -1,4 +1,4 @@
-"""The graph of a stage as an SVG: a box a call, downwards in the order in which they run."""
+"""The graph of a stage as an SVG: one box per call, in the order of execution."""
 
 from __future__ import annotations
 

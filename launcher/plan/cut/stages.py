@@ -120,10 +120,10 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
         elif group not in problems:
             output = f"the output of {_what(source)} on stage {floor}"
             text = f"{node.target!r} is on stage {stage} but needs {output}"
-            text = f"{text}; {together(group)} have to be on one stage, for {why(graph, group)}"
+            text = f"{text}; {together(group)} must be on one stage, for {why(graph, group)}"
             cure = _gathered(graph, told, last, group)
             if not cure:
-                text = f"{text}: use fewer stages, so that they can be"
+                text = f"{text}; use fewer stages"
             problems[group] = Problem(KEY, text, cure)
 
     # if the cures of single modules do not work together, one cure names all of them
@@ -214,7 +214,7 @@ def cut(
             for m in node.inputs:
                 need(m, stage, node)
         elif at[name] < stage:
-            text = f"{_what(node)} on stage {at[name]} hands something that is no tensor to {_what(user)}"
+            text = f"{_what(node)} on stage {at[name]} passes something that is not a tensor to {_what(user)}"
             problems.append(Problem(KEY, f"{text} on stage {stage}; put both on one stage"))
 
     for node in graph.nodes:
@@ -246,7 +246,7 @@ def _homeless(skeleton: ModelStructure, stages: tuple[Stage, ...]) -> list[Probl
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     text = f"the forward never uses {', '.join(lost[:3])}{more}, which no stage of the pipeline would hold"
     cure = f"parallel.pipeline.stages=1 {KEY}=auto"
-    return [Problem("model", f"{text}; take it out of the model, or use one stage", cure)]
+    return [Problem("model", f"{text}; remove it from the model, or use one stage", cure)]
 
 
 def _crossing(graph: Graph, at: Mapping[str, int], wants: list[set[str]], stage: int) -> tuple[str, ...]:

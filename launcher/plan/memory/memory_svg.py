@@ -1,4 +1,4 @@
-"""The memory of a step as an SVG: one chart a pipeline rank, time to the right, bytes upwards."""
+"""The memory of a step as an SVG: one chart per pipeline rank, time to the right, bytes upwards."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Picture:
 def svg(curves: Sequence[Curve], room: int | None = None, *, seconds: bool = False) -> str:
     """Draws charts of one scale below each other; each marks its peak, and a dashed line shows ``room``.
 
-    A pixel shows the most bytes that are held in its time. Hovering shows the bytes of the peak.
+    A pixel shows the most bytes in use during its time. Hovering shows the bytes of the peak.
     """
     picture = _Picture(tuple(curves), room, seconds)
     width, height = LEFT + WIDE + RIGHT, TOP + ROW * len(curves) + 46

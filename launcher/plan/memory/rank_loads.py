@@ -185,7 +185,7 @@ def _own(whole: list[Placed], stage: Stage, segments: list[str]) -> tuple[int, .
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of time in which at most ``nbytes`` are held."""
+    """A period in which at most ``nbytes`` are held."""
 
     start: float
     end: float

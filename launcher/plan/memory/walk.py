@@ -54,7 +54,7 @@ class Pass:
 class StageLoad:
     """The memory that one stage needs, in bytes.
 
-    ``passes``: one, or one a piece; all have the same segments. ``own``: gradients of unsharded parameters,
+    ``passes``: one, or one per piece; all have the same segments. ``own``: gradients of unsharded parameters,
     by segment. ``half_copies``: half-precision copies of unsharded parameters. ``buffers``: torch's
     receive buffers for all micro batches.
     """
@@ -114,7 +114,7 @@ class FsdpPolicy:
 
 @dataclass(frozen=True)
 class ActionMemory:
-    """The fullest moment of an action (``most``), and what is held when it is over (``after``)."""
+    """The fullest moment of an action (``most``), and the bytes in use at its end (``after``)."""
 
     most: MemoryInUse
     after: MemoryInUse

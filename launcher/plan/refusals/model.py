@@ -51,7 +51,7 @@ def unfit(skeleton: ModelStructure) -> Iterator[Problem]:
 
     if not any(p.trainable for p in skeleton.params):
         text = "none of its parameters requires a gradient, so there is nothing to train"
-        yield Problem(KEY, f"{text}; leave requires_grad on for those that should learn")
+        yield Problem(KEY, f"{text}; leave requires_grad on for those to train")
 
 
 def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
@@ -111,7 +111,7 @@ def layout_problems(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Ite
         if any(t.dtype.startswith("complex") for t in c.specs):
             how = "passes complex numbers from one stage to another, and their gradients cannot be sent back"
             text = f"{c.name} {how}"
-            yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
+            yield Problem(KEY, f"{text}; pass torch.view_as_real of it, or put both sides on one stage")
 
 
 def _around(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
@@ -131,10 +131,8 @@ def _around(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Pr
     for kept in graph.effects.kept:
         if kept.by_data and at.sizes.replicas > 1:
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"
-            text = (
-                f"the forward changes {kept.name}, by numbers that {ranks} has its own of, and then uses it"
-            )
-            yield Problem(KEY, f"{text}: they would train different models; use one data-parallel rank")
+            text = f"the forward changes {kept.name} from rank-local data and then reads it"
+            yield Problem(KEY, f"{text}: {ranks} would train another model; use one data-parallel rank")
 
 
 def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
@@ -153,7 +151,7 @@ def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
                     yield Problem(KEY, f"{text}; compute it from {of[0]} in the forward")
             elif name in changed:
                 others = listed([n for n in names if n != name])
-                text = f"the forward changes {name}, in whose memory {others} lies"
+                text = f"the forward changes {name}, which shares memory with {others}"
                 text += ", which would no longer see the change"
                 yield Problem(KEY, f"{text}; keep one tensor, and take views of it in the forward")
                 break
@@ -187,7 +185,7 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
     if not kept or sizes.grid["dp_shard"] == 1:
         return []
     verb, them = ("stays", "it") if len(kept) == 1 else ("stay", "them")
-    return [Note("parallel.hsdp", f"{listed(kept)} {verb} whole: the forward changes {them}")]
+    return [Note("parallel.hsdp", f"{listed(kept)} {verb} unsharded: the forward changes {them}")]
 
 
 def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
@@ -196,9 +194,11 @@ def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
     path = getattr(data, "target", None) or getattr(data, "path", None) or getattr(data, "name", "data")
     where = ", ".join(path) if isinstance(path, tuple | list) else str(path)
     for module, rows, most in graph.effects.beyond:
-        text = f"{_where(module)} has a table of {rows} rows, and an id of the data ({where}) is {most}"
+        text = f"{_where(module)} has a table of {rows} rows, but an id of the data ({where}) is {most}"
         cure = f"give it at least {most + 1} rows, or read data of fewer tokens"
-        yield Problem(KEY, f"{text}; {cure if most >= 0 else 'ids begin at 0: mask what is no token'}")
+        yield Problem(
+            KEY, f"{text}; {cure if most >= 0 else 'ids begin at 0: mask values that are not tokens'}"
+        )
 
 
 def _mixes(graph: Graph) -> bool:
@@ -235,17 +235,17 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
     """Returns notes on models that train, but to numbers that depend on other settings."""
     out = _unsaved(job, skeleton, graph)
     if _mixes(graph):
-        text = "another batch size, or a batch in parts, trains to other numbers"
+        text = "another batch size, or a batch in parts, gives other results"
         out.append(Note(KEY, f"{graph.effects.mixing} {MIXED}: {text}"))
     if graph.effects.untried and _cuts_batch(sizes):
         numbers = f"a model of {graph.effects.untried / 1e6:.1f}M numbers"
-        text = "it was not tried whether its samples depend on one another, as in a contrastive loss"
-        other = "then another number of data-parallel ranks or micro batches trains to other numbers"
-        out.append(Note(KEY, f"{numbers} is too large to try: {text}; {other}"))
+        text = "whether its samples depend on one another, as in a contrastive loss"
+        other = "if they do, another number of data-parallel ranks or micro batches gives other results"
+        out.append(Note(KEY, f"{numbers} is too large to test {text}; {other}"))
     if skeleton.traits.batch_norms and _cuts_batch(sizes):
         text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
         names = listed(skeleton.traits.batch_norms)
-        other = "another number of data-parallel ranks or micro batches trains to other numbers"
+        other = "another number of data-parallel ranks or micro batches gives other results"
         out.append(Note(KEY, f"BatchNorm ({names}) {text} {sizes.global_batch}: {other}"))
     return out
 
@@ -264,8 +264,8 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
         (buffers, "persistent=False keeps it out of the state dict", "register it as a persistent buffer"),
     ):
         if names:
-            text = f"{listed(names)}: the forward changes and reads it, and {what}; no checkpoint has it"
-            out.append(Note("checkpoint", f"{text}, so a resumed run starts it anew; {cure}"))
+            text = f"{listed(names)}: the forward changes and reads it, and {what}; no checkpoint stores it"
+            out.append(Note("checkpoint", f"{text}, so a resumed run resets it; {cure}"))
     return out
 
 
@@ -280,7 +280,7 @@ def _disagree(graph: Graph) -> Iterator[Problem]:
     found = graph.effects.disagree
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch refuses; {DTYPES}")
+        yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch rejects; {DTYPES}")
 
 
 def _sparse(graph: Graph) -> Iterator[Problem]:
@@ -301,8 +301,8 @@ def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     # each data-parallel rank would change it by its own samples
     if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
         ranks = f"each of {at.sizes.replicas} data-parallel ranks"
-        text = f", by numbers that {ranks} has its own of, and then uses it"
-        return f"{text}: they would train different models; use one data-parallel rank", ""
+        text = f" from rank-local data and then reads it: {ranks} would train another model"
+        return f"{text}; use one data-parallel rank", ""
 
     between = _between(c, p, at) if len(at.stages) > 1 else None
     if between is not None:
@@ -322,10 +322,7 @@ def _between(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
     if len(owners) > 1:
         return (
-            (
-                f", of which stages {_numbers(owners)} have a copy each; put all modules that "
-                "use it on one stage"
-            ),
+            (f", and stages {_numbers(owners)} each have a copy; put all modules that use it on one stage"),
             "",
         )
     if here and here != owners:
@@ -372,7 +369,7 @@ def _hooks(at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed]) ->
     for module in skeleton.traits.backward:
         if len(at.stages) > 1 and at.stage_of(module) is None:
             text = f"{_where(module)} has backward hooks and runs on several stages"
-            yield Problem(KEY, f"{text}; put them on a module that one stage runs whole")
+            yield Problem(KEY, f"{text}; put them on a module that runs on one stage")
         elif at.tp:
             text = f"{_where(module)} has backward hooks, which would see only a part of the gradient next to"
             yield Problem(KEY, f"{text} operators that are cut over tp; remove those from parallel.operators")
@@ -382,7 +379,7 @@ def _hooked(p: Placed, at: CutModel) -> Why | None:
     """Returns why hooks of this parameter would not see the same as in one process, and the way out."""
     if at.sizes.replicas > 1:
         ranks = f"each of {at.sizes.replicas} data-parallel ranks"
-        way_out = "change gradients in an optimizer of your own, or use one data-parallel rank"
+        way_out = "change gradients in your own optimizer, or use one data-parallel rank"
         return f"{ranks} would call them with the gradient of its own samples only; {way_out}", ""
 
     # in one process the hooks see the full gradient
@@ -439,8 +436,8 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
             yield Problem(KEY, text, "parallel.hsdp.optimizer_level=level2")
         found = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
         if found:
-            text = f"{listed(found)}: called with another tensor in place of a weight, and level3 would"
-            yield Problem(KEY, f"{text} gather its own", "parallel.hsdp.optimizer_level=level2")
+            text = f"{listed(found)}: called with another tensor in place of a weight, but level3 would"
+            yield Problem(KEY, f"{text} gather the weight", "parallel.hsdp.optimizer_level=level2")
 
 
 def _twins(at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed]) -> Iterator[Problem]:
@@ -505,5 +502,5 @@ def lora_notes(job: Job, params: Sequence[Placed]) -> Iterator[Note]:
 def recording_problems(skeleton: ModelStructure) -> Iterator[Problem]:
     """Yields what the recording of a forward does not capture: hooks of parameters."""
     for name in skeleton.traits.hooked:
-        text = f"the parameter {name} has hooks, and ranks of a device matrix have parts of its gradient"
-        yield Problem(KEY, f"{text}; change gradients in an optimizer of your own")
+        text = f"the parameter {name} has hooks, and ranks of a device matrix have only parts of its gradient"
+        yield Problem(KEY, f"{text}; change gradients in your own optimizer")

@@ -50,7 +50,7 @@ def note(traits: OptimizerTraits | None) -> list[Note]:
     """Returns a note on what the optimizer did when it was tried."""
     if traits is None or traits.broken:
         return []
-    what = "each number of a tensor by itself" if traits.elements else "a whole tensor at a time"
+    what = "each number of a tensor by itself" if traits.elements else "one full tensor at a time"
     if not traits.alone:
         what = "all tensors together"
     more = "; random numbers of torch's" if traits.draws else ""
@@ -64,12 +64,10 @@ def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]
             KEY, f"{text} from a generator that torch.manual_seed does not seed, so no run could be repeated"
         )
     elif traits.draws and sizes.grid.size > 1:
-        others = (
-            f"{sizes.grid.size} ranks would draw other numbers than one process; it can be used on one rank"
-        )
+        others = f"{sizes.grid.size} ranks would draw other numbers than one process; use it on one rank"
         yield Problem(KEY, f"{text}, and {others}")
     elif traits.draws and any(step.kind == "certify" for step in job.steps.values()):
-        yield Problem(KEY, f"{text}, so that no two trainings can be compared: leave out the certify step")
+        yield Problem(KEY, f"{text}, so two trainings cannot be compared: leave out the certify step")
 
 
 def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
@@ -82,7 +80,7 @@ def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterat
     text = (
         f"{traits.name}: its update of one element of a tensor depends on the rest of "
         f"the tensor {SEEN}, and {names} would be cut over {' and '.join(axes)}; it "
-        "can be used with pipeline stages and replicas, where every rank has whole "
+        "can be used with pipeline stages and replicas, where every rank has full "
         "tensors"
     )
     yield Problem(KEY, text, _unsharded(job, axes))

@@ -22,7 +22,7 @@ def notes(job: Job, effects: Effects, sizes: Sizes) -> Iterator[Note]:
             f"{_listed(effects.draws)}: draws random numbers in training, from a separate "
             "stream for each stage and"
         )
-        yield Note("seed", f"{text} data-parallel rank: losses are not those of another layout")
+        yield Note("seed", f"{text} data-parallel rank: another layout gives other losses")
     others = _others(effects)
     for name in _certify(job):
         if effects.dropouts:
@@ -41,7 +41,7 @@ def problems(job: Job, effects: Effects, pieces: int) -> Iterator[Problem]:
     elif job.train.compile is not None:
         where = "in compiled code"
     for name in _certify(job) if others and where else ():
-        text = f"{_listed(others)} draws random numbers {where}, so that no two trainings can be compared"
+        text = f"{_listed(others)} draws random numbers {where}, so two trainings cannot be compared"
         yield Problem(name, f"{text}; {DROPOUT}, or leave out the certify step")
 
 

@@ -250,9 +250,9 @@ Order = Callable[..., Schedule]
 class Rule:
     """A scheduler: its order, and what it requires.
 
-    ``v``: exactly two virtual stages a rank, placed there and back. ``single``: one stage a rank.
+    ``v``: exactly two virtual stages per rank, placed there and back. ``single``: one stage per rank.
     ``split``: it splits backwards into input and weight gradients. ``full``: at least as many micro batches
-    as virtual stages. ``seq``: it takes pieces of sequences. ``several``: at least two virtual stages a rank,
+    as virtual stages. ``seq``: it takes pieces of sequences. ``several``: several virtual stages per rank,
     and no more pieces than ranks.
     """
 

@@ -1,4 +1,4 @@
-"""A simulated schedule as an SVG: one row a pipeline rank, time to the right."""
+"""A simulated schedule as an SVG: one row per pipeline rank, time to the right."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _legend(y: int, entries: Iterable[tuple[list[str], str]]) -> Iterator[str]:
 
 
 def _grid(picture: _Picture) -> Iterator[str]:
-    """Draws a row a rank, and the time axis."""
+    """Draws one row per rank, and the time axis."""
     t, inner, top = picture.timeline, picture.inner, picture.top
     for rank, (busy, held) in enumerate(zip(t.busy, t.in_flight, strict=True)):
         y = top + picture.row * rank
@@ -252,7 +252,7 @@ def _lane(lane: Lane, picture: _Picture, at: int) -> Iterator[str]:
 def _merged(
     shaded: Iterable[tuple[Event | Stretch, str]], picture: _Picture, y: float, thick: float
 ) -> Iterator[str]:
-    """Draws a path a colour, with a stretch for each run of bars that touch, in tenths of a pixel.
+    """Draws one path per colour, with a stretch for each run of bars that touch, in tenths of a pixel.
 
     ``y``: the distance below the top of a row.
     """

@@ -61,7 +61,7 @@ def chrome(
     scale = step_us / (timeline.makespan or 1.0) if after is None else 1e6
     ranks = range(len(timeline.busy))
 
-    # a thread a rank, and a complete event ("X") an action
+    # one thread per rank, and one complete event ("X") per action
     names = [_thread(r, "thread_name", name=f"pipeline rank {r}") for r in ranks]
     events = []
     for e in timeline.events:

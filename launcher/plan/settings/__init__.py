@@ -1,4 +1,4 @@
-"""What becomes of each setting: applied, satisfied, degraded, or refused with the reason.
+"""The effect of each setting: applied, satisfied, degraded, or refused with the reason.
 
 A module has the name of its section of ``conf/config.yaml``, or of what small sections have in common:
 ``parallel.comm_fusion`` is in ``comm_fusion``. It defines those of the following functions that a section

@@ -24,7 +24,7 @@ AVERAGED = "_ema"
 def problems(job: Job) -> Iterator[Problem]:
     """Yields a problem if ``checkpoint.encrypt`` is not the place of a key; the value is not shown."""
     if job.checkpoint.encrypt is not None and not PLACE.fullmatch(job.checkpoint.encrypt):
-        text = "this does not say where the key is; a key itself belongs into no configuration"
+        text = "this does not say where the key is; never put the key itself into a configuration"
         yield Problem("checkpoint.encrypt", text, "checkpoint.encrypt=env:CHECKPOINT_KEY")
 
 
@@ -35,7 +35,7 @@ def setting_rows(job: Job) -> Iterator[Setting]:
         yield Setting("checkpoint.async", "true", *_asynchronous(job))
 
     if asked.encrypt is not None:
-        why = "tensor files are sealed with AES-256-GCM, the manifest has a MAC of the same key"
+        why = "tensor files are encrypted with AES-256-GCM, the manifest has a MAC of the same key"
         why += "; names, shapes and digests of tensors stay readable"
         yield Setting("checkpoint.encrypt", place_text(asked.encrypt), "applied", why)
 
@@ -43,20 +43,20 @@ def setting_rows(job: Job) -> Iterator[Setting]:
         yield Setting("checkpoint.accept_plain", "true", *_plain(job))
 
     if asked.accept_changes:
-        why = "training goes on from a checkpoint although these may have changed"
+        why = "training resumes from a checkpoint although these changed"
         yield Setting("checkpoint.accept_changes", ", ".join(asked.accept_changes), "applied", why)
 
 
 def _asynchronous(job: Job) -> Outcome:
     if job.checkpoint.every is None or not any(step.kind == "train" for step in job.steps.values()):
         return "satisfied", "nothing is saved while training"
-    return "applied", "a thread writes a copy in host memory; training stands still for the copy alone"
+    return "applied", "a thread writes a copy in host memory; training waits only for the copy"
 
 
 def _plain(job: Job) -> Outcome:
     if job.checkpoint.encrypt is None:
         return "satisfied", "without checkpoint.encrypt every checkpoint is read"
-    return "applied", "checkpoints that are not encrypted are read too; nothing vouches for what they hold"
+    return "applied", "checkpoints that are not encrypted are read too, unverified"
 
 
 def misnamed(skeleton: ModelStructure, device: str) -> list[Problem]:
@@ -78,8 +78,8 @@ def streams_misnamed(names: Iterable[str], kinds: Collection[str]) -> list[Probl
 
 
 def _misnamed(name: str, what: str) -> Problem:
-    text = f"{name} is called what checkpoints call {what}, and one would overwrite the other"
-    return Problem("model", f"{text}; give its module another name")
+    text = f"{name} has the name that checkpoints use for {what}, and would overwrite it"
+    return Problem("model", f"{text}; rename its module")
 
 
 def _state_of(name: str, learning: Sequence[str]) -> str | None:

@@ -92,7 +92,7 @@ def _nothing_fused(sizes: Sizes, fused: Communication | None) -> Setting:
     if sizes.replicas == 1:
         return Setting(key, "false", "satisfied", ALONE)
     if fused is None or (fused.groups and fused.buckets and not fused.rest):
-        why = "every module is gathered and every whole parameter reduced by itself"
+        why = "every module is gathered and every unsharded parameter reduced by itself"
         return Setting(key, "false", "applied", why)
 
     parts = []
@@ -102,8 +102,8 @@ def _nothing_fused(sizes: Sizes, fused: Communication | None) -> Setting:
     elif fused.groups:
         parts.append("every module is gathered by itself")
     if fused.buckets:
-        parts.append("every whole parameter is reduced by itself")
-    why = "; ".join(parts) or "no parameter learns, nothing to sum or to gather"
+        parts.append("every unsharded parameter is reduced by itself")
+    why = "; ".join(parts) or "no parameter is trained, nothing to sum or to gather"
     return Setting(key, "false", "applied", why)
 
 
@@ -112,7 +112,7 @@ def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Communic
     if sizes.replicas == 1:
         return Setting(key, value, "satisfied", ALONE)
     if fused is not None and not _fitted(fusion, fused):
-        return Setting(key, value, "satisfied", "nothing that this plan sends is left to auto")
+        return Setting(key, value, "satisfied", "this plan sends nothing that auto decides")
     why = f"auto is {bytes_text(knee(network))}, where the latency is 5 % of a collective"
     return Setting(key, value, "applied", why)
 
@@ -142,7 +142,7 @@ def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
             why = "gradients that are done one after the other are scattered together up to this size"
             yield Setting(key, value, "applied", why)
         elif limit is not None and nbytes > limit:
-            why = "as the other: but for level1 torch scatters the gradients of what it gathered together"
+            why = "as the other: except at level1 torch scatters together what it gathered together"
             yield Setting(key, value, "degraded", f"{bytes_text(limit)}, {why}")
         else:
             yield Setting(key, value, "applied", "units that feed each other travel together up to this size")
@@ -160,12 +160,12 @@ def _reduces(fusion: CommFusion, sizes: Sizes, fused: Communication | None) -> I
     if sizes.replicas == 1:
         yield Setting(key, value, "satisfied", ALONE)
     elif fused is not None and not fused.buckets:
-        yield Setting(key, value, "satisfied", "no gradient is summed whole")
+        yield Setting(key, value, "satisfied", "there are no unsharded gradients")
     elif sizes.grid["dp_replicate"] > 1 and sharded:
         why = "gradients of shards are summed over replicas in the groups that scattered them"
-        yield Setting(key, value, "degraded", f"of whole parameters; {why}")
+        yield Setting(key, value, "degraded", f"of unsharded parameters; {why}")
     else:
-        yield Setting(key, value, "applied", "gradients of whole parameters, in buckets")
+        yield Setting(key, value, "applied", "gradients of unsharded parameters, in buckets")
 
 
 def _written(asked: FusionIndex) -> str:

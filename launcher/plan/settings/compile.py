@@ -37,7 +37,7 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     if asked is None:
         return
     if asked.mode != "default" and asked.backend != INDUCTOR:
-        text = f"{asked.mode}: is a mode of {INDUCTOR}, and {BACKEND} is {asked.backend}"
+        text = f"{asked.mode}: is a mode of {INDUCTOR}, but {BACKEND} is {asked.backend}"
         yield Problem(MODE, text, f"{MODE}=default")
     elif asked.mode in RECORDED:
         text = f"{asked.mode}: records CUDA graphs, which hold one call at a time"
@@ -127,10 +127,10 @@ def notes(made: Compilation | None) -> Iterator[Note]:
     """Yields a note on how compilation is counted in the bytes and times of the plan."""
     if made is None:
         return
-    text = "counted as inductor joins kernels: between products and attention each tensor is read and "
-    text += "written once, and what is made of saved tensors is not saved; validation runs eagerly"
+    text = "counted as inductor fuses kernels: between products and attention each tensor is read and "
+    text += "written once, and recomputable tensors are not saved; validation runs eagerly"
     if not made.joins:
-        text = f"bytes and times of this plan are those of eager code, {made.backend} joins no kernels here; "
+        text = f"bytes and times of this plan are those of eager code, {made.backend} fuses no kernels here; "
         text += "validation runs eagerly"
     yield Note(KEY, text)
 
@@ -186,8 +186,8 @@ def _cut_open(modules: Iterable[str], at: CutModel) -> Iterator[Problem]:
     """Yields problems for modules that are never called, because stages run their parts one by one."""
     for m in modules:
         if m != STAGE and at.stage_of(m) is None:
-            text = f"{m}: stages run what is in it one by one, so it is never called as a whole"
-            yield Problem(MODULES, f"{text}; name modules inside of it, or {AUTO}", TO_AUTO)
+            text = f"{m}: stages run its submodules one by one, so it is never called itself"
+            yield Problem(MODULES, f"{text}; name modules inside it, or {AUTO}", TO_AUTO)
 
 
 def _inner(module: str, groups: Iterable[Group]) -> list[str]:
@@ -203,9 +203,9 @@ def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[Group]) 
     gathered = {m: inner for m in modules if (inner := _inner(m, groups))}
     for m, inner in list(gathered.items())[:1]:
         name = m or f"{STAGES}: a stage"
-        text = f"{name} is one graph, and weights are gathered inside of it, for {some(inner)}"
+        text = f"{name} is one graph, and weights are gathered inside it, for {some(inner)}"
         if job.parallel.comm_fusion.openstate:
-            yield Problem(MODULES, f"{text}; {AUTO} takes what is gathered as a whole", TO_AUTO)
+            yield Problem(MODULES, f"{text}; {AUTO} takes modules that are gathered at once", TO_AUTO)
         else:
             yield Problem(MODULES, f"{text}; fused, a block is gathered at once", FUSED)
 
@@ -223,7 +223,7 @@ def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     own = model.skeleton.traits.compiled
     twice = [m or "each stage" for m in modules if any(covers(m, c) or covers(c, m) for c in own)]
     if twice:
-        text = f"{some(twice)}: the model has {own[0] or 'itself'} compiled already (torch.compile)"
+        text = f"{some(twice)}: the model has already compiled {own[0] or 'itself'} (torch.compile)"
         yield Problem(MODULES, f"{text}; name other modules", OFF)
 
 
@@ -238,7 +238,7 @@ def _no_whole_graph(asked: Compile, modules: Sequence[str], model: TracedModel) 
     hooked = model.skeleton.traits.backward
     hooks = _with(modules, [h for h in hooked if h not in modules])  # its own run outside of its graph
     if hooks:
-        text = f"true: {hooks}: a module inside has a backward hook, which torch puts in no graph"
+        text = f"true: {hooks}: a module inside has a backward hook, which torch cannot put in a graph"
         yield Problem(FULLGRAPH, text, IN_PARTS)
 
 
@@ -256,10 +256,8 @@ def _selected_inside(modules: Iterable[str], model: TracedModel) -> Iterator[Pro
     for r in model.recomputed:
         inner = [m for m in modules if m not in (STAGE, r.module) and covers(r.module, m)]
         if inner and r.policy == "selective":
-            text = f"{some(inner)}: inside of {r.module}, of which parallel.recompute keeps results"
-            yield Problem(
-                MODULES, f"{text} of operations, and a graph hides them; compile {r.module}", TO_AUTO
-            )
+            text = f"{some(inner)}: inside {r.module}, where parallel.recompute keeps results"
+            yield Problem(MODULES, f"{text} of operations, which a graph hides; compile {r.module}", TO_AUTO)
             return
 
 
@@ -278,18 +276,18 @@ def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     again = [r for r in model.recomputed if any(covers(r.module, operator) for operator in cut)]
     around = [r.module for r in again if any(m != r.module and covers(r.module, m) for m in modules)]
     if around:
-        text = f"inside of {around[0]}, which runs again and is cut over tp: a graph would send again"
-        yield Problem(MODULES, f"{text} what nobody needs; leave one of the two out", OFF)
+        text = f"inside of {around[0]}, which is recomputed and cut over tp: a graph would repeat"
+        yield Problem(MODULES, f"{text} collectives for nothing; leave one of the two out", OFF)
 
     inside = [r for r in again if any(covers(m, r.module) for m in modules)]
     whole = [r.module for r in inside if r.policy == "full"]
     if whole:
-        text = f"{some(whole)}: torch cannot run what is cut over tp again as a whole in a graph"
+        text = f"{some(whole)}: a graph cannot recompute all of a module that is cut over tp"
         cure = "parallel.recompute.policy=selective parallel.recompute.comm=keep"
         yield Problem(MODULES, f"{text}; policy selective can", cure)
     elif any(r.comm and r.module not in modules for r in inside):
-        text = "recompute: of a part of a graph also the last result would be sent over tp again"
-        yield Problem(COMM, f"{text}, which nobody needs", f"{COMM}=keep")
+        text = "recompute: a partial graph would also send its last result over tp again"
+        yield Problem(COMM, f"{text}, for nothing", f"{COMM}=keep")
 
 
 def line(made: Compilation) -> str:

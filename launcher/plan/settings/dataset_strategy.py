@@ -116,8 +116,8 @@ def formed(strategy: Slices | dict[str, Any]) -> bool:
 
 def _form(strategy: Slices | dict[str, Any]) -> str:
     if isinstance(strategy, tuple):
-        return "a list a tensor, with a number of slices a dim"
-    return "a layout such as {matrix: [2, 4], axes: [x, y], in: [[x, y], [x]]}, with a list a tensor"
+        return "one list per tensor, with one number of slices per dim"
+    return "a layout such as {matrix: [2, 4], axes: [x, y], in: [[x, y], [x]]}, with one list per tensor"
 
 
 def param_problems(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> Problem | None:
@@ -197,7 +197,7 @@ def setting_rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
     """Yields the setting if it is not ``data_parallel``."""
     strategy = job.parallel.dataset_strategy
     if sizes.engine.over_matrices:
-        why = "operators take their parts of samples that every rank of a stage reads whole"
+        why = "every rank of a stage reads full samples, of which operators take parts"
         yield Setting(KEY, written(strategy), "applied", why)
     elif strategy != "data_parallel":
         yield Setting(KEY, written(strategy), *_outcome(reading(job, sizes), sizes))

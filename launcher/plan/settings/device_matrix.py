@@ -68,7 +68,7 @@ def _why_matrices(job: Job) -> str:
     if clash:
         return f"{OPERATORS} has {clash} slices"
     if _other_batches(job, written, tp or 1):
-        return f"{OPERATORS} cuts samples into slices that are those of no axis"
+        return f"{OPERATORS} cuts samples into slices that match no axis"
     return ""
 
 
@@ -123,7 +123,7 @@ def problems(job: Job, size: int | None) -> Iterator[Problem]:
         yield Problem(engine_mode.MODE_KEY, text, f"{engine_mode.MODE_KEY}=semi_auto")
     for axis, n in (("dp_replicate", par.grid.dp_replicate), ("dp_shard", par.grid.dp_shard)):
         if n not in (None, 1):
-            text = f"{n}: each operator shares all ranks of a stage out in its own way"
+            text = f"{n}: each operator divides all ranks of a stage in its own way"
             yield Problem(f"parallel.grid.{axis}", text, quote(f"~parallel.grid.{axis}"))
     if par.grid.tp not in (None, size) and size is not None:
         text = f"{par.grid.tp}: operators are cut over all {size} ranks of a stage"
@@ -135,10 +135,10 @@ def problems(job: Job, size: int | None) -> Iterator[Problem]:
         text = "operators over device matrices are not compiled yet"
         yield Problem("train.compile", text, quote("~train.compile"))
     if isinstance(job.optim, Adafactor | Muon):
-        text = f"{job.optim.name}: a step needs whole tensors, which each operator cuts in its own way"
+        text = f"{job.optim.name}: a step needs full tensors, but each operator cuts them in its own way"
         yield Problem("optim.name", text, "optim=adamw")
     if par.pipeline.seq_chunks > 1:
-        text = f"{par.pipeline.seq_chunks}: sequences pass whole where operators are over device matrices"
+        text = f"{par.pipeline.seq_chunks}: operators over device matrices do not cut sequences"
         yield Problem("parallel.pipeline.seq_chunks", text, "parallel.pipeline.seq_chunks=1")
     rule = RULES.get(par.pipeline.scheduler)
     if rule is not None and rule.split and par.pipeline.stages > 1:

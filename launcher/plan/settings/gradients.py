@@ -43,7 +43,7 @@ def loss_repeated_mean_rows(job: Job, sizes: Sizes, fused: Communication | None)
         why = f"the loss that {ranks} tensor-parallel ranks repeat counts {ranks} times"
         yield Setting(LOSS_REPEATED_MEAN, "false", "applied", f"{why}: gradients are {ranks} times as large")
     elif ranks > 1:
-        why = f"{ranks} tensor-parallel ranks work out one loss together, none repeats it"
+        why = f"{ranks} tensor-parallel ranks compute one loss together, none repeats it"
         yield Setting(LOSS_REPEATED_MEAN, "false", "satisfied", why)
     else:
         yield Setting(LOSS_REPEATED_MEAN, "false", "satisfied", "no rank repeats the loss of another")
@@ -56,7 +56,7 @@ def local_norm_problems(job: Job) -> Iterator[Problem]:
     """Yields a problem if ``device`` is set but norms are neither printed nor dumped."""
     asked = job.parallel.local_norm
     if asked.device and not asked.print and asked.dump is None:
-        text = "true: says how norms are told, and they are told nowhere"
+        text = "true: sets how norms are reported, but they are not"
         text += ": print them, or dump them to a folder"
         yield Problem(f"{LOCAL_NORM}.device", text, f"{LOCAL_NORM}.print=true")
 
@@ -64,7 +64,7 @@ def local_norm_problems(job: Job) -> Iterator[Problem]:
 def local_norm_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields a row for printed norms and a row for dumped norms."""
     asked = job.parallel.local_norm
-    what = "one number a rank" if asked.device else "one a parameter"
+    what = "one number per rank" if asked.device else "one a parameter"
     often = "every step" if job.train.log_every == 1 else f"every {job.train.log_every} steps"
     status, why = _local_norm_outcome(job, sizes, fused)
     if asked.print:

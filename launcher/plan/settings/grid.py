@@ -1,4 +1,4 @@
-"""The degree of every axis, worked out or asked for."""
+"""The degree of every axis, requested or derived."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tp_degree(job: Job, notes: list[Note], problems: list[Problem]) -> int:
     if clash:
         problems.append(Problem(OPERATORS, f"cuts over tp into different numbers of slices: {clash}"))
     elif operators and asked is None and said is None:
-        text = f"null: {OPERATORS} names the axis tp, and nothing says how many ranks it has"
+        text = f"null: {OPERATORS} names the axis tp, but nothing says how many ranks it has"
         problems.append(Problem(TP, text, f"{TP}=2"))
     elif asked is not None and said not in (None, asked):
         problems.append(Problem(TP, f"{asked}: {OPERATORS} cuts into {said} slices", f"{TP}={said}"))
@@ -120,7 +120,7 @@ def _length(job: Job, notes: list[Note]) -> tuple[int, int | None]:
 
     times = sum(isinstance(step, Train) for step in job.steps.values())
     if times > 1:
-        why = f"train is asked for {times} times, each goes on for so many"
+        why = f"train runs {times} times, {steps} steps each"
         notes.append(Note("train.steps", f"{steps} -> {steps * times}: {why}"))
         steps, epochs = steps * times, None if epochs is None else epochs * times
     return steps, epochs
@@ -157,7 +157,7 @@ def _grid(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Prob
         shard = gcd(dp, shard)  # goes on, so that independent problems are reported too
     if asked.dp_replicate not in (None, dp // shard):
         key, n = f"{KEY}.dp_replicate", asked.dp_replicate
-        text = f"{n}: {n} x {shard} sharded is not the {many(dp, 'data-parallel rank')} there are"
+        text = f"{n}: {n} x {shard} shards are not {many(dp, 'data-parallel rank')}"
         problems.append(Problem(key, text, f"{key}={dp // shard}"))
     return Grid.of(pp=pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
 

@@ -27,7 +27,7 @@ LEVELS = {
 
 DROPPED = (
     "drops the weights after each forward, and {} computes weight gradients after the weights were dropped "
-    "again: FSDP2 would lose them without a word"
+    "again: FSDP2 would lose them silently"
 )
 
 
@@ -79,7 +79,9 @@ def setting_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterato
         return
     level = hsdp.optimizer_level
     if sizes.grid["dp_shard"] == 1:
-        yield Setting(LEVEL, level, "satisfied", "one rank on the shard axis; there is nobody to share with")
+        yield Setting(
+            LEVEL, level, "satisfied", "one rank on the shard axis; there is no other to share with"
+        )
     elif fused is not None and not fused.groups:
         yield Setting(LEVEL, level, "degraded", _why_not_sharded(hsdp, fused))
     else:
@@ -93,11 +95,11 @@ def _why_not_sharded(hsdp: Hsdp, fused: Communication) -> str:
         why = f"the largest has {bytes_text(largest)}, {KEY}.threshold is {hsdp.threshold} KB"
     else:
         why = "none of them can be cut over the ranks that share the weights"
-    return f"no parameter is sharded: {why}; every rank keeps all of them whole"
+    return f"no parameter is sharded: {why}; every rank keeps all of them"
 
 
 def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
-    """Yields notes on parameters that stay whole, and on those that are cut unevenly."""
+    """Yields notes on parameters that are not sharded, and on those that are cut unevenly."""
     hsdp, n = job.parallel.hsdp, sizes.grid["dp_shard"]
     if hsdp is None or sizes.engine.over_matrices:
         return
@@ -109,7 +111,7 @@ def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     if small:
         verb = "stays" if small == 1 else "stay"
         how = "together" if job.parallel.comm_fusion.openstate else "each by itself"
-        text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} whole"
+        text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} unsharded"
         yield Note(f"{KEY}.threshold", f"{text}, gradients are summed {how}")
 
     ragged = [p for p in params if p.spec.shape and p.spec.shape[0] % n]
@@ -120,4 +122,4 @@ def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     left = [p.name for p in ragged if hsdp.uneven == "whole" and p.trainable]
     if left:
         verb = "stays" if len(left) == 1 else "stay"
-        yield Note(f"{KEY}.uneven", f"whole: {some(left)} {verb} whole: dim 0 is not a multiple of {n}")
+        yield Note(f"{KEY}.uneven", f"whole: {some(left)} {verb} unsharded: dim 0 is not a multiple of {n}")

@@ -17,7 +17,7 @@ GROUP_FILE = "parallel.group_file"
 def group_file_rows(job: Job) -> Iterator[Setting]:
     path = job.parallel.group_file
     if path is not None:
-        why = "which ranks share which group is written before the first step"
+        why = "the ranks of each group are written before the first step"
         yield Setting(GROUP_FILE, path, "applied", why)
 
 
@@ -46,7 +46,7 @@ def param_strategy_rows(job: Job) -> Iterator[Setting]:
         why = f"layouts of {which} are written before the first step"
         yield Setting(f"{PARAM_STRATEGY}.save", asked.save, "applied", why)
     if asked.load is not None:
-        why = f"{which} get the layouts of the file; operators, tp and shards follow where they are not given"
+        why = f"{which} get the layouts of the file; operators, tp and shards follow where they are not set"
         yield Setting(f"{PARAM_STRATEGY}.load", asked.load, "applied", why)
 
 
@@ -56,7 +56,7 @@ USES = {
     "pp": "activations and their gradients between stages",
     "dp_replicate": "gradients summed over replicas",
     "dp_shard": "sharded parameters gathered, their gradients reduced",
-    "dp": "gradients of whole parameters summed over all of them",
+    "dp": "gradients of unsharded parameters summed over all of them",
     "tp": "pieces of cut operators",
     "tied": "gradients of tied parameters summed over stages",
 }

@@ -27,10 +27,10 @@ def metric_problems(job: Job) -> Iterator[Problem]:
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
             first = [m for i, m in enumerate(job.metrics) if figure(m) not in names[:i]]
-            text = f"two of them are {name} in the figures of a step; keep one"
+            text = f"two metrics have the name {name}; keep one"
             yield Problem(METRICS_KEY, text, _kept(first))
         elif name in TAKEN:
-            yield Problem(METRICS_KEY, f"{name} is a figure of every step; call the class otherwise")
+            yield Problem(METRICS_KEY, f"{name} is reported in every step; rename the class")
 
     known = isinstance(job.data, Text) and job.data.tokenizer != "file"
     if not known and any(isinstance(one, BitsPerByte) for one in job.metrics):
@@ -112,11 +112,11 @@ def loss_rows(job: Job) -> Iterator[Setting]:
 MASK, PACKING = "data.document_mask", "data.packing"
 PIECES, IGNORE = "parallel.pipeline.seq_chunks", "loss.ignore_index"
 WHY = {
-    "best_fit": "documents whole in a window, several where they fit, and padding, which has no target",
-    "single": "one document a window, and padding, which has no target",
+    "best_fit": "full documents, several in a window where they fit, and padding, which has no target",
+    "single": "one document per window, and padding, which has no target",
 }
 
-CHATS = "conversations whole in a sample, several where they fit, each as if it were alone, and padding"
+CHATS = "full conversations, several in a sample where they fit, each kept apart, and padding"
 
 
 def packing_problems(job: Job) -> Iterator[Problem]:
@@ -124,9 +124,11 @@ def packing_problems(job: Job) -> Iterator[Problem]:
     data, documents, pieces = job.data, apart(job.data), job.parallel.pipeline.seq_chunks
     said = None if documents is None else f"{documents.key}={documents.value}"
     if said is not None and isinstance(pieces, int) and pieces > 1:
-        text = f"{pieces}: positions restart and attention ends inside of a piece with {said}"
+        text = f"{pieces}: positions restart and attention ends inside a piece with {said}"
         cure = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
-        yield Problem(PIECES, f"{text}, which pieces of a sequence do not carry over; use whole ones", cure)
+        yield Problem(
+            PIECES, f"{text}, which pieces of a sequence do not carry over; use full sequences", cure
+        )
     if isinstance(data, Chat):
         yield from _ignored(job, "data=chat")
     elif isinstance(data, Tokens) and data.by_document:
@@ -137,7 +139,7 @@ def _ignored(job: Job, asked: str) -> Iterator[Problem]:
     """Yields a problem if the loss does not ignore the number that marks targets of padding."""
     if isinstance(job.loss, CrossEntropy) and job.loss.ignore_index != IGNORED:
         text = f"{job.loss.ignore_index}: with {asked} there are targets of {IGNORED}"
-        yield Problem(IGNORE, f"{text}, which have to count for nothing", f"{IGNORE}={IGNORED}")
+        yield Problem(IGNORE, f"{text}, which must be ignored", f"{IGNORE}={IGNORED}")
 
 
 def packing_rows(job: Job) -> Iterator[Setting]:

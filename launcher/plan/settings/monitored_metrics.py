@@ -35,11 +35,11 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     known = ("loss", "val_loss", *(f"val_{figure(one)}" for one in job.metrics))
     for key, metric in named.items():
         if metric not in known:
-            text = f"{metric}: is none; there are {', '.join(known)}"
+            text = f"{metric}: is not a metric; there are {', '.join(known)}"
             yield Problem(key, text, _cure(job, key, metric, known))
         elif job.train.eval_every is None and _trains(job):
             every = max(1, (sizes.steps if sizes else VALIDATIONS) // VALIDATIONS)
-            text = f"{metric}: is looked at after validations, and there are none while training"
+            text = f"{metric}: is read after validations, but there are none while training"
             yield Problem(key, text, f"train.eval_every={every}")
 
 
@@ -58,7 +58,7 @@ def _unknown(job: Job) -> Iterator[Problem]:
     """Yields problems for steps that read the best checkpoint although ``checkpoint.best`` is not set."""
     for name, step in job.steps.items():
         if job.checkpoint.best is None and of_best(step):
-            text = "best: without checkpoint.best no checkpoint is known as the best"
+            text = "best: without checkpoint.best no checkpoint is recorded as the best"
             yield Problem(f"steps.{name}.{verb(step).source}", text, f"{BEST}=val_loss")
 
 
@@ -92,8 +92,8 @@ def ema_problems(job: Job) -> Iterator[Problem]:
             continue
         key = f"steps.{name}.weights"
         if isinstance(step, Evaluate) and step.of != "run":
-            text = f"ema: of={step.of} is evaluated as it was written"
-            yield Problem(key, f"{text}; to write the moving average is weights=ema of the step export")
+            text = f"ema: of={step.of} is evaluated as written"
+            yield Problem(key, f"{text}; to export the moving average, set weights=ema of the step export")
         elif job.train.ema is None and not (isinstance(step, Export) and step.src is not None):
             text = "ema: without train.ema there is no moving average of the weights"
             yield Problem(key, text, f"{EMA}={{}}")

@@ -19,7 +19,7 @@ AT_USE = "each group of weights is gathered once a step, when it is used first"
 def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
     """Whether the reduction of gradients overlaps with the backward."""
     if sizes.replicas == 1:
-        return "satisfied", "one data-parallel rank: no gradient travels"
+        return "satisfied", "one data-parallel rank: no gradient is sent"
 
     hsdp = job.parallel.hsdp
     sharded = fused is None or any(len(g.idle) < len(g.names) for g in fused.groups)
@@ -28,20 +28,20 @@ def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
 
     # with level1 the launcher itself reduces, once per step
     status: Status = "satisfied"
-    text = "FSDP2 reduces each group while backward goes on to the next"
+    text = "FSDP2 reduces each group while backward runs the next"
     if hsdp.optimizer_level == "level1":
         if fused is not None and fused.late:
             return "degraded", "gradients are reduced after the last weight-gradient action of their stage"
         if fused is not None and _ones(sizes, fused.scatters):
             return "degraded", "each rank has one bucket, which is full when its backward is over"
-        status, text = "applied", "each bucket of a stage is on its way while its last backward goes on"
+        status, text = "applied", "each bucket of a stage is sent while its last backward runs"
     elif fused is not None and fused.late:
-        return "degraded", "a stage's gradients are reduced together, behind each weight-gradient action"
+        return "degraded", "a stage's gradients are reduced together, after each weight-gradient action"
     elif job.launch.device in ("cpu", "auto"):
-        return _beside(job, "FSDP2 reduces each group beside backward")
+        return _beside(job, "FSDP2 reduces each group during backward")
 
     if fused is not None and fused.whole:
-        whole = many(fused.whole, "whole parameter")
+        whole = many(fused.whole, "unsharded parameter")
         return "degraded", f"{text}; {whole} after the last backward of a step"
     return status, text
 
@@ -87,7 +87,7 @@ def matmul(sizes: Sizes, fused: Communication | None, ops: Collection[str]) -> O
         return "satisfied", "no operator that is cut sends anything in backward"
     if not found:
         by = "" if ops == EVERY else f" by {_listed(ops)}"
-        return "satisfied", f"no matmul that learns sends the gradient of its input{by}"
+        return "satisfied", f"no trained matmul sends the gradient of its input{by}"
 
     # all matmuls overlap, or some of them
     if found.late:

@@ -66,7 +66,7 @@ def _less_memory(pipe: Pipeline) -> Iterator[Problem]:
         text = f"true: is a form of interleaved 1f1b, not of {pipe.scheduler}"
         yield Problem(LESS_MEMORY, text, f"{LESS_MEMORY}=false")
     elif pipe.less_memory and not (pipe.interleave and pipe.chunks > 1):
-        text = "true: has no effect without several virtual stages a rank"
+        text = "true: has no effect without several virtual stages per rank"
         yield Problem(LESS_MEMORY, text, _several(pipe))
 
 
@@ -79,9 +79,9 @@ def _illegal(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
     """Yields problems for settings that the scheduler of ``rule`` does not support."""
     pipe = job.parallel.pipeline
     if rule.single and pipe.interleave:
-        yield Problem(INTERLEAVE, f"true: {pipe.scheduler} has one stage a rank", f"{INTERLEAVE}=false")
+        yield Problem(INTERLEAVE, f"true: {pipe.scheduler} has one stage per rank", f"{INTERLEAVE}=false")
     if rule.v and pipe.interleave and pipe.chunks != 2:
-        text = f"{pipe.chunks}: {pipe.scheduler} has exactly two virtual stages a rank"
+        text = f"{pipe.chunks}: {pipe.scheduler} has exactly two virtual stages per rank"
         yield Problem(f"{KEY}.chunks", text, f"{KEY}.chunks=2")
     yield from _pieces(pipe, rule)
     yield from hsdp.dropped(job, sizes, rule)
@@ -100,7 +100,7 @@ def _pieces(pipe: Pipeline, rule: Rule) -> Iterator[Problem]:
 
     # the virtual stages that the scheduler needs, and the number of pieces that it accepts
     if rule.several and not (pipe.interleave and pipe.chunks > 1):
-        text = f"{pipe.scheduler}: needs several virtual stages a rank"
+        text = f"{pipe.scheduler}: needs several virtual stages per rank"
         yield Problem(SCHEDULER, text, _several(pipe))
     if rule.several and pieces > ranks:
         text = f"{pieces}: {pipe.scheduler} takes as many pieces together as there are stages, {ranks}"
@@ -198,7 +198,7 @@ def setting_rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
     if pipe.stages == 1 and pipe.scheduler not in ("1f1b", "gpipe", "auto"):
         yield Setting(SCHEDULER, pipe.scheduler, "satisfied", "one stage has no bubble to fill: as 1f1b")
     if pipe.interleave:
-        why = f"{sizes.chunks} virtual stages a rank"
+        why = f"{sizes.chunks} virtual stages per rank"
         yield _interleaved(INTERLEAVE, pipe, sizes, why)
     if pipe.less_memory:
         why = "a rank runs ahead by one forward; each transfer is waited for"

@@ -45,7 +45,7 @@ def _loss_scale(job: Job, dtypes: Precision) -> Iterator[Setting]:
 def _raised(job: Job, sizes: Sizes, dtypes: Precision, fused: Communication | None) -> Outcome:
     """Returns the outcome of ``fp32_communication``: gradients are to be sent in fp32."""
     if not dtypes.mixed:
-        return "satisfied", f"gradients are {job.train.precision} already; they travel as they are"
+        return "satisfied", f"gradients are {job.train.precision} already; they are sent unchanged"
     if sizes.replicas == 1:
         return "satisfied", ALONE
     return "applied", _travel(dtypes, fused)
@@ -58,7 +58,7 @@ def _lowered(job: Job, sizes: Sizes, dtypes: Precision, fused: Communication | N
     if sizes.replicas == 1:
         return "satisfied", ALONE
     if dtypes.reduce != dtypes.compute:
-        return "satisfied", f"gradients travel in {dtypes.reduce}: {COMMUNICATION}=true asks for it"
+        return "satisfied", f"gradients are sent in {dtypes.reduce}, as {COMMUNICATION}=true requests"
     return "applied", _travel(dtypes, fused)
 
 

@@ -76,7 +76,7 @@ def undivided(
 def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, ...]) -> Problem:
     """Returns the problem of a module that is divided into several stages."""
     inside = listed([leaf for leaf in leaves if covers(module, leaf)])
-    text = f"{module} is cut into stages, {inside}, and runs on no rank as a whole; name what is in it"
+    text = f"{module} is cut into stages, {inside}, so no rank runs all of it; name modules inside it"
     names = ",".join(f"{module}.*" if r.module == module else r.module for r in recomputed)
     return Problem(MODULES, text, quote(f"{MODULES}=[{names}]"))
 
@@ -141,7 +141,9 @@ def _once(r: Recomputed, graph: Graph) -> str:
     """
     if not r.keep or not graph.effects.inner:
         return ""
-    return "the forward takes gradients itself, and what policy selective keeps serves one run only"
+    return (
+        "the forward takes gradients itself, and the results that policy selective keeps serve one run only"
+    )
 
 
 def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
@@ -159,16 +161,16 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
         own = any(here(owner(n)) for n in c.names)
         used = c.read or c.kept or not weights.isdisjoint(c.names) or not own
         if (own or any(map(here, c.at))) and used and not c.once:
-            yield f"the model changes {c.name} and uses it, so that it would compute with another one"
+            yield f"the model changes {c.name} and uses it, so recomputation would use another value"
     for i in graph.effects.inner:
         if here(i.module):
             yield "it takes gradients itself"
     for name in graph.effects.grads:
         if here(name):
-            yield "it looks at a weight's .grad"
+            yield "it reads a weight's .grad"
     for what, names in (
         ("changes an input in place", graph.overwrites),
-        ("changes a list or dictionary that it is given", graph.fills),
+        ("changes a list or dictionary that it receives", graph.fills),
         ("returns a generator", graph.lazy),
         ("runs in inference mode", graph.inferred),
         ("is called with other weights than its own", graph.swapped),
@@ -181,7 +183,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
         if found := [n for n in b.twice if here(n)]:
             yield f"each of its forwards changes {found[0]}"
         if module in b.unlike:
-            yield "a second forward of it was seen to keep other tensors than the first"
+            yield "a second forward of it kept other tensors than the first"
     for name in graph.toggles:
         if here(owner(name)):
             yield f"the forward changes whether {name} requires a gradient"

@@ -114,7 +114,7 @@ def _output(graph: Graph) -> list[Problem]:
         return []
     what, inside = last.keys if last.out is None and last.keys else ("something else", "")
     text = f"its forward returns {what}: no tensor, nor a plain tuple, list or dict of tensors"
-    cure = "return the logits alone, those of an object by their name, as in out.logits"
+    cure = "return only the logits, for an object by name, as in out.logits"
     if inside:
         line = f"def forward(self, *inputs): return super().forward(*inputs){inside}"
         cure = f"return the logits alone, here or in a class that derives from it: {line}"
@@ -141,7 +141,7 @@ def automatic(
         how = balanced.text
     else:
         told = {m: like[m] for group in groups for m in group}
-        how = "balanced as if nothing ran again"
+        how = "balanced as if nothing was recomputed"
     notes = [Note(KEY, f"auto -> the stages above: {how}")]
     for group in groups:
         if len(group) > 1:
@@ -163,7 +163,7 @@ def _too_few(job: Job, sizes: Sizes, model: TracedModel, groups: Sequence[tuple[
     text = f"the model has {many(sum(map(len, groups)), 'module')} with parameters"
     for group in groups:
         if len(group) > 1:
-            text = f"{text}; {together(group)} have to be on one stage, for {why(model.graph, group)}"
+            text = f"{text}; {together(group)} must be on one stage, for {why(model.graph, group)}"
     grouped = any(len(group) != 1 for group in groups)
     if grouped:
         text = f"{text}; that leaves {many(len(groups), 'part')}"

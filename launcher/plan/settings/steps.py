@@ -33,7 +33,7 @@ def _samples(job: Job) -> Iterator[Problem]:
         if step.kind == "sample" and not isinstance(job.data, Text):
             what = getattr(job.data, "name", "a class of your own")
             rest = ",".join(n for n in job.steps if n != name)
-            yield Problem(f"steps.{name}", f"continues text, and data is {what}", quote(f"steps=[{rest}]"))
+            yield Problem(f"steps.{name}", f"continues text, but data is {what}", quote(f"steps=[{rest}]"))
 
 
 def _held_out(job: Job) -> Iterator[Problem]:
@@ -106,14 +106,14 @@ def unmergeable(
     """
     for name, n in (("nproc", nproc), ("stages", stages), ("shard_size", shard_size), ("tp", tp)):
         if n < 1:
-            yield Problem(f"{key}.{name}", f"{n}: is not at least 1", f"{key}.{name}=1")
+            yield Problem(f"{key}.{name}", f"{n}: must be at least 1", f"{key}.{name}=1")
     if min(nproc, stages, shard_size, tp) < 1:
         return
 
     fits = stages
     if source is not None and source % stages:
         fits = max(n for n in range(1, min(stages, source) + 1) if source % n == 0)
-        text = f"{stages}: cannot be made of {many(source, 'stage')}; stages are merged, not cut"
+        text = f"{stages}: cannot be made from {many(source, 'stage')}; stages are merged, not cut"
         yield Problem(f"{key}.stages", text, f"{key}.stages={fits}")
 
     unit = fits * shard_size * tp
@@ -138,7 +138,7 @@ def _rank_files(key: str, step: Transform, job: Job) -> Iterator[Problem]:
         reads = isinstance(other, Evaluate) and other.of == "transformed"
         reads = reads or (isinstance(other, Export) and other.src is None and _behind(job, key, name))
         if reads:
-            text = f"reads what {key} writes, which with format={step.format} is rank files, no checkpoint"
+            text = f"reads what {key} writes, which with format={step.format} is rank files, not a checkpoint"
             yield Problem(f"steps.{name}", text)
 
 
@@ -206,7 +206,7 @@ def _rates(asked: Schedule, steps: int) -> Iterator[Note]:
     if warm >= steps:
         yield Note("schedule.warmup_steps", f"{warm}: {training}, is all warm-up")
     elif isinstance(asked, CosineRestarts) and warm + asked.period_steps >= steps:
-        text = f"{asked.period_steps}: no restart, for {training}, ends before it"
+        text = f"{asked.period_steps}: no restart: {training}, ends before it"
         yield Note("schedule.period_steps", text)
     elif isinstance(asked, WSD) and asked.decay_steps is None:
         share = f"schedule.decay_share={asked.decay_share:g} of {many(steps, 'step')}"

@@ -35,7 +35,7 @@ def param_problems(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     for param in _tied(params):
         if named.isdisjoint(param.names):
             at = ", ".join(map(str, param.stages))
-            text = f"{' = '.join(param.names)} is one tensor on stages {at}, and is not listed"
+            text = f"{' = '.join(param.names)} is one tensor on stages {at}, but is not listed"
             yield Problem(KEY, text, cure)
 
 

@@ -319,12 +319,12 @@ def _fusing(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOutcom
 
     # whole gradients, in buckets
     limits = comm_fusion.limits(job)
-    whole = f"whole gradients travel in buckets of {bytes_text(limits.reduce)}"
+    whole = f"unsharded gradients are sent in buckets of {bytes_text(limits.reduce)}"
     if limits.reduce == comm_fusion.DEFAULT:
-        whole = "whole gradients travel in buckets of 64 MB"
+        whole = "unsharded gradients are sent in buckets of 64 MB"
     if limits.cuts is not None:
         numbers = ", ".join(map(str, limits.cuts))
-        whole = f"whole gradients travel in buckets that end before the parameters {numbers}"
+        whole = f"unsharded gradients are sent in buckets that end before the parameters {numbers}"
 
     # sharded gradients, in the groups that are gathered together, unless scatters have a limit of their own
     sharded = "a group at a time"
@@ -335,7 +335,7 @@ def _fusing(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOutcom
     if fused is not None and not fused.groups:
         return "satisfied", whole
     if fused is not None and not fused.buckets:
-        return "satisfied", f"every gradient is sharded; they travel {sharded}"
+        return "satisfied", f"every gradient is sharded; they are sent {sharded}"
     return "satisfied", f"{whole}, sharded ones {sharded}"
 
 
@@ -343,14 +343,14 @@ def _rerunning(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOut
     """Describes whether recomputation repeats the collectives of operators over tp."""
     asked = job.parallel.recompute
     if sizes.grid["tp"] == 1:
-        return "satisfied", "no operator is cut: what runs again sends nothing"
+        return "satisfied", "no operator is cut: recomputation sends nothing"
     if asked is None:
         why = "a model that checkpoints its own modules waits for their collectives again"
         return "degraded", f"nothing is recomputed by the launcher; {why}"
     if asked.comm == "keep":
-        return "applied", "what operators over tp have sent is kept: what runs again sends nothing"
+        return "applied", "results of collectives over tp are kept: recomputation sends nothing"
     keep = "parallel.recompute.comm=keep sends nothing again"
-    return "degraded", f"what operators over tp send is sent again, and waited for; {keep}"
+    return "degraded", f"collectives over tp run again, and are waited for; {keep}"
 
 
 OUTCOMES: dict[str, Callable[[Job, Sizes, Communication | None], SwitchOutcome]] = {

@@ -51,7 +51,7 @@ def digest(rows: Rows) -> str:
 
 
 def as_json(flow: TensorParallelPlan, tp: int) -> str:
-    """Returns the resolved ``parallel.operators``, without globs and slices: a module a line, in order."""
+    """Returns the resolved ``parallel.operators``, without globs and slices, one module per line."""
     return text({s.operator.module: _row(s.operator) for s in flow.spreads}, tp)
 
 
@@ -175,7 +175,7 @@ def resolved(
 
 
 def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str) -> Iterator[Problem]:
-    """Yields parameters that an operator cuts differently from the file, at most one a strategy."""
+    """Yields parameters that an operator cuts differently from the file, at most one per strategy."""
     said: set[str] = set()
     for o in operators:
         for parameter, axes in o.weights:
@@ -201,13 +201,13 @@ def _over_tp(
             continue
         split = on_grid(layout, grid)
         if split is None or not all(_had(dim, axes) for dim, axes in enumerate(split)):
-            text = f"{file.path}: {name} is cut {cut_text(layout)}, which cannot be had on {_sizes(grid)}: "
-            text += f"{TP} cuts one dim, and {SHARD} dim 0 of what it leaves"
+            text = f"{file.path}: {name} is cut {cut_text(layout)}, which is impossible on {_sizes(grid)}: "
+            text += f"{TP} cuts one dim, and {SHARD} dim 0 of the shards"
             problems.append(Problem(KEY, text))
             continue
         axes = tuple((TP,) if TP in dim else () for dim in split)
         if out.setdefault(firsts[name], axes) != axes:
-            text = f"{file.path}: {name} is the same tensor as {firsts[name]}, and not cut like it"
+            text = f"{file.path}: {name} is the same tensor as {firsts[name]}, but is cut differently"
             problems.append(Problem(KEY, text))
     return out, problems
 

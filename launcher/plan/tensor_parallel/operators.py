@@ -190,7 +190,9 @@ def _operator(
     good = {o: None for _, o, why in tried if o is not None and not why}
     if not good:
         text = " and ".join(dict.fromkeys(f"{w.written()}: {why}" for w, _, why in tried)) or "says nothing"
-        return strategy_problem(key, origin, text if len(tried) < 2 else f"no reading of it can be: {text}")
+        return strategy_problem(
+            key, origin, text if len(tried) < 2 else f"no reading of it is possible: {text}"
+        )
     if len(good) > 1:
         both = " or as ".join(w.written() for w in good)
         cure = quote(f"{KEY}.{key}={next(iter(good)).written()}")
@@ -313,7 +315,7 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
     if made is not None and weight is not None and weight == cut_out:
         out = tp_dim(made)
         if out is not None and out != len(made) - 1:
-            what = "what comes out is cut on its last dim; it can be kept so or gathered"
+            what = "its output is cut on the last dim; it can stay cut or be gathered"
             return f"output {axes_text(made)}: {what}"
     return ""
 

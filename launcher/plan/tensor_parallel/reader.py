@@ -176,7 +176,7 @@ def _reading(said: dict[str, Axes]) -> Reading:
 def _positions(key: str, given: Any, places: Sequence[str], wrong: list[str]) -> Iterator[tuple[str, Any]]:
     """Yields each entry of a list of tensors with the tensor that it means; adds problems to ``wrong``."""
     if not isinstance(given, list | tuple) or not all(isinstance(t, list | tuple) for t in given):
-        wrong.append(f"{key}: {given}: not a list with a list a tensor")
+        wrong.append(f"{key}: {given}: not a list with one list for each tensor")
     elif len(given) > len(places):
         wrong.append(f"{key}: {len(given)} tensors; there are {', '.join(places)}")
     else:
@@ -189,7 +189,7 @@ def _ways(where: str, tensor: Any, axis_names: _AxisNames, wrong: list[str], *, 
     ``batch``: dim 0 is the samples.
     """
     if not isinstance(tensor, list | tuple):
-        wrong.append(f"{where}: {tensor!r}: not a list with an entry a dim")
+        wrong.append(f"{where}: {tensor!r}: not a list with one entry per dim")
         return []
 
     dims = []
@@ -220,7 +220,7 @@ def _choices(entry: Any, axis_names: _AxisNames, *, batch: bool) -> tuple[list[t
     out: list[str] = []
     for n in entry_names(entry):
         if n not in axis_names.alias:
-            return [], f"{n!r} is no axis; there are {', '.join(axis_names.alias)} and null"
+            return [], f"{n!r} is not an axis; the axes are {', '.join(axis_names.alias)}, or null"
         out += axis_names.alias[n]
     return [tuple(out)], ""
 
@@ -243,7 +243,7 @@ def _slices(count: int, ways: Mapping[str, int], *, batch: bool) -> tuple[list[t
     there = f"tp is {ways[TP]}"
     if batch:
         there += f", dp is {ways[DP]}"
-    return [], f"{count} slices are those of no axis: {there}"
+    return [], f"{count} slices match no axis: {there}"
 
 
 def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, ...]]:
@@ -263,7 +263,7 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
     matrix, names = named
     good = isinstance(matrix, list | tuple) and isinstance(names, list | tuple) and len(matrix) == len(names)
     if not good or not all(isinstance(n, int) and n > 0 for n in matrix) or len(set(names)) < len(names):
-        text = "not a positive size and a name of its own an axis"
+        text = "every axis needs a positive size and its own name"
         wrong.append(f"layout: {matrix!r} with names {names!r}: {text}")
         return {}
 

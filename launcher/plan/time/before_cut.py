@@ -25,7 +25,7 @@ def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
     """Returns the cost of each stage, with flops as the unit of time; transfers take none.
 
     A forward counts its flops and the bytes that its nodes write. A backward takes twice as long, plus the
-    flops of forwards that it runs again. ``graphs``: one, or one a piece.
+    flops of forwards that it runs again. ``graphs``: one, or one per piece.
     """
     passes = [(stage, graph) for stage in stages for graph in graphs]
     forward = tuple(forward_time([graph[n] for n in stage.nodes]) for stage, graph in passes)
@@ -192,7 +192,7 @@ def predicted(
     """Returns times in seconds, predicted like those of a plan's step.
 
     Args:
-        graphs: one of a micro batch, or one a piece.
+        graphs: one of a micro batch, or one per piece.
         parts: the nodes of each part.
         crossings: bytes that leave each part for a later one.
         spreads: the operators that are cut over ``tp``.

@@ -227,7 +227,7 @@ def _beside_others(ranks: tuple[int, ...], speeds: Speeds, crowd: float) -> floa
 def lanes(timeline: Timeline, shares: Sequence[TpShare], networks: Sequence[Network]) -> tuple[Lane, ...]:
     """Returns the lanes that are not empty.
 
-    ``shares``: one a stage and piece, stage by stage; ``networks``: one a pipeline rank.
+    ``shares``: one per stage and piece, stage by stage; ``networks``: one per pipeline rank.
     """
     label = "gradients and weights, hidden and waited for"
     found = (
@@ -286,7 +286,7 @@ class Prediction:
     ``seconds`` is the sum of all ``terms``. ``samples`` and ``tokens`` are those of a step. ``mfu``: the
     share of the devices' peak. ``memory``: the bytes that the plan holds on the fullest device; ``needs``:
     the same with what an allocator needs in addition. ``timeline``: the schedule in seconds. ``shares``: the
-    collectives over tp, one a stage and piece. ``networks``: weights and gradients, one a pipeline rank.
+    collectives over tp, one per stage and piece. ``networks``: weights and gradients, one per pipeline rank.
     """
 
     cluster: str

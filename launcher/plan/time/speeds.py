@@ -25,8 +25,8 @@ TWICE = {"all_reduce": 2.0}
 class Speeds:
     """The speeds of a rank.
 
-    ``peak``: FLOP a second of matrix products in the precision of the request, of which they reach
-    ``efficiency``. ``memory``: bytes a second. ``per_node``: consecutive ranks on one node. ``cores``: cores
+    ``peak``: FLOP per second of matrix products in the precision of the request, of which they reach
+    ``efficiency``. ``memory``: bytes per second. ``per_node``: consecutive ranks on a node. ``cores``: those
     of a node, if ranks are processes that share them instead of having devices.
     """
 
@@ -76,7 +76,7 @@ class Speeds:
         return self.cluster.overheads.scatter if kind == "reduce_scatter" else TWICE.get(kind, 1.0)
 
     def ring(self, ranks: Sequence[int]) -> tuple[float, float]:
-        """Returns the latency of all steps of a ring in seconds, and the bytes a second that a rank gets."""
+        """Returns the latency of all steps of a ring in seconds, and the bytes per second of a rank."""
         links, nodes = self.links, len({rank // self.per_node for rank in ranks})
         members = max(1, len(ranks) // nodes)
         rate, latency = self._inside(members), links.inside.latency_us
@@ -98,7 +98,7 @@ class Speeds:
         return latency + nbytes / rate
 
     def link(self, sender: int, receiver: int) -> tuple[float, float]:
-        """Returns the latency of a message in seconds, and its bytes a second."""
+        """Returns the latency of a message in seconds, and its bytes per second."""
         if sender == receiver:
             return 0.0, inf
         same = sender // self.per_node == receiver // self.per_node

@@ -124,7 +124,7 @@ def between_replicas(
         yield from _group(model, group, named)
     trained = sum(len(g.names) - len(g.idle) for g in groups)
     if trained:
-        yield "all_reduce", trained  # a byte a parameter: whether any rank has a gradient for it
+        yield "all_reduce", trained  # one byte per parameter: whether any rank has a gradient for it
     for bucket in fused.scatters:
         if place[bucket.stage] == pp:
             yield from _scattered(model.sizes, bucket.nbytes, 1)
@@ -216,7 +216,7 @@ def _specs(crossing: tuple[BoundaryTensor, ...], forward: bool, length: int, who
 def between_copies(
     ties: Sequence[Tie], named: Mapping[str, Placed], sizes: Sizes, rank: int
 ) -> Iterator[Event]:
-    """Yields the all-reduces of tied gradients: one a dtype and set of pipeline ranks that share them."""
+    """Yields the all-reduces of tied gradients: one per dtype and set of pipeline ranks that share them."""
     counts: Counter[tuple[tuple[int, ...], str]] = Counter()
     pp = sizes.grid.coords(rank)["pp"]
     for tie in ties:

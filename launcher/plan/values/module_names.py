@@ -59,7 +59,7 @@ def no_such_module(key: str, skeleton: ModelStructure) -> str | None:
     tail = key.rpartition(".")[2]
     near = [m for m in skeleton.modules if m.rpartition(".")[2] == tail][:3]
     tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))
-    return f"no module is called so; there are {', '.join(near or (_beside(key, skeleton) or tops)[:12])}"
+    return f"no module has this name; there are {', '.join(near or (_beside(key, skeleton) or tops)[:12])}"
 
 
 def _beside(key: str, skeleton: ModelStructure) -> list[str]:
@@ -80,7 +80,7 @@ def uncallable(setting: str, asked: StageNames, skeleton: ModelStructure) -> Ite
         if text is not None:
             name = _meant(key, skeleton)
         elif all(m in skeleton.lists for m in _matching(key, skeleton)):
-            text, name = "a list of modules, which is not called itself; name what is in it", f"{key}.*"
+            text, name = "a list of modules, which is not called itself; name modules inside it", f"{key}.*"
         if text is not None:
             cure = quote(f"{setting}={_written(asked, key, name)}") if name else ""
             yield Problem(setting, f"{key}: {text}", cure)

@@ -96,16 +96,16 @@ def _pairs(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 def _optimizer(pairs: Pairs, groups: int) -> str:
     """
     >>> _optimizer((("name", "sgd"), ("lr", 0.1), ("momentum", 0.9), ("nesterov", False)), 1)
-    'sgd: lr 0.1, momentum 0.9; 1 group of parameters with settings of their own'
+    'sgd: lr 0.1, momentum 0.9; 1 group of parameters with their own settings'
     """
     settings = dict(pairs)
     if "_target_" in settings:
         return str(settings["_target_"])
     text = f"{settings['name']}: {_values(settings)}"
     if others := {k.removeprefix("adamw."): v for k, v in pairs if k.startswith("adamw.")}:
-        text = f"{text}; adamw for what is no matrix: {_values(others)}"
+        text = f"{text}; adamw for parameters that are not matrices: {_values(others)}"
     if groups:
-        text = f"{text}; {many(groups, 'group')} of parameters with settings of their own"
+        text = f"{text}; {many(groups, 'group')} of parameters with their own settings"
     return text
 
 

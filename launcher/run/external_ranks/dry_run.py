@@ -121,7 +121,7 @@ def _others(trial: Trial, at: Place, keys: Messages) -> Iterator[Ended]:
     ranks = range(1, at.size)
     late = await_ranks(keys, "ended", ranks, trial.timeout_s, say=tell, what="did not end this layout yet")
     if late:
-        fault = hung(late[0], at.attempt, trial.timeout_s, "it does not end when the others have")
+        fault = hung(late[0], at.attempt, trial.timeout_s, "it has not ended, the others have")
         _tell(keys, fault)
         yield Ended(fault)
         late = await_ranks(keys, "ended", late, LAST_WORD_S, say=tell, what="should end now")

@@ -76,7 +76,7 @@ def _answered(at: Place, used: Network) -> Iterator[None]:
             text = f"rank {at.rank}: {used.here()} does not reach {where} any more ({why})"
             raise RunError(f"{text}: the network between them, or the other node, is the cause") from error
         why = str(error).splitlines()[0]
-        raise RunError(f"rank {at.rank}: rank 0, or what has started it, has ended: {why}") from error
+        raise RunError(f"rank {at.rank}: rank 0, or its launcher, has ended: {why}") from error
 
 
 @contextmanager

@@ -242,7 +242,7 @@ class About:
         problems: dict[str, Problem] = {}
         for rank, text in sorted(self.texts.items()):
             if not text:
-                line = f"rank {rank} has another launcher than rank 0: it does not say its version"
+                line = f"rank {rank} has another launcher than rank 0, of unknown version"
                 problems.setdefault("", Problem("", f"{line}; all nodes need the same"))
                 continue
             said = json.loads(text)

@@ -117,15 +117,17 @@ class FollowerRanks:
         self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, what=what)
         if self._absent:
             have = "has" if len(self._absent) == 1 else "have"
-            text = f"{ranks_text(self._absent)} of {self._at.size} {have} not come within {timeout_s:g} s"
+            text = (
+                f"{ranks_text(self._absent)} of {self._at.size} {have} not connected within {timeout_s:g} s"
+            )
             raise RunError(f"{text} (launch.timeout_s); each {what}")
 
         # they may have received another number of ranks
         for rank in others:
             size = int(self._own.get(f"size{rank}"))
             if size != self._at.size:
-                other = f"rank 0 that there are {self._at.size}"
-                text = f"rank {rank} was told that there are {size} ranks, {other}"
+                other = f"rank 0 for {self._at.size}"
+                text = f"rank {rank} was started for {size} ranks, {other}"
                 raise RequestError((Problem("", f"{text}: {DAMAGED}"),))
 
         self._met = True
@@ -244,7 +246,7 @@ class FollowerRanks:
         if late and within_s > first_s and not lost(late, self._network):
             late = await_ranks(self._own, what, late, within_s - first_s, say=tell, what=asked)
         if late:  # their launcher handles them
-            _log.warning("%s: not heard of within %.0f s", ranks_text(late), within_s)
+            _log.warning("%s: no answer within %.0f s", ranks_text(late), within_s)
             self._absent += late
         try:
             for rank in sorted({*ranks} - {*late}):

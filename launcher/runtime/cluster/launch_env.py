@@ -104,7 +104,7 @@ def _torchrun(read: _Reader) -> Place | None:
     size = read.number("WORLD_SIZE")
     if not size:
         if not read.problems:
-            read.wrong("WORLD_SIZE is 0, which is no rank")
+            read.wrong("WORLD_SIZE is 0, but must be at least 1")
         return None
 
     here = read.number("LOCAL_WORLD_SIZE", size)

@@ -196,10 +196,10 @@ def _read(file: Path) -> bytes:
     with open(descriptor, "rb") as opened:
         about = os.fstat(opened.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-            raise _refused(file, "others can read it, or have made it")
+            raise _refused(file, "other users can read it, or own it")
         text = opened.read(65)
     if len(text) != 64:
-        raise _refused(file, "it is no secret of the launcher")
+        raise _refused(file, "it is not a secret of the launcher")
     return text
 
 
@@ -247,7 +247,7 @@ def decode(body: bytes, kind: Any) -> Any:
     except Unsuitable:
         raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Unsuitable(f"no message between ranks: {error}") from error
+        raise Unsuitable(f"not a message between ranks: {error}") from error
 
 
 @cache
@@ -277,7 +277,7 @@ def _codec(kind: Any, module: str) -> _Codec:
         return _leaf(lambda value: value is None, "None")
     if isinstance(kind, type):
         return _class(kind)
-    raise Unsuitable(f"{kind} is no type that is sent between ranks")
+    raise Unsuitable(f"{kind} is not a type that ranks can send")
 
 
 def _class(kind: type) -> _Codec:
@@ -295,7 +295,7 @@ def _class(kind: type) -> _Codec:
         return _record(kind, tuple(f.name for f in fields(kind)))
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return _record(kind, kind._fields)
-    raise Unsuitable(f"{kind.__name__} is no type that is sent between ranks")
+    raise Unsuitable(f"{kind.__name__} is not a type that ranks can send")
 
 
 def _text(data: Any) -> str:
@@ -326,7 +326,7 @@ def _union(members: Sequence[Any], module: str) -> _Codec:
         for i, codec in enumerate(laters):
             if codec().fits(value):
                 return i
-        raise Unsuitable(f"{type(value).__name__} is none of what is expected: {members}")
+        raise Unsuitable(f"{type(value).__name__} is not one of {members}")
 
     def put(value: Any) -> Any:
         i = number(value)
@@ -423,7 +423,7 @@ def _settings(kind: Any) -> _Codec:
             raise Unsuitable(f"{kind.__name__} has no {', '.join(more)}")
         names = {by for n, f in kind.model_fields.items() for by in (n, f.alias)} & {*more}
         if names:
-            raise Unsuitable(f"{kind.__name__} is told {', '.join(map(str, names))} twice")
+            raise Unsuitable(f"{kind.__name__} has {', '.join(map(str, names))} twice")
         by_alias = {kind.model_fields[name].alias or name: value for name, value in made.items()}
         return kind.model_construct({_text(one) for one in given}, **by_alias, **more)
 
@@ -444,7 +444,7 @@ def _any(value: Any) -> Any:
         return [_any(one) for one in value]
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
         return {key: _any(one) for key, one in value.items()}
-    raise Unsuitable(f"{type(value).__name__} is no plain data, and is not sent between ranks")
+    raise Unsuitable(f"{type(value).__name__} is not plain data, so ranks cannot send it")
 
 
 _HEAD = 8
@@ -502,11 +502,13 @@ def _unpacked(body: bytes) -> dict[str, Tensor]:
     for name, dtype_name, shape in header:
         dtype = getattr(torch, dtype_name, None)
         if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
-            raise RunError(f"no message between ranks: {name} of dtype {dtype_name!r:.80} and shape {shape}")
+            raise RunError(
+                f"not a message between ranks: {name} of dtype {dtype_name!r:.80} and shape {shape}"
+            )
         t = torch.empty(shape, dtype=dtype)
         raw = body[at : at + t.nbytes]
         if len(raw) != t.nbytes:
-            raise RunError(f"no message between ranks: {name} has {len(raw)} bytes of {t.nbytes}")
+            raise RunError(f"not a message between ranks: {name} has {len(raw)} bytes of {t.nbytes}")
         if raw:
             t.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
         tensors[name] = t

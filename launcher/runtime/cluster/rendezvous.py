@@ -57,8 +57,10 @@ def join_store(
         )
     except RuntimeError as error:
         why = str(error).splitlines()[0]
-        text = f"what listens at {endpoint(place.host, place.port)} is not rank 0 of this job ({why})"
-        raise RunError(f"rank {place.rank}: {text}; MASTER_ADDR and MASTER_PORT say where it is") from error
+        text = f"the process at {endpoint(place.host, place.port)} is not rank 0 of this job ({why})"
+        raise RunError(
+            f"rank {place.rank}: {text}; set MASTER_ADDR and MASTER_PORT to its address"
+        ) from error
 
 
 def _hosted(place: Place) -> Store:
@@ -104,7 +106,7 @@ def _interface(place: Place) -> tuple[socket.AddressFamily, str]:
 def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None], node: str) -> None:
     began, said = time.monotonic(), False
     where = endpoint(place.host, place.port)
-    who = "what has started the ranks" if place.hosted else "rank 0"
+    who = "the launcher of the ranks" if place.hosted else "rank 0"
     me = f"rank {place.rank}" + (f" on {node}" if node else "")
 
     def limit_s() -> float:
@@ -126,7 +128,7 @@ def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None],
         if waited > min(SAY_S, 1.0) and waited > limit_s():
             limit = "" if limit_s() < timeout_s() else " (launch.timeout_s)"
             text = f"{who} has not answered at {where} within {limit_s():g} s{limit}: {why}"
-            raise RunError(f"{me}: {text}; MASTER_ADDR and MASTER_PORT say where it is")
+            raise RunError(f"{me}: {text}; set MASTER_ADDR and MASTER_PORT to its address")
         time.sleep(_LOOK_S)
 
 

@@ -224,7 +224,7 @@ def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: fl
             known.append(faults.hung(rank, world.attempt, timeout_s, why))
         else:
             where_else = f", on {host}" if host else ""
-            unseen.append(_lost(rank, world, f"does not answer: it has died, or it hangs{where_else}"))
+            unseen.append(_lost(rank, world, f"does not answer: it died, or it hangs{where_else}"))
     return known or unseen
 
 

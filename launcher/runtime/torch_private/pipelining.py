@@ -165,7 +165,7 @@ class RuntimeStage(Base):
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
                 if (got.shape, got.dtype) != (planned.shape, planned.dtype):
-                    text = f"passes on {_spec(got)}, and the plan expects {_spec(planned)}"
+                    text = f"passes on {_spec(got)}, but the plan expects {_spec(planned)}"
                     why = "shapes and dtypes between stages must not depend on the data"
                     raise RunError(f"stage {self.stage_index} {text}; {why}")
         return out
@@ -197,7 +197,7 @@ class RuntimeStage(Base):
         return made, None
 
     def perform_reduce_grad(self, *args: Any) -> None:
-        """After the last backward: starts the reductions of once a step; torch then only reshards weights."""
+        """After the last backward: starts the once-a-step reductions; torch then only reshards weights."""
         self.reductions.flush()
         super().perform_reduce_grad(*args)
 

@@ -1,4 +1,4 @@
-"""Checks at the start that the private parts of torch are there, and measures the waits in ``Work.wait``.
+"""Checks at the start that the private parts of torch exist, and measures the waits in ``Work.wait``.
 
 With gloo every collective and every message of a step blocks in ``Work.wait``. NCCL's calls return at once:
 the device waits instead.
@@ -111,7 +111,7 @@ def verify(parts: tuple[tuple[str, str, tuple[str, ...]], ...] = PARTS) -> None:
     """
     missing = [text for module, name, arguments in parts for text in _missing(module, name, arguments)]
     if missing:
-        text = f"torch {torch.__version__} is not one that this version can use: {'; '.join(missing)}"
+        text = f"this version cannot use torch {torch.__version__}: {'; '.join(missing)}"
         raise RequestError((Problem("", text, f"pip install 'torch{SUPPORTED}'"),))
 
 
@@ -121,7 +121,7 @@ def _missing(module: str, name: str, arguments: tuple[str, ...]) -> list[str]:
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError):
-        return [f"{module}.{name} is not there"]
+        return [f"{module}.{name} does not exist"]
     known = inspect.signature(found).parameters if arguments else {}
     return [f"{module}.{name} takes no {a!r}" for a in arguments if a not in known]
 

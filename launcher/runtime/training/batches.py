@@ -201,7 +201,5 @@ def _each(t: Tensor, read: Indices, where: str, split: str) -> Tensor:
     """``t`` itself. Raises ``RunError`` unless it has one entry for each index."""
     if len(t) != len(read):
         text = f"{where}: {len(read)} {split} samples were requested, and the data returned {len(t)}"
-        raise RunError(
-            f"{text}, in a tensor of shape {tuple(t.shape)}; return one for each index, in their order"
-        )
+        raise RunError(f"{text}, in a tensor of shape {tuple(t.shape)}; return one for each index, in order")
     return t

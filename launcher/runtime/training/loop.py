@@ -272,7 +272,7 @@ def _nothing(s: Session, batch: str) -> str:
     """Why the loss of ``batch`` is a mean over nothing."""
     objective = s.plan.objective
     if objective.classes:
-        return f"all targets of {batch} are {objective.ignored}, which count for nothing"
+        return f"all targets of {batch} are {objective.ignored}, which are ignored"
     return f"the targets of {batch} count nothing by the loss's count(target)"
 
 

@@ -64,7 +64,7 @@ def reason(s: Session, watched: Watched) -> str:
     """Explains why training stops early."""
     waited, best = int(s.results[STOP[1]]), s.results.get(STOP[0], math.nan)
     at_least = f" by more than {watched.min_delta:g}" if watched.min_delta else ""
-    return f"{watched.metric} has not got better than {best:.4f}{at_least} in {waited} validations"
+    return f"{watched.metric} has not improved on {best:.4f}{at_least} in {waited} validations"
 
 
 def is_best(s: Session, watched: Watched) -> bool:

@@ -206,8 +206,8 @@ class Pipeline:
         for got, planned in zip(inputs, self.model.plan.inputs, strict=True):
             shape, first = tuple(got.shape[1:]), planned.shape[1:]
             if shape != first:
-                text = f"the data returned inputs of shape {shape} a sample where {first} was planned"
-                raise RunError(f"{text}, that of the first one; all samples must have one shape")
+                text = f"the data returned inputs of shape {shape} for a sample, but {first} was planned"
+                raise RunError(f"{text}, as in the first one; all samples must have one shape")
 
     def _training_loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         output = formed(output, self.model.plan.output_keys)
@@ -374,12 +374,12 @@ class Place:
 
 
 def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int, at: Place) -> None:
-    """Raises ``RunError`` for ``targets`` of the samples ``indices`` that are no class."""
+    """Raises ``RunError`` for ``targets`` of the samples ``indices`` that are not classes."""
     wrong = ((targets < 0) | (targets >= classes)) & (targets != ignored)
     if wrong.any():
-        known = f"{classes} classes: 0 to {classes - 1}, and {ignored} counts for nothing"
+        known = f"{classes} classes: 0 to {classes - 1}, and {ignored} is ignored"
         cure = "Look at the data, or give the model more classes"
-        raise RunError(f"{_first(targets, wrong, indices, at)}, and the model's output has {known}. {cure}")
+        raise RunError(f"{_first(targets, wrong, indices, at)}, but the model's output has {known}. {cure}")
 
 
 def check_shares(targets: Tensor, indices: Indices, at: Place) -> None:
@@ -387,7 +387,7 @@ def check_shares(targets: Tensor, indices: Indices, at: Place) -> None:
     wrong = ~((targets >= 0) & (targets <= 1))
     if wrong.any():
         text = _first(targets, wrong, indices, at)
-        raise RunError(f"{text}, and the loss bce takes numbers from 0 to 1. Look at the data")
+        raise RunError(f"{text}, but the loss bce takes numbers from 0 to 1. Look at the data")
 
 
 def check_ids(inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[Lookup], at: Place) -> None:
@@ -400,8 +400,12 @@ def check_ids(inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[Look
             where = table.module or "the model"
             known = f"{where} has a table of {table.rows} rows, for ids from {table.first} to {table.end - 1}"
             more = int(ids.max()) - table.end + 1
-            cure = f"give the table at least {table.rows + more} rows" if more > 0 else "mask what is no id"
-            raise RunError(f"{text}, and {known}. Look at the data, or {cure}")
+            cure = (
+                f"give the table at least {table.rows + more} rows"
+                if more > 0
+                else "mask values that are not ids"
+            )
+            raise RunError(f"{text}, but {known}. Look at the data, or {cure}")
 
 
 def _first(targets: Tensor, wrong: Tensor, indices: Indices, at: Place, what: str = "the target") -> str:

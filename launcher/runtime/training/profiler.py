@@ -1,4 +1,4 @@
-"""The profiler's window, and its table of the dearest kernels."""
+"""The profiler's window, and its table of the most expensive kernels."""
 
 from __future__ import annotations
 

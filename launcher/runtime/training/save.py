@@ -188,7 +188,7 @@ def _spared(s: Session) -> Iterator[None]:
         forget_absent(s)
 
         if s.world.rank == 0:
-            s.emit({"text": f"{error}; training goes on without it (checkpoint.on_error=continue)"})
+            s.emit({"text": f"{error}; training continues without it (checkpoint.on_error=continue)"})
 
 
 def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:

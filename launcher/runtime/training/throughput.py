@@ -1,4 +1,4 @@
-"""Tokens a second, MFU, slow ranks."""
+"""Measures tokens per second, MFU and slow ranks."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _joined(p: Placed, pieces: list[Piece]) -> tuple[Tensor, list[str]]:
             wrong.append(f"{p.name}: copies differ on ranks {other.rank} and {f.rank}")
         full[tuple(slice(a, b) for a, b in zip(f.box.lo, f.box.hi, strict=True))] = f.value
     if gaps := [ranks for box, ranks in p.layout.holders().items() if box not in first]:
-        wrong.append(f"{p.name}: not every piece is there, none of rank {gaps[0][0]}")
+        wrong.append(f"{p.name}: pieces are missing, the first of rank {gaps[0][0]}")
     return full, wrong
 
 
@@ -320,7 +320,7 @@ class Judge:
         self.job, self.plan, self.tolerance = copy.job, plan, copy.tolerance
         self._data, self._device, self._prepare = data, device, prepare
         self._buffers = {p.name for p in plan.params if p.buffer}
-        # relative to the norm: a difference below one rounding of the norm is no error
+        # relative to the norm: a difference below one rounding of the norm is not an error
         self._floor = torch.finfo(models.kept(self.job.train.precision)).eps / copy.tolerance
         self._usual = 0.0
         """The largest norm of a step whose samples were not chosen."""
@@ -331,7 +331,7 @@ class Judge:
         if not foreign:
             self.findings.append(_judged(0, "draws", "", ""))
         for name, stream in foreign.items():
-            note = f"{name or 'the model'} draws from {stream}, so that no two trainings can be compared"
+            note = f"{name or 'the model'} draws from {stream}, so two trainings cannot be compared"
             self.findings.append(_judged(0, "draws", name, f"{note}; draw with torch"))
         return drawing
 

@@ -50,11 +50,11 @@ def misfits(found: Mapping[str, TensorSpec], plan: Plan) -> Iterator[str]:
             sample = TensorSpec(want.shape[1:], want.dtype)
             yield f"{name} is {described(has)}, the model takes {described(sample)} a sample"
     if len({found[name].shape[:1] for name in order}) > 1:
-        yield f"not as many samples of each: {', '.join(f'{n} {described(found[n])}' for n in order)}"
+        yield f"not the same number of samples: {', '.join(f'{n} {described(found[n])}' for n in order)}"
     elif found[order[0]].shape[:1] == (0,):
         yield "has no samples"
     elif mixed and found[order[0]].shape[0] % plan.sizes.micro_batch:
-        text = f"{listed(mixed)} in evaluation mode too normalizes over the samples of a micro batch"
+        text = f"{listed(mixed)} normalizes over the samples of a micro batch also in evaluation mode"
         yield f"{text}, some with padding: give a multiple of {plan.sizes.micro_batch} samples"
 
 
@@ -82,7 +82,7 @@ class GivenInputs:
             return tuple(file.get_slice(name)[low:high][indices - low] for name in self.order)
 
     def targets(self, indices: npt.NDArray[np.int64]) -> Tensor:
-        raise NotImplementedError("inputs alone; nobody compares what becomes of them")
+        raise NotImplementedError("only inputs; predictions are not compared")
 
 
 def given(path: Path, count: int) -> GivenInputs:

@@ -1,3 +1,3 @@
-"""The model that a step acts on: of one rank, or whole in one process."""
+"""The model that a step acts on: one rank's part, or all of it in one process."""
 
 __all__ = ["build_session", "shared_construction"]

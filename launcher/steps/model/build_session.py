@@ -168,7 +168,7 @@ def check(data: Dataset) -> None:
     text = "its first sample is another one"
     if (train, val) != (their_train, their_val):
         text = f"it has {their_train} training and {their_val} held-out samples, rank 0 has {train} and {val}"
-    why = "every rank has to see all samples, and is handed its own: let nothing be split by rank"
+    why = "every rank must see all samples, and gets its own: do not split the data by rank"
     raise RunError(f"the data of rank {other} are not those of rank 0: {text}; {why}")
 
 

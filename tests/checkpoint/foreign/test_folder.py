@@ -125,7 +125,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_is_no_plain_data_is_refused(case: str) -> None:
-    assert refusal(lambda: read(BAD[case], {"m.Record": Record})).startswith("no pickle of plain data (")
+    assert refusal(lambda: read(BAD[case], {"m.Record": Record})).startswith("not a pickle of plain data (")
 
 
 def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d", {"w": torch.ones(3)})
     file = next(folder.glob("*.distcp"))
     file.unlink()
-    assert refusal(lambda: read_dcp(folder)) == f"{file}: tensor w should be in it, and it is not there"
+    assert refusal(lambda: read_dcp(folder)) == f"{file}: tensor w should be in this file but is not"
 
 
 def test_files_of_two_checkpoints_are_not_mixed(tmp_path: Path) -> None:

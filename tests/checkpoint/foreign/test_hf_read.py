@@ -68,7 +68,7 @@ def test_shards_and_their_index_as_transformers_writes_them(src: Path, tmp_path:
 )
 def test_a_shard_is_at_most_its_size(src: Path, tmp_path: Path, size: int | str, count: int | None) -> None:
     if count is None:
-        text = f"max_shard_size: {size!r} is no size; give bytes, or text as 500MB or 2GiB"
+        text = f"max_shard_size: {size!r} is not a size; give bytes, or text such as 2GiB"
         if size == "138":
             write_hf(src, tmp_path / "hf", max_shard_size=size)
         else:
@@ -80,7 +80,7 @@ def test_a_shard_is_at_most_its_size(src: Path, tmp_path: Path, size: int | str,
 def test_what_the_table_does_not_match_is_an_error_or_left_out_and_listed(src: Path, tmp_path: Path) -> None:
     table = {"embed": "model.embed_tokens"}
     text = (
-        "names: no row of the table is about layer.weight, layer.mean; "
+        "names: no row of the table matches layer.weight, layer.mean; "
         "add rows, with null to leave a tensor out, or strict: false"
     )
     assert refusal(lambda: write_hf(src, tmp_path / "hf", names=table)) == text
@@ -114,13 +114,13 @@ def test_a_folder_with_other_files_is_never_overwritten(src: Path, tmp_path: Pat
     text = f"{dst}: the destination is not empty; give another, or overwrite: true"
     assert refusal(lambda: write_hf(src, dst), FileExistsError) == text
     (dst / "thesis.tex").touch()
-    text = f"{dst}: the destination is not empty and no folder of a model alone, so it is not overwritten either"
+    text = f"{dst}: the destination is not empty and not a folder of a model alone, so it is never overwritten"
     assert refusal(lambda: write_hf(src, dst, overwrite=True), FileExistsError) == text
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("absent.json", "no such file to copy beside the model"),
+    [("absent.json", "cannot be copied beside the model: no such file"),
      (INDEX, f"the folder has a {INDEX} already; it cannot be copied beside the model")],
 )  # fmt: skip
 def test_files_beside_the_model_are_checked_first(src: Path, tmp_path: Path, name: str, text: str) -> None:
@@ -197,14 +197,14 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     assert refusal(lambda: read_hf(folder)) == f"{folder}: no such folder"
     folder.mkdir()
-    assert refusal(lambda: read_hf(folder)) == f"{folder}: neither model.safetensors nor {INDEX} is there"
+    assert refusal(lambda: read_hf(folder)) == f"{folder}: it has neither model.safetensors nor {INDEX}"
     (folder / "pytorch_model.bin").touch()
-    text = f"{folder}: only pytorch_model.bin, pickled, which is never loaded; save it as safetensors first"
+    text = f"{folder}: it has only pickles, which are never loaded (pytorch_model.bin); save safetensors"
     assert refusal(lambda: read_hf(folder)) == text
     shutil.rmtree(folder)
     sharded(folder)
     (folder / "1.safetensors").rename(folder / "model.safetensors")
-    text = f"{folder}: both model.safetensors and {INDEX} are there, which may differ; remove one of them"
+    text = f"{folder}: both model.safetensors and {INDEX} exist and may differ; remove one of them"
     assert refusal(lambda: read_hf(folder)) == text
 
 

@@ -34,7 +34,7 @@ def told(names: list[str], table: NameTable, *, strict: bool = True, spec: Tenso
                 "model.layers.1.input_layernorm.weight, model.layers.2.input_layernorm.weight, "
                 "model.layers.3.input_layernorm.weight, model.layers.4.input_layernorm.weight and 3 more; "
                 "these are a Llama's names as transformers has them (try: steps.import.names=llama)",
-                "steps.import.names: x: nothing is there for the model's embed.weight, layers.0.attn_norm.weight, "
+                "steps.import.names: x: it has no tensor for the model's embed.weight, layers.0.attn_norm.weight, "
                 "layers.1.attn_norm.weight, layers.2.attn_norm.weight, layers.3.attn_norm.weight, "
                 "layers.4.attn_norm.weight and 3 more; "
                 "these are a Llama's names as transformers has them (try: steps.import.names=llama)",
@@ -43,15 +43,15 @@ def told(names: list[str], table: NameTable, *, strict: bool = True, spec: Tenso
         (
             ["wte.weight", *NORMS],
             [
-                f"{PLACE} wte.weight; names is a table {{theirs: ours}} that brings them together",
-                "steps.import.names: x: nothing is there for the model's embed.weight; "
-                "names is a table {theirs: ours} that brings them together",
+                f"{PLACE} wte.weight; names is a table {{theirs: ours}} that maps them",
+                "steps.import.names: x: it has no tensor for the model's embed.weight; "
+                "names is a table {theirs: ours} that maps them",
             ],
         ),
         (
             ["embed.weight", *NORMS[:-1]],
             [
-                "steps.import.names: x: nothing is there for the model's layers.7.attn_norm.weight; "
+                "steps.import.names: x: it has no tensor for the model's layers.7.attn_norm.weight; "
                 "the sizes of the model must be those of the source"
             ],
         ),
@@ -70,21 +70,20 @@ def test_everything_wrong_with_a_table_is_said_at_once_each_at_its_row() -> None
     table = {"wte": "embed", "w2": "embed", "n": "layers.0.attn_norm", "b": "bias", "gone": "layers.1", "h": None}
     assert told(["wte.weight", "w2.weight", "n.weight", "b.weight", "h.weight", "odd"], table) == [
         "steps.import.names.w2: wte.weight and w2.weight would both be embed.weight; null leaves one of them out",
-        "steps.import.names: no row of the table is about odd of x; add rows, with null to leave a tensor out "
+        "steps.import.names: no row of the table matches odd of x; add rows, with null to leave a tensor out "
         "(try: steps.import.strict=false)",
-        "steps.import.names.b: x: the model has no place for bias.weight; "
-        "null in the place of this row's name leaves them out",
-        "steps.import.names: x: nothing is there for the model's layers.1.attn_norm.weight, layers.2.attn_norm.weight, "
+        "steps.import.names.b: x: the model has no place for bias.weight; set this row to null to leave them out",
+        "steps.import.names: x: it has no tensor for the model's layers.1.attn_norm.weight, layers.2.attn_norm.weight, "
         "layers.3.attn_norm.weight, layers.4.attn_norm.weight, layers.5.attn_norm.weight, layers.6.attn_norm.weight "
-        "and 1 more; names is a table {theirs: ours} that brings them together",
-        "steps.import.names.gone: no tensor of x has a name that this row is about",
+        "and 1 more; names is a table {theirs: ours} that maps them",
+        "steps.import.names.gone: this row matches no tensor of x",
     ]
 
 
 def test_names_that_are_ours_already_need_no_table() -> None:
-    own = "x: nothing is there for the model's embed.weight; these are the model's own names, which need no table"
+    own = "x: it has no tensor for the model's embed.weight; these are the model's own names, which need no table"
     assert told(["embed.weight", *NORMS], {"layers": "layers"}) == [
-        "steps.import.names: no row of the table is about embed.weight of x; add rows, with null to leave a tensor out "
+        "steps.import.names: no row of the table matches embed.weight of x; add rows, with null to leave a tensor out "
         "(try: steps.import.names=null)",
         f"steps.import.names: {own} (try: steps.import.names=null)",
     ]
@@ -112,4 +111,4 @@ def test_other_shapes_and_dtypes_that_cannot_be_cast_are_told() -> None:
 
 
 def test_a_row_that_leaves_no_name_is_told() -> None:
-    assert told(["embed"], {"embed": ""}) == ["steps.import.names: embed: embed is left without a name"]
+    assert told(["embed"], {"embed": ""}) == ["steps.import.names: embed: it gives embed an empty name"]

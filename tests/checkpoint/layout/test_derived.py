@@ -62,12 +62,12 @@ def test_one_shard_is_no_shard() -> None:
         ({"nproc": 3, "stages": 2, "shard_size": 1},
          ["steps.transform.nproc: 3: does not divide into 2 stages x 1 shard (try: steps.transform.nproc=4)"]),
         ({"nproc": 3, "stages": 3, "shard_size": 2},
-         ["steps.transform.stages: 3: cannot be made of 2 stages; stages are merged, not cut"
+         ["steps.transform.stages: 3: cannot be made from 2 stages; stages are merged, not cut"
           " (try: steps.transform.stages=2)",
           "steps.transform.nproc: 3: does not divide into 2 stages x 2 shards (try: steps.transform.nproc=4)"]),
         ({"nproc": 0, "stages": 1, "shard_size": -1},
-         ["steps.transform.nproc: 0: is not at least 1 (try: steps.transform.nproc=1)",
-          "steps.transform.shard_size: -1: is not at least 1 (try: steps.transform.shard_size=1)"]),
+         ["steps.transform.nproc: 0: must be at least 1 (try: steps.transform.nproc=1)",
+          "steps.transform.shard_size: -1: must be at least 1 (try: steps.transform.shard_size=1)"]),
     ],
     ids=["nproc", "stages", "positive"],
 )  # fmt: skip

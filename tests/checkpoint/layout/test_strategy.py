@@ -32,10 +32,10 @@ FLAWS: dict[str, tuple[Any, str]] = {
     ),
     "dtype": (
         lambda: one(sharded(GRID, (4,), 1), "float31"),
-        "w: dtype float31 is not known; known are float64, int64, complex64, float32, int32, float16, bfloat16, int16, "
-        "float8_e4m3fn, float8_e5m2, int8, uint8, bool, uint16, uint32, uint64",
+        "w: dtype float31 is unknown; supported dtypes: float64, int64, complex64, float32, int32, float16, bfloat16, "
+        "int16, float8_e4m3fn, float8_e5m2, int8, uint8, bool, uint16, uint32, uint64",
     ),
-    "kind": (lambda: one(sharded(GRID, (4,), 1), kind="weight"), "w: kind weight is none of param, buffer, optim"),
+    "kind": (lambda: one(sharded(GRID, (4,), 1), kind="weight"), "w: kind weight is not one of param, buffer, optim"),
     "names": (lambda: one(sharded(GRID, (4,), 1), aliases=("w",)), "w: the name of two tensors"),
     "grid": (
         lambda: one(sharded(Grid.of(dp_shard=2, pp=2), (4,), 1)),

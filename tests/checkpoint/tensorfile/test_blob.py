@@ -9,7 +9,7 @@ from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.plan.values.dtypes import ITEMSIZE
 
 BAD_BLOBS = {
-    "dtype": (("float8", (1,), b"a"), f"dtype float8 is not known; known are {', '.join(ITEMSIZE)}"),
+    "dtype": (("float8", (1,), b"a"), f"dtype float8 is unknown; supported dtypes: {', '.join(ITEMSIZE)}"),
     "length": (("float32", (2,), b"abc"), "a float32[2] tensor has 8 bytes, not 3"),
     "strided": (
         ("float64", (3, 2), np.zeros((2, 3)).T), "the data of a float64[3, 2] tensor is not contiguous: copy it first"

@@ -121,7 +121,7 @@ def test_a_file_of_another_checkpoint_with_the_same_key_is_named(sealed: tuple[P
     written(other, filled(strategy(), 1))
     for rank, text in (
         (0, "a file of another checkpoint: its salt is not the one in the manifest"),
-        (1, "a file from another place: it says rank 1, not 0"),
+        (1, "a file of another rank or layout: it says rank 1, not 0"),
     ):
         path = folder / "rank_0/model.safetensors"
         shutil.copy(other / f"rank_{rank}/model.safetensors", path)
@@ -184,10 +184,10 @@ def flipped(data: bytes, at: int) -> bytes:
 
 
 def block(number: int) -> str:
-    return f"damaged or tampered with: block {number} does not open with the key"
+    return f"damaged or tampered with: block {number} cannot be decrypted with the key"
 
 
-HEADED = "damaged or tampered with: its head does not open with the key"
+HEADED = "damaged or tampered with: its head cannot be decrypted with the key"
 FIRST = HEAD + TAG
 STEP = BLOCK + TAG
 TAMPERED = {
@@ -236,10 +236,10 @@ def test_a_file_cut_short_or_grown_is_named(tmp_path: Path) -> None:
     path = made(tmp_path / "a", bytes(2 * BLOCK))
     data = path.read_bytes()
     for cut, told in (
-        (data[:-STEP], f"truncated: it is {len(data)} bytes by its head, it has {len(data) - STEP}"),
-        (data + b"x", f"bytes were added: it is {len(data)} bytes by its head, it has {len(data) + 1}"),
+        (data[:-STEP], f"truncated: it is {len(data)} bytes by its header, it has {len(data) - STEP}"),
+        (data + b"x", f"bytes were added: it is {len(data)} bytes by its header, it has {len(data) + 1}"),
         (data[:30], f"truncated: an encrypted file has at least {HEAD + TAG} bytes, this one 30"),
-        (b"plain", "it is not encrypted, and the manifest says that it is"),
+        (b"plain", "it is not encrypted, but the manifest says that it is"),
     ):
         path.write_bytes(cut)
         with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
@@ -250,7 +250,7 @@ def test_a_file_cut_short_or_grown_is_named(tmp_path: Path) -> None:
 def test_a_block_of_another_file_does_not_open(tmp_path: Path) -> None:
     a, b = made(tmp_path / "a", bytes(BLOCK)), made(tmp_path / "b", bytes(BLOCK))
     a.write_bytes(a.read_bytes()[:FIRST] + b.read_bytes()[FIRST:])
-    with pytest.raises(ValueError, match="block 0 does not open with the key"):
+    with pytest.raises(ValueError, match="block 0 cannot be decrypted with the key"):
         EncryptedFile(a, KEY).read(0, 1)
 
 
@@ -258,5 +258,5 @@ def test_an_encrypted_file_alone_says_what_it_is(sealed: tuple[Path, Full]) -> N
     path = sealed[0] / "rank_0/model.safetensors"
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
         read_header(path)
-    text = f"{path}: it is encrypted: name the whole checkpoint, its manifest says where the key is"
+    text = f"{path}: it is encrypted: give the checkpoint folder, whose manifest says where the key is"
     assert str(caught.value) == text

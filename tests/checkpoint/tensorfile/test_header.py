@@ -47,10 +47,10 @@ BAD: dict[str, tuple[Any, bytes, int | None, str]] = {
     "terabytes": (
         {}, b"", 1 << 42, "not a safetensors file: its header claims 4398046511104 bytes, at most 33554432 are read"
     ),
-    "no json": (b"{nope", b"", None, "not a safetensors file: its header is no JSON"),
-    "no utf-8": (b"\xff\xfe\xff", b"", None, "not a safetensors file: its header is no JSON"),
-    "nested": (b"[" * 100_000, b"", None, "not a safetensors file: its header is no JSON"),
-    "list": ([], b"", None, "not a safetensors file: its header is no mapping"),
+    "no json": (b"{nope", b"", None, "not a safetensors file: its header is not JSON"),
+    "no utf-8": (b"\xff\xfe\xff", b"", None, "not a safetensors file: its header is not JSON"),
+    "nested": (b"[" * 100_000, b"", None, "not a safetensors file: its header is not JSON"),
+    "list": ([], b"", None, "not a safetensors file: its header is not a mapping"),
     "twice": (
         b'{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{}}', b"a", None, "x is listed twice"
     ),
@@ -68,7 +68,7 @@ BAD: dict[str, tuple[Any, bytes, int | None, str]] = {
     "negative": ({"x": row(0, 1, [-1])}, b"a", None, "tensor x has shape [-1] at [0, 1]"),
     "float shape": ({"x": row(0, 1, [1.0])}, b"a", None, "tensor x has shape [1.0] at [0, 1]"),  # type: ignore[list-item]
     "dtype": (
-        {"x": row(0, 1, [1], "U7")}, b"a", None, f"tensor x has dtype U7; known are {', '.join(CODES.values())}"
+        {"x": row(0, 1, [1], "U7")}, b"a", None, f"tensor x has dtype U7; supported: {', '.join(CODES.values())}"
     ),
     "field": ({"x": {"dtype": "U8"}}, b"", None, "tensor x needs dtype, shape and data_offsets"),
     "nan metadata": ({"__metadata__": {"a": float("nan")}}, b"", None, "__metadata__ is not a mapping of text to text"),

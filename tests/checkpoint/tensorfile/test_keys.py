@@ -23,8 +23,8 @@ def test_a_key_is_read_in_each_of_its_forms_and_never_shown(tmp_path: Path, monk
             with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
                 load_key(place)
             assert str(caught.value) == (
-                f"{place}: no key of AES-256: it has {len(secret)} bytes; wanted are 32 random bytes, as 64 "
-                "hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, as they are"
+                f"{place}: not an AES-256 key: it has {len(secret)} bytes; give 32 random bytes, as 64 "
+                "hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, raw"
             )
     shutil.rmtree(tmp_path)
     with pytest.raises(ValueError) as caught:  # noqa: PT011

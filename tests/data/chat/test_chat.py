@@ -157,7 +157,7 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
 BAD = {
     "no JSON": ('{"messages": ', "no JSON: Expecting value at character 14"),
     "keys": ('{"talk": []}', "a row has 'messages', or 'prompt' and 'completion' (keys: talk)"),
-    "no list": ('{"messages": "hi"}', "'messages' is no list of messages"),
+    "no list": ('{"messages": "hi"}', "'messages' is not a list of messages"),
     "from": (
         '{"messages": [{"from": "human", "value": "hi"}]}', "messages[0] has no text 'role' (keys: from, value)",
     ),
@@ -168,7 +168,7 @@ BAD = {
     "tools": (json.dumps(messages() | {"tools": "search"}), "'tools' is no list"),
     "no text": (
         json.dumps(messages([("user", "Hi"), ("assistant", "\ud800")])),
-        "it has half a surrogate pair, which no UTF-8 can have",
+        "it has half a surrogate pair, which UTF-8 cannot encode",
     ),
     "no answer": (json.dumps(messages(TURNS[:1])), "the assistant says nothing in it"),
     "no question": (
@@ -189,7 +189,7 @@ def test_a_bad_row_is_named_or_left_out(
     assert main([*words, "show=plan"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  data.path: {path}:2: {why}; data.on_bad=skip leaves out what is bad, and counts it\n"
+        f"  data.path: {path}:2: {why}; data.on_bad=skip leaves out bad rows and counts them\n"
         f"    set by: data.path={path} (command line)\n"
         f"    try:    data.path={path} data.on_bad=skip\n"
     )
@@ -268,8 +268,8 @@ def test_tokenizers_and_templates_that_are_none(
     settings = written(tmp_path, "", [messages()])
     assert main([*asked(settings), "show=plan"]) == 2
     assert (
-        f"data.path: {settings.path}:1: it has messages, and the tokenizer has no chat template; give "
-        "data.template=FILE; data.on_bad=skip leaves out what is bad, and counts it"
+        f"data.path: {settings.path}:1: it has messages, but the tokenizer has no chat template; give "
+        "data.template=FILE; data.on_bad=skip leaves out bad rows and counts them"
     ) in capsys.readouterr().err
     settings = written(tmp_path, CHATML, [messages()])
     size = tokenizer.get_vocab_size()
@@ -285,7 +285,7 @@ def test_tokenizers_and_templates_that_are_none(
     assert f"model.vocab_size: 100 are too few for the {size} tokens of data chat" in capsys.readouterr().err
     (tmp_path / "rows.jsonl").write_text("\n")
     assert main([*asked(settings), "show=plan"]) == 2
-    assert f"data.path: {settings.path}: there is no row in it" in capsys.readouterr().err
+    assert f"data.path: {settings.path}: it has no rows" in capsys.readouterr().err
 
 
 def test_a_bad_row_far_down_ends_the_run_by_its_line(
@@ -294,8 +294,8 @@ def test_a_bad_row_far_down_ends_the_run_by_its_line(
     settings = written(tmp_path, CHATML, [messages()] * 60 + [{"messages": []}])
     assert main([*asked(settings), f"run_dir={tmp_path}/run"]) == 1
     assert capsys.readouterr().err.splitlines()[0] == (
-        f"error: data.path: {settings.path}:61: 'messages' is no list of messages; "
-        "data.on_bad=skip leaves out what is bad, and counts it"
+        f"error: data.path: {settings.path}:61: 'messages' is not a list of messages; "
+        "data.on_bad=skip leaves out bad rows and counts them"
     )
 
 
@@ -304,7 +304,7 @@ def test_where_no_row_is_left_nothing_starts(
 ) -> None:
     settings = written(tmp_path, CHATML, [{"messages": []}] * 3)
     words = [*asked(settings), "data.on_bad=skip", f"run_dir={tmp_path}/run"]
-    first = f"{settings.path}:1: 'messages' is no list of messages"
+    first = f"{settings.path}:1: 'messages' is not a list of messages"
     assert main(words) == 2
     assert f"  data.path: none of its rows can be trained on: {first}\n" in capsys.readouterr().err
 

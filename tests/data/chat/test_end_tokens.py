@@ -50,11 +50,11 @@ def settings(home: Path, template: str) -> Chat:
 def test_a_turn_that_ends_with_a_special_token_is_taken_and_told(template: str, tmp_path: Path) -> None:
     of = settings(tmp_path, template)
     assert [*check_chat(of)] == []
-    assert learnt(of) == "of c.jsonl:1 is learnt 'one<|im_end|>' and 'two<|im_end|>'"
+    assert learnt(of) == "c.jsonl:1 trains 'one<|im_end|>' and 'two<|im_end|>'"
 
 
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=[*ENDLESS])
 def test_turns_of_which_none_ends_with_a_special_token_are_refused(template: str, tmp_path: Path) -> None:
     (problem,) = check_chat(settings(tmp_path, template))
     assert problem.key == "data.template"
-    assert f"never learn to stop: of {tmp_path}/c.jsonl:1 is learnt 'one' and 'two'" in problem.text
+    assert f"never learn to stop: {tmp_path}/c.jsonl:1 trains 'one' and 'two'" in problem.text

@@ -44,18 +44,17 @@ def test_what_packed_conversations_need(
     words = [*asked(settings), "data.packing=best_fit", "show=plan"]
     assert main(words) == 0
     assert (
-        "data.packing=best_fit: applied, conversations whole in a sample, several where they fit, each as if it were "
-        "alone,"
+        "data.packing=best_fit: applied, full conversations, several in a sample where they fit, each kept apart,"
     ) in " ".join(capsys.readouterr().out.split())
     assert main([*words, "parallel.pipeline.scheduler=seqpipe", "parallel.pipeline.seq_chunks=2"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  parallel.pipeline.seq_chunks = 2: positions restart and attention ends inside of a piece with "
-        "data.packing=best_fit, which pieces of a sequence do not carry over; use whole ones\n"
+        "  parallel.pipeline.seq_chunks = 2: positions restart and attention ends inside a piece with "
+        "data.packing=best_fit, which pieces of a sequence do not carry over; use full sequences\n"
         "    set by: parallel.pipeline.seq_chunks=2 (command line)\n"
     )
     assert main([*words, "model=tied_pair", "steps=[train]"]) == 2
     assert (
-        "  data.packing = best_fit: model tied_pair takes tokens alone, and no documents to keep apart\n"
+        "  data.packing = best_fit: model tied_pair takes only tokens and cannot separate documents\n"
         "    set by: data.packing=best_fit (command line)\n"
     ) in capsys.readouterr().err

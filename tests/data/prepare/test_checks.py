@@ -18,7 +18,7 @@ from launcher.optional import install_command
 from tests.data.prepare.corpora import END, expected, jsonl, tokenizer, tokens
 
 KEY = "steps.prepare"
-READ = ".txt, .text, .jsonl, .ndjson, .json (one object a line), each also with .gz or .zst, .parquet, .arrow"
+READ = ".txt, .text, .jsonl, .ndjson, .json (one object per line), each also with .gz or .zst, .parquet, .arrow"
 
 
 def found(tmp_path: Path, **settings) -> list[str]:
@@ -34,9 +34,9 @@ def found(tmp_path: Path, **settings) -> list[str]:
 
 FILES = {
     "none": (None, "a.jsonl: No such file or directory"),
-    "of another kind": (("a.csv", b"a,b"), f"a.csv: not known by its name: {READ} are read; format=text or jsonl reads"
-                        " it as that"),
-    "empty": (("a.txt", b""), "a.txt: empty, so there is nothing to make tokens of"),
+    "of another kind": (("a.csv", b"a,b"), f"a.csv: of unknown format by its name: {READ} are read; "
+                        "format=text or jsonl sets it"),
+    "empty": (("a.txt", b""), "a.txt: empty, so there is nothing to tokenize"),
     "packed, by its bytes": (("a.jsonl", gzip.compress(b"{}")), "a.jsonl: jsonl by its name, but gzip by its first "
                              "bytes"),
     "packed, by its name": (("a.txt.gz", b"text"), "a.txt.gz: gzip by its name, but its first bytes are not those of "
@@ -130,7 +130,7 @@ def test_what_is_there_is_not_replaced(tmp_path):
     assert found(tmp_path) == []
     (tmp_path / "out/mine").write_text("")
     assert found(tmp_path, overwrite=True) == [
-        "steps.prepare.dst: out: it is not empty, and no prepare has made it; give another folder"
+        "steps.prepare.dst: out: it is not empty, but prepare did not make it; give another folder"
     ]
 
 

@@ -127,14 +127,14 @@ def test_what_is_bad_is_named_with_its_line_or_left_out_and_counted(tmp_path):
         "4: no key 'text' (keys: other)",
         "5: 'text' is null, not text",
         "6: byte 10 of the line is not UTF-8",
-        "7: half a surrogate pair, which no UTF-8 can have",
-        "10: no JSON that is read: too deep, or a number too long",
+        "7: half a surrogate pair, which UTF-8 cannot encode",
+        "10: not JSON within limits: too deep, or a number too long",
     ]
     common = {"src": str(src), "dst": str(tmp_path / "out"), "tokenizer_file": str(file), "workers": 1}
     for why in whys:
         with pytest.raises(RunError) as error:
             prepared(**common)
-        cure = "on_bad=skip leaves out what is bad, and counts it"
+        cure = "on_bad=skip leaves out bad rows and counts them"
         assert str(error.value) == f"{src}:{why}; {cure}"
         row = int(why.partition(":")[0]) - 1
         src.write_bytes(b"\n".join([b"" if i <= row and i else line for i, line in enumerate(lines)]))
@@ -145,7 +145,7 @@ def test_what_is_bad_is_named_with_its_line_or_left_out_and_counted(tmp_path):
     assert tokens(tmp_path / "out") == expected(file, ["one", "two"])
     with pytest.raises(
         RunError,
-        match=f"^{tmp_path}/out: it was made of another corpus, or in another way; overwrite=true replaces it$",
+        match=f"^{tmp_path}/out: it was made from another corpus, or with other settings; overwrite=true replaces it$",
     ):
         prepared(**common)  # which does not leave out anything
 
@@ -178,13 +178,13 @@ def test_the_same_corpus_is_prepared_once_and_another_is_not_put_over_it(tmp_pat
     assert prepared(workers=1, **common).anew
     again = prepared(workers=2, **common)  # how many processes is no matter
     assert not again.anew
-    assert again.text("out") == "out: is there already: 6 tokens below 600 of 2 documents, each ended by <|end|>"
+    assert again.text("out") == "out: it exists already: 6 tokens below 600 of 2 documents, each ended by <|end|>"
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
     jsonl(src, ["one", "six"])
     with pytest.raises(
         RunError,
-        match=f"^{tmp_path}/out: it was made of another corpus, or in another way; overwrite=true replaces it$",
+        match=f"^{tmp_path}/out: it was made from another corpus, or with other settings; overwrite=true replaces it$",
     ):
         prepared(workers=1, **common)
     prepared(workers=1, overwrite=True, **common)

@@ -142,12 +142,12 @@ def test_the_vocabulary_of_a_format_that_does_not_say_it(tmp_path):
     path = tmp_path / "a.bin"
     path.write_bytes(little("H", range(9)))
     assert said(tokens(path)) == (
-        f"data.vocab_size: null: {path} is of a format that does not say it; give the number of tokens of its "
-        "tokenizer, data.vocab_size=50257 for that of GPT-2"
+        f"data.vocab_size: null: {path} has a format that does not record it; give the number of tokens of its "
+        "tokenizer, data.vocab_size=50257 for GPT-2"
     )
 
 
-WINDOW = "a window takes data.seq_len=4 tokens and the next one, all of one file"
+WINDOW = "a window takes data.seq_len=4 tokens plus one, all from one file"
 
 
 def test_files_too_short_for_a_window(tmp_path):
@@ -169,7 +169,7 @@ def test_held_out_files_are_not_trained_on(tmp_path):
     a = write(tmp_path / "a.tokens")
     (tmp_path / "link.tokens").symlink_to(a)
     assert said(tokens(a, val=f"{tmp_path}/link.tokens")) == (
-        f"data.val: {tmp_path}/link.tokens: held out and trained on"
+        f"data.val: {tmp_path}/link.tokens: it is both held out and trained on"
     )
 
 

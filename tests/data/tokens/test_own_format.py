@@ -89,8 +89,8 @@ def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
     [
         ([1, 9], "{path}: token 2 is 9, which is not from 0 to 8"),
         ([-1], "{path}: token 1 is -1, which is not from 0 to 8"),
-        ([0.5], "tokens are whole numbers in one row, not float64 [1]"),
-        ([[1]], "tokens are whole numbers in one row, not int64 [1, 1]"),
+        ([0.5], "tokens must be whole numbers in one row, not float64 [1]"),
+        ([[1]], "tokens must be whole numbers in one row, not int64 [1, 1]"),
     ],
     ids=["too large", "negative", "float", "rows"],
 )
@@ -125,10 +125,10 @@ BAD = {
     "magic": (b"x" + GOOD[1:], "not a .tokens file: it does not start as one"),
     "header cut off": (GOOD[:63], "cut off inside its header of 64 bytes"),
     "version": (own([1, 2, 3], version=2), "version 2 of .tokens files; this launcher reads version 1"),
-    "header damaged": (GOOD[:16] + b"\x02" + GOOD[17:], "its header is damaged: it has another digest than it says"),
-    "width": (own([1], width=3), "tokens of 3 bytes; there are those of 2 and of 4"),
-    "no vocabulary": (own([1], 0), "vocab_size 0 does not go with tokens of 2 bytes"),
-    "large vocabulary": (own([1], 65537), "vocab_size 65537 does not go with tokens of 2 bytes"),
+    "header damaged": (GOOD[:16] + b"\x02" + GOOD[17:], "its header is damaged: its digest does not match"),
+    "width": (own([1], width=3), "tokens of 3 bytes; only 2 and 4 are possible"),
+    "no vocabulary": (own([1], 0), "vocab_size 0 does not fit tokens of 2 bytes"),
+    "large vocabulary": (own([1], 65537), "vocab_size 65537 does not fit tokens of 2 bytes"),
     "end": (own([1], 9, end=9), "token 9 ends documents, and vocab_size is 9"),
     "other end": (own([1], 9, end=-2), "token -2 ends documents, and vocab_size is 9"),
     "cut off": (GOOD[:-1], "cut off: its header promises 3 tokens, 70 bytes with the header; it has 69"),
@@ -162,4 +162,4 @@ def test_a_changed_byte_of_tokens_is_found_by_the_digest(tmp_path, at):
     path.write_bytes(GOOD[:at] + bytes([GOOD[at] ^ 64]) + GOOD[at + 1 :])
     with pytest.raises(BadFile) as refused:
         check_digest(token_file(path, "uint16"))
-    assert str(refused.value) == "damaged: its tokens have another digest than its header says"
+    assert str(refused.value) == "damaged: the digest of its tokens does not match its header"

@@ -103,7 +103,7 @@ def test_a_file_without_a_document_to_learn_from(tmp_path):
     with pytest.raises(RequestError) as refused:
         opened(path=str(path), packing="single")
     assert str(refused.value) == (
-        f"data.path: {path}: 4 tokens are too few documents of a token and the next one for data.packing=single"
+        f"data.path: {path}: 4 tokens: no document has the two tokens it needs for data.packing=single"
     )
 
 
@@ -134,7 +134,7 @@ def test_ends_that_are_not_known_and_ends_that_are_others(tmp_path):
         (
             {},
             f"data.path: {path} does not say which token ends its documents, and data.document_mask=true keeps them "
-            "apart; give it, data.end_of_document=50256 for those of GPT-2",
+            "apart; give it, data.end_of_document=50256 for GPT-2",
         ),
         (
             {"end_of_document": 3},

@@ -49,7 +49,7 @@ def test_llm_c_files_have_a_header_of_256_numbers(tmp_path_factory, magic, versi
 
 BAD_BIN = {
     "empty": (b"", "the file is empty"),
-    "odd": (b"abc", "3 bytes are no whole number of tokens of data.dtype=uint16"),
+    "odd": (b"abc", "3 bytes are not a whole number of tokens of data.dtype=uint16"),
     "version": (llm_c([1], version=2), "version 2 of llm.c's files with 20240520; this launcher reads version 1"),
     "header": (llm_c([])[:1023], "cut off inside its header of 1024 bytes"),
     "short": (
@@ -110,8 +110,8 @@ OUTSIDE = "is outside of the file, which has 10 bytes"
 BAD_INDEX = {
     "magic": ({"magic": b"MMIDIDX\x00\x01"}, "its .idx is not one of Megatron: it does not start as one"),
     "version": ({"version": 2}, "its .idx is of version 2; this launcher reads version 1"),
-    "float": ({"code": 7}, "its .idx says dtype 7 (float32), which is none of tokens"),
-    "dtype": ({"code": 9}, "its .idx says dtype 9 (not known), which is none of tokens"),
+    "float": ({"code": 7}, "its .idx says dtype 7 (float32), which tokens cannot have"),
+    "dtype": ({"code": 9}, "its .idx says dtype 9 (not known), which tokens cannot have"),
     "other dtype": ({"code": 4}, f"sequence 0 of its .idx, 12 bytes from byte 0 on, {OUTSIDE}"),
     "size": ({"sizes": [3, 3]}, f"sequence 1 of its .idx, 6 bytes from byte 6 on, {OUTSIDE}"),
     "negative size": ({"sizes": [3, -1]}, f"sequence 1 of its .idx, -2 bytes from byte 6 on, {OUTSIDE}"),

@@ -206,12 +206,12 @@ REFUSED = {
     "made otherwise": (
         trained(of("Rows", samples=N, how="made otherwise")),
         f"data._target_: {NAME}.Rows: built a second time, its item 0 differs, and each rank builds its own copy; "
-        f"{DRAW}, and at the seed where it is made",
+        f"{DRAW}, and by the seed in its constructor",
     ),
     "stream made otherwise": (
         trained(of("Row", how="made otherwise")),
         f"data._target_: {NAME}.Row: built a second time, its item 0 differs, and each rank builds its own copy; "
-        f"{DRAW}, and at the seed where it is made",
+        f"{DRAW}, and by the seed in its constructor",
     ),
     "lost state": (
         trained(of("Kept", how="lost")),
@@ -223,23 +223,23 @@ REFUSED = {
     ),
     "alone": (
         trained(of("Rows", samples=N, how="alone")),
-        f"data._target_: {NAME}.Rows: item 0 is of type Tensor; return a tuple (input, target), or (inputs..., target)",
+        f"data._target_: {NAME}.Rows: item 0 has type Tensor; return a tuple (input, target), or (inputs..., target)",
     ),
     "text": (
         trained(of("Rows", samples=N, how="text")),
-        f"data._target_: {NAME}.Rows: input 0 of item 0 is of type str, of which no tensor is made; return a "
+        f"data._target_: {NAME}.Rows: input 0 of item 0 has type str, which cannot become a tensor; return a "
         "tensor, an array or a number",
     ),
     "tokens of transformers": (
         trained(of("Rows", samples=N, how="tokens")),
-        f"data._target_: {NAME}.Rows: item 0 has the keys input_ids, labels; known are {KNOWN} (labels of transformers "
-        "are those of the same tokens, here targets are one token later); return a tuple (inputs..., target), in the "
-        "order of the model's forward",
+        f"data._target_: {NAME}.Rows: item 0 has the keys input_ids, labels; supported: {KNOWN} (labels of "
+        "transformers are those of the same tokens, here targets are one token later); return a tuple (inputs..., "
+        "target), in the order of the model's forward",
     ),
     "a loader": (
         trained(of("Loader")),
-        f"data._target_: {NAME}.Loader: is a Loader: batches, their order, workers and whose turn it is are the "
-        "launcher's; name the data set itself",
+        f"data._target_: {NAME}.Loader: is a Loader: the launcher makes batches, their order and workers "
+        "itself; name the data set itself",
     ),
     "a model": (
         trained(of("Net")),
@@ -247,7 +247,7 @@ REFUSED = {
     ),
     "no length": (
         trained(of("Endless")),
-        f"data._target_: {NAME}.Endless: a Dataset without __len__; let its len() be the number of its items",
+        f"data._target_: {NAME}.Endless: this Dataset has no __len__; its len() must be the number of items",
     ),
     "all held out": (
         trained(of("NoSplit", samples=N, val_fraction=1)),
@@ -259,21 +259,21 @@ REFUSED = {
     ),
     "val is a word": (
         trained(of("NoSplit", samples=N, val="test")),
-        "data.val: test: should be the arguments that are otherwise for held-out samples, as {split: test}",
+        "data.val: test: should be the arguments that differ for held-out samples, as {split: test}",
     ),
     "a share of a stream": (
         trained(of("Row", val_fraction=0.5)),
-        f"data.val_fraction: 0.5: {NAME}.Row is an IterableDataset, and has no share by index; name what is held out "
+        f"data.val_fraction: 0.5: {NAME}.Row is an IterableDataset, which has no share by index; name what is held out "
         "as data.val (try: ~data.val_fraction)",
     ),
     "held out of an endless stream": (
         trained(of("Row", val={"samples": 4})),
-        f"data.val: {NAME}.Row: an IterableDataset without __len__, and held-out samples have a number; let its len() "
-        "be that, or name a Dataset",
+        f"data.val: {NAME}.Row: an IterableDataset without __len__, but held-out samples must be counted; give it "
+        "a __len__, or name a Dataset",
     ),
     "too short": (
         trained(of("Counted", samples=3 * BATCH + 1)),
-        f"train.steps: {STEPS}: steps of {BATCH} samples are 20, and {NAME}.Counted has 13 (try: train.steps=3)",
+        f"train.steps: {STEPS}: steps of {BATCH} samples need 20, but {NAME}.Counted has 13 (try: train.steps=3)",
     ),
     "nothing to evaluate": (
         trained(of("Row"), **EVALUATES),
@@ -295,12 +295,12 @@ def test_the_plan_says_how_it_is_read():
     assert "data.val_fraction null -> 0.1: 1 of 11 samples are held out, drawn once" in notes
     notes = [str(n) for n in plan_job(trained(of("Row"))).notes]
     assert (
-        f"data._target_ {NAME}.Row is a stream: each data-parallel rank reads all of it and keeps its own rows; a run "
-        "that goes on reads on to its place"
+        f"data._target_ {NAME}.Row is a stream: each data-parallel rank reads all of it and keeps its own rows; a "
+        "resumed run reads forward to its place"
     ) in notes
     for name in ("Kept", "KeptByIterator"):
         notes = [str(n) for n in plan_job(trained(of(name))).notes]
-        assert any(n.endswith("its own rows; a run that goes on begins where its state_dict was") for n in notes)
+        assert any(n.endswith("its own rows; a resumed run starts from its state_dict") for n in notes)
 
 
 LATER = {
@@ -332,8 +332,8 @@ def test_a_stream_that_splits_itself_by_rank_ends_the_run(tmp_path):
     with pytest.raises(RanksFailed) as failed:
         on_layout(trained(of("ByRank"), "hsdp2"), tmp_path)
     assert failed.value.fault.message == (
-        "the data of rank 1 are not those of rank 0: its first sample is another one; every rank has to see all "
-        "samples, and is handed its own: let nothing be split by rank"
+        "the data of rank 1 are not those of rank 0: its first sample is another one; every rank must see all "
+        "samples, and gets its own: do not split the data by rank"
     )
 
 

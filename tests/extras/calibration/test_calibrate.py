@@ -50,7 +50,7 @@ def test_a_noisy_machine_is_told_and_nothing_is_written(tmp_path: Path, capfd: p
     err = capfd.readouterr().err
     assert re.search(
         r"calibrate: the machine is too busy, nothing is written: .*tflops\.fp32 [0-9.]+ \(spread \d+%\), .*"
-        r"; at most 0%\. Leave the machine to itself and run it again",
+        r"; at most 0%\. Run it again while the machine is idle",
         err,
     )
     assert not to.exists()
@@ -70,7 +70,7 @@ REFUSED = {
     ),
     "a folder": (
         "steps.calibrate.to=there.yaml",
-        "  steps.calibrate.to: there.yaml is a folder, and should be a file\n"
+        "  steps.calibrate.to: there.yaml is a folder, but should be a file\n"
         "    set by: steps.calibrate.to=there.yaml (command line)\n",
     ),
     "one rank": (

@@ -179,7 +179,7 @@ def test_rounds_that_differ_are_refused_by_name() -> None:
     found = (Constant("efficiency", 0.91, 0.02), Constant("links.inside.latency_us", 412.3, 0.42))
     assert refusal(found, 0.0, 0.3) == (
         "calibrate: the machine is too busy, nothing is written: links.inside.latency_us 412 (spread 42%); "
-        "at most 30%. Leave the machine to itself and run it again"
+        "at most 30%. Run it again while the machine is idle"
     )
     assert refusal(found[:1], 0.1, 0.3) == ""
 
@@ -188,8 +188,8 @@ def test_others_that_have_the_cores_are_told() -> None:
     """They slow down all rounds alike: no spread shows them."""
     assert taken([{Taken(): 0.5}, {Taken(): 0.4}, {Taken(): 0.9}]) == 0.5
     assert refusal((), 0.5, 0.3) == (
-        "calibrate: the machine is too busy, nothing is written: other processes had the cores 50% of the time; "
-        "at most 30%. Leave the machine to itself and run it again"
+        "calibrate: the machine is too busy, nothing is written: other processes used the cores 50% of the time; "
+        "at most 30%. Run it again while the machine is idle"
     )
 
 

@@ -21,28 +21,28 @@ OPS = "parallel.operators"
 SET = "parallel.dataset_strategy"
 X = f"{OPS}.layer2={{matrix:[8],axes:[x],in:[[x,null]]}}"
 """So that there is a device matrix."""
-THERE = "there are those of flatten, layer1, relu1, layer2, relu2, layer3"
+THERE = "there are flatten, layer1, relu1, layer2, relu2, layer3"
 XY = "matrix:[2,4],axes:[x,y]"
 
 STRATEGIES = {
     "dim no multiple": (
         f"{OPS}.layer1={{in:[[3,1],[1,1]]}}",
-        "layer1: in[0]: [3, 1]: dim 0 of [32, 784] is no multiple of 3 "
+        "layer1: in[0]: [3, 1]: dim 0 of [32, 784] is not a multiple of 3 "
         f"(try: '{OPS}.layer1.in=[[2, 1], [1, 1]]')",
     ),
     "more slices than ranks": (
         f"{OPS}.layer1={{in:[[16,1],[1,1]]}}",
-        "layer1: in: 16 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8 "
+        "layer1: in: 16 slices do not divide the 8 ranks of a stage; possible: 1, 2, 4, 8 "
         f"(try: '{OPS}.layer1.in=[[8, 1], [1, 1]]')",
     ),
     "slices that do not divide the ranks": (
         f"{OPS}.layer1={{in:[[4,4],[4,1]]}}",
-        "layer1: in: 4 x 4 = 16 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8 "
+        "layer1: in: 4 x 4 = 16 slices do not divide the 8 ranks of a stage; possible: 1, 2, 4, 8 "
         f"(try: '{OPS}.layer1.in=[[4, 2], [2, 1]]')",
     ),
     "weight as a matrix product takes it": (
         f"{OPS}.layer3={{in:[[1,1],[1,4]]}}",
-        f"layer3: in[1]: [1, 4]: dim 1 of [512, 10] is no multiple of 4 (try: '{OPS}.layer3.in=[[1, 1], [1, 2]]')",
+        f"layer3: in[1]: [1, 4]: dim 1 of [512, 10] is not a multiple of 4 (try: '{OPS}.layer3.in=[[1, 1], [1, 2]]')",
     ),
     "tensors that disagree": (
         f"{OPS}.layer1={{in:[[2,4],[2,1]]}}",
@@ -62,11 +62,11 @@ STRATEGIES = {
     ),
     "unknown axis": (
         f"{OPS}.layer1={{{XY},in:[[x,z],[z,null]]}}",
-        "layer1: in[0]: [x, z]: z is no axis; there are x, y and null",
+        "layer1: in[0]: [x, z]: z is not an axis; the axes are x, y, or null",
     ),
     "matrix that does not divide the ranks": (
         f"{OPS}.layer1={{matrix:[3,4],axes:[x,y],in:[[x,y],[null,y]]}}",
-        "layer1: matrix: [3, 4]: its 12 ranks do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8 "
+        "layer1: matrix: [3, 4]: its 12 ranks do not divide the 8 ranks of a stage; possible: 1, 2, 4, 8 "
         f"(try: '{OPS}.layer1.matrix=[2, 4]')",
     ),
     "matrix of no sizes": (
@@ -91,15 +91,15 @@ STRATEGIES = {
     ),
     "no such module": (
         f"{OPS}.lyer1={{{XY},in:[[x,y]]}}",
-        f"lyer1: no operator is of such a module; {THERE}, did you mean 'layer1'? (try: '~{OPS}.lyer1')",
+        f"lyer1: no such module has operators; {THERE}, did you mean 'layer1'? (try: '~{OPS}.lyer1')",
     ),
     "glob of no module": (
         f"{OPS}.block*={{{XY},in:[[x,y]]}}",
-        f"block*: no operator is of such a module; {THERE} (try: '~{OPS}.block*')",
+        f"block*: no such module has operators; {THERE} (try: '~{OPS}.block*')",
     ),
     "glob of modules that differ": (
         f"{OPS}.*={{matrix:[8],axes:[x],in:[[x,null]]}}",
-        "*: flatten: in[0]: [x, null]: 2 dims, and the tensor is [32, 1, 28, 28]",
+        "*: flatten: in[0]: [x, null]: 2 dims, but the tensor is [32, 1, 28, 28]",
     ),
     "too many tensors": (
         f"{OPS}.layer2={{{XY},in:[[x,y],[null,y],[null],[x]]}}",
@@ -107,12 +107,12 @@ STRATEGIES = {
     ),
     "too many dims": (
         f"{OPS}.layer1={{{XY},in:[[x,y,null]]}}",
-        "layer1: in[0]: [x, y, null]: 3 dims, and the tensor is [32, 784]",
+        "layer1: in[0]: [x, y, null]: 3 dims, but the tensor is [32, 784]",
     ),
-    "no list of tensors": (f"{OPS}.layer1={{{XY},in:3}}", "layer1: in: 3: not a list with a list a tensor"),
+    "no list of tensors": (f"{OPS}.layer1={{{XY},in:3}}", "layer1: in: 3: not a list with one list for each tensor"),
     "no list of dims": (
         f"{OPS}.layer1={{{XY},in:[x]}}",
-        "layer1: in[0]: x: not a list with axes, or null, a dim",
+        "layer1: in[0]: x: not a list with axes or null for each dim",
     ),
     "names without a matrix": (
         f"{OPS}.layer1={{weight:[tp,null]}}",
@@ -135,19 +135,19 @@ STRATEGIES = {
     ),
     "out of fewer dims": (
         f"{OPS}.layer1={{{XY},in:[[x,y]],out:[[x]]}}",
-        "layer1: out: [x]: 1 dim, and the tensor is [32, 512]",
+        "layer1: out: [x]: 1 dim, but the tensor is [32, 512]",
     ),
     "out that does not divide": (
         f"{OPS}.layer3={{{XY},in:[[x,y]],out:[[x,y]]}}",
-        f"layer3: out: [x, y]: dim 1 of [32, 10] is no multiple of 4 (try: '{OPS}.layer3.out=[[x, null]]')",
+        f"layer3: out: [x, y]: dim 1 of [32, 10] is not a multiple of 4 (try: '{OPS}.layer3.out=[[x, null]]')",
     ),
     "out in slices": (
         f"{OPS}.layer3={{in:[[8,1]],out:[[3,2]]}}",
-        f"layer3: out: [3, 2]: dim 0 of [32, 10] is no multiple of 3 (try: '{OPS}.layer3.out=[[2, 2]]')",
+        f"layer3: out: [3, 2]: dim 0 of [32, 10] is not a multiple of 3 (try: '{OPS}.layer3.out=[[2, 2]]')",
     ),
     "out in slices that do not divide the ranks": (
         f"{OPS}.layer1={{in:[[8,1]],out:[[4,4]]}}",
-        "layer1: out: [4, 4]: 4 x 4 = 16 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8 "
+        "layer1: out: [4, 4]: 4 x 4 = 16 slices do not divide the 8 ranks of a stage; possible: 1, 2, 4, 8 "
         f"(try: '{OPS}.layer1.out=[[4, 2]]')",
     ),
 }  # fmt: skip
@@ -169,19 +169,19 @@ def test_a_strategy_that_does_not_fit_is_refused_and_the_cure_accepted(case: str
 
 
 INPUTS = {
-    "[[1,1,1,3],[8]]": "input 0: [1, 1, 1, 3]: dim 3 of [32, 1, 28, 28] is no multiple of 3 "
+    "[[1,1,1,3],[8]]": "input 0: [1, 1, 1, 3]: dim 3 of [32, 1, 28, 28] is not a multiple of 3 "
     f"(try: '{SET}=[[1,1,1,2],[8]]')",
-    "[[1,1,28,1],[8]]": "input 0: [1, 1, 28, 1]: 28 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8 "
+    "[[1,1,28,1],[8]]": "input 0: [1, 1, 28, 1]: 28 slices do not divide the 8 ranks of a stage; possible: 1, 2, 4, 8 "
     f"(try: '{SET}=[[1,1,4,1],[8]]')",
-    "[[1,1,4,1],[3]]": "target: [3]: 3 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8",
+    "[[1,1,4,1],[3]]": "target: [3]: 3 slices do not divide the 8 ranks of a stage; possible: 1, 2, 4, 8",
     "[[1,1,4,1]]": "[[1,1,4,1]]: a batch has 2 tensors: input 0 has 4 dims, the target has 1 dim "
     f"(try: '{SET}=[[1,1,4,1],[1]]')",
-    "{matrix:[2,4],axes:[x,y],in:[[x,null,z,null],[x]]}": "input 0: [x, null, z, null]: z is no axis; there are x, y "
-    "and null",
+    "{matrix:[2,4],axes:[x,y],in:[[x,null,z,null],[x]]}": "input 0: [x, null, z, null]: z is not an axis; the axes "
+    "are x, y, or null",
     "{matrix:[2,4],axes:[x,y],in:[[x,null,x,null],[x]]}": "input 0: [x, null, x, null]: axis x cannot cut twice",
     "{matrix:[8],axes:[x],in:[[null,null,x,null],[x]]}": "input 0: [null, null, x, null]: dim 2 of [32, 1, 28, 28] is "
-    "no multiple of 8",
-    "{matrix:[2,4],axes:[x,y],in:[[x,null,y,null],[z]]}": "target: [z]: z is no axis; there are x, y and null",
+    "not a multiple of 8",
+    "{matrix:[2,4],axes:[x,y],in:[[x,null,y,null],[z]]}": "target: [z]: z is not an axis; the axes are x, y, or null",
 }  # fmt: skip
 
 
@@ -195,14 +195,14 @@ def test_parts_of_a_batch_that_do_not_fit_are_refused_and_the_cure_accepted(type
 
 def test_a_matrix_that_does_not_divide_the_ranks_is_told_once_of_all_tensors() -> None:
     assert str(refused(f"{SET}={{matrix:[2,3],axes:[x,y],in:[[x,null,y,null],[x]]}}")) == (
-        f"{SET}: matrix: [2, 3]: its 6 ranks do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8"
+        f"{SET}: matrix: [2, 3]: its 6 ranks do not divide the 8 ranks of a stage; possible: 1, 2, 4, 8"
     )
 
 
 BESIDE = {
-    "parallel.grid.dp_shard=2": "parallel.grid.dp_shard: 2: each operator shares all ranks of a stage out in its own "
+    "parallel.grid.dp_shard=2": "parallel.grid.dp_shard: 2: each operator divides all ranks of a stage in its own "
     "way (try: '~parallel.grid.dp_shard')",
-    "parallel.grid.dp_replicate=2": "parallel.grid.dp_replicate: 2: each operator shares all ranks of a stage out in "
+    "parallel.grid.dp_replicate=2": "parallel.grid.dp_replicate: 2: each operator divides all ranks of a stage in "
     "its own way (try: '~parallel.grid.dp_replicate')",
     "parallel.grid.tp=4": "parallel.grid.tp: 4: operators are cut over all 8 ranks of a stage (try: "
     "'~parallel.grid.tp')",
@@ -210,7 +210,7 @@ BESIDE = {
     "backward yet (try: '~parallel.recompute')",
     "train.compile={modules:stages}": "train.compile: operators over device matrices are not compiled yet (try: "
     "'~train.compile')",
-    "optim=muon": "optim.name: muon: a step needs whole tensors, which each operator cuts in its own way (try: "
+    "optim=muon": "optim.name: muon: a step needs full tensors, but each operator cuts them in its own way (try: "
     "optim=adamw)",
 }  # fmt: skip
 
@@ -238,7 +238,7 @@ def test_a_backward_that_is_cut_in_two_is_refused() -> None:
 
 
 SHOWN = """
-  parallel.operators.layer1: in: 4 x 4 = 16 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8
+  parallel.operators.layer1: in: 4 x 4 = 16 slices do not divide the 8 ranks of a stage; possible: 1, 2, 4, 8
     set by: parallel.operators.layer1={in:[[4,4],[4,1]]} (command line)
     try:    'parallel.operators.layer1={in:[[4,2],[2,1]]}'
 """
@@ -263,8 +263,8 @@ def test_the_cure_of_a_module_whose_name_has_dots_is_below_that_name(capsys: pyt
 
 ALONE = "{layers.0.attn.q: {in: [[1,1,1],[4,1]]}}"
 MISFIT = (
-    "in layers.0.attn: attention of what is cut over tp makes [32, 4, 128, 32], no part of the [32, 4, 128, 32] of the "
-    "whole model"
+    "in layers.0.attn: attention of a tensor cut over tp makes [32, 4, 128, 32], not a part of the [32, 4, 128, 32] "
+    "of the full model"
 )
 
 
@@ -272,7 +272,7 @@ def test_slices_that_fit_no_axis_tp_are_over_device_matrices_and_the_plan_says_w
     made = plan_job(job("launch.nproc=4", f"+{OPS}={ALONE}"))
     assert made.sharding is not None
     assert [str(n) for n in made.notes if n.key == OPS] == [
-        f"{OPS} is over device matrices, for one axis tp cannot have it: {MISFIT}"
+        f"{OPS} uses device matrices, because one axis tp cannot do it: {MISFIT}"
     ]
 
 
@@ -285,6 +285,6 @@ def test_slices_stay_on_one_axis_tp_where_that_is_asked_for_or_nothing_else_can_
 @pytest.mark.parametrize("value", ["3", "{in:3}", "{in:[3]}", "{in:[]}", "{}", "null", "{in:[[1,1],[a,1]]}"])
 def test_what_has_no_slices_is_over_no_device_matrix(value: str) -> None:
     assert str(refused("launch.nproc=4", f"+{OPS}={{embed: {value}}}", net=())) == (
-        "parallel.grid.tp: null: parallel.operators names the axis tp, and nothing says how many ranks it has "
+        "parallel.grid.tp: null: parallel.operators names the axis tp, but nothing says how many ranks it has "
         "(try: parallel.grid.tp=2)"
     )

@@ -108,7 +108,7 @@ def test_what_is_wrong_with_a_strategy_of_a_file_is_told_of_the_file() -> None:
     load = "parallel.operator_strategy.load"
     origins = {"up": StrategyOrigin(load, "o.json")}
     _, (problem,) = read({"up": {"in": [[3, 1]]}}, GRAPH, RULES, names=NAMES, ranks=RANKS, origins=origins)
-    assert problem == Problem(load, "o.json: up: in[0]: [3, 1]: dim 0 of [16, 32] is no multiple of 3")
+    assert problem == Problem(load, "o.json: up: in[0]: [3, 1]: dim 0 of [16, 32] is not a multiple of 3")
 
 
 def test_a_module_none_of_whose_operators_has_a_rule_is_refused() -> None:

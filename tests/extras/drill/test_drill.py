@@ -135,7 +135,7 @@ def test_a_drill_that_comes_to_nothing_fails(tmp_path):
     lines: list[str] = []
     with pytest.raises(RunError) as error:
         report.finish(folder, folder, Fault("kill_rank", (1,), 4), ANYONE, lines.append, True)
-    assert str(error.value) == "drill: kill_rank of rank 1 in step 4 has not happened: training ended before it"
+    assert str(error.value) == "drill: kill_rank of rank 1 in step 4 did not happen: training ended first"
     assert lines == []
 
 

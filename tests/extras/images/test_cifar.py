@@ -45,8 +45,8 @@ def test_a_pickle_that_calls_a_function_is_refused_and_the_function_is_not_calle
 @pytest.mark.parametrize(
     ("batch", "why"),
     [
-        ({b"labels": [1]}, "no dictionary with data and labels"),
-        ([1, 2], "no dictionary with data and labels"),
+        ({b"labels": [1]}, "not a dictionary with data and labels"),
+        ([1, 2], "not a dictionary with data and labels"),
         ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "data is uint8 (2, 3072) for 1 labels"),
         ({b"data": np.zeros((1, 3072), np.int64), b"labels": [1]}, "data is int64 (1, 3072) for 1 labels"),
     ],

@@ -136,7 +136,7 @@ def bad(root: Path) -> dict[str, tuple[Data, list[str]]]:
         "splits": (
             settings(root / "both"),
             [
-                f"data.root: {root}/both: its folders are train and test, which are no classes "
+                f"data.root: {root}/both: its folders are train and test, which are not classes "
                 f"(try: data.root={root}/both/train data.val={root}/both/test)"
             ],
         ),
@@ -156,14 +156,14 @@ def bad(root: Path) -> dict[str, tuple[Data, list[str]]]:
         ),
         "other classes held out": (
             settings(root / "good", val=str(root / "odd")),
-            [f"data.val: {root}/odd: fox: no class of data.root"],
+            [f"data.val: {root}/odd: fox: not a class of data.root"],
         ),
         "kinds and sizes": (
             settings(root / "odd"),
             [
                 f"data.root: {root}/odd/fox/000.png: pixels of kind I;16, of more than eight bits a channel",
                 f"data.resize: null: {root}/odd/fox/001.png: 5 x 4 pixels, and data.size is 6; data.resize says how "
-                "they get to have it (try: data.resize=bilinear)",
+                "to resize them (try: data.resize=bilinear)",
             ],
         ),
         "too small to cut": (
@@ -200,11 +200,11 @@ def test_an_image_that_breaks_off_ends_the_run_with_its_path(tmp_path):
     [
         (
             {"normalise": {"mean": [0.1, 0.2]}},
-            "data.normalise.mean: 2 numbers for 3 channels; give one, or one a channel",
+            "data.normalise.mean: 2 numbers for 3 channels; give one, or one for each channel",
         ),
         (
             {"crop": {"size": 4}},
-            "data.crop.size=4 is not data.size=6, and data.resize=null leaves it; use data.resize=bilinear",
+            "data.crop.size=4 is not data.size=6, and data.resize=null keeps its size; use data.resize=bilinear",
         ),
     ],
 )

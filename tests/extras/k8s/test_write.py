@@ -68,7 +68,7 @@ def test_the_file_of_another_kind_goes(place: Path) -> None:
 REFUSED = {
     "both": (
         "launch.slurm={submit: false}",
-        "{k8s}: a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one out\n"
+        "{k8s}: launch.k8s and launch.slurm are both set; leave one out\n"
         "    set in: conf/launch/k8s.yaml:5:1\n"
         "          | k8s:\n",
     ),
@@ -83,23 +83,23 @@ REFUSED = {
     ),
     "run folder": (
         "run_dir=/var/tmp/job",
-        "run_dir = /var/tmp/job: the pods see {place} alone ({k8s}.mount), and the run folder is not in it\n"
+        "run_dir = /var/tmp/job: the pods see only {place} ({k8s}.mount), and the run folder is outside it\n"
         "    set by: {typed}\n",
     ),
     "folder": (
         "launch.k8s.workdir=/me",
-        "{k8s}.workdir = /me: the pods see {place} alone ({k8s}.mount), and it is not in it\n    set by: {typed}\n",
+        "{k8s}.workdir = /me: the pods see only {place} ({k8s}.mount), and it is outside it\n    set by: {typed}\n",
     ),
     "GPUs without a name": (
         "launch.k8s={kind: skypilot, gpus_per_node: 8}",
-        "{k8s}.gpu = null: SkyPilot asks for GPUs by their name, as H100\n"
+        "{k8s}.gpu = null: SkyPilot requests GPUs by name, such as H100\n"
         "    set in: conf/launch/k8s.yaml:14:3\n"
         "          |   gpu: null            # name of the GPUs for kind=skypilot: H100\n",
     ),
     "a Secret for SkyPilot": (
         "launch.k8s={kind: skypilot, env_from: keys}",
-        "{k8s}.env_from = keys: a task of SkyPilot has no Secrets of Kubernetes; sky jobs launch --secret NAME hands "
-        "variables on\n    set by: {typed}\n",
+        "{k8s}.env_from = keys: a SkyPilot task has no Kubernetes Secrets; sky jobs launch --secret NAME passes "
+        "variables\n    set by: {typed}\n",
     ),
 }
 
@@ -117,7 +117,7 @@ def test_restarts_that_a_pytorchjob_does_not_know(place: Path, capsys: pytest.Ca
     assert main(words(place, "launch.k8s.kind=pytorchjob", "launch.max_restarts=2")) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  launch.max_restarts = 2: a PyTorchJob starts a run again that was told to stop, none that failed; a JobSet "
+        "  launch.max_restarts = 2: a PyTorchJob restarts a run that was stopped, not one that failed; a JobSet "
         "does\n    set by: launch.max_restarts=2 (command line)\n"
     )
 
@@ -126,10 +126,10 @@ def test_a_current_folder_that_pods_would_not_see(place: Path, capsys: pytest.Ca
     (place / "data").mkdir()
     more = [f"launch.k8s.mount={place}/data", f"run_dir={place}/data/job"]
     assert main(words(place, *more)) == 2
-    here = f"{place}/data alone (launch.k8s.mount), and the current folder {place} is not in it"
+    here = f"{place}/data (launch.k8s.mount), and the current folder {place} is outside it"
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  launch.k8s.workdir = null: the pods see {here}\n"
+        f"  launch.k8s.workdir = null: the pods see only {here}\n"
         "    set in: conf/launch/k8s.yaml:10:3\n"
         "          |   workdir: null        # folder that ranks start in; null: the current one, which is in mount\n"
         f"    try:    launch.k8s.workdir={place}/data\n"

@@ -91,7 +91,7 @@ def test_a_level_that_drops_weights_is_not_for_backwards_that_are_split() -> Non
     [
         (
             ["cluster=unknown"],
-            "cluster: the speed of the devices is not known, and layouts are compared by it (try: cluster=h100_sxm)",
+            "cluster: layouts are compared by the speed of the devices, which is unknown (try: cluster=h100_sxm)",
         ),
         (
             ["launch.nproc=null"],

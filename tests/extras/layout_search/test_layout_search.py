@@ -47,7 +47,7 @@ def test_what_show_search_writes_is_a_recipe_that_runs_and_is_certified(tmp_path
     assert main([*asked, "show=search"]) == 0
     Path("plan/best.yaml").write_text("mine: true\n")
     assert main([*asked, "show=search"]) == 2
-    assert "  search.best = plan/best.yaml: is there, and no search has written it\n" in capsys.readouterr().err
+    assert "  search.best = plan/best.yaml: it exists, but no search wrote it\n" in capsys.readouterr().err
 
 
 SOME = ("recipe=lm_single", "cluster=h100_sxm", "launch.nproc=2")
@@ -57,8 +57,8 @@ def test_a_search_with_nothing_left_open_is_refused(capsys: pytest.CaptureFixtur
     asked = (*SOME, "show=search", "search.best=null")
     assert main(asked) == 2
     assert (
-        "  show = search: nothing is left open: set keys below parallel to auto or to lists; parallel=auto opens all "
-        "of them\n    set by: show=search (command line)\n    try:    show=search parallel=auto\n"
+        "  show = search: nothing is set to auto: set keys below parallel to auto or to lists; parallel=auto "
+        "opens all of them\n    set by: show=search (command line)\n    try:    show=search parallel=auto\n"
     ) in capsys.readouterr().err
     choose.check(compose([*asked, "parallel=auto"]).job)
 
@@ -75,7 +75,7 @@ def test_a_search_replaces_no_file_of_another_recipe(
 
     other = (*asked, "name=other")
     assert main(other) == 2
-    text = "plan/best.yaml: a search for lm_single has written it; this one is for other"
+    text = "plan/best.yaml: a search for lm_single wrote it; this one is for other"
     refused = capsys.readouterr().err
     assert f"  search.best = {text}\n" in refused
     assert "    try:    search.best=plan/other/best.yaml\n" in refused
@@ -91,7 +91,7 @@ def test_a_search_replaces_no_cluster_of_another_recipe(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         choose.check(job)
     assert [str(p) for p in caught.value.problems] == [
-        f"search.best: {tmp_path}/cluster.yaml: a search for another has written it; this one is for lm_single "
+        f"search.best: {tmp_path}/cluster.yaml: a search for another wrote it; this one is for lm_single "
         f"(try: search.best={tmp_path}/lm_single/best.yaml)"
     ]
 

@@ -83,18 +83,16 @@ def test_in_a_file_it_is_every_key() -> None:
     [
         (
             "parallel.pipeline.stages=[2,x]",
-            "parallel.pipeline.stages: [2,x]: x is no value of this key, and no candidate "
-            "(try: 'parallel.pipeline.stages=[2]')",
+            "parallel.pipeline.stages: [2,x]: x is not a valid value of this key (try: 'parallel.pipeline.stages=[2]')",
         ),
         (
             "parallel.hsdp=[null,{optimizer_level: level9}]",
-            "parallel.hsdp: [null,{optimizer_level:level9}]: {optimizer_level:level9} is no value of this key, "
-            "and no candidate (try: 'parallel.hsdp=[null]')",
+            "parallel.hsdp: [null,{optimizer_level:level9}]: {optimizer_level:level9} is not a valid value of "
+            "this key (try: 'parallel.hsdp=[null]')",
         ),
         (
             "parallel.pipeline.stages=[]",
-            "parallel.pipeline.stages: []: a list of candidates, and there is none "
-            "(try: parallel.pipeline.stages=auto)",
+            "parallel.pipeline.stages: []: the list of candidates is empty (try: parallel.pipeline.stages=auto)",
         ),
         (
             "parallel.operators=[megatron,foo]",
@@ -103,7 +101,7 @@ def test_in_a_file_it_is_every_key() -> None:
         ),
         (
             "+search.over={train.steps: [1, 2]}",
-            f"search.over.train.steps: no key that is searched for; those are {', '.join(AXES)}",
+            f"search.over.train.steps: this key is not searched; searched are {', '.join(AXES)}",
         ),
     ],
 )

@@ -145,7 +145,7 @@ def test_every_setting_that_was_open_has_a_note() -> None:
     next_level = next(x for x in others if x.layout.shown()["hsdp"] != level)
     assert str(stages) == (
         f"parallel.pipeline.stages auto -> 1: {first.seconds * 1e3:.2f} ms a step; no "
-        "other planned layout fits, or was worth planning"
+        "other planned layout fits, or is worth planning"
     )
     assert str(hsdp).startswith(
         f"parallel.hsdp auto -> {level}: {first.seconds * 1e3:.2f} ms a step, "
@@ -170,8 +170,8 @@ def test_where_nothing_fits_the_change_that_helps_most_is_named_and_holds() -> N
         search(asked)
     (problem,) = caught.value.problems
     assert problem.key == "parallel.pipeline.stages"
-    assert problem.text.startswith("auto: none of 3 layouts fits; the leanest that was planned needs ")
-    assert "; of single changes " in problem.text
+    assert problem.text.startswith("auto: none of 3 layouts fits; the smallest planned one needs ")
+    assert "; the single change " in problem.text
     assert problem.cure
     search(job("parallel.pipeline.stages=[1,2,4]", "cluster.memory_gb=0.02", *problem.cure.split()))
 
@@ -183,14 +183,14 @@ def test_a_change_that_saves_nothing_is_not_named() -> None:
     without = nothing(ranking)
     assert nothing(ranking, (Change("launch.nnodes=2", asked), least)) == without
     saves = nothing(ranking, (Change("launch.nnodes=2", asked), least - 1))
-    assert saves.text.startswith(f"{without.text}; of single changes launch.nnodes=2 helps most: ")
+    assert saves.text.startswith(f"{without.text}; the single change launch.nnodes=2 helps most: ")
 
 
 def test_where_nothing_can_be_each_reason_is_counted() -> None:
     with pytest.raises(RequestError) as caught:
         found("parallel.pipeline.stages=[3,5]")
     assert str(caught.value) == (
-        "parallel.pipeline.stages: auto: none of 2 layouts can be: "
+        "parallel.pipeline.stages: auto: none of 2 layouts can be planned: "
         "1 x 4 ranks cannot be divided evenly into 3 x 1; 1 x 4 ranks cannot be divided evenly into 5 x 1"
     )
 

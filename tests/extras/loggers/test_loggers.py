@@ -83,9 +83,9 @@ def test_secrets_of_its_arguments_are_in_no_file_of_the_run(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("Fails, path: {kept}, where: __init__", "KeyError: 'no such thing' {at}; the run goes on without it"),
-        ("Fails, path: {kept}, where: on_start", "KeyError: 'no such thing' {at}; the run goes on without it"),
-        ("Fails, path: {kept}, where: close", "KeyError: 'no such thing' {at}; the run goes on without it"),
+        ("Fails, path: {kept}, where: __init__", "KeyError: 'no such thing' {at}; the run continues without it"),
+        ("Fails, path: {kept}, where: on_start", "KeyError: 'no such thing' {at}; the run continues without it"),
+        ("Fails, path: {kept}, where: close", "KeyError: 'no such thing' {at}; the run continues without it"),
         ("Dies", "its process ended with 3, 3 of 3 rows not sent; {folder}/loggers/others.0.log may say why"),
         ("Hangs, where: on_start", "3 of 3 rows not sent within 1 s (logger.wait_s); metrics.jsonl has all"),
         ("Hangs, where: log", "3 of 3 rows not sent within 1 s (logger.wait_s); metrics.jsonl has all"),
@@ -113,7 +113,7 @@ def test_a_row_that_it_cannot_take_is_left_out_and_said_once(tmp_path: Path, cap
     assert [line["row"]["step"] for line in lines(kept)] == [1, 3, 4]
     assert [re.sub(r"py:\d+", "py", text) for text in warned(caplog)] == [
         "logger.others.0: step 2: KeyError: 'no such thing' (own_loggers.py, in log: "
-        'raise KeyError("no such thing")); the run goes on',
+        'raise KeyError("no such thing")); the run continues',
         "logger.others.0: 1 of 4 rows not taken; metrics.jsonl has all",
     ]
 
@@ -134,7 +134,7 @@ def test_rows_beyond_those_that_may_wait_are_lost_and_that_is_said(
         process.feed(json.dumps({"step": step, "text": "x" * 1_000_000}).encode(), step)  # a pipe takes less
     logger_process.end([process], "done", 0)
     assert warned(caplog) == [
-        "logger.others.0: takes no rows: 3 wait for it, those from step 4 on are lost",
+        "logger.others.0: accepts no rows: 3 wait for it, those from step 4 on are lost",
         "logger.others.0: 6 of 6 rows not sent within 0 s (logger.wait_s); metrics.jsonl has all",
     ]
 
@@ -192,16 +192,16 @@ CALLED = "on_start(config, plan, folder), log(row), close()"
     [
         (
             f"{{_target_: {OWN}.Silent}}",
-            [f"{OWN}.Silent: has no method log; a logger has {CALLED}, of which log has to be there"],
+            [f"{OWN}.Silent: has no method log; a logger has {CALLED}, of which log is required"],
         ),
         (
             f"{{_target_: {OWN}.Unfit}}",
             [
                 f"{OWN}.Unfit: {text}"
                 for text in (
-                    "on_start(config, plan, folder) is called, and does not fit: too many positional arguments",
-                    "log(row) is called, and does not fit: missing a required argument: 'extra'",
-                    "close() is called, and does not fit: missing a required argument: 'how'",
+                    "on_start(config, plan, folder) is called, but does not fit: too many positional arguments",
+                    "log(row) is called, but does not fit: missing a required argument: 'extra'",
+                    "close() is called, but does not fit: missing a required argument: 'how'",
                 )
             ],
         ),

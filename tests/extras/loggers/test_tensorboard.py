@@ -93,7 +93,7 @@ def test_it_ends_no_run(
     folder = run(tmp_path / "run", *WORDS, steps=3)
     assert json.loads((folder / "status.json").read_text())["status"] == "done"
     said = [r.getMessage() for r in caplog.records]
-    assert said == ["tensorboard: 'a bug'; the run goes on without it"]
+    assert said == ["tensorboard: 'a bug'; the run continues without it"]
 
 
 def test_a_package_that_is_not_there_is_named(

@@ -193,7 +193,7 @@ def test_a_checkpoint_of_ours_brings_its_strategy_along(tmp_path: Path) -> None:
     transform_checkpoints(str(tmp_path / "a"), str(tmp_path / "b"), "out", output_format="safetensors")
     assert written(tmp_path / "b") == {0: held(single(small()), 0, full)}
     other = strategy_text(tmp_path / "x.json", single(small()))
-    text = f"src_strategy_file: not the strategy that {tmp_path / 'a'} was saved with; give None to take that one"
+    text = f"src_strategy_file: not the strategy that {tmp_path / 'a'} was saved with; give None to use that one"
     assert refusal(lambda: transform_checkpoints(str(tmp_path / "a"), str(tmp_path / "c"), "out", other)) == text
 
 
@@ -209,8 +209,8 @@ def test_what_was_written_can_be_read_again_and_swapped_files_are_named(home: Pa
     found = refusal(lambda: call(home, src_checkpoints_dir=home / "b", dst_checkpoints_dir=home / "d",
                                  src_strategy_file=home / "b.json", dst_strategy_file=None))  # fmt: skip
     assert found == (
-        f"{one}: a file from another place: it says rank 1, not 0\n"
-        f"{two}: a file from another place: it says rank 0, not 1"
+        f"{one}: a file of another rank or layout: it says rank 1, not 0\n"
+        f"{two}: a file of another rank or layout: it says rank 0, not 1"
     )
 
 
@@ -226,7 +226,7 @@ def test_files_belong_to_their_layout_in_whatever_form_it_is_given(tmp_path: Pat
     assert written(tmp_path / "c") == {0: held(single(a), 0, filled(a))}
     shutil.copy(tmp_path / "b/rank_1/out1.safetensors", tmp_path / "b/rank_0/out0.safetensors")
     stale = given_in(tmp_path / "stale", form, net(4, swapped=True))
-    file = f"{tmp_path}/b/rank_0/out0.safetensors: a file from another place: it says"
+    file = f"{tmp_path}/b/rank_0/out0.safetensors: a file of another rank or layout: it says"
     # MindSpore's JSON has shapes, which these files contradict
     says = "are these the files that it was saved with?" if form == "json" else f"{file} strategy {b.meaning}, not "
     for strategy, told in ((again, f"{file} rank 1, not 0"), (stale, says)):
@@ -266,7 +266,7 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "stale rank": (lambda home: shutil.copytree(home / "a/rank_0", home / "a/rank_4"), {},
                    "{home}/a/rank_4/net-1_1.safetensors: rank 4 is not in the source strategy's world of 4"),
     "no ranks": (lambda home: (home / "empty").mkdir(), {"src_checkpoints_dir": "{home}/empty"},
-                 "{home}/empty: no rank_<k> folders in it"),
+                 "{home}/empty: it has no rank_<k> folders"),
     "two formats": (lambda home: (home / "a/rank_3/net-1_1.safetensors").rename(home / "a/rank_3/net.ckpt"), {},
                     "{home}/a/rank_0/net-1_1.safetensors and {home}/a/rank_3/net.ckpt: "
                     "two formats in one source; give files of one"),
@@ -380,8 +380,8 @@ def by_rank(home: Path, **other: Any) -> None:
         ({"checkpoint_files_map": {2: "x.ckpt"}}, ValueError,
          "checkpoint_files_map: rank 2: x.ckpt: no such file"),
         ({"checkpoint_files_map": {2: "{home}/a/rank_2/net-1_1.safetensors"}}, ValueError,
-         "rank 3 is missing: rank 1 is made from it"),
-        ({"checkpoint_files_map": {}}, ValueError, "rank 0, 2, 3 is missing: rank 1 is made from it"),
+         "rank 3 is missing: rank 1 needs it"),
+        ({"checkpoint_files_map": {}}, ValueError, "rank 0, 2, 3 is missing: rank 1 needs it"),
         ({"save_checkpoint_file_name": 1}, TypeError, "save_checkpoint_file_name: expected str, got int"),
         ({"save_checkpoint_file_name": "a.npz"}, ValueError,
          "save_checkpoint_file_name: a.npz does not end in .safetensors or .ckpt"),

@@ -107,7 +107,7 @@ ROWS: dict[str, tuple[Damage, str]] = {
         "the strategy file does not fit:\n  bias: in the strategy, but not in the checkpoint"),
     "19 a strategy cut short": (lambda h: cut_short(h.path / "src.ckpt", 0.95),
         "{home}/src.ckpt: not a MindSpore strategy file (protobuf): "
-        "truncated: a field goes from byte 269 to 314, what holds it ends at 298"),
+        "truncated: a field goes from byte 269 to 314, its parent ends at 298"),
     "19 a strategy of random bytes": (lambda h: (h.path / "src.ckpt").write_bytes(b"\x93\x01\xff" * 40),
         "{home}/src.ckpt: not a MindSpore strategy file (protobuf): byte 0 does not start a field"),
     "20 the source strategy is cut between parameters": (lambda h: h.strategy("src", without(net(4), "emb.w")),
@@ -137,7 +137,7 @@ BYTES: dict[str, tuple[Damage, str, str]] = {
         "tensor norm: truncated: its entry ends at byte 219, the tensors of the file at 205"),
     "21 a model's checkpoint given as strategy": (lambda h: shutil.copy(h.file(0), h.path / "src.ckpt"),
         "{home}/src.ckpt: not a MindSpore strategy file (protobuf): field 8 is not known",
-        "{home}/src.ckpt: not a MindSpore strategy file (protobuf): field 1 is of another kind"),
+        "{home}/src.ckpt: not a MindSpore strategy file (protobuf): field 1 is of the wrong kind"),
 }  # fmt: skip
 
 
@@ -271,8 +271,8 @@ def test_row_30_encrypted_sources_are_told_from_damaged_ones(tmp_path: Path) -> 
         specs = {n: b.spec for n, b in tensors.items()}
         write_ckpt(home.file(rank), specs, lambda n, of=tensors: [of[n].data], key=key)
     text = (
-        "{home}/src/rank_0/net-1_1.ckpt: encrypted: load_segmented_checkpoints opens it, with dec_key and "
-        'dec_mode="AES-GCM"; save what that gives in plain files for all else'
+        "{home}/src/rank_0/net-1_1.ckpt: encrypted: load_segmented_checkpoints decrypts it, with dec_key and "
+        'dec_mode="AES-GCM"; save its result in plain files for other uses'
     )
     refused(home, text)
     found = load_segmented_checkpoints(str(home.file(0).parent), dec_key=key)
@@ -347,7 +347,7 @@ def test_row_38_files_of_two_ranks_swapped_are_named(tmp_path: Path) -> None:
         )
     )
     assert found == (
-        f"{two}: a file from another place: it says rank 1, not 0\n"
-        f"{one}: a file from another place: it says rank 0, not 1"
+        f"{two}: a file of another rank or layout: it says rank 1, not 0\n"
+        f"{one}: a file of another rank or layout: it says rank 0, not 1"
     )
     assert not (home.path / "x.safetensors").exists()

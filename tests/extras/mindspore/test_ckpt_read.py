@@ -148,7 +148,7 @@ def test_strings_and_dtypes_that_tensors_cannot_have_here_are_refused(tmp_path: 
     path.write_bytes(entry(b"q", (2,), b"Int4", b"ab") + entry(b"t", (0,), b"str", b"\xff" * 4))
     file = open_ckpt(path)
     assert bytes(file.read("q")) == b"ab"
-    with pytest.raises(ValueError, match=rf"\A{re.escape(str(path))}: tensor q: dtype int4x2 is not known; "):
+    with pytest.raises(ValueError, match=rf"\A{re.escape(str(path))}: tensor q: dtype int4x2 is unknown; "):
         file.blob("q")
     with pytest.raises(ValueError, match=exactly(f"{path}: string t is damaged: not UTF-32")):
         file.text("t")
@@ -179,9 +179,9 @@ FIRST = "not a MindSpore checkpoint, or damaged, at byte"
         ),
         (
             entry(b"w", (2,), b"Complex64", bytes(16)),
-            f"tensor w has dtype Complex64; known are {', '.join(NAMES.values())}",
+            f"tensor w has dtype Complex64; supported: {', '.join(NAMES.values())}",
         ),
-        (entry(b"\xff", (), b"Int8", b"1"), rf"{FIRST} 0: b'\xff' is no name: not UTF-8"),
+        (entry(b"\xff", (), b"Int8", b"1"), rf"{FIRST} 0: b'\xff' is not a name: not UTF-8"),
         (packet(1, packet(1, b"m") + packet(3, b"")), "tensor m: a map tensor, which is not supported"),
         (packet(1, packet(1, b"m")), "tensor m: the entry is not a name with a tensor"),
         (packet(1, packet(1, b"m") + packet(2, b"")), "tensor m: its dtype or its content is missing"),

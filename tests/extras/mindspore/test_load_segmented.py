@@ -50,17 +50,17 @@ def test_the_files_of_a_folder_are_one_mapping(folder: Path, given: dict[str, An
     ("given", "kind", "text"),
     [
         ({"net": object()}, TypeError, "net: expected a torch.nn.Module, got object"),
-        ({"dec_key": bytes(16)}, ValueError, "dec_key: {folder}/a.safetensors is no .ckpt file; leave out dec_key"),
+        ({"dec_key": bytes(16)}, ValueError, "dec_key: {folder}/a.safetensors is not a .ckpt file; leave out dec_key"),
         ({"dec_key": "x"}, TypeError, "dec_key: expected bytes, got str"),
         ({"dec_mode": "ROT13"}, ValueError,
          "dec_mode: 'ROT13' is not known; give AES-GCM, AES-CBC, SM4-CBC"),
         ({"filter_prefix": 1}, TypeError, "filter_prefix: expected str, or a list or tuple of str, got 1"),
         ({"specify_prefix": [1]}, TypeError, "specify_prefix: expected str, or a list or tuple of str, got [1]"),
-        ({"filter_prefix": ""}, ValueError, "filter_prefix: an empty prefix is that of every name"),
+        ({"filter_prefix": ""}, ValueError, "filter_prefix: an empty prefix matches every name"),
         ({"choice_func": lambda name: "x"}, TypeError,
-         "choice_func: it said 'x' to layer.b; True or False is expected"),
+         "choice_func: it returned 'x' for layer.b; expected True or False"),
         ({"specify_prefix": "x"}, ValueError,
-         "{folder}: no tensor of 4 is left by filter_prefix, specify_prefix and choice_func"),
+         "{folder}: filter_prefix, specify_prefix and choice_func leave none of 4 tensors"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(folder: Path, given: dict[str, Any], kind: type[Exception], text: str) -> None:
@@ -82,7 +82,7 @@ def test_a_folder_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> 
     text = f"{folder / 'x' / 'a.ckpt'} and b.safetensors: two formats in one folder; leave files of one"
     assert refusal(lambda: load(str(folder / "x"))) == text
     write_file(folder / "c.safetensors", {"layer.w": Blob.of("int8", (), b"x")}, {})
-    text = f"{folder / 'c.safetensors'}: layer.w is in a.safetensors too; one file of each tensor can count"
+    text = f"{folder / 'c.safetensors'}: layer.w is in a.safetensors too; only one file may have it"
     assert refusal(lambda: load(str(folder))) == text
 
 
@@ -93,7 +93,7 @@ def test_encrypted_files_open_with_their_key(tmp_path: Path, mode: str, size: in
     plain = open_ckpt(FORMATS / "dtypes.ckpt")
     assert {name: raw(p) for name, p in found.items()} == {name: bytes(plain.read(name)) for name in found}
     load: Any = load_segmented_checkpoints
-    assert "encrypted: load_segmented_checkpoints opens it, with dec_key" in refusal(lambda: load(str(tmp_path)))
+    assert "encrypted: load_segmented_checkpoints decrypts it, with dec_key" in refusal(lambda: load(str(tmp_path)))
 
 
 def test_strings_saved_among_parameters_are_strings_among_them(tmp_path: Path) -> None:

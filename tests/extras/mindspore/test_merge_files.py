@@ -63,7 +63,7 @@ def test_two_forms_are_not_merged(tmp_path: Path) -> None:
     dump(small(), tmp_path)
     shutil.copy(REAL / "pp2_strategy_rank0.ckpt", tmp_path / "a.ckpt")
     ours, other = tmp_path / "stage0.json", tmp_path / "a.ckpt"
-    text = f"two forms in one merge: {ours} is ours, {other} is MindSpore's; merge files of one form"
+    text = f"two forms in one merge: {ours} is the launcher's, {other} is MindSpore's; merge files of one form"
     assert merge_refusal(ValueError, tmp_path, tmp_path / "out.json") == text
     for path in tmp_path.glob("stage*.json"):
         path.unlink()

@@ -95,11 +95,11 @@ AT = "parallel_layout_value_item: MatMul-op0"
 UNREADABLE: dict[str, tuple[Any, str]] = {
     "several operators": (
         items(MatMul=[[2, 1], [4, 1]], ReLU=[[2, 4]]),
-        "network.layers.0: strategies of 2 operators (MatMul, ReLU); a module has one here",
+        "network.layers.0: strategies of 2 operators (MatMul, ReLU); a module can have only one",
     ),
     "two of a kind": (
         {"parallel_strategy_item": {f"{BLOCK}/MatMul-op{i}": {"parallel_strategy": [[1]], "stage": 0} for i in (0, 1)}},
-        "network.layers.0: strategies of 2 operators (MatMul); a module has one here",
+        "network.layers.0: strategies of 2 operators (MatMul); a module can have only one",
     ),
     "another shape": (
         {"parallel_strategy_item": {}, "parallel_newshape_layout_value_item": {"a": {}}},
@@ -154,7 +154,7 @@ def node(scope: str, op: str) -> dict[str, Any]:
 MISPLACED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": (
         node("network-Net/layers-CellList/7-Dense", "MatMul"),
-        "network.layers.7: no module is called so; there are layers, table, loss",
+        "network.layers.7: no module has this name; there are layers, table, loss",
     ),
     "own forward": (
         node("layers-CellList", "ReLU") | node("layers-CellList/0-Dense", "MatMul"),

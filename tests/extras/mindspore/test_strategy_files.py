@@ -104,7 +104,7 @@ def test_json_cannot_hold_a_layout_without_its_shape() -> None:
 
 GOOD = strategies.strategy_text(file_of({"w": ROWS}), "protobuf")
 ROW = json.loads(strategies.strategy_text(file_of({"w": ROWS}), "json"))["parallel_layout_item"]["w"]
-SIZES = "sizes are at least 1, and there is at least one"
+SIZES = "it needs at least one axis, each of size 1 or more"
 
 
 def with_row(**changes: object) -> bytes:
@@ -115,26 +115,26 @@ def with_row(**changes: object) -> bytes:
     ("data", "told"),
     [
         (b"", "protobuf): field 1 has 0 values, not one"),
-        (GOOD[:-1], "protobuf): truncated: a field goes from byte 24 to 58, what holds it ends at 57"),
-        (b"\x0a\x03abc", "protobuf): field 1 is of another kind"),
+        (GOOD[:-1], "protobuf): truncated: a field goes from byte 24 to 58, its parent ends at 57"),
+        (b"\x0a\x03abc", "protobuf): field 1 is of the wrong kind"),
         (b"\xff" * 11, "protobuf): the number at byte 0 has more than 64 bits"),
         (b"\xff" * 3, "protobuf): truncated: it ends within the number at byte 0"),
         (b"\x08\x02\x22\x00", "protobuf): field 4 is not known"),
         (b"\x0d\x02\x00\x00\x00", "protobuf): byte 0 does not start a field"),
-        (b"\x08\x02\x1a\x05\x0a\x01w\x12\x00", "protobuf): parameter w: field 1 is there 0 times, not once"),
-        (b"\x08\x02\x1a\x05\x0a\x01\xff\x12\x00", r"protobuf): b'\xff' is no name: not UTF-8"),
+        (b"\x08\x02\x1a\x05\x0a\x01w\x12\x00", "protobuf): parameter w: field 1 occurs 0 times, not once"),
+        (b"\x08\x02\x1a\x05\x0a\x01\xff\x12\x00", r"protobuf): b'\xff' is not a name: not UTF-8"),
         (GOOD + GOOD[22:], "protobuf): parameter w is listed twice"),
         (b"{", "json): no JSON"),
         (b"{}", "json): current_stage is None, not a whole number"),
-        (b'{"current_stage": NaN}', "json): NaN is no number here"),
+        (b'{"current_stage": NaN}', "json): NaN is not a number"),
         (b'{"current_stage": 1, "current_stage": 1}', "json): current_stage is listed twice"),
-        (b'{"current_stage": 1, "parallel_layout_item": []}', "json): parallel_layout_item is no mapping"),
+        (b'{"current_stage": 1, "parallel_layout_item": []}', "json): parallel_layout_item is not a mapping"),
         (b"{" * 5, "json): no JSON"),
         (b'{"a":' * 100_000, "json): no JSON"),
         (with_row(dev_matrix=[0]), f"json): parameter w: device matrix [0]: {SIZES}"),
         (with_row(dev_matrix=[]), f"json): parameter w: device matrix []: {SIZES}"),
         (with_row(tensor_map=[0, 5]), "json): parameter w: tensor map [[0], [5]]: the device matrix has 1 axes"),
-        (with_row(tensor_map=[0, 0]), "json): parameter w: tensor map [[0], [0]]: an axis cuts twice"),
+        (with_row(tensor_map=[0, 0]), "json): parameter w: tensor map [[0], [0]]: one axis cuts two dims"),
         (with_row(tensor_map="x"), "json): parameter w: tensor_map is 'x', not a list of whole numbers"),
         (with_row(field=True), "json): parameter w: field is True, not a whole number"),
         (with_row(tensor_shape=[-1]), "json): parameter w: tensor_shape is [-1]"),
@@ -156,9 +156,9 @@ def test_damage_is_named(data: bytes, told: str) -> None:
 def test_a_checkpoint_a_group_file_and_a_strategy_are_not_mistaken_for_each_other() -> None:
     path = FIXTURES / "formats" / "dtypes.ckpt"
     with pytest.raises(
-        ValueError, match=exactly(f"{path}: not a MindSpore strategy file (protobuf): field 1 is of another kind")
+        ValueError, match=exactly(f"{path}: not a MindSpore strategy file (protobuf): field 1 is of the wrong kind")
     ):
         read_strategy(FIXTURES / "formats" / "dtypes.ckpt")
     path = REAL / "tp8_strategy_rank0.ckpt"
-    with pytest.raises(ValueError, match=exactly(f"{path}: not a MindSpore group file: field 1 is of another kind")):
+    with pytest.raises(ValueError, match=exactly(f"{path}: not a MindSpore group file: field 1 is of the wrong kind")):
         strategy_file.read(path)

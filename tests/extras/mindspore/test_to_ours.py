@@ -160,7 +160,7 @@ UNFIT = "the strategy file does not fit:\n"
         (
             {"w": Slicing((4,), ((0,), (), ()))},
             {"w": W},
-            UNFIT + "  w: the strategy has 3 dims, the tensor [8, 6] has 2, and the ones fit the others in no way",
+            UNFIT + "  w: the strategy has 3 dims, the tensor [8, 6] has 2, and they match in no way",
         ),
         (
             {"w": replace(ROWS, field=3)},
@@ -170,7 +170,7 @@ UNFIT = "the strategy file does not fit:\n"
         (
             {"w": ROWS, "v": Slicing((8,), ((0,), ()))},
             {"w": W, "v": W},
-            "device matrices of different sizes: 4 for w, 8 for v; every stage has as many ranks",
+            "device matrices of different sizes: 4 for w, 8 for v; all stages must have the same number of ranks",
         ),
         (
             {"w": Slicing((3, 2, 4), ((1,),), shard_size=6, shard_step=2)},
@@ -200,7 +200,7 @@ def test_device_matrices_without_common_axes_stay_those_of_their_parameters() ->
 
 def test_a_tie_that_two_stages_cut_differently_is_named() -> None:
     file = merge([("a", file_of({"w": ROWS}, 0)), ("b", file_of({"w": Slicing((4,), ((), (0,)))}, 1))])
-    told = "  w: stage 1 cuts it otherwise than an earlier stage; one tensor, one layout"
+    told = "  w: stage 1 cuts it differently from an earlier stage; a tensor has one layout"
     with pytest.raises(ValueError, match=exactly(UNFIT + told)):
         to_strategy(file, {"w": TensorSpec((4, 4), "float32")})
 

@@ -113,7 +113,7 @@ def test_the_folder_that_one_is_in_stays_the_same_folder(tmp_path: Path, capsys:
 def test_a_folder_with_anything_in_it_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / ".hidden").touch()
     said = refusal(capsys, str(tmp_path))
-    assert said == f"{tmp_path}: not empty; give a folder that is not there, or an empty one\n"
+    assert said == f"{tmp_path}: not empty; give a new or an empty folder\n"
     assert names(tmp_path) == [".hidden"]
 
 
@@ -121,7 +121,7 @@ def test_a_file_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     file = tmp_path / "file"
     file.touch()
     for folder in (file, file / "x/y"):
-        assert refusal(capsys, str(folder)) == f"{folder}: a file is there, or on the way; give another folder\n"
+        assert refusal(capsys, str(folder)) == f"{folder}: this path, or a part of it, is a file; give another folder\n"
     assert names(tmp_path) == ["file"]
 
 

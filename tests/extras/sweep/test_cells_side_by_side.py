@@ -119,7 +119,7 @@ def test_a_cell_that_is_behind_is_ended_and_not_begun_again(tmp_path, command, c
     assert run(folder, command, *words) == 0
     found = {row["optim.lr"]: row["status"] for row in rows(folder)}
     assert found == {"9": "pruned", **dict.fromkeys("12345", "done")}
-    why = "val_loss 9 at step 1 is behind that of other cells"
+    why = "val_loss 9 at step 1 is worse than in other cells"
     (name,) = [row["cell"] for row in rows(folder) if row["status"] == "pruned"]
     assert json.loads((folder / "pruned.json").read_text()) == {name: why}
     assert f"  {name}: pruned: {why}" in capfd.readouterr().out
@@ -131,7 +131,7 @@ def test_no_cell_begins_after_the_time_is_over(tmp_path, command, capfd):
     assert run(tmp_path / "grid", command, "optim.lr=1,2", "sweep.minutes=1e-9") == 0
     assert rows(tmp_path / "grid") == []
     told = capfd.readouterr().out
-    assert f"; others have not begun, to go on: -m sweep_dir={tmp_path}/grid and the same overrides\n" in told
+    assert f"; others have not started; to continue: -m sweep_dir={tmp_path}/grid and the same overrides\n" in told
 
 
 def test_repeats_have_a_mean_and_a_spread(tmp_path, command):

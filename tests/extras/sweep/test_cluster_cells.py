@@ -63,7 +63,7 @@ def test_cells_of_one_size_are_one_array(place, capsys):
     out = capsys.readouterr().out
     assert "2 cells of 1 x 1 ranks: job 77 of Slurm, grid/cells-1.sbatch" in out
     assert out.endswith(
-        "0 of 4 done, grid/summary.csv, report.html; how far they are is said, and what failed is submitted again, by"
+        "0 of 4 done, grid/summary.csv, report.html; to show their state and submit failed cells again:"
         " -m sweep_dir=grid and the same overrides\n"
     )
     run_dir = place / "grid/0-0.001-1"
@@ -128,7 +128,7 @@ def test_a_cell_that_waits_knows_its_job(place, capsys):
         (
             ["seed=1,2"],
             """
-  launch.slurm.array = true: 4 cells have one size, and an array of this cluster has at most 3 tasks \
+  launch.slurm.array = true: 4 cells have one size, but an array of this cluster has at most 3 tasks \
 (MaxArraySize)
     set in: conf/launch/slurm.yaml:LINE
           |   array: true          # a sweep is one array job for each size of cells; false: one allocation that all \
@@ -139,8 +139,8 @@ cells share
         (
             ["sweep.sampler=random", "sweep.cells=2"],
             """
-  sweep.sampler = random: proposes cells by what others came to, and a cluster tells that later; inside an allocation, \
-with launch=auto, it does
+  sweep.sampler = random: needs the results of earlier cells, which a cluster reports too late; use launch=auto \
+inside an allocation
     set by: sweep.sampler=random (command line)
 """,
         ),

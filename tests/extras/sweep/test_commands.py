@@ -59,7 +59,7 @@ def test_jobs_of_slurm_that_are_not_over_are_cancelled_in_one_call(
     assert main(["cancel", str(sweep)]) == 0
     assert (tmp_path / "cancelled").read_text() == "7_2 7_4\n"
     assert capsys.readouterr().out == (
-        "2 jobs of Slurm cancelled; what was training saves, and the same command goes on\n"
+        "2 jobs of Slurm cancelled; cells that were training save, and the same command resumes them\n"
     )
 
 
@@ -77,7 +77,7 @@ def test_cells_that_run_here_are_not_cancelled(sweep: Path, capsys: pytest.Captu
     write_status(sweep / "2-3", status="running")
     assert main(["cancel", str(sweep)]) == 1
     assert capsys.readouterr().err == (
-        f"error: {sweep}: none of its cells is a job of Slurm that is not over; those that run here end with it\n"
+        f"error: {sweep}: no cell is a queued or running Slurm job; cells that run here end with the sweep\n"
     )
 
 
@@ -85,7 +85,7 @@ def test_each_cell_has_a_log_of_its_own(sweep: Path, capsys: pytest.CaptureFixtu
     assert main(["logs", str(sweep)]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  logs {sweep}: is a sweep; each of its cells has a log: launcher logs {sweep}/0-1\n"
+        f"  logs {sweep}: is a sweep; each cell has its own log: launcher logs {sweep}/0-1\n"
     )
 
 

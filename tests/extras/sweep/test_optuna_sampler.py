@@ -133,7 +133,7 @@ def test_successive_halving_ends_what_is_behind_at_a_rung(tmp_path):
         reports = [(2, 5.0 + worse), (8, 4.0 + worse)]
         told.append(some.hopeless(one.cell.name, reports[:1]))
         some.tell(replace(done(one), status="pruned") if told[-1] else done(one), reports)
-    behind = "val_loss {} at step 2 is behind that of other cells"
+    behind = "val_loss {} at step 2 is worse than in other cells"
     assert told == ["", behind.format(6), "", behind.format(7)]
 
 
@@ -168,7 +168,7 @@ def test_a_cell_that_is_behind_is_hopeless_and_that_is_known_when_the_sweep_goes
         return told
 
     first = sampler(tmp_path, *words)
-    assert feed(first) == [*[""] * 5, "val_loss 2 at step 2 is behind that of other cells"]
+    assert feed(first) == [*[""] * 5, "val_loss 2 at step 2 is worse than in other cells"]
     again = sampler(tmp_path, *words)
     assert feed(again)[5]
     assert [t.state.name for t in again._study.trials] == [*["COMPLETE"] * 5, "PRUNED"]

@@ -33,7 +33,7 @@ def test_a_sweep_of_real_runs(tmp_path, capsys):
     assert {cell: row["status"] for cell, row in found.items()} == {
         c: "failed" if c == CELLS[2] else "done" for c in CELLS
     }
-    why = f"is no folder of a run: {blocked} is not a file"
+    why = f"is not a run folder: {blocked} is not a file"
     assert found[CELLS[2]]["error"] == f"run_dir: {folder / CELLS[2]} {why}"
     assert float(found[CELLS[0]]["loss"]) > 0
     assert found[CELLS[0]]["loss"] == found[CELLS[1]]["loss"]  # one rank, whatever the schedule is called

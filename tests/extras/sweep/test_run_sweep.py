@@ -100,7 +100,7 @@ def test_a_sweep_under_an_outer_launcher_is_refused(rank, monkeypatch, capsys):
     text = """error: 1 problem in this request; nothing was started
 
   -m: a sweep cannot run under torchrun or srun (RANK is set): each cell starts its own ranks; \
-outside: python -m launcher -m seed=1,2
+run it outside: python -m launcher -m seed=1,2
 """
     assert capsys.readouterr().err == (text if rank == "0" else "")
 

@@ -22,7 +22,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
         (
             ["optim.lr=interval(1e-4,1e-2)"],
             """
-  optim.lr: interval(1e-4,1e-2): a grid is of lists of values, as optim.lr=A,B; samplers take intervals
+  optim.lr: interval(1e-4,1e-2): a grid takes lists of values, as optim.lr=A,B; samplers take intervals
     try:    sweep.sampler=tpe sweep.cells=20
 """,
         ),
@@ -40,7 +40,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
   sweep.prune = asha: only a sampler learns from cells that are ended early
     set by: sweep.prune=asha (command line)
 
-  sweep.prune = asha: looks at val_loss while cells train, and nothing is validated meanwhile
+  sweep.prune = asha: watches val_loss while cells train, but nothing is validated then
     set by: sweep.prune=asha (command line)
     try:    sweep.prune=asha train.eval_every=2
 """,
@@ -48,7 +48,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
         (
             ["optim.lr=1,2", "sweep.sampler=tpe"],
             """
-  sweep.cells = null: this says how many cells a sampler proposes, or sweep.minutes how long it goes on
+  sweep.cells = null: set how many cells a sampler proposes, or in sweep.minutes how long it runs
     set in: conf/config.yaml:LINE
           |   cells: null     # number of cells that a sampler proposes; null: as many as the minutes allow
     try:    sweep.cells=20
@@ -103,7 +103,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
                 "sweep.seeds=2",
             ],
             """
-  sweep.seeds = 2: sweep.prune ends a cell by what one run of it says, and each has several
+  sweep.seeds = 2: sweep.prune ends a cell by one run, but each cell has several
     set by: sweep.seeds=2 (command line)
     try:    sweep.seeds=1
 """,

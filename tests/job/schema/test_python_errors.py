@@ -139,9 +139,9 @@ def test_what_only_the_plan_can_tell_is_a_value_error() -> None:
 @pytest.mark.parametrize(
     ("key", "given", "text"),
     [
-        ("comm_fusion", [1], "parallel.comm_fusion: [1]: 1 is no value of this key, and no candidate"),
-        ("hsdp", [1, 2], "parallel.hsdp: [1, 2]: 1 is no value of this key, and no candidate"),
-        ("hsdp", [], "parallel.hsdp: []: there is no candidate"),
+        ("comm_fusion", [1], "parallel.comm_fusion: [1]: 1 is not a valid value of this key"),
+        ("hsdp", [1, 2], "parallel.hsdp: [1, 2]: 1 is not a valid value of this key"),
+        ("hsdp", [], "parallel.hsdp: []: the list is empty"),
     ],
 )
 def test_a_list_where_a_group_of_keys_is_meant_is_no_list_of_candidates(key, given, text):

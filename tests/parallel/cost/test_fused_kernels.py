@@ -103,10 +103,10 @@ def test_the_plan_says_which_attention_it_counts() -> None:
     def said(*overrides: str) -> list[str]:
         return [n.text for n in plan(*overrides).notes if n.key == "launch.device"]
 
-    half = "attention counts as by cuDNN's or flash's kernel, norms as by CUDA's"
+    half = "attention is estimated with cuDNN's or flash's kernel, norms with CUDA's"
     assert said("launch.device=cuda", "train.precision=bf16") == [f"{half}: cuda"]
     assert said("cluster=h100_sxm", "train.precision=bf16") == [f"{half}: auto, on devices of h100_sxm"]
-    full = "attention counts as by the memory-efficient kernel, norms as by CUDA's: cuda"
+    full = "attention is estimated with the memory-efficient kernel, norms with CUDA's: cuda"
     assert said("launch.device=cuda") == [full]
     assert said("launch.device=cpu") == []
 

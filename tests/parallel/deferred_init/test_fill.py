@@ -71,7 +71,7 @@ def test_weights_of_a_users_module_do_not_depend_on_the_cut(net):
 
 WHOLE = {
     "unrecorded.AsksForItsMemory": "calls Tensor.data_ptr, which needs its memory",
-    "constructors.LooksAtStrides": "makes other numbers of b when it is replayed",
+    "constructors.LooksAtStrides": "gives b other values when it is replayed",
 }
 
 

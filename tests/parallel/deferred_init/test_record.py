@@ -88,7 +88,7 @@ def test_what_is_replayed_is_what_a_plain_construction_makes_of_the_same_draws(m
 def test_a_constructor_that_is_not_replayed_as_it_runs_is_told():
     model, recorded = record.record(constructors.LooksAtStrides, 5)
     assert recorded.why == ""
-    assert differing(constructors.LooksAtStrides, model, recorded) == "makes other numbers of b when it is replayed"
+    assert differing(constructors.LooksAtStrides, model, recorded) == "gives b other values when it is replayed"
 
 
 def test_attributes_of_modules_are_those_of_a_plain_construction():
@@ -141,7 +141,7 @@ def test_the_default_device_outside_does_not_count(default):
 def test_a_sparse_tensor_is_refused():
     with pytest.raises(RequestError) as error:
         record.record(unrecorded.Sparse)
-    assert str(error.value) == "model: links is sparse_coo; only dense tensors can be laid out: keep its parts"
+    assert str(error.value) == "model: links is sparse_coo; only dense tensors can be sharded; keep its dense parts"
 
 
 def test_a_module_that_does_something_of_its_own_when_it_is_moved_is_as_after_a_move():

@@ -8,7 +8,7 @@ from launcher.parallel.deferred_init import record
 from launcher.parallel.deferred_init.uninitialized import problems
 from tests.parallel import unrecorded
 
-BLANK = "is uninitialised memory: the constructor makes it with torch.empty, or the like, and leaves it so"
+BLANK = "is uninitialised memory: the constructor makes it with torch.empty, or the like, and does not fill it"
 LOOSE = "gets different values each time the constructor runs, although torch, random and numpy are seeded"
 
 

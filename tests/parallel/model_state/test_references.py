@@ -29,7 +29,7 @@ ITSELF = (
     "module each time instead"
 )
 HIDDEN = (
-    "model: middle.kept is or holds the module Linear, which is no submodule, so "
+    "model: middle.kept is or holds the module Linear, which is not a submodule, so "
     "the launcher cannot initialise or move its tensors; make it an attribute of "
     "a module, or put it in an nn.ModuleList or nn.ModuleDict"
 )
@@ -51,8 +51,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Scripted",
         {},
         (
-            "model: middle.lin is TorchScript, whose weights are not Python's to replace by ranks' parts; build it "
-            "from the module that it was made of"
+            "model: middle.lin is TorchScript, whose weights cannot be replaced by shards; build it from the "
+            "original module"
         ),
     ),
     (
@@ -101,8 +101,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Buffers",
         {"changes": True},
         (
-            "model: the forward changes middle.both, in whose memory middle.first lies, "
-            "which would no longer see the change; keep one tensor, and take views of it "
+            "model: the forward changes middle.both, which shares memory with "
+            "middle.first, which would no longer see the change; keep one tensor, and take views of it "
             "in the forward"
         ),
     ),
@@ -134,8 +134,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Global",
         {},
         (
-            "model: the forward keeps tensors in tests.parallel.reference_nets.TABLES, where ranks would find those "
-            "of the plan, without numbers; make them buffers, or compute them each time"
+            "model: the forward keeps tensors in tests.parallel.reference_nets.TABLES, where ranks would see the "
+            "empty tensors of the plan; make them buffers, or compute them each time"
         ),
     ),
     (

@@ -91,50 +91,50 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "softmax over it": (
         lambda net, x: x.softmax(-1), BOTH,
         ("parallel.operators: in the model's own forward: _softmax needs all of dim "
-         "2, and a rank of tp has only a part of it"),
+         "2, but a rank of tp has only a part of it"),
     ),
     "a mean over all": (
         lambda net, x: x - x.mean(), BOTH,
-        "parallel.operators: in the model's own forward: mean of what is cut over tp makes [], no part of the [] of "
-        "the whole model",
+        "parallel.operators: in the model's own forward: mean of a tensor cut over tp makes [], not a part of the [] "
+        "of the full model",
     ),
     "a norm over it": (
         lambda net, x: F.layer_norm(x, (x.shape[-1],)), BOTH,
-        "parallel.operators: in the model's own forward: layer_norm needs all of dim 2, and a rank of tp has "
+        "parallel.operators: in the model's own forward: layer_norm needs all of dim 2, but a rank of tp has "
         "only a part of it",
     ),
     "its norm takes all": (
         lambda net, x: net.norm(x), BOTH,
-        ("parallel.operators: norm needs all features of its input, and its input "
-         "arrives cut over tp; have them gathered before it (try: "
+        ("parallel.operators: norm needs all features of its input, which arrives "
+         "cut over tp; have them gathered before it (try: "
          "'parallel.operators.norm.input=[null, null, null]')"),
     ),
     "the next layer takes all": (
         lambda net, x: x, {"up": COLUMN},
-        ("parallel.operators: down needs all features of its input, and its input "
-         "arrives cut over tp; cut its weight on them too (try: "
+        ("parallel.operators: down needs all features of its input, which arrives "
+         "cut over tp; cut its weight on them too (try: "
          "'parallel.operators.down.weight=[null, tp]')"),
     ),
     "a whole mask along it": (
         lambda net, x: x * net.mask, BOTH,
-        "parallel.operators: the model's own forward fails with the shards of a rank of tp=2 has: "
+        "parallel.operators: the model's own forward fails with the shards that a rank of tp=2 has: "
         "Attempting to broadcast a dimension of length 8 at -1! Mismatching argument at index 1 had torch.Size([8]); "
         "but expected shape should be broadcastable to [4, 10, 4]",
     ),
     "a size taken from it": (
         lambda net, x: x + torch.arange(x.shape[2]), BOTH,
-        "parallel.operators: in the model's own forward: arange makes a tensor of [4] where the whole model has [8]: "
-        "its size comes from what is cut over tp",
+        "parallel.operators: in the model's own forward: arange makes a tensor of [4] where the full model has [8]: "
+        "its size comes from a tensor cut over tp",
     ),
     "heads of another order": (
         lambda net, x: x.view(4, 10, 2, -1).transpose(2, 3).flatten(2), BOTH,
         ("parallel.operators: in the model's own forward: view needs all of dim 2, "
-         "and a rank of tp has only a part of it"),
+         "but a rank of tp has only a part of it"),
     ),
     "a half of it": (
         lambda net, x: torch.cat([x[..., 2:], x[..., :2]], -1), BOTH,
-        "parallel.operators: in the model's own forward: slice of what is cut over tp makes [4, 10, 2], no part of the "
-        "[4, 10, 6] of the whole model",
+        "parallel.operators: in the model's own forward: slice of a tensor cut over tp makes [4, 10, 2], not a part of "
+        "the [4, 10, 6] of the full model",
     ),
     "dropout": (
         lambda net, x: F.dropout(x, 0.5), BOTH,
@@ -148,12 +148,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "another output than the loss takes": (
         lambda net, x: x, {"down": {"output": [None, "tp", None]}},
-        "parallel.operators.down: the model's output leaves cut on dim 1 over tp, and the loss takes it whole or cut "
+        "parallel.operators.down: the model's output is cut on dim 1 over tp, and the loss takes it full or cut "
         "on the classes (try: 'parallel.operators.down.output=[null, null, null]')",
     ),
     "a strategy of another rank": (
         lambda net, x: x, {"down": {"output": [None, "tp"]}},
-        "parallel.operators.down: down: output [null, tp] has 2 dims, and the tensor there 3",
+        "parallel.operators.down: down: output [null, tp] has 2 dims, but the tensor has 3",
     ),
     "a time that does not divide": (
         lambda net, x: x[:, :5], {"down": {"output": [None, "tp", None]}},

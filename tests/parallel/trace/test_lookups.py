@@ -30,7 +30,7 @@ def test_more_ids_than_rows_are_refused(settings, data):
         planned(data, **settings)
     where = data.get("name") or data["_target_"]
     assert str(refused.value) == (
-        f"model: embed has a table of {settings['rows']} rows, and an id of the data ({where}) is {most}; give it at "
+        f"model: embed has a table of {settings['rows']} rows, but an id of the data ({where}) is {most}; give it at "
         f"least {most + 1} rows, or read data of fewer tokens"
     )
 
@@ -51,7 +51,7 @@ def test_stages_are_told_too():
 def test_a_parameter_that_is_looked_up_by_hand_is_a_table_too(how, looks):
     model = {"_target_": "tests.parallel.lookup_nets.Positions", "how": how, "looks": looks}
     plan_job(own("lookup_nets.Positions", ["int64", 6], stages=1, model={**model, "rows": 9}, data=OWN))
-    with pytest.raises(RequestError, match="has a table of 8 rows, and an id of the data"):
+    with pytest.raises(RequestError, match="has a table of 8 rows, but an id of the data"):
         plan_job(own("lookup_nets.Positions", ["int64", 6], stages=1, model={**model, "rows": 8}, data=OWN))
 
 

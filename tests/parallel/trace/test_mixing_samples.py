@@ -59,7 +59,7 @@ def test_gradients_of_samples_that_depend_on_one_another_are_refused_too(kind):
     with pytest.raises(RequestError) as refused:
         plan_job(net(kind, CUTS["1 micro batch and 2 data-parallel ranks"]))
     assert TEXT.format("1 micro batch and 2 data-parallel ranks").replace(MIXES, GRADIENT) in str(refused.value)
-    text = f"{GRADIENT}: another batch size, or a batch in parts, trains to other numbers"
+    text = f"{GRADIENT}: another batch size, or a batch in parts, gives other results"
     assert notes(net(kind, {})) == [text]
 
 
@@ -87,9 +87,9 @@ def test_a_model_too_large_to_try_is_noted_where_the_batch_is_cut(monkeypatch):
     monkeypatch.setattr("launcher.parallel.trace.mixing_samples.FEW", 10)
     for cut in CUTS.values():
         assert notes(net("negatives", cut)) == [
-            "a model of 0.0M numbers is too large to try: it was not tried whether its samples depend on one another, "
-            "as in a contrastive loss; then another number of data-parallel ranks or micro batches trains to other "
-            "numbers"
+            "a model of 0.0M numbers is too large to test whether its samples depend on one another, as in a "
+            "contrastive loss; if they do, another number of data-parallel ranks or micro batches gives other "
+            "results"
         ]
     assert notes(net("negatives", {})) == []
 
@@ -106,7 +106,7 @@ def test_it_is_training_that_counts():
 
 @pytest.mark.parametrize("kind", MIXING)
 def test_in_one_piece_the_plan_says_so(kind):
-    assert notes(net(kind, {})) == [f"{MIXES}: another batch size, or a batch in parts, trains to other numbers"]
+    assert notes(net(kind, {})) == [f"{MIXES}: another batch size, or a batch in parts, gives other results"]
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -125,6 +125,6 @@ def test_other_models_are_planned(kind, cut):
 def test_the_plan_says_which_samples_a_batch_norm_normalizes_by(kind, cut, samples):
     text = (
         f"BatchNorm (norm) normalizes by the {samples} samples of a rank's micro batch, not by all 12: another number "
-        "of data-parallel ranks or micro batches trains to other numbers"
+        "of data-parallel ranks or micro batches gives other results"
     )
     assert notes(net(kind, cut)) == ([text] if samples else [])

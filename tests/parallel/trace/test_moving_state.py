@@ -31,7 +31,7 @@ def said(job: Job) -> list[str]:
 
 KEPT = (
     "middle.kept: the forward changes and reads it, and Python keeps it; no "
-    "checkpoint has it, so a resumed run starts it anew; make a buffer of it, or "
+    "checkpoint stores it, so a resumed run resets it; make a buffer of it, or "
     "return it from get_extra_state"
 )
 
@@ -55,7 +55,7 @@ def test_it_is_named_where_the_model_looks_at_data(kind):
 def test_a_buffer_outside_the_state_dict_is_named():
     assert said(net("buffer")) == [
         "middle.kept: the forward changes and reads it, and persistent=False keeps it out of the state dict; no "
-        "checkpoint has it, so a resumed run starts it anew; register it as a persistent buffer"
+        "checkpoint stores it, so a resumed run resets it; register it as a persistent buffer"
     ]
 
 
@@ -74,8 +74,8 @@ def test_a_number_of_each_ranks_own_batch_is_refused(kind):
     with pytest.raises(RequestError) as refused:
         plan_job(net(kind, "replicas"))
     assert str(refused.value) == (
-        "model: the forward changes middle.kept, by numbers that each of 2 data-parallel ranks has its own of, and "
-        "then uses it: they would train different models; use one data-parallel rank"
+        "model: the forward changes middle.kept from rank-local data and then reads it: each of 2 "
+        "data-parallel ranks would train another model; use one data-parallel rank"
     )
 
 

@@ -58,8 +58,8 @@ def test_a_default_that_counts_calls_is_refused():
 
 def test_a_generator_that_a_plan_would_move_on_is_refused():
     assert refusal("Generated") == (
-        "model: b.turn is a generator, which cannot be copied: the plan would move it on; make it in the forward, or "
-        "let it be an iterator of itertools"
+        "model: b.turn is a generator, which cannot be copied: planning would advance it; make it in the forward, or "
+        "use an iterator of itertools"
     )
 
 

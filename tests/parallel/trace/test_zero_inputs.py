@@ -13,7 +13,7 @@ from tests.parity import assert_parity, own
 
 CUT = {"a": 0, "head": 1}
 TEXT = (
-    "parallel.pipeline.stage_config: cannot trace the code between the named modules of {}: a returns {} with other "
+    "parallel.pipeline.stage_config: cannot trace the code between the named modules of {}: a returns {} for other "
     "data; return a tensor of a fixed shape; name a larger module in stage_config, so that this code runs inside it"
 )
 REFUSED = {"Summed": "another Python number", "Counted": "another Python number", "Picked": "tensors of another shape"}

@@ -102,7 +102,7 @@ def test_automatic_stages_keep_together_what_no_cut_can_separate_and_say_so() ->
     assert f"{KEY} auto: 'a', 'b', 'c' on one stage, for 'a' is called again after 'c'" in map(str, made.notes)
 
 
-TOGETHER = "'a', 'b', 'c' have to be on one stage, for 'a' is called again after 'c'"
+TOGETHER = "'a', 'b', 'c' must be on one stage, for 'a' is called again after 'c'"
 LEFT = f"the model has 4 modules with parameters; {TOGETHER}; that leaves 2 parts, too few for"
 TOO_FEW = {
     "interleave": (
@@ -152,8 +152,7 @@ NO_CURE = {
 @pytest.mark.parametrize("case", NO_CURE)
 def test_what_no_moves_can_mend_has_no_cure(case: str) -> None:
     assert str(refusal(again("a", "b", "c", "a", "d"), *NO_CURE[case])) == (
-        f"{KEY}: 'a' is on stage 0 but needs the output of 'c' on stage 1; {TOGETHER}: use fewer stages, so that they "
-        "can be"
+        f"{KEY}: 'a' is on stage 0 but needs the output of 'c' on stage 1; {TOGETHER}; use fewer stages"
     )
 
 

@@ -174,12 +174,12 @@ def test_a_plan_says_which_parameters_a_group_is_of() -> None:
     assert [(s.key, s.value, s.status, s.why) for s in setting_rows(optim, MODEL)] == [
         (
             "optim.groups.layers.*", "{lr: 1}", "degraded",
-            "what it names is in groups that are named more exactly, or later",
+            "its parameters are in more exact or later groups",
         ),
         ("optim.groups.head", "{eps: 1e-06}", "applied", "to 1 parameter: embed.weight"),
         (
             "optim.groups.*.bias", "{weight_decay: 0}", "degraded",
-            "what it names is in groups that are named more exactly, or later",
+            "its parameters are in more exact or later groups",
         ),
         (
             "optim.groups.layers.?.*", "{lr: 2}", "applied",
@@ -187,7 +187,7 @@ def test_a_plan_says_which_parameters_a_group_is_of() -> None:
             "layers.1.attn.q.weight, .., layers.2.attn.q.weight, layers.2.attn.q.bias, layers.2.norm.weight",
         ),
     ]  # fmt: skip
-    text = "head.weight is one tensor with embed.weight, and is updated so under each name"
+    text = "head.weight is one tensor with embed.weight, so this applies to it under each name"
     assert [*map(str, notes(optim, MODEL))] == [f"optim.groups.head {text}"]
     assert [*notes(adamw({"*": {"lr": 1}}), MODEL)] == []
 
@@ -247,18 +247,20 @@ COMPLEX = [*PARTED, replace(tensor("wave", shape=(4, 4)), spec=TensorSpec((4, 4)
 
 @pytest.mark.parametrize(("optim", "params", "told"), [
     (muon({"*norm": {"use": "muon"}}), PARTED,
-     "optim.groups.*norm: {use: muon}: it names no matrix, and Muon updates nothing else",
+     "optim.groups.*norm: {use: muon}: it names no matrix, but Muon updates only matrices",
      ), (muon({"*norm": {"momentum": 0.5, "lr": 1}}), PARTED,
-     "optim.groups.*norm: {lr: 1, momentum: 0.5}: momentum is of muon, and adamw updates all of it: "
+     "optim.groups.*norm: {lr: 1, momentum: 0.5}: momentum is for muon, but adamw updates all of this group: "
      "layers.0.norm.weight",
      ), (muon({"layers.*.q.weight": {"betas": [0.5, 0.5]}}), PARTED,
-     "optim.groups.layers.*.q.weight: {betas: [0.5, 0.5]}: betas is of adamw, and muon updates all of it: "
+     "optim.groups.layers.*.q.weight: {betas: [0.5, 0.5]}: betas is for adamw, but muon updates all of this group: "
      "layers.0.attn.q.weight",
      ), (muon({"embed": {"use": "muon"}, "head": {"use": "adamw"}}), PARTED,
      "optim.groups.head: embed.weight = head.weight is one tensor, updated once, and embed.weight is in embed="
      "{use: muon}, head.weight is in head={use: adamw}",
-     ), (Adafactor(name="adafactor"), COMPLEX, "optim.name: adafactor: it updates real numbers, and wave is complex64"),
-    (muon({}), COMPLEX, "optim.name: muon: it updates real numbers, and wave is complex64"),
+     ),
+    (Adafactor(name="adafactor"), COMPLEX,
+     "optim.name: adafactor: it updates only real numbers, but wave is complex64"),
+    (muon({}), COMPLEX, "optim.name: muon: it updates only real numbers, but wave is complex64"),
 ], ids=["no matrix", "not muon's", "not adamw's", "tied", "adafactor, complex", "muon, complex"])  # fmt: skip
 def test_settings_that_nothing_takes_are_refused(optim: Optim, params: list[Placed], told: str) -> None:
     assert [f"{p.key}: {p.text}" for p in param_problems(optim, params)] == [told]

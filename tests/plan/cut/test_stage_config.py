@@ -102,20 +102,23 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "boolean": (
         GOOD | {"head": True},
-        f"{KEY}.head: True is no stage number; there are stages 0..1 (parallel.pipeline.stages=2) (try: {KEY}.head=1)",
+        f"{KEY}.head: True is not a stage number; there are stages 0..1 (parallel.pipeline.stages=2) (try: "
+        f"{KEY}.head=1)",
     ),
     "text": (
         GOOD | {"head": "1"},
-        f"{KEY}.head: '1' is no stage number; there are stages 0..1 (parallel.pipeline.stages=2) (try: {KEY}.head=1)",
+        f"{KEY}.head: '1' is not a stage number; there are stages 0..1 (parallel.pipeline.stages=2) (try: "
+        f"{KEY}.head=1)",
     ),
     "other text": (
         GOOD | {"head": "last"},
-        f"{KEY}.head: 'last' is no stage number; there are stages 0..1 (parallel.pipeline.stages=2) "
+        f"{KEY}.head: 'last' is not a stage number; there are stages 0..1 (parallel.pipeline.stages=2) "
         f"(try: {KEY}.head=1)",
     ),
     "fraction": (
         GOOD | {"head": 1.0},
-        f"{KEY}.head: 1.0 is no stage number; there are stages 0..1 (parallel.pipeline.stages=2) (try: {KEY}.head=1)",
+        f"{KEY}.head: 1.0 is not a stage number; there are stages 0..1 (parallel.pipeline.stages=2) (try: "
+        f"{KEY}.head=1)",
     ),
     "one without": (
         {"embed": 0, "layers": 0, "head": 1},

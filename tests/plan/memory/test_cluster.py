@@ -35,7 +35,7 @@ BAD = {
     "cluster=h100": "cluster: unknown option 'h100', did you mean 'h100_sxm'? "
     "(there are: a100_80g, ascend_910b, b200, h100_sxm, here, unknown) (try: cluster=h100_sxm)",
     "cluster.tflops={bf16: 100}": "cluster: {name:null,memory_gb:null,devices_per_node:null,cores_per...: "
-    "devices_per_node, efficiency, memory_gb_per_s, links are told together with the other speeds, or none is",
+    "give devices_per_node, efficiency, memory_gb_per_s, links with the other speeds, or give none",
 }
 
 

@@ -27,8 +27,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "replicas",
         {},
         (
-            "model: the forward changes the parameter middle.slow.bias, by numbers that each of 2 data-parallel ranks "
-            "has its own of, and then uses it: they would train different models; use one data-parallel rank"
+            "model: the forward changes the parameter middle.slow.bias from rank-local data and then reads it: each "
+            "of 2 data-parallel ranks would train another model; use one data-parallel rank"
         ),
     ),
     (
@@ -46,9 +46,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "replicas",
         {},
         (
-            "model: the forward changes the parameter middle.table.weight, by numbers that each of 2 data-"
-            "parallel ranks has its own of, and then uses it: they would train different models; use one data-"
-            "parallel rank"
+            "model: the forward changes the parameter middle.table.weight from rank-local data and then reads it: "
+            "each of 2 data-parallel ranks would train another model; use one data-parallel rank"
         ),
     ),
     (
@@ -56,9 +55,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2 level2",
         {},
         (
-            "model: the forward changes the parameter middle.table.weight, by numbers that each of 2 data-"
-            "parallel ranks has its own of, and then uses it: they would train different models; use one data-"
-            "parallel rank"
+            "model: the forward changes the parameter middle.table.weight from rank-local data and then reads it: "
+            "each of 2 data-parallel ranks would train another model; use one data-parallel rank"
         ),
     ),
     (
@@ -66,8 +64,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "replicas",
         {},
         (
-            "model: the forward changes the buffer middle.mean, by numbers that each of 2 data-parallel ranks has"
-            " its own of, and then uses it: they would train different models; use one data-parallel rank"
+            "model: the forward changes the buffer middle.mean from rank-local data and then reads it: each of 2 "
+            "data-parallel ranks would train another model; use one data-parallel rank"
         ),
     ),
     (
@@ -75,8 +73,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "level1",
         {},
         (
-            "model: the forward changes the buffer middle.mean, by numbers that each of 2 data-parallel ranks has"
-            " its own of, and then uses it: they would train different models; use one data-parallel rank"
+            "model: the forward changes the buffer middle.mean from rank-local data and then reads it: each of 2 "
+            "data-parallel ranks would train another model; use one data-parallel rank"
         ),
     ),
     (
@@ -86,10 +84,10 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         (
             "model: the parameter middle.lin.weight has hooks, and each of 2 "
             "data-parallel ranks would call them with the gradient of its own samples "
-            "only; change gradients in an optimizer of your own, or use one "
+            "only; change gradients in your own optimizer, or use one "
             "data-parallel rank\nmodel: the parameter middle.lin.bias has hooks, and "
             "each of 2 data-parallel ranks would call them with the gradient of its own "
-            "samples only; change gradients in an optimizer of your own, or use one "
+            "samples only; change gradients in your own optimizer, or use one "
             "data-parallel rank"
         ),
     ),
@@ -100,10 +98,10 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         (
             "model: the parameter middle.lin.weight has hooks, and each of 2 "
             "data-parallel ranks would call them with the gradient of its own samples "
-            "only; change gradients in an optimizer of your own, or use one "
+            "only; change gradients in your own optimizer, or use one "
             "data-parallel rank\nmodel: the parameter middle.lin.bias has hooks, and "
             "each of 2 data-parallel ranks would call them with the gradient of its own "
-            "samples only; change gradients in an optimizer of your own, or use one "
+            "samples only; change gradients in your own optimizer, or use one "
             "data-parallel rank"
         ),
     ),
@@ -228,8 +226,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {"counts": True},
         (
-            "model: the forward changes the buffer blocks.0.shared.calls, of which stages 0 and 1 have a copy "
-            "each; put all modules that use it on one stage"
+            "model: the forward changes the buffer blocks.0.shared.calls, and stages 0 and 1 each have a "
+            "copy; put all modules that use it on one stage"
         ),
     ),
     (
@@ -237,8 +235,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "interleaved",
         {"counts": True},
         (
-            "model: the forward changes the buffer blocks.0.shared.calls, of which stages 0 and 1 and 2 and 3 "
-            "have a copy each; put all modules that use it on one stage"
+            "model: the forward changes the buffer blocks.0.shared.calls, and stages 0 and 1 and 2 and 3 each "
+            "have a copy; put all modules that use it on one stage"
         ),
     ),
     (
@@ -266,7 +264,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {},
         (
             "model: a passes complex numbers from one stage to another, and their "
-            "gradients cannot be sent back; hand over torch.view_as_real of it, or put "
+            "gradients cannot be sent back; pass torch.view_as_real of it, or put "
             "both sides on one stage"
         ),
     ),
@@ -315,8 +313,8 @@ REFUSED += [
         layout,
         settings,
         (
-            "model: the forward changes the buffer middle.mean, by numbers that each of 2 data-parallel ranks has its "
-            "own of, and then uses it: they would train different models; use one data-parallel rank"
+            "model: the forward changes the buffer middle.mean from rank-local data and then reads it: each of 2 "
+            "data-parallel ranks would train another model; use one data-parallel rank"
         ),
     )
     for name, layout, settings in (
@@ -372,5 +370,5 @@ def test_weights_that_the_forward_changes_stay_whole_and_the_plan_says_so():
         "middle.slow.weight", "middle.slow.bias",
     ]  # fmt: skip
     assert [str(n) for n in plan.notes if "changes" in n.text] == [
-        "parallel.hsdp middle.slow.weight, middle.slow.bias stay whole: the forward changes them"
+        "parallel.hsdp middle.slow.weight, middle.slow.bias stay unsharded: the forward changes them"
     ]

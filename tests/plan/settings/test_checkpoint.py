@@ -12,13 +12,13 @@ def told(*names: str, trainable: bool = True, device: str = "auto") -> list[str]
 
 
 def test_a_weight_with_the_name_of_another_ones_state_is_refused():
-    text = "optim.exp_avg.a.w is called what checkpoints call optimizer state of a.w, and one would overwrite the other"
-    assert told("a.w", "optim.exp_avg.a.w") == [f"{text}; give its module another name"]
+    text = "optim.exp_avg.a.w has the name that checkpoints use for optimizer state of a.w, and would overwrite it"
+    assert told("a.w", "optim.exp_avg.a.w") == [f"{text}; rename its module"]
 
 
 def test_a_buffer_with_the_name_of_a_random_stream_is_refused():
-    text = "is called what checkpoints call a random stream, and one would overwrite the other"
-    cpu, numpy, npu = (f"rng.{kind} {text}; give its module another name" for kind in ("cpu", "numpy", "npu"))
+    text = "has the name that checkpoints use for a random stream, and would overwrite it"
+    cpu, numpy, npu = (f"rng.{kind} {text}; rename its module" for kind in ("cpu", "numpy", "npu"))
     assert told("a.w", "rng.cpu") == [cpu]
     assert told("a.w", "rng.numpy", "rng.npu", device="npu") == [numpy, npu]
     assert told("a.w", "rng.npu", device="cpu") == []

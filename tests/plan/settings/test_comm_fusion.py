@@ -25,16 +25,16 @@ TOGETHER = "applied, units that feed each other travel together up to this size"
 BECOMES = {
     "": [],
     f"{F}.openstate=false {TWO}":
-        [f"{F}.openstate=false: applied, every module is gathered and every whole parameter reduced by itself"],
+        [f"{F}.openstate=false: applied, every module is gathered and every unsharded parameter reduced by itself"],
     f"{F}.openstate=false": [f"{F}.openstate=false: {ALONE}"],
     f"{F}.allreduce={{mode:size,config:32}} {TWO}":
-        [f"{F}.allreduce=size 32.0 MB: applied, gradients of whole parameters, in buckets"],
+        [f"{F}.allreduce=size 32.0 MB: applied, gradients of unsharded parameters, in buckets"],
     f"{F}.allreduce={{mode:size}}": [f"{F}.allreduce=size 64.0 MB: {ALONE}"],
     f"{F}.allreduce={{mode:index,config:[3,5]}} {TWO}":
-        [f"{F}.allreduce=index [3, 5]: applied, gradients of whole parameters, in buckets"],
+        [f"{F}.allreduce=index [3, 5]: applied, gradients of unsharded parameters, in buckets"],
     f"{F}.allreduce={{mode:size,config:1}} {BOTH}":
-        [f"{F}.allreduce=size 1.0 MB: degraded, of whole parameters; gradients of shards are summed over replicas in "
-         "the groups that scattered them"],
+        [f"{F}.allreduce=size 1.0 MB: degraded, of unsharded parameters; gradients of shards are summed over replicas "
+         "in the groups that scattered them"],
     f"{F}.allgather={{mode:size,config:1}} {TWO}":
         [f"{F}.allgather=size 1.0 MB: satisfied, nothing is sharded, nothing to gather or to scatter"],
     f"{F}.allgather={{mode:size,config:1}} {SHARDS}": [f"{F}.allgather=size 1.0 MB: {TOGETHER}"],
@@ -44,8 +44,8 @@ BECOMES = {
         [f"{F}.allgather=size 8.0 MB: {TOGETHER}", f"{F}.reducescatter=size 1.0 MB: {SCATTERED}"],
     f"{F}.allgather={{mode:size,config:1}} {F}.reducescatter={{mode:size,config:8}} {SHARDS} {LEVEL2}":
         [f"{F}.allgather=size 1.0 MB: {TOGETHER}",
-         f"{F}.reducescatter=size 8.0 MB: degraded, 1.0 MB, as the other: but for level1 torch scatters the gradients "
-         "of what it gathered together"],
+         f"{F}.reducescatter=size 8.0 MB: degraded, 1.0 MB, as the other: except at level1 torch scatters together "
+         "what it gathered together"],
     f"{F}.network={{latency_us:50,gb_per_s:2}} {TWO}":
         [f"{F}.network=50 us + 2 GB/s: applied, auto is 1.9 MB, where the latency is 5 % of a collective"],
     f"{F}.network={{latency_us:50,gb_per_s:2}}": [f"{F}.network=50 us + 2 GB/s: {ALONE}"],

@@ -54,7 +54,7 @@ def test_without_it_a_plan_compiles_nothing() -> None:
 
 EARLY = {
     "train.compile={backend: aot_eager, mode: max-autotune-no-cudagraphs}":
-        "train.compile.mode: max-autotune-no-cudagraphs: is a mode of inductor, and train.compile.backend is aot_eager "
+        "train.compile.mode: max-autotune-no-cudagraphs: is a mode of inductor, but train.compile.backend is aot_eager "
         "(try: train.compile.mode=default)",
     "train.compile={mode: reduce-overhead}":
         "train.compile.mode: reduce-overhead: records CUDA graphs, which hold one call at a time, and a step has "
@@ -85,36 +85,36 @@ REFUSED = {
     "train.compile.backend=aoteager":
         "train.compile.backend: aoteager: torch has no such backend; it has {} (try: train.compile.backend=aot_eager)",
     "train.compile.modules=layer.*":
-        "train.compile.modules: layer.*: no module is called so; there are embed, layers, norm, head "
+        "train.compile.modules: layer.*: no module has this name; there are embed, layers, norm, head "
         "(try: 'train.compile.modules=layers.*')",
     "train.compile.modules=[head,layer.0]":
-        "train.compile.modules: layer.0: no module is called so; there are layers.0 "
+        "train.compile.modules: layer.0: no module has this name; there are layers.0 "
         "(try: 'train.compile.modules=[head,layers.0]')",
     "train.compile.modules=layers":
-        "train.compile.modules: layers: a list of modules, which is not called itself; name what is in it "
+        "train.compile.modules: layers: a list of modules, which is not called itself; name modules inside it "
         "(try: 'train.compile.modules=layers.*')",
     f"{SHARD2} train.compile.modules=stages":
-        "train.compile.modules: stages: a stage is one graph, and weights are gathered inside of it, for "
-        "layers.0, layers.1, norm; auto takes what is gathered as a whole (try: train.compile.modules=auto)",
+        "train.compile.modules: stages: a stage is one graph, and weights are gathered inside it, for "
+        "layers.0, layers.1, norm; auto takes modules that are gathered at once (try: train.compile.modules=auto)",
     f"{SHARD2} train.compile.modules=layers.0 parallel.comm_fusion.openstate=false":
-        "train.compile.modules: layers.0 is one graph, and weights are gathered inside of it, for layers.0.attn.q, "
+        "train.compile.modules: layers.0 is one graph, and weights are gathered inside it, for layers.0.attn.q, "
         "layers.0.attn.k, layers.0.attn.v and 6 more; fused, a block is gathered at once "
         "(try: parallel.comm_fusion.openstate=true)",
     f"{TP2} train.compile.modules=layers.0.attn.q":
         "train.compile.modules: layers.0.attn.q: cut over tp, it shares its input with the operators beside it; "
         "compile the module around it (try: train.compile.modules=auto)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn}}'":
-        "train.compile.modules: layers.0.attn, layers.1.attn: torch cannot run what is cut over tp again as a whole in "
-        "a graph; policy selective can (try: parallel.recompute.policy=selective parallel.recompute.comm=keep)",
+        "train.compile.modules: layers.0.attn, layers.1.attn: a graph cannot recompute all of a module that is cut "
+        "over tp; policy selective can (try: parallel.recompute.policy=selective parallel.recompute.comm=keep)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn, policy: selective}}'":
-        "parallel.recompute.comm: recompute: of a part of a graph also the last result would be sent over tp again, "
-        "which nobody needs (try: parallel.recompute.comm=keep)",
+        "parallel.recompute.comm: recompute: a partial graph would also send its last result over tp again, for "
+        "nothing (try: parallel.recompute.comm=keep)",
     f"{TP2} train.compile.modules=layers.*.attn 'parallel.recompute={{modules: layers.*}}'":
-        "train.compile.modules: inside of layers.0, which runs again and is cut over tp: a graph would send again what "
-        "nobody needs; leave one of the two out (try: train.compile=null)",
+        "train.compile.modules: inside of layers.0, which is recomputed and cut over tp: a graph would repeat "
+        "collectives for nothing; leave one of the two out (try: train.compile=null)",
     "train.compile.modules=layers.0.attn 'parallel.recompute={modules: layers.0, policy: selective}'":
-        "train.compile.modules: layers.0.attn: inside of layers.0, of which parallel.recompute keeps results of "
-        "operations, and a graph hides them; compile layers.0 (try: train.compile.modules=auto)",
+        "train.compile.modules: layers.0.attn: inside layers.0, where parallel.recompute keeps results of "
+        "operations, which a graph hides; compile layers.0 (try: train.compile.modules=auto)",
 }  # fmt: skip
 
 

@@ -18,14 +18,14 @@ REFUSED = {
     f"(try: '{KEY}=[[4,1],[4,1]]')",
     "[[4,1]]": "[[4,1]]: a batch has 2 tensors: input 0 has 2 dims, the target has 2 dims "
     f"(try: '{KEY}=[[4,1],[4,1]]')",
-    "[]": "[]: should be a list a tensor, with a number of slices a dim",
-    "[[]]": "[[]]: should be a list a tensor, with a number of slices a dim",
-    "[[1,2],[]]": "[[1,2],[]]: should be a list a tensor, with a number of slices a dim",
+    "[]": "[]: should be one list per tensor, with one number of slices per dim",
+    "[[]]": "[[]]: should be one list per tensor, with one number of slices per dim",
+    "[[1,2],[]]": "[[1,2],[]]: should be one list per tensor, with one number of slices per dim",
     "[[1,2]]": "[[1,2]]: a batch has 2 tensors: input 0 has 2 dims, the target has 2 dims (try: "
     f"'{KEY}=[[1,2],[1,1]]')",
     "[[1,2,2],[1,1]]": "[[1,2,2],[1,1]]: a batch has 2 tensors: input 0 has 2 dims, the target has 2 dims",
     "{matrix:[2,2],axes:[x,y]}": "{matrix:[2,2],axes:[x,y]}: should be a layout such as {matrix: [2, 4], axes: [x, "
-    "y], in: [[x, y], [x]]}, with a list a tensor",
+    "y], in: [[x, y], [x]]}, with one list per tensor",
     "{matrix:[2,2],axes:[x,y],in:[[x,y],[x]]}": "{matrix:[2,2],axes:[x,y],in:[[x,y],[x]]}: a batch has 2 tensors: "
     "input 0 has 2 dims, the target has 2 dims",
 }  # fmt: skip

@@ -19,7 +19,7 @@ REASONS = {
     "no size of tp": ((UP % "{in: [[4, 1], [1, 1]]}",), "the slices of parallel.operators imply no size of tp"),
     "other samples": (
         (UP % "{in: [[8, 1], [2, 1]]}", "launch.nproc=4"),
-        "parallel.operators cuts samples into slices that are those of no axis",
+        "parallel.operators cuts samples into slices that match no axis",
     ),
 }
 

@@ -64,8 +64,7 @@ REFUSED = {
     ),
     "replicas": (
         ["launch.nproc=8", f"{HSDP}.shard_size=2", "parallel.grid.dp_replicate=2"],
-        "parallel.grid.dp_replicate: 2: 2 x 2 sharded is not the 8 data-parallel ranks there are "
-        "(try: parallel.grid.dp_replicate=4)",
+        "parallel.grid.dp_replicate: 2: 2 x 2 shards are not 8 data-parallel ranks (try: parallel.grid.dp_replicate=4)",
     ),
     "pipeline axis": (
         ["launch.nproc=4", f"{STAGES}=2", "parallel.grid.pp=4"],

@@ -20,5 +20,5 @@ def test_a_level_of_which_nothing_comes_says_why(asked: str) -> None:
     if "uneven" not in asked:
         assert [(s.key, s.status) for s in made.settings] == [("parallel.hsdp.optimizer_level", "degraded")]
     (found,) = (s for s in made.settings if s.key == "parallel.hsdp.optimizer_level")
-    assert found.why == f"no parameter is sharded: {UNSHARDED[asked]}; every rank keeps all of them whole"
+    assert found.why == f"no parameter is sharded: {UNSHARDED[asked]}; every rank keeps all of them"
     assert "hsdp      level1: no parameter is sharded over 2 ranks\n" in text(made)

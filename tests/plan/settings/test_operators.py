@@ -8,7 +8,7 @@ from tests.plan.made import refusal
 TP = "parallel.grid.tp"
 REFUSED = {
     "parallel.operators.head={weight: [tp, null]}": Problem(
-        TP, "null: parallel.operators names the axis tp, and nothing says how many ranks it has", f"{TP}=2"
+        TP, "null: parallel.operators names the axis tp, but nothing says how many ranks it has", f"{TP}=2"
     ),
     f"{TP}=2": Problem(TP, "2: parallel.operators cuts nothing over tp", "operators=megatron"),
     f"{TP}=4 parallel.operators.head={{in: [[1,1,2],[2,1]]}}": Problem(

@@ -20,7 +20,7 @@ ZERO = {"stages": 2, "micro_batch_num": 4, "scheduler": "zero_bubble_h1"}
 AOT: dict[str, Any] = {"backend": "aot_eager"}
 BESIDE = "are sent while weight gradients are computed"
 GATHERED = "weights are gathered once a step, ahead of use, and waited for where a group is used first"
-REDUCED = "each bucket of a stage is on its way while its last backward goes on"
+REDUCED = "each bucket of a stage is sent while its last backward runs"
 
 
 def tp(operators: dict[str, Any], on: bool | str | None = True, **changes: Any) -> Job:
@@ -34,12 +34,12 @@ BECOMES: dict[str, tuple[Job, str]] = {
     "all": (tp(MEGATRON), f"applied, input gradients of 9 matmuls {BESIDE}"),
     "by name": (tp(SEQUENCE, "AllReduce, ReduceScatter"), f"applied, input gradients of 9 matmuls {BESIDE}"),
     "by another name": (
-        tp(SEQUENCE, "AllReduce"), "satisfied, no matmul that learns sends the gradient of its input by all-reduce"),
+        tp(SEQUENCE, "AllReduce"), "satisfied, no trained matmul sends the gradient of its input by all-reduce"),
     "a table alone": (
         tp({"embed": COLUMN}, model__tied=False), "satisfied, no operator that is cut sends anything in backward"),
     "norms": (
         tp({"norm": {"input": ["dp", "tp", None]}, "head": {"output": ["dp", None, None]}}, model__tied=False),
-        "satisfied, no matmul that learns sends the gradient of its input"),
+        "satisfied, no trained matmul sends the gradient of its input"),
     "split backwards": (
         tp(MEGATRON, pipeline=ZERO, launch={"nproc": 4}),
         "degraded, input gradients of 9 matmuls are waited for: weight gradients come in the second half of a "
@@ -75,8 +75,8 @@ def sharded(level: str, on: bool) -> Job:
 
 
 WAITS = "input gradients of 9 matmuls over tp are waited for"
-FSDP2 = ("FSDP2 gathers the next group while this one computes", "FSDP2 reduces each group while backward goes on to "
-         "the next")  # fmt: skip
+FSDP2 = ("FSDP2 gathers the next group while this one computes", "FSDP2 reduces each group while backward runs the "
+         "next")  # fmt: skip
 LINES: dict[str, tuple[Job, tuple[str, ...]]] = {
     "nothing is sent": (job(), ()),
     "replicas": (job(launch={"nproc": 2}), (AT_THE_END,)),

@@ -16,15 +16,15 @@ LEVEL3 = ("parallel.hsdp.optimizer_level=level3", "parallel.hsdp.shard_size=2", 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     **{f"{name} over level3": ((f"{PIPE}.scheduler={name}", *TWO, *LEVEL3), (
         f"parallel.hsdp.optimizer_level: level3: drops the weights after each forward, and {name} computes weight "
-        "gradients after the weights were dropped again: FSDP2 would lose them without a word "
+        "gradients after the weights were dropped again: FSDP2 would lose them silently "
         "(try: parallel.hsdp.optimizer_level=level2)"
     )) for name in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")},
     "zero_bubble_h1, interleaved": ((f"{PIPE}.scheduler=zero_bubble_h1", *TWO, f"{PIPE}.interleave=true"), (
-        f"{PIPE}.interleave: true: zero_bubble_h1 has one stage a rank (try: {PIPE}.interleave=false)"
+        f"{PIPE}.interleave: true: zero_bubble_h1 has one stage per rank (try: {PIPE}.interleave=false)"
     )),
     "zero_bubble_v of 3 chunks": (
         (f"{PIPE}.scheduler=zero_bubble_v", *TWO, f"{PIPE}.interleave=true", f"{PIPE}.chunks=3"),
-        f"{PIPE}.chunks: 3: zero_bubble_v has exactly two virtual stages a rank (try: {PIPE}.chunks=2)",
+        f"{PIPE}.chunks: 3: zero_bubble_v has exactly two virtual stages per rank (try: {PIPE}.chunks=2)",
     ),
     "less_memory of gpipe": (
         (f"{PIPE}.scheduler=gpipe", *TWO, f"{PIPE}.less_memory=true", f"{PIPE}.interleave=true"),
@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "less_memory, not interleaved": (
         (*TWO, f"{PIPE}.less_memory=true"),
-        f"{PIPE}.less_memory: true: has no effect without several virtual stages a rank "
+        f"{PIPE}.less_memory: true: has no effect without several virtual stages per rank "
         f"(try: {PIPE}.interleave=true {PIPE}.chunks=2)",
     ),
     "pieces of one stage": (
@@ -46,7 +46,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "seqvpp, not interleaved": (
         (*TWO, f"{PIPE}.seq_chunks=2", f"{PIPE}.scheduler=seqvpp"),
-        f"{PIPE}.scheduler: seqvpp: needs several virtual stages a rank (try: {PIPE}.interleave=true {PIPE}.chunks=2)",
+        f"{PIPE}.scheduler: seqvpp: needs several virtual stages per rank (try: {PIPE}.interleave=true "
+        f"{PIPE}.chunks=2)",
     ),
     "seqvpp of more pieces than stages": (
         (*TWO, f"{PIPE}.seq_chunks=4", f"{PIPE}.scheduler=seqvpp", f"{PIPE}.interleave=true"),
@@ -110,7 +111,7 @@ def flat(stages: int) -> Cost:
     ((f"{PIPE}.seq_chunks=2",), ("seqpipe",)),
     ((f"{PIPE}.seq_chunks=4", f"{PIPE}.interleave=true"), ("seqpipe", "seqvpp", "seqsmartvpp")),
     (SHARDED, ("gpipe", "1f1b")),
-], ids=["one stage a rank", "two", "few micro batches", "three", "pieces", "pieces of two", "level3"])  # fmt: skip
+], ids=["one stage per rank", "two", "few micro batches", "three", "pieces", "pieces of two", "level3"])  # fmt: skip
 def test_auto_takes_only_what_is_legal_with_the_other_settings(more, names) -> None:
     j = job(*FOUR, *more)
     assert candidates(j, ask(j).sizes) == names

@@ -26,7 +26,7 @@ BECOMES = {
          "train.loss_scale=8: applied, 8, fixed; an overflow ends the run"],
     "train.loss_scale=8": ["train.loss_scale=8: satisfied, fp32 gradients need no scaling"],
     "parallel.fp32_communication=true":
-        ["parallel.fp32_communication=true: satisfied, gradients are fp32 already; they travel as they are"],
+        ["parallel.fp32_communication=true: satisfied, gradients are fp32 already; they are sent unchanged"],
     "parallel.gradient_fp32_sync=false train.precision=fp64":
         ["parallel.gradient_fp32_sync=false: satisfied, gradients are fp64 already; nothing to lower"],
 }  # fmt: skip
@@ -46,8 +46,8 @@ TRAVELS = {
         "parallel.gradient_fp32_sync=false: applied, gradients travel in bfloat16"]),
     "parallel.gradient_fp32_sync=false parallel.fp32_communication=true": ("float32", [
         "parallel.fp32_communication=true: applied, gradients travel in float32",
-        "parallel.gradient_fp32_sync=false: satisfied, gradients travel in float32: parallel.fp32_communication=true "
-        "asks for it"]),
+        "parallel.gradient_fp32_sync=false: satisfied, gradients are sent in float32, as "
+        "parallel.fp32_communication=true requests"]),
 }  # fmt: skip
 
 

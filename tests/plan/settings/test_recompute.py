@@ -48,22 +48,22 @@ def test_names_and_globs_choose_modules(case):
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "nobody": (
-        lambda: asked("blocks.*"), f"{KEY}: blocks.*: no module is called so; there are embed, layers, norm, head"
+        lambda: asked("blocks.*"), f"{KEY}: blocks.*: no module has this name; there are embed, layers, norm, head"
     ),
     "nearly somebody": (
         lambda: asked({"layer.*": "full", "head": "selective"}),
-        f"{KEY}: layer.*: no module is called so; there are embed, layers, norm, head "
+        f"{KEY}: layer.*: no module has this name; there are embed, layers, norm, head "
         f"(try: '{KEY}={{layers.*:full,head:selective}}')",
     ),
     "a list": (
         lambda: asked("layers"),
-        f"{KEY}: layers: a list of modules, which is not called itself; name what is in it "
+        f"{KEY}: layers: a list of modules, which is not called itself; name modules inside it "
         f"(try: '{KEY}=layers.*')",
     ),
     "over stages": (
         lambda: asked("layers.*", {"stages": 2, "stage_config": CUT}),
         f"{KEY}: layers.1 is cut into stages, layers.1.attn, layers.1.attn.k, layers.1.attn.o, layers.1.attn.q, .., "
-        "layers.1.mlp.gate, layers.1.mlp.up, layers.1.mlp_norm, and runs on no rank as a whole; name what is in it "
+        "layers.1.mlp.gate, layers.1.mlp.up, layers.1.mlp_norm, so no rank runs all of it; name modules inside it "
         f"(try: '{KEY}=[layers.0,layers.1.*,layers.2,layers.3]')",
     ),
     "a counter": (
@@ -74,8 +74,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a teacher": (
         lambda: theirs("recompute_nets.Taught", ["student"], [6]),
         (f"{KEY}: student cannot be recomputed in the backward: the model changes "
-         "student.teacher.weight and uses it, so that it would compute with another "
-         "one (try: parallel.recompute=null)"),
+         "student.teacher.weight and uses it, so recomputation would use another "
+         "value (try: parallel.recompute=null)"),
     ),
     "its input": (
         lambda: theirs("recompute_nets.Overwriting", ["act"], [6]),
@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "what is kept": (
         lambda: theirs("recompute_nets.Recurrent", ["rnn"], [3, 6], policy="selective"),
         (f"{KEY}: rnn cannot be recomputed in the backward: it changes the result of "
-         "addmm in place, which is to be kept; leave rnn out"),
+         "addmm in place, which must be kept; leave rnn out"),
     ),
 }  # fmt: skip
 
@@ -113,14 +113,12 @@ def test_automatic_stages_leave_in_one_piece_what_runs_again():
     assert [r.module for r in plan.recomputed] == ["blocks.0", "blocks.1", "blocks.2"]
     assert {f"blocks.{n}" for n in range(3)} <= {m for s in plan.stages for m in s.modules}
     assert (
-        "parallel.pipeline.stage_config auto: blocks.0 .. blocks.2 on one stage each, for what runs again is not cut"
-        in [str(n) for n in plan.notes]
+        "parallel.pipeline.stage_config auto: blocks.0 .. blocks.2 on one stage each, because recomputed modules are "
+        "not cut" in [str(n) for n in plan.notes]
     )
 
 
 def test_where_that_leaves_too_few_pieces_it_is_refused():
     with pytest.raises(RequestError) as caught:
         plan_job(uncut("blocks.*", 6))
-    assert str(caught.value).startswith(
-        f"{KEY}: blocks.1 is cut into stages, blocks.1.0 .. blocks.1.2, and runs on no "
-    )
+    assert str(caught.value).startswith(f"{KEY}: blocks.1 is cut into stages, blocks.1.0 .. blocks.1.2, so no rank ")

@@ -19,7 +19,7 @@ REFUSED = {
         f"{P}.mode: recursive_programming finds every strategy itself; sharding_propagation keeps those that are "
         f"written (try: {P}.mode=sharding_propagation)",
     "checkpoint.encrypt=aes-gcm":
-        "checkpoint.encrypt: this does not say where the key is; a key itself belongs into no configuration "
+        "checkpoint.encrypt: this does not say where the key is; never put the key itself into a configuration "
         "(try: checkpoint.encrypt=env:CHECKPOINT_KEY)",
 }  # fmt: skip
 
@@ -51,14 +51,14 @@ BECOMES = {
     "": [],
     "deterministic=true": ["deterministic=true: applied, torch picks deterministic kernels or fails"],
     f"{PIPE}.interleave=true launch.nproc=2 {PIPE}.stages=2":
-        [f"{PIPE}.interleave=true: applied, 2 virtual stages a rank"],
+        [f"{PIPE}.interleave=true: applied, 2 virtual stages per rank"],
     f"{PIPE}.interleave=true": [f"{PIPE}.interleave=true: satisfied, one stage has no bubble to shrink"],
     f"{PIPE}.interleave=true {PIPE}.chunks=1 launch.nproc=2 {PIPE}.stages=2":
         [f"{PIPE}.interleave=true: satisfied, one chunk a rank"],
     f"{PIPE}.scheduler=zero_bubble_v":
         [f"{PIPE}.scheduler=zero_bubble_v: satisfied, one stage has no bubble to fill: as 1f1b"],
     f"{PIPE}.interleave=true {PIPE}.less_memory=true launch.nproc=2 {PIPE}.stages=2": [
-        f"{PIPE}.interleave=true: applied, 2 virtual stages a rank",
+        f"{PIPE}.interleave=true: applied, 2 virtual stages per rank",
         f"{PIPE}.less_memory=true: applied, a rank runs ahead by one forward; each transfer is waited for",
     ],
     f"{PIPE}.output_broadcast=true launch.nproc=2 {PIPE}.stages=2": [
@@ -75,7 +75,7 @@ BECOMES = {
     f"{HSDP} {P}.hsdp.optimizer_level=level3":
         [f"{P}.hsdp.optimizer_level=level3: applied, {LEVELS['level3']}"],
     f"{P}.hsdp={{}}":
-        [f"{P}.hsdp.optimizer_level=level1: satisfied, one rank on the shard axis; there is nobody to share with"],
+        [f"{P}.hsdp.optimizer_level=level1: satisfied, one rank on the shard axis; there is no other to share with"],
     f"{P}.gradients_mean=false launch.nproc=4":
         [f"{P}.gradients_mean=false: applied, gradients are summed over the 4 data-parallel ranks"],
     f"{P}.gradients_mean=false": [f"{P}.gradients_mean=false: satisfied, one data-parallel rank"],
@@ -95,35 +95,35 @@ BECOMES = {
         [f"{P}.param_strategy.save=p.json: applied, layouts of trainable parameters are written before the first step"],
     f"{P}.param_strategy.load=p.json {P}.param_strategy.only_trainable=false":
         [f"{P}.param_strategy.load=p.json: applied, all parameters and buffers get the layouts of the file; operators, "
-         "tp and shards follow where they are not given"],
+         "tp and shards follow where they are not set"],
     f"{P}.operator_strategy.save=/o.json":
         [f"{P}.operator_strategy.save=/o.json: applied, strategies of the operators that are cut are written before "
          "the first step"],
     f"{P}.group_file=g.json":
-        [f"{P}.group_file=g.json: applied, which ranks share which group is written before the first step"],
+        [f"{P}.group_file=g.json: applied, the ranks of each group are written before the first step"],
     "checkpoint.async=true checkpoint.every=2": [
-        "checkpoint.async=true: applied, a thread writes a copy in host memory; training stands still for the copy "
-        "alone",
+        "checkpoint.async=true: applied, a thread writes a copy in host memory; training waits only for the "
+        "copy",
     ],
     "checkpoint.encrypt=env:KEY": [
-        "checkpoint.encrypt=env:KEY: applied, tensor files are sealed with AES-256-GCM, the manifest has a MAC of the "
-        "same key; names, shapes and digests of tensors stay readable",
+        "checkpoint.encrypt=env:KEY: applied, tensor files are encrypted with AES-256-GCM, the manifest has a MAC of "
+        "the same key; names, shapes and digests of tensors stay readable",
     ],
     "checkpoint.accept_plain=true": [
         "checkpoint.accept_plain=true: satisfied, without checkpoint.encrypt every checkpoint is read"
     ],
     "checkpoint.encrypt=env:KEY checkpoint.accept_plain=true": [
-        "checkpoint.encrypt=env:KEY: applied, tensor files are sealed with AES-256-GCM, the manifest has a MAC of the "
-        "same key; names, shapes and digests of tensors stay readable",
-        "checkpoint.accept_plain=true: applied, checkpoints that are not encrypted are read too; nothing vouches for "
-        "what they hold",
+        "checkpoint.encrypt=env:KEY: applied, tensor files are encrypted with AES-256-GCM, the manifest has a MAC of "
+        "the same key; names, shapes and digests of tensors stay readable",
+        "checkpoint.accept_plain=true: applied, checkpoints that are not encrypted are read too, "
+        "unverified",
     ],
     "checkpoint.async=true": ["checkpoint.async=true: satisfied, nothing is saved while training"],
     f"{P}.local_norm.print=true":
         [f"{P}.local_norm.print=true: applied, one a parameter, every step: of the gradients of a rank's own samples; "
          "one data-parallel rank has all"],
     f"{P}.local_norm={{dump: norms, device: true}} train.log_every=5 launch.nproc=2":
-        [f"{P}.local_norm.dump=norms: applied, one number a rank, every 5 steps, in rank<N>.jsonl: of the gradients "
+        [f"{P}.local_norm.dump=norms: applied, one number per rank, every 5 steps, in rank<N>.jsonl: of the gradients "
          "of a rank's own samples, before the sum over 2 data-parallel ranks"],
     f"{P}.local_norm.print=true {HSDP} {P}.hsdp.optimizer_level=level2 {PIPE}.micro_batch_num=4":
         [f"{P}.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch",

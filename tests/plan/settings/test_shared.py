@@ -17,8 +17,8 @@ GLUE = chain("a", "b", "c")
 CURE = f"(try: '{KEY}=[[a.weight,c.weight]]')"
 
 REFUSED = {
-    "[]": f"a.weight = c.weight is one tensor on stages 0, 1, and is not listed {CURE}",
-    "[[b.weight,b.twin]]": f"a.weight = c.weight is one tensor on stages 0, 1, and is not listed {CURE}",
+    "[]": f"a.weight = c.weight is one tensor on stages 0, 1, but is not listed {CURE}",
+    "[[b.weight,b.twin]]": f"a.weight = c.weight is one tensor on stages 0, 1, but is not listed {CURE}",
     "[[a.weight]]": f"a.weight: the same tensor is c.weight too {CURE}",
     "[[a.weight,c.weight],[a.wieght]]": f"the model has no parameter 'a.wieght', did you mean 'a.weight'? {CURE}",
     "[[a.weight,c.weight,b.weight]]":

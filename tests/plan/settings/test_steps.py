@@ -12,7 +12,7 @@ PP4 = ["launch.nproc=4", "parallel.pipeline.stages=4"]
 REFUSED = {
     "a sample of no text": (
         ["data=random_tokens", "data.vocab_size=256", "data.seq_len=8", "steps=[train,save,export,sample]"],
-        "steps.sample: continues text, and data is random_tokens (try: 'steps=[train,save,export]')",
+        "steps.sample: continues text, but data is random_tokens (try: 'steps=[train,save,export]')",
     ),
     "nothing held out to evaluate": (
         ["data.val_fraction=0", "steps=[train,evaluate]"],
@@ -24,12 +24,12 @@ REFUSED = {
     ),
     "more stages than there are": (
         [*PP4, TRANSFORM, "steps.transform.nproc=8", "steps.transform.stages=8"],
-        "steps.transform.stages: 8: cannot be made of 4 stages; stages are merged, not cut "
+        "steps.transform.stages: 8: cannot be made from 4 stages; stages are merged, not cut "
         "(try: steps.transform.stages=4)",
     ),
     "stages that do not merge": (
         [*PP4, TRANSFORM, "steps.transform.nproc=3", "steps.transform.stages=3"],
-        "steps.transform.stages: 3: cannot be made of 4 stages; stages are merged, not cut "
+        "steps.transform.stages: 3: cannot be made from 4 stages; stages are merged, not cut "
         "(try: steps.transform.stages=2)\n"
         "steps.transform.nproc: 3: does not divide into 2 stages x 1 shard (try: steps.transform.nproc=4)",
     ),
@@ -107,7 +107,7 @@ def test_of_a_schedule_what_a_share_is_in_steps_and_a_restart_that_never_comes_a
     ]
     restarts = ("schedule=cosine_restarts", "schedule.warmup_steps=2", "train.steps=10")
     assert [str(n) for n in idle(job(*restarts, "schedule.period_steps=8"), 10)] == [
-        "schedule.period_steps 8: no restart, for the training, 10 steps, ends before it"
+        "schedule.period_steps 8: no restart: the training, 10 steps, ends before it"
     ]
     assert [*idle(job(*restarts, "schedule.period_steps=7"), 10)] == []
     assert [*idle(job(*WSD, "schedule.decay_steps=2"), 10)] == []

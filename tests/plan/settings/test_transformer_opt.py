@@ -25,39 +25,39 @@ ONCE = "applied, weights are gathered once a step, ahead of use, and waited for 
 UNCUT = "no operator is cut: no such collective"
 
 BECOMES = {
-    "recomputation_communication_overlap=true": "satisfied, no operator is cut: what runs again sends nothing",
+    "recomputation_communication_overlap=true": "satisfied, no operator is cut: recomputation sends nothing",
     f"recomputation_communication_overlap=true {TP2}":
         "degraded, nothing is recomputed by the launcher; a model that checkpoints its own modules waits for their "
         "collectives again",
     f"recomputation_communication_overlap=true {TP2} parallel.recompute={{modules:'*'}}":
-        "degraded, what operators over tp send is sent again, and waited for; parallel.recompute.comm=keep sends "
+        "degraded, collectives over tp run again, and are waited for; parallel.recompute.comm=keep sends "
         "nothing again",
     f"recomputation_communication_overlap=true {TP2} parallel.recompute={{modules:'*',comm:keep}}":
-        "applied, what operators over tp have sent is kept: what runs again sends nothing",
+        "applied, results of collectives over tp are kept: recomputation sends nothing",
     "grad_matmul_communication_overlap=AllReduce": f"satisfied, {UNCUT}",
     f"grad_matmul_communication_overlap=MorphReduceScatter {TP2}":
         "applied, input gradients of matmuls are sent while weight gradients are computed",
     "enable_communication_fusion=true":
-        "satisfied, whole gradients travel in buckets of 64 MB, sharded ones a group at a time",
+        "satisfied, unsharded gradients are sent in buckets of 64 MB, sharded ones a group at a time",
     f"enable_communication_fusion=true {FUSION}.openstate=false":
         f"degraded, {FUSION}.openstate=false: each collective carries one module or one parameter",
     f"enable_communication_fusion=true {FUSION}.allreduce={{mode:index,config:[3,5]}}":
-        "satisfied, whole gradients travel in buckets that end before the parameters 3, 5, sharded ones a group at a "
-        "time",
+        "satisfied, unsharded gradients are sent in buckets that end before the parameters 3, 5, sharded ones a group "
+        "at a time",
     f"enable_communication_fusion=true {FUSION}={{allgather:{{mode:size,config:2}},allreduce:{{mode:size,config:1}}}}":
-        "satisfied, whole gradients travel in buckets of 1.0 MB, sharded ones in groups of up to 2.0 MB",
-    "grad_computation_allreduce_overlap=true": "satisfied, one data-parallel rank: no gradient travels",
+        "satisfied, unsharded gradients are sent in buckets of 1.0 MB, sharded ones in groups of up to 2.0 MB",
+    "grad_computation_allreduce_overlap=true": "satisfied, one data-parallel rank: no gradient is sent",
     "grad_computation_allreduce_overlap=true launch.nproc=2":
         "degraded, gradients are reduced after the last backward of a step",
     f"grad_computation_allreduce_overlap=true {SHARDED}":
-        "applied, each bucket of a stage is on its way while its last backward goes on",
+        "applied, each bucket of a stage is sent while its last backward runs",
     f"grad_computation_allreduce_overlap=true {LEVEL2}":
-        "degraded, FSDP2 reduces each group beside backward where launch.device=auto finds an accelerator; on CPUs "
+        "degraded, FSDP2 reduces each group during backward where launch.device=auto finds an accelerator; on CPUs "
         "ranks wait",
     f"grad_computation_allreduce_overlap=true launch.device=cpu {LEVEL2}":
-        "degraded, FSDP2 reduces each group beside backward on accelerators only; the CPU waits",
+        "degraded, FSDP2 reduces each group during backward on accelerators only; the CPU waits",
     f"grad_computation_allreduce_overlap=true launch.device=cuda {LEVEL2}":
-        "satisfied, FSDP2 reduces each group while backward goes on to the next",
+        "satisfied, FSDP2 reduces each group while backward runs the next",
     "computation_allgather_overlap=true": "satisfied, no weight is sharded: nothing is gathered",
     f"computation_allgather_overlap=true {SHARDED}": ONCE,
     f"computation_allgather_overlap=true launch.device=cuda {SHARDED}": ONCE,
@@ -255,7 +255,7 @@ def test_a_wrong_key_beside_a_file_is_refused_by_its_name(tmp_path: Path) -> Non
     ("content", "why"),
     [
         (b'{"a": 1,\n}', ":2: no JSON: Expecting property name enclosed in double quotes"),
-        (b"\xff", ": no JSON: it is not text"),
+        (b"\xff", ": not JSON: it is not text"),
         (b"[]", ": should be an object: {switch: value}"),
         (None, ": cannot be read: No such file or directory"),
     ],

@@ -73,7 +73,7 @@ def test_what_the_request_adds_to_the_layouts_stays() -> None:
     assert {o.module: o.output for o in found} == {"up": ((), ("tp",), ()), "norm": None}
 
 
-HAD = "which cannot be had on pp 1 x dp_replicate 1 x dp_shard 2 x tp 2: tp cuts one dim, and dp_shard dim 0 of what"
+HAD = "which is impossible on pp 1 x dp_replicate 1 x dp_shard 2 x tp 2: tp cuts one dim, and dp_shard dim 0 of the"
 REFUSED: dict[str, tuple[ParamLayouts, dict[str, Any], list[str]]] = {
     "two ways": (
         file(up_weight=(("tp",), ()), up_bias=(("tp",),)),
@@ -94,12 +94,12 @@ REFUSED: dict[str, tuple[ParamLayouts, dict[str, Any], list[str]]] = {
     "dp first": (
         file(up_weight=(("dp_shard", "tp"), ())),
         {},
-        [f"{LOAD}: p.json: up.weight is cut [4, whole] (ranks [1] apart), {HAD} it leaves"],
+        [f"{LOAD}: p.json: up.weight is cut [4, whole] (ranks [1] apart), {HAD} shards"],
     ),
     "dp on dim 1": (
         file(up_weight=((), ("dp_shard",))),
         {},
-        [f"{LOAD}: p.json: up.weight is cut [whole, 2] (ranks [2] apart), {HAD} it leaves"],
+        [f"{LOAD}: p.json: up.weight is cut [whole, 2] (ranks [2] apart), {HAD} shards"],
     ),
     "a norm": (
         file(norm_weight=(("tp",),)),
@@ -123,7 +123,7 @@ def test_what_cannot_be_had_is_refused_with_the_parameter(
 
 def test_one_tensor_is_not_cut_in_two_ways() -> None:
     given = file(embed_weight=(("tp",), ()), head_weight=((), ("tp",)))
-    told = "head.weight is the same tensor as embed.weight, and not cut like it"
+    told = "head.weight is the same tensor as embed.weight, but is cut differently"
     assert refused(given, tied=True) == [f"{LOAD}: p.json: {told}"]
 
 

@@ -103,7 +103,7 @@ def test_only_what_is_cut_is_a_split_and_a_tied_tensor_is_cut_alike_under_both_n
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no such module": (
         {"hed": {"weight": ["tp", None]}}, {},
-        "parallel.operators.hed: no module is called so; there are embed, up, norm, act, head, other "
+        "parallel.operators.hed: no module has this name; there are embed, up, norm, act, head, other "
         "(try: '~parallel.operators.hed')",
     ),
     "no strategy": (
@@ -115,10 +115,10 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "parallel.operators.up: wait: no such key; there are input, output, in, out, layout and weight, bias",
     ),
     "no such axis": ({"up": {"weight": ["mp", None]}}, {},
-                     "parallel.operators.up: weight: 'mp' is no axis; there are dp, tp and null"),
+                     "parallel.operators.up: weight: 'mp' is not an axis; the axes are dp, tp, or null"),
     "no axis has so many slices": (
         {"up": {"in": [[1, 1], [3, 1]]}}, {"dp": 4},
-        "parallel.operators.up: in[weight]: 3 slices are those of no axis: tp is 2",
+        "parallel.operators.up: in[weight]: 3 slices match no axis: tp is 2",
     ),
     "one axis on two dims": ({"up": {"weight": ["tp", "tp"]}}, {},
                              "parallel.operators.up: weight: ['tp', 'tp']: one axis cannot cut two dims"),
@@ -135,8 +135,8 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "inputs that the weight does not go with, in either order": (
         {"up": {"in": [[1, 2], [1, 1]]}}, {},
-        "parallel.operators.up: no reading of it can be: {weight: [null, null], input: [null, tp]}: input [null, tp] "
-        "cut over tp on its features needs a weight cut on its inputs",
+        "parallel.operators.up: no reading of it is possible: {weight: [null, null], input: [null, tp]}: input [null, "
+        "tp] cut over tp on its features needs a weight cut on its inputs",
     ),
     "samples over dp or tp": (
         {"norm": {"in": [[2, 1]]}}, {"dp": 2},

@@ -51,10 +51,10 @@ OPTIMIZERS = {
     "optim=sgd optim.lr=0.1": "sgd: lr 0.1",
     "optim=sgd optim.momentum=0.9 optim.nesterov=true optim.lr=0.1": "sgd: lr 0.1, momentum 0.9, nesterov true",
     "optim=muon optim.lr=0.02 optim.adamw.lr=0.001":
-        "muon: lr 0.02, momentum 0.95, nesterov true, weight_decay 0.1; adamw for what is no matrix: lr 0.001, "
-        "betas [0.9, 0.95], weight_decay 0.1",
+        "muon: lr 0.02, momentum 0.95, nesterov true, weight_decay 0.1; adamw for parameters that are not matrices: "
+        "lr 0.001, betas [0.9, 0.95], weight_decay 0.1",
     "optim.lr=0.001 optim.groups.*norm*.weight_decay=0":
-        "adamw: lr 0.001, betas [0.9, 0.95], weight_decay 0.1; 1 group of parameters with settings of their own",
+        "adamw: lr 0.001, betas [0.9, 0.95], weight_decay 0.1; 1 group of parameters with their own settings",
 }  # fmt: skip
 
 

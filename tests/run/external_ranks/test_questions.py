@@ -43,7 +43,7 @@ def test_other_versions_are_refused_by_node_and_name() -> None:
 
 
 def test_a_launcher_that_says_nothing_of_itself_is_another_one() -> None:
-    with pytest.raises(RequestError, match="rank 1 has another launcher than rank 0: it does not say its version"):
+    with pytest.raises(RequestError, match="rank 1 has another launcher than rank 0, of unknown version"):
         About({1: ""}).same_versions()
 
 

@@ -132,7 +132,7 @@ def test_a_rank_0_that_dies_before_its_last_word_is_told(monkeypatch):
     if pid == 0:
         open_store(first, lambda: 60.0, print).get("launcher0/here1")
         os._exit(0)
-    told = r"rank 1: rank 0, or what has started it, has ended: .*(Connection|got 0 bytes).*"
+    told = r"rank 1: rank 0, or its launcher, has ended: .*(Connection|got 0 bytes).*"
     with pytest.raises(RunError, match=told):
         follow(lambda: 60.0)
     os.waitpid(pid, 0)
@@ -147,5 +147,5 @@ def test_a_rank_that_knows_of_another_world_is_told():
             own.set(name, value)
         with pytest.raises(RequestError) as refused:
             others.gather(60.0)
-    text = "rank 1 was told that there are 3 ranks, rank 0 that there are 2"
+    text = "rank 1 was started for 3 ranks, rank 0 for 2"
     assert str(refused.value) == text + BAD

@@ -83,7 +83,7 @@ def test_a_file_that_others_can_read_or_that_leads_elsewhere_is_refused(tmp_path
     file.chmod(0o640)
     with pytest.raises(RequestError) as caught:
         secret(ONE, env)
-    assert str(caught.value) == f"{file}: others can read it, or have made it; remove it, and a new one is made"
+    assert str(caught.value) == f"{file}: other users can read it, or own it; remove it, and a new one is made"
     file.chmod(0o600)
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
@@ -92,7 +92,7 @@ def test_a_file_that_others_can_read_or_that_leads_elsewhere_is_refused(tmp_path
     file.unlink()
     file.write_text("short")
     file.chmod(0o600)
-    with pytest.raises(RequestError, match="it is no secret of the launcher"):
+    with pytest.raises(RequestError, match="it is not a secret of the launcher"):
         secret(ONE, env)
 
 

@@ -135,7 +135,7 @@ def test_a_step_that_only_python_has_is_not_sent():
     sent = order([])
     steps = {"count": Count.model_construct(kind="count")}
     odd = dataclasses.replace(sent.todo, job=sent.todo.job.model_copy(update={"steps": steps}))
-    with pytest.raises(Unsuitable, match="Count is none of what is expected"):
+    with pytest.raises(Unsuitable, match="Count is not one of"):
         encode(dataclasses.replace(sent, todo=odd), Word)
 
 

@@ -28,9 +28,9 @@ def test_everything_that_is_missing_is_said_in_one_error():
     with pytest.raises(RequestError) as refused:
         verify(parts)
     assert str(refused.value) == (
-        f"torch {torch.__version__} is not one that this version can use: {schedules}._Action takes no 'colour'; "
-        f"{schedules}._Gone.method is not there; torch.distributed.nowhere.thing is not there "
-        "(try: pip install 'torch>=2.11,<2.16')"
+        f"this version cannot use torch {torch.__version__}: {schedules}._Action takes no 'colour'; "
+        f"{schedules}._Gone.method does not exist; torch.distributed.nowhere.thing does not "
+        "exist (try: pip install 'torch>=2.11,<2.16')"
     )
 
 
@@ -43,8 +43,8 @@ def test_it_is_said_before_any_import_fails():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     schedules = "torch.distributed.pipelining.schedules._PipelineScheduleRuntime"
     assert done.stderr.strip().splitlines()[-1] == (
-        f"launcher.errors.RequestError: torch {torch.__version__} is not one that this version can use: "
-        f"{schedules}._assert_unsharded is not there; {schedules}.step is not there; "
-        f"{schedules}._prepare_schedule_with_comms is not there "
+        f"launcher.errors.RequestError: this version cannot use torch {torch.__version__}: "
+        f"{schedules}._assert_unsharded does not exist; {schedules}.step does not "
+        f"exist; {schedules}._prepare_schedule_with_comms is not there "
         "(try: pip install 'torch>=2.11,<2.16')"
     )

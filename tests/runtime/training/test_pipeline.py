@@ -129,7 +129,7 @@ def test_an_output_that_changes_its_shape_is_noticed_before_the_next_stage_reads
     with pytest.raises(RanksFailed) as failed:
         on_ranks(2, rank_other_shape, j, plan_job(j))
     assert failed.value.fault.headline == (
-        "rank 0: stage 0 passes on float64 (6, 3), and the plan expects float64 (6, 6); shapes and dtypes between "
+        "rank 0: stage 0 passes on float64 (6, 3), but the plan expects float64 (6, 6); shapes and dtypes between "
         "stages must not depend on the data"
     )
 

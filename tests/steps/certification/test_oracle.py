@@ -217,7 +217,7 @@ WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
         "its standard deviation is N, in 24 plain constructions N to N",
     ),
     "no numbers": (
-        "normal", lambda t: t / 0, "has numbers that are not finite, in a plain construction it has none",
+        "normal", lambda t: t / 0, "has numbers that are not finite, but none in a plain construction",
     ),
     "another dtype": ("normal", Tensor.double, "is float64[40, 8], in a plain construction float32[40, 8]"),
     "a row that should be zero": (

@@ -57,7 +57,7 @@ def added(call: OperatorCall) -> Said:
 
 
 def uncut(call: OperatorCall) -> Said:
-    """Reductions whose reduced dims every rank needs whole."""
+    """Reductions whose reduced dims every rank needs in full."""
     if len(call.ins) != 1:
         return None
     gone = reduced(call)
@@ -93,7 +93,7 @@ def extreme(call: OperatorCall) -> Said:
 
 
 def half_of_last(call: OperatorCall) -> Said:
-    """glu: the gates are the second half of a dim, which stays whole."""
+    """glu: the gates are the second half of a dim, which is not cut."""
     return whole_along(call, call.dim(1, "dim", -1))
 
 

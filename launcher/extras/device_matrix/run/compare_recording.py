@@ -173,7 +173,7 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
     if counts:
         return f"the forward or the backward changes {counts[0]} with every call"
     if _different(once, again):
-        return "the forward does something else with every call"
+        return "the forward differs from call to call"
 
     # run the recording once
     named = dict(_tensors(copied(module)))

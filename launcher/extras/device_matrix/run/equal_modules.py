@@ -1,4 +1,4 @@
-"""Modules and stages that are equal, worked out once."""
+"""Modules and stages that are equal, computed once."""
 
 from __future__ import annotations
 

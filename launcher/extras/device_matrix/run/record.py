@@ -48,7 +48,7 @@ def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
 def _refuse(node: fx.Node, key: str) -> None:
     """Refuse an enabled autocast; the node's arguments are device, dtype, enabled and so on."""
     if node.args[2]:
-        text = "the forward computes under torch.autocast, whose dtypes would be lost; cast with .to there"
+        text = "the forward computes under torch.autocast, whose dtypes would be lost; cast with .to instead"
         raise RequestError((Problem(key, text),))
 
 
@@ -171,7 +171,7 @@ class _Recorder:
             elif said.kind.name == "BUFFER_MUTATION":
                 changes[self.first[said.target]] = self.at[made]
             else:
-                text = f"the forward changes {said.target}, which is no buffer of the model"
+                text = f"the forward changes {said.target}, which is not a buffer of the model"
                 raise RequestError((_cannot(text),))
         return tuple(outputs), changes
 
@@ -187,7 +187,7 @@ class _Recorder:
         if not isinstance(node.target, torch._ops.OpOverload):
             name = getattr(node.target, "__name__", str(node.target))
             where = _module(node) or "the model's own forward"
-            raise RequestError((_cannot(f"{where} calls {name}, which is no operator on tensors"),))
+            raise RequestError((_cannot(f"{where} calls {name}, which is not an operator on tensors"),))
         return OpNode(
             op=node.target.name().removeprefix("aten::"),
             module=_module(node),

@@ -222,7 +222,7 @@ class Seen:
         if made.shape != self.first.shape or made.dtype != self.first.dtype:
             return f"is {_kind(made)}, in a plain construction {_kind(self.first)}"
         if not torch.isfinite(_wide(made)).all() and torch.isfinite(_wide(self.first)).all():
-            return "has numbers that are not finite, in a plain construction it has none"
+            return "has numbers that are not finite, but none in a plain construction"
         wrong = self.alike & ~_same(made, self.first).all(1)
         if wrong.any() and (self.alike.all() or self.others < CHANCE):
             where = "" if self.alike.all() else f" in {int(wrong.sum())} of {len(wrong)} rows"

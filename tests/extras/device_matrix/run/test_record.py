@@ -85,7 +85,7 @@ class _Autocast(nn.Linear):
 REFUSED: dict[str, tuple[nn.Module, str]] = {
     "autocast": (
         module(_Autocast, 6, 6),
-        "the forward computes under torch.autocast, whose dtypes would be lost; cast with .to there",
+        "the forward computes under torch.autocast, whose dtypes would be lost; cast with .to instead",
     ),
     "instance norm": (
         nn.Sequential(module(nn.InstanceNorm1d, 4, track_running_stats=True)),

@@ -94,9 +94,9 @@ def test_what_is_written_beats_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "row", "text"),
     [
-        ("matmul9", {"in": [[2, 4]]}, "matmul9: no operator is of such a module; there are those of "
+        ("matmul9", {"in": [[2, 4]]}, "matmul9: no such module has operators; there are "
          "flatten, matmul1, relu1, matmul2, relu2, matmul3"),
-        ("relu1", {"in": [[3, 1]]}, "relu1: in[0]: [3, 1]: dim 0 of [16, 32] is no multiple of 3"),
+        ("relu1", {"in": [[3, 1]]}, "relu1: in[0]: [3, 1]: dim 0 of [16, 32] is not a multiple of 3"),
         ("relu1:gelu", {"in": [[2, 1]]},
          "relu1:gelu: its module has no such operator; there are relu1:relu, did you mean 'relu1:relu'?"),
     ],
