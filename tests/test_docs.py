@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,12 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 TARGET = re.compile(r"(?<=`)make ([a-z][a-z-]*)")
 ROW = re.compile(r"^\| (.+?) \| (.+) \|$", re.MULTILINE)
 TERM = re.compile(r"^\*\*([^*]+)\*\*", re.MULTILINE)
+TYPE = re.compile(r"^\| `(\w+)` \| `([\w./]+)` \|", re.MULTILINE)
+NAMED_TYPE = re.compile(r"(?<=`)([A-Z]\w*[a-z]\w*)(?=(?:\.\w+)?`)")
+OTHERS = {
+    "DataLoader", "Dataset", "DistributedDataParallel", "GradScaler", "ImageFolder", "IterableDataset", "Literal",
+    "ModuleList", "KillWait", "Python", "True", "False",
+}  # fmt: skip
 BANS = {"torch": TORCH, "torch.distributed": DISTRIBUTED, "Hydra": HYDRA, "files": FILES, "environment": ("os",)}
 WHERE, GLOSSARY = ROOT / "docs/where.md", ROOT / "docs/glossary.md"
 
@@ -59,6 +66,18 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert [t for t in sorted(targets) if t and not (page.parent / t).exists()] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_every_link_to_a_heading_finds_it(page: Path) -> None:
+    links = [link.partition("#") for link in LINK.findall(content(page)) if "://" not in link and "#" in link]
+    assert [f"{to}#{at}" for to, _, at in links if at not in anchors(page.parent / to if to else page)] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", content(page), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_no_table_has_a_place_that_was_left_to_be_filled() -> None:
     rows = [(p.name, line) for p in PAGES for line in content(p).splitlines() if line.startswith("|")]
     assert len(rows) > 100
@@ -92,6 +111,38 @@ def test_where_to_change_what_has_forty_rows_and_each_names_a_file() -> None:
 def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
     words = [word.lower() for word in TERM.findall(content(GLOSSARY))]
     assert [(a, b) for a, b in pairwise(words) if a >= b] == []
+
+
+def classes() -> dict[str, set[str]]:
+    """The files of each class and type alias of the package."""
+    homes: dict[str, set[str]] = {}
+    for path in files().values():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            match node:
+                case ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]) if name[0].isupper():
+                    homes.setdefault(name, set()).add(path.relative_to(ROOT).as_posix())
+    return homes
+
+
+def test_every_type_of_the_glossary_is_in_its_file() -> None:
+    homes, rows = classes(), TYPE.findall(content(GLOSSARY))
+    assert [name for name, _ in rows] == sorted({name for name, _ in rows})
+    assert [row for row in rows if row[1] not in homes.get(row[0], ())] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_type_that_a_page_names_is_in_the_glossary(page: Path) -> None:
+    """Or is another program's: a page that names a type that was renamed is behind."""
+    known = {name for name, _ in TYPE.findall(content(GLOSSARY))}
+    prose = re.sub(r"```.*?```", "", content(page), flags=re.DOTALL)
+    assert set(NAMED_TYPE.findall(prose)) - known - OTHERS == set()
+
+
+def test_every_optional_part_and_every_extra_has_a_row() -> None:
+    parts = {p.parent.name for p in (ROOT / "launcher/extras").glob("*/__init__.py")}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = re.findall(r"^\| `(\w+)` \|", content(ROOT / "docs/extras.md"), re.MULTILINE)
+    assert sorted(rows) == sorted([*parts, *extras])
 
 
 def test_the_newest_release_of_the_changelog_is_the_version_of_the_package() -> None:
