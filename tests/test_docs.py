@@ -160,6 +160,21 @@ def test_pre_commit_runs_what_make_check_runs() -> None:
 
 def test_pages_agree_on_the_number_of_odd_models_and_layouts() -> None:
     [(models, cells)] = re.findall(r"^(\d+) models, (\d+) cells", content(GENERATED), re.MULTILINE)
-    said = {m for page in PAGES for m in re.findall(r"(\d+) odd models under (\d+) layouts", content(page))}
-    assert said == {(models, str(len(LAYOUTS)))}
+    text = " ".join(" ".join(map(content, PAGES)).split())
+    assert {*re.findall(r"(\d+) odd models under (\d+) layouts", text)} == {(models, str(len(LAYOUTS)))}
+    assert {*re.findall(r"(\d+) odd models", text)} == {models}
     assert int(cells) == int(models) * len(LAYOUTS)
+
+
+def test_the_readme_has_the_mean_errors_of_the_predictions() -> None:
+    report = content(ROOT / "benchmarks/predict.md")
+    rows = dict(re.findall(r"^\| (\w+) \| \d+ \| ([\d.]+)% \|", report, re.MULTILINE))
+    named = ("dgxc", "megatron_h100", "vtrain_single", "vtrain_multi", "ultrascale")
+    [bullet] = re.findall(r"^- Predicted seconds .*?(?=^- )", content(PAGES[0]), re.MULTILINE | re.DOTALL)
+    assert re.findall(r"([\d.]+) %", bullet)[: len(named)] == [rows[name] for name in named]
+
+
+def test_no_page_has_another_time_for_a_make_target_than_contributing() -> None:
+    times = r"\b(?:minutes|half an hour|quarters? of an hour|an hour)\b"
+    opening = (ROOT / "Makefile").read_text().partition("\n\n")[0]
+    assert re.findall(times, opening) == []
