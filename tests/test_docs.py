@@ -26,7 +26,7 @@ TYPE = re.compile(r"^\| `(\w+)` \| `([\w./]+)` \|", re.MULTILINE)
 NAMED_TYPE = re.compile(r"(?<=`)([A-Z]\w*[a-z]\w*)(?=(?:\.\w+)?`)")
 OTHERS = {
     "DataLoader", "Dataset", "DistributedDataParallel", "GradScaler", "ImageFolder", "IterableDataset", "Literal",
-    "ModuleList", "KillWait", "Python", "True", "False",
+    "ModuleList", "KillWait", "None", "Python", "True", "False",
 }  # fmt: skip
 BANS = {"torch": TORCH, "torch.distributed": DISTRIBUTED, "Hydra": HYDRA, "files": FILES, "environment": ("os",)}
 WHERE, GLOSSARY = ROOT / "docs/where.md", ROOT / "docs/glossary.md"
