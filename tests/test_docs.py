@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import launcher
+from launcher.plan.schedule.schedules import RULES
 from tests.pages import GENERATED, PAGES, ROOT, content
 from tests.parity.zoo.layouts import LAYOUTS
 from tests.test_imports import DISTRIBUTED, FILES, HYDRA, LAYERS, MAY_IMPORT, MUST_NOT_TOUCH, TORCH, files
@@ -178,3 +179,8 @@ def test_no_page_has_another_time_for_a_make_target_than_contributing() -> None:
     times = r"\b(?:minutes|half an hour|quarters? of an hour|an hour)\b"
     opening = (ROOT / "Makefile").read_text().partition("\n\n")[0]
     assert re.findall(times, opening) == []
+
+
+def test_every_scheduler_has_a_row() -> None:
+    table = content(ROOT / "docs/settings.md").partition("\n## Schedulers\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*RULES, "auto"]
