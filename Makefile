@@ -1,15 +1,16 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
-# A third, `make test-long`, tries what takes long, of which `make test` tries a case each: 36 minutes.
+# A third, `make test-long`, tries what takes long, of which `make test` tries a case each.
 # `make test-turn` is a part of it: of what few runs use a quarter in turns, and what has changed (tests/turns.py).
 # `make test-changed` tries what belongs to the files that differ from the last commit, or SINCE=main.
-# `make test-all` is both, with all of the matrices of which they try a part: twice the time.
-# A fourth, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
-# A fifth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: fifty minutes, two at a time.
-# A sixth, `make drills`, kills, stops and hangs runs at random moments and counts what came of it: half an hour.
+# `make test-all` is both, with all of the matrices of which they try a part.
+# A fourth, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB.
+# A fifth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md.
+# A sixth, `make drills`, kills, stops and hangs runs at random moments and counts what came of it.
 # A seventh, `make test-gpu`, runs the tests that need a GPU, on a machine that has one.
-# An eighth, `make test-slurm`, starts a Slurm of two nodes here and stops jobs of it in every way: seven minutes.
-# A ninth, `make test-nodes`, trains over two nodes that are network namespaces of this machine: three minutes.
+# An eighth, `make test-slurm`, starts a Slurm of two nodes here and stops jobs of it in every way.
+# A ninth, `make test-nodes`, trains over two nodes that are network namespaces of this machine.
 # CI runs `make test`, `make test-turn` and, when their turn comes, the eighth and the ninth.
+# CONTRIBUTING.md says how long each takes.
 
 # The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
 PYTHON ?= $(shell for p in python3.11 python3; do \
