@@ -212,7 +212,7 @@ def test_a_job_of_slurm(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_no_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = "error: 1 problem in this request; nothing was started\n\n"
     assert answer([name], capsys) == (2, f"{wrong}  {name}: takes one run folder, as launcher {name} runs/NAME/0001\n")
-    text = f"{name} {tmp_path}: is not a run folder: there is no status.json"
+    text = f"{name} {tmp_path}: is not a run folder: it has no status.json"
     assert answer([name, str(tmp_path)], capsys) == (2, f"{wrong}  {text}\n")
 
 

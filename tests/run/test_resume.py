@@ -217,7 +217,7 @@ def test_fewer_steps_than_the_checkpoint_has_seen_are_refused(straight, tmp_path
         == f"""\
 error: 1 problem in this request; nothing was started
 
-  train.steps = 3: {folder}/checkpoints/step-000004 has seen 4 steps already
+  train.steps = 3: {folder}/checkpoints/step-000004 has already trained 4 steps
     set by: train.steps=3 (command line)
     try:    train.steps=4
 """

@@ -163,9 +163,9 @@ BAD = {
     ),
     "role": (
         json.dumps(messages([("user", "Hi"), ("asistant", "Hello")])),
-        "messages[1] has the role 'asistant'; there are system, developer, user, assistant, tool",
+        "messages[1] has the role 'asistant'; roles are system, developer, user, assistant, tool",
     ),
-    "tools": (json.dumps(messages() | {"tools": "search"}), "'tools' is no list"),
+    "tools": (json.dumps(messages() | {"tools": "search"}), "'tools' is not a list"),
     "no text": (
         json.dumps(messages([("user", "Hi"), ("assistant", "\ud800")])),
         "it has half a surrogate pair, which UTF-8 cannot encode",

@@ -76,7 +76,7 @@ def test_a_rank_names_the_first_id_that_a_table_has_no_row_for(model, first, end
         check_ids(source.inputs(np.arange(18, 24)), np.arange(18, 24), (table,), Place("step 2", "training"))
     where = f"{table.module} has" if table.module else "the model has"
     assert str(error.value) == (
-        f"step 2: an id of input 0 of training sample 20 at 4 is 12, and {where} a table of {table.rows} rows, for ids "
+        f"step 2: an id of input 0 of training sample 20 at 4 is 12, but {where} a table of {table.rows} rows, for ids "
         f"from {first} to {end - 1}. Look at the data, or give the table at least {table.rows + 13 - end} rows"
     )
     check_ids(source.inputs(np.arange(12)), np.arange(12), (table,), Place("step 1", "training"))

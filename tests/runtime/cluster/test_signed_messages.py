@@ -106,7 +106,7 @@ def test_a_file_that_the_environment_names_is_the_secret_of_all_nodes(tmp_path):
     assert secret(TWO, {**env, "LAUNCHER_SECRET": "a"}) != secret(TWO, env)
     file.chmod(0o644)
     assert private_file(file) is None
-    with pytest.raises(RequestError, match="others can read it"):
+    with pytest.raises(RequestError, match="other users can read it"):
         secret(TWO, env)
     file.unlink()
     with pytest.raises(RequestError) as caught:
