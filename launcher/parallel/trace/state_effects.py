@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.modes import Dispatch, draws, is_dropout, tree_leaves
@@ -74,10 +74,11 @@ class StateEffects(Dispatch):
         self.draws: dict[str, None] = {}
         self.dropouts: set[str] = set()
 
-        # tensors by id and storage: their names, whether the model made them, and what they depend on
+        # tensors by id and storage: their names, whether the model made them, and what they depend on;
+        # the address of a storage is not reused while a weak reference to it exists
         self._ids: dict[int, str] = {}
-        self._made: dict[int, weakref.ref[Any]] = {}
-        self._labels: dict[int, tuple[weakref.ref[Any], Labels]] = {}
+        self._made: dict[int, StorageWeakRef] = {}
+        self._labels: dict[int, tuple[StorageWeakRef, Labels]] = {}
         self._names: dict[int, str] = {}
         self._seen: dict[str, _Seen] = {}
 
@@ -181,8 +182,8 @@ class StateEffects(Dispatch):
 
     def make(self, t: Tensor) -> None:
         """Note that ``t`` is not foreign."""
-        if t.layout is torch.strided:
-            self._made[_key(t)] = weakref.ref(t.untyped_storage())
+        if t.layout is torch.strided and _key(t) not in self._made:
+            self._made[_key(t)] = StorageWeakRef(t.untyped_storage())
 
     def follow(self, stand_in: Tensor, t: Tensor) -> None:
         """Register ``stand_in`` for ``t``: it depends on the same."""
@@ -210,22 +211,15 @@ class StateEffects(Dispatch):
             name = self._ids.get(id(t))
             if name:
                 self.reads[name] = None
-            if t.is_meta and t.layout is torch.strided:
-                made = self._made.get(_key(t))
-                if made is None or made() is not t.untyped_storage():
-                    self.foreign[tuple(t.shape)] = None
+            if t.is_meta and t.layout is torch.strided and _key(t) not in self._made:
+                self.foreign[tuple(t.shape)] = None
 
     def _of(self, tensors: Iterable[Tensor]) -> Labels:
-        out = NONE
-        for t in tensors:
-            found = self._labels.get(_key(t))
-            if found is not None and found[0]() is t.untyped_storage():
-                out |= found[1]
-        return out
+        return NONE.union(*(self._labels[k][1] for k in map(_key, tensors) if k in self._labels))
 
     def _add(self, t: Tensor, labels: Labels) -> None:
         if t.layout is torch.strided:
-            self._labels[_key(t)] = weakref.ref(t.untyped_storage()), labels | self._of((t,))
+            self._labels[_key(t)] = StorageWeakRef(t.untyped_storage()), labels | self._of((t,))
 
     def _write(self, t: Tensor, labels: Labels, said: bool, once: bool = False) -> None:
         self._add(t, labels)
