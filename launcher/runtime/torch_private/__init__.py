@@ -1,1 +1,1 @@
-"""The private parts of torch that the launcher uses. No other folder uses any."""
+"""Builds on private parts of torch's pipelines; checks that all private parts that the launcher uses exist."""

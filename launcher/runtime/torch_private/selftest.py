@@ -80,6 +80,9 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch", "_C._is_any_autocast_enabled", ()),
     ("torch", "_C._autograd._top_saved_tensors_default_hooks", ()),
     ("torch.autograd.forward_ad", "_current_level", ()),
+    ("torch._compile", "_disable_dynamo", ("fn",)),
+    ("torch._decomp", "global_decomposition_table", ()),
+    ("torch.multiprocessing.reductions", "StorageWeakRef", ("storage",)),
     ("torch.nn.init", "_no_grad_trunc_normal_", ("tensor",)),
 )  # fmt: skip
 """A module, a name in it, and the arguments that we pass or override by name."""
