@@ -180,14 +180,14 @@ def test_a_layout_that_would_put_one_shard_over_another_is_refused() -> None:
 def test_a_layout_that_is_none_is_a_type_error_that_says_how_to_read_one() -> None:
     text = "layout: expected a mapping of names to layouts, got str; "
     text += "launcher.checkpoint.build_searched_strategy reads one from a file"
-    for wrong, said in (("s.ckpt", text), ({"w": [1]}, "layout: w: list is no layout")):
+    for wrong, said in (("s.ckpt", text), ({"w": [1]}, "layout: w: list is not a layout")):
         with pytest.raises(TypeError) as caught:
             parameter_broadcast(nn.Linear(2, 2), wrong)
         assert str(caught.value) == said
 
 
 def test_a_broadcast_of_something_that_is_no_module_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match=r"^net: list is no torch\.nn\.Module$"):
+    with pytest.raises(TypeError, match=r"^net: list is not a torch\.nn\.Module$"):
         parameter_broadcast([], {})  # type: ignore[arg-type]
 
 

@@ -42,7 +42,7 @@ def test_keys_that_there_are_not_are_counted_beyond_the_first(
     [
         (
             "parallel:\n  pipeline:\n    stage_config:\n" + "".join(f"      m{n}: x\n" for n in range(MANY)),
-            "parallel.pipeline.stage_config.m0: 'x' is no stage number",
+            "parallel.pipeline.stage_config.m0: 'x' is not a stage number",
             "parallel.pipeline.stage_config: 1950 more keys are wrong\n    set in: many.yaml:4:5\n",
         ),
         (

@@ -146,7 +146,7 @@ def param_problems(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> 
 def _sample_slices(count: int, dims: int) -> tuple[int, ...]:
     """Slices for a tensor of ``dims`` dims whose samples alone are cut, in ``count``.
 
-    >>> _whole(4, 3)
+    >>> _sample_slices(4, 3)
     (4, 1, 1)
     """
     return (count, *(1 for _ in range(dims - 1)))

@@ -1,1 +1,1 @@
-"""Builds on private parts of torch's pipelines; checks that all private parts that the launcher uses exist."""
+"""Builds on private parts of torch's pipelines; checks that torch has all private parts that are used."""

@@ -118,7 +118,7 @@ def test_what_no_rank_of_ours_sends_is_refused_and_not_run(
 def test_tensors_of_a_dtype_that_there_is_not_or_cut_short_are_refused() -> None:
     for header in ([("a", "load", [1])], [("a", "float32", [-1])], [("a", "float32", [1 << 20])]):
         text = collectives.encode(header, collectives._Header)
-        with pytest.raises(RunError, match="no message between ranks"):
+        with pytest.raises(RunError, match="not a message between ranks"):
             collectives._unpacked(len(text).to_bytes(8, "little") + text)
 
 
