@@ -176,7 +176,7 @@ callbacks:
     allow: [subprocess]
     key: k._target_
     target:
-      _target_: launcher.data.prepare.fast_words.WordTable
+      _target_: launcher.data.prepare.encode.Encoder
       setting: s
       path: p
       values: [["_target_", "subprocess.Popen"], ["args", ["sh", "-c", "id > precious.txt"]]]

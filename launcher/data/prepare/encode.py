@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from launcher.data import text_files
 from launcher.data.prepare.corpus import inside_text
-from launcher.data.prepare.fast_words import WordTable, word_pattern
 from launcher.job.schema.steps import Prepare
 from launcher.untrusted.files import read_json
 
@@ -34,18 +33,16 @@ class Recipe:
 
 
 class Encoder:
-    """Encodes documents of any length; needs memory for ``PIECE`` characters and a table of words only."""
+    """Encodes documents of any length; needs memory for ``PIECE`` characters only."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._end = np.array([recipe.end], np.uint32)
-        self._tokenizer, self._words = None, None
+        self._tokenizer = None
         if recipe.tokenizer is not None:
             self._tokenizer = Tokenizer.from_str(recipe.tokenizer)
             if not recipe.cuts:
                 self._tokenizer.no_truncation()
                 self._tokenizer.no_padding()
-            pattern = word_pattern(self._tokenizer)
-            self._words = None if pattern is None else WordTable(self._tokenizer, pattern)
 
     def __call__(self, texts: Sequence[str], end: bool) -> NDArray[np.uint32]:
         """Encodes all ``texts``; if ``end``, an end token follows each of them."""
@@ -56,28 +53,14 @@ class Encoder:
     def lines(self, text: str) -> NDArray[np.uint32]:
         """Encodes a text line by line."""
         assert self._tokenizer is not None
-        if self._words is None:
-            return text_files.encode(self._tokenizer, text).astype(np.uint32)
-        return self._batch([(line, False) for line in text.splitlines(keepends=True)], end=False)
+        return text_files.encode(self._tokenizer, text).astype(np.uint32)
 
     def _batch(self, batch: list[tuple[str, bool]], end: bool) -> NDArray[np.uint32]:
         """Encodes pieces; each comes with a flag that its text ends there."""
-        if self._words is not None:
-            return self._by_words(self._words, batch, end)
         parts = []
         for ids, (_, last) in zip(self._ids([piece for piece, _ in batch]), batch, strict=True):
             parts += [ids, self._end] if last and end else [ids]
         return np.concatenate(parts)
-
-    def _by_words(self, words: WordTable, batch: list[tuple[str, bool]], end: bool) -> NDArray[np.uint32]:
-        words.fresh()
-        ending = np.array([words.add(self._end.tolist())])
-        parts = []
-        for piece, last in batch:
-            parts += words.rows(piece)
-            if last and end:
-                parts.append(ending)
-        return words.tokens(parts)
 
     def _ids(self, pieces: list[str]) -> Iterator[NDArray[np.uint32]]:
         if self._tokenizer is None:
