@@ -88,7 +88,7 @@ parallel.hsdp.shard_size: 3: does not divide the 2 data-parallel ranks (4 ranks 
     "value instead of a section": (
         ["train=5"],
         """
-  train = 5: should be a group of keys
+  train = 5: should be a group of keys; it needs batch_size
     set by: train=5 (command line)
 """,
     ),

@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "all of the classes": (
         asked(metrics=[{"name": "top_k", "k": 64}]),
-        "metrics: top_64: of 64 classes every target is in the top {k}",
+        "metrics: top_64: of 64 classes every target is in the top 64",
     ),
     "two of a name": (
         asked(metrics=["accuracy", "perplexity", "accuracy"]),

@@ -126,7 +126,7 @@ STRATEGIES = {
     ),
     "dim that cannot be cut": (
         f"{OPS}.flatten={{in:[[2,1,1,2]]}}",
-        "flatten: in[0]: [2, 1, 1, 2]: dim 3 of [32, 1, 28, 28] is cut, and flatten needs all of it "
+        "flatten: in[0]: [2, 1, 1, 2]: dim 3 of [32, 1, 28, 28] is cut, but flatten needs all of it "
         f"(try: '{OPS}.flatten.in=[[2, 1, 1, 1]]')",
     ),
     "out of more tensors": (

@@ -255,7 +255,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {"parts": ["a", "b", "c", "d"]},
         (
             "model: none of its parameters requires a gradient, so there is nothing to train; leave requires_grad"
-            " on for those that should learn"
+            " on for those to train"
         ),
     ),
     (

@@ -45,6 +45,6 @@ def test_it_is_said_before_any_import_fails():
     assert done.stderr.strip().splitlines()[-1] == (
         f"launcher.errors.RequestError: this version cannot use torch {torch.__version__}: "
         f"{schedules}._assert_unsharded does not exist; {schedules}.step does not "
-        f"exist; {schedules}._prepare_schedule_with_comms is not there "
+        f"exist; {schedules}._prepare_schedule_with_comms does not exist "
         "(try: pip install 'torch>=2.11,<2.16')"
     )
