@@ -225,7 +225,7 @@ def _groups(key: str, bad: Any) -> Iterator[Any]:
     if key in ("train.compile", "train.ema", "train.early_stop") and on:
         yield {}
     if key == "parallel.recompute" and on:
-        yield {"modules": "auto"}
+        yield {"modules": "*"}  # as checkpointing that is switched on elsewhere: all of it
     if key in MAIN and isinstance(bad, int | float) and not isinstance(bad, bool):
         yield {MAIN[key]: bad}
 

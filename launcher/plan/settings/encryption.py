@@ -1,4 +1,4 @@
-"""Where the key of checkpoints is, and whether an unencrypted checkpoint is accepted."""
+"""The policy of checkpoint keys: where the key is, and whether an unencrypted checkpoint is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss scale of fp16: it doubles while gradients are finite, and is halved when they overflow."""
+"""The loss scale of fp16: doubled after many steps with finite gradients, halved when they overflow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE = 2000
 
 @dataclass
 class Scaling:
-    """``factor`` multiplies the loss, and so the gradients; ``good`` counts steps since it last changed.
+    """The scale of the loss. ``factor`` multiplies the loss; ``good`` counts the steps since it last changed.
 
     ``skipped`` counts the steps whose gradients overflowed: they changed no weight, and the learning-rate
     schedule does not count them.
