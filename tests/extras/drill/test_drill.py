@@ -39,10 +39,10 @@ LOST = {  # the step after which training goes on, and the steps that are done a
 @pytest.mark.parametrize("fault", LOST, ids=lambda f: f.partition(":")[0])
 def test_the_run_comes_through_a_fault_and_says_what_it_cost(fault, tmp_path, capfd, caplog):
     folder = tmp_path / "run"
-    said = drilled(folder, fault, "launch.timeout_s=4")
+    said = drilled(folder, fault, "launch.timeout_s=10")
     assert (said["resumed_step"], said["steps_lost"]) == LOST[fault]
     assert 0 < said["detected_s"] < said["recovered_s"]
-    assert (said["detected_s"] > 4) == fault.startswith("hang")
+    assert (said["detected_s"] > 10) == fault.startswith("hang")
 
     # the run is one whole training, which began again once
     assert (status(folder)["status"], steps(folder), checkpoints(folder)) == (
