@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.gpu.lab import Bench, Part
-from benchmarks.gpu.request import COMPILE, FULL, SELECTIVE
+from benchmarks.gpu.request import COMPILE, FULL, ONE_MICRO, SELECTIVE
 
 Act = Callable[[Bench], None]
 
@@ -41,6 +41,7 @@ def parts() -> dict[Part, Act]:
         Part("reference.plain", 40, timed=True): partial(_reference, kind="plain"),
         Part("reference.plain_compile", 60, timed=True): partial(_reference, kind="plain_compile"),
         Part("reference.transformers", 40, timed=True): partial(_reference, kind="transformers"),
+        Part("train.compile_one_micro", 90, timed=True): partial(_train, words=(COMPILE, ONE_MICRO)),
         Part("train.recompute_full", 45, timed=True): partial(_train, words=(FULL,)),
         Part("train.recompute_selective", 45, timed=True): partial(_train, words=(SELECTIVE,)),
         Part("train.compile_again", 45, timed=True): partial(_train, words=(COMPILE,), cache="c"),

@@ -27,6 +27,11 @@ TINY_LM = (
 FULL = "parallel.recompute={modules: layers.*, policy: full}"
 SELECTIVE = "parallel.recompute={modules: layers.*, policy: selective}"
 COMPILE = "train.compile={modules: layers.*, backend: BACKEND}"
+ONE_MICRO = "parallel.pipeline.micro_batch_num=1"
+"""The batch in one piece: no gradient is added to an earlier one, and weights are cast once.
+
+With compiled blocks a plan takes 65 of an H100's 76 GB for it.
+"""
 
 
 @dataclass(frozen=True)
