@@ -395,6 +395,8 @@ _known: dict[Any, bool] = {}
 
 def _is_one_operation(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
     """Whether the result is one operation's, of ``kinds``, and with the arguments suffices for a backward."""
+    if torch._C._are_functorch_transforms_active():
+        return False  # their tensors have no storage to recognize a result by
     key = _key((args, kwargs))
     if key is None:
         return False

@@ -200,3 +200,24 @@ def test_dropout_in_attention_is_kept_operation_by_operation():
     wanted, _ = gradients(deepcopy(plain))
     found, _ = gradients(again(plain, ("attention", "batched_matmul", "matmul")))
     assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def mapped(net: Net, x: Tensor) -> Tensor:
+    return torch.func.vmap(lambda row: net.outer(row.sin()).tanh() @ net.outer.weight)(x)
+
+
+def pushed(net: Net, x: Tensor) -> Tensor:
+    return torch.func.jvp(lambda h: net.outer(h.sin()).tanh(), (x,), (x.cos(),))[1].sin() @ net.outer.weight
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in jvp
+@pytest.mark.parametrize("forward", [mapped, pushed])
+def test_products_within_torch_func_have_the_same_gradients(forward: Callable[[Net, Tensor], Tensor]) -> None:
+    """Their tensors have no storage by which a result is recognized."""
+    plain = Net(forward).double()
+    wanted, _ = gradients(deepcopy(plain))
+    net = again(plain)
+    for _ in range(2):
+        net.zero_grad()
+        found, _ = gradients(net)
+        assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
