@@ -1,10 +1,10 @@
-"""What CI tries in turns: of the parts that few runs use, each run tries a quarter, and a part that has changed whole.
+"""What CI tries in turns: of what takes long, each run tries a quarter, and a part that has changed whole.
 
     python -m tests.turns slurm      # exit code 0: this run tries the part
 
 Which quarter it is depends on the number of commits: four landings, one commit each, have tried everything. The tests
 of a part are those of ``tests/long.txt`` and of make targets of their own; ``make test`` and ``make test-long`` know no
-turns.
+turns. A long test that belongs to no part is tried in every run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,19 @@ PARTS = {
         ("tests/steps/test_certify_says_no.py", "tests/steps/test_certify_new_faults.py"),
         ("launcher/steps/cert",),
     ),
+    "checkpoints": Part(("tests/checkpoint",), ("launcher/checkpoint", "launcher/untrusted")),
+    "command line": Part(
+        ("tests/test_cli_", "tests/test_console.py", "tests/test_own_targets.py", "tests/job", "tests/mistakes"),
+        ("launcher/job", "launcher/run", "launcher/__main__.py", "conf", "recipes"),
+    ),
+    "data": Part(("tests/data",), ("launcher/data",)),
     "device matrices": Part(
         ("tests/extras/device_matrix", "tests/steps/test_going_on_over_matrices.py"),
         ("launcher/extras/device_matrix",),
+    ),
+    "devices": Part(
+        ("tests/fake_accelerator", "tests/gpu"),
+        ("launcher/runtime", "launcher/parallel", "launcher/steps", "launcher/run"),
     ),
     "drills": Part(("tests/drills", "tests/extras/drill"), ("launcher/extras/drill",)),
     "encryption": Part(
@@ -51,15 +61,45 @@ PARTS = {
         ("launcher/checkpoint/tensorfile/encryption.py",),
     ),
     "layout search": Part(("tests/extras/layout_search",), ("launcher/extras/layout_search", "launcher/plan/time")),
+    "losses, models, optimizers": Part(
+        ("tests/models", "tests/objective", "tests/optim"), ("launcher/models", "launcher/objective", "launcher/optim")
+    ),
     "MindSpore's files": Part(("tests/extras/mindspore",), ("launcher/extras/mindspore",)),
     "odd models": Part(("tests/parity/zoo", "tests/parallel/test_unusual.py"), ("launcher/parallel/trace",)),
+    "other extras": Part(
+        (
+            "tests/extras/test_",
+            "tests/extras/images",
+            "tests/extras/k8s",
+            "tests/extras/report",
+            "tests/extras/starter",
+        ),
+        ("launcher/extras", "launcher/errors.py"),
+    ),
+    "pages": Part(
+        ("tests/test_benchmark", "tests/test_docs.py", "tests/test_readme.py"), ("README.md", "docs", "benchmarks")
+    ),
+    "parallel models": Part(
+        ("tests/parallel", "tests/test_parity", "tests/test_evaluation.py", "tests/test_document_mask.py"),
+        ("launcher/parallel", "launcher/plan/cut", "launcher/runtime/training", "launcher/models"),
+    ),
+    "plans": Part(
+        ("tests/plan", "tests/test_golden_plans.py", "tests/test_imports.py"),
+        ("launcher/plan", "launcher/parallel/cost", "conf", "recipes"),
+    ),
     "preparing text": Part(("tests/data/prepare", "tests/data/chat"), ("launcher/data/prepare", "launcher/data/chat")),
     "products of layouts": Part(
         ("tests/test_compatibility.py", "tests/test_precision.py", "tests/test_ignored_targets.py"),
         ("launcher/plan/schedule", "launcher/parallel/fsdp", "launcher/runtime/training"),
     ),
+    "runs": Part(
+        ("tests/run", "tests/test_closed_streams.py", "tests/test_workers.py", "tests/test_untrusted_files.py"),
+        ("launcher/run", "launcher/runtime", "launcher/steps"),
+    ),
+    "steps": Part(("tests/steps",), ("launcher/steps",)),
     "sweeps": Part(("tests/extras/sweep",), ("launcher/extras/sweep",)),
     "trackers": Part(("tests/extras/loggers",), ("launcher/extras/loggers",)),
+    "wheel": Part(("tests/test_packaging.py",), ("pyproject.toml",)),
     "nodes": Part(("tests/nodes",), ("launcher/runtime/cluster", "launcher/run/external_ranks", "Makefile", ".ci")),
     "slurm": Part(("tests/slurm",), ("launcher/run/slurm", "launcher/runtime/cluster", "Makefile", ".ci")),
 }
