@@ -274,10 +274,10 @@ def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
             f"{path}: it says that the checkpoint is encrypted but has no MAC: "
             f"it may have been changed; {_CURE}"
         )
-    found = _key(folder, manifest, places(manifest.key, trust))
-    if not hmac.compare_digest(mac(manifest, found.key), manifest.mac):
+    secret = _key(folder, manifest, places(manifest.key, trust))
+    if not hmac.compare_digest(mac(manifest, secret.key), manifest.mac):
         raise ValueError(f"{path}: damaged or tampered with: its MAC does not match its content; {_CURE}")
-    return found
+    return secret
 
 
 def unvouched(folder: Path, trust: Trust) -> str:
@@ -316,5 +316,5 @@ def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
         else:
             return Opened(place, key)
 
-    told = "; ".join(errors)
-    raise ValueError(f"{folder}: it is encrypted: {told}; {ANOTHER}={FORMS} says where the key is now")
+    reasons = "; ".join(errors)
+    raise ValueError(f"{folder}: it is encrypted: {reasons}; {ANOTHER}={FORMS} says where the key is now")

@@ -74,7 +74,7 @@ def write(checkpoints: Path, name: str, older: Mapping[str, str], place: str | N
 
     ``place`` says where the key is that the checkpoints are encrypted with; ``None``: they are not encrypted.
     """
-    text = "".join([f"{name}\n", *(f"older {other} {found}\n" for other, found in older.items())])
+    text = "".join([f"{name}\n", *(f"older {other} {digest}\n" for other, digest in older.items())])
     key = None if place is None else load_key(place)
     last = f"sha256 {_sha256(text)}" if key is None else f"hmac-sha256 {_mac(text, key)}"
     write_text(checkpoints / LATEST, f"{text}{last}\n")
@@ -135,8 +135,8 @@ def _keys(path: Path, newest: Manifest, trust: Trust) -> list[bytes]:
         except ValueError as error:
             wrong.append(str(error))
     if not keys:
-        told = "; ".join(wrong) or f"{ANOTHER}={FORMS} says where it is"
-        raise ValueError(f"{path}: its MAC needs the key: {told}")
+        reasons = "; ".join(wrong) or f"{ANOTHER}={FORMS} says where it is"
+        raise ValueError(f"{path}: its MAC needs the key: {reasons}")
     return keys
 
 
@@ -227,8 +227,8 @@ def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
     first = records[0]
     ranks = sorted(r.rank for r in records)
     if ranks != list(range(first.world)) or len({(r.world, r.strategy, r.key) for r in records}) > 1:
-        told = ", ".join(f"rank {r.rank} of {r.world} ({r.strategy[:8]})" for r in records)
-        raise ValueError(f"{folder}: every rank must have one record, all of one strategy: {told}")
+        listing = ", ".join(f"rank {r.rank} of {r.world} ({r.strategy[:8]})" for r in records)
+        raise ValueError(f"{folder}: every rank must have one record, all of one strategy: {listing}")
     odd = [r.rank for r in records if _has_extra(r) != _has_extra(first)]
     if odd:
         raise ValueError(
@@ -449,10 +449,10 @@ def fresh(final: Path) -> Iterator[Path]:
         raise
 
 
-def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], what: str) -> None:
+def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], kind: str) -> None:
     """Raises ``FileExistsError`` unless ``dst`` is empty or absent, or may be overwritten.
 
-    With ``overwrite`` a folder is accepted only if ``own`` recognizes it; ``what`` names its kind in errors.
+    With ``overwrite`` a folder is accepted only if ``own`` recognizes it; ``kind`` names its kind in errors.
     """
     if not overwrite or not dst.is_dir():
         check_empty(dst, "; give another, or overwrite: true")
@@ -460,7 +460,7 @@ def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], w
     check_outside(dst)
     if any(dst.iterdir()) and not own(dst):
         raise FileExistsError(
-            f"{dst}: the destination is not empty and not a {what}, so it is never overwritten"
+            f"{dst}: the destination is not empty and not a {kind}, so it is never overwritten"
         )
 
 

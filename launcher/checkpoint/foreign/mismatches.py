@@ -111,8 +111,8 @@ def _unmatched(attempt: _Attempt) -> Iterator[Problem]:
     key = attempt.key
     unmatched = attempt.new.unmatched
     if unmatched:
-        told = f"no row of the table matches {few(unmatched)} of {attempt.src}"
-        text = f"{told}; add rows, with null to leave a tensor out"
+        reason = f"no row of the table matches {few(unmatched)} of {attempt.src}"
+        text = f"{reason}; add rows, with null to leave a tensor out"
         yield Problem(f"{key}.names", text, attempt.override or f"{key}.strict=false")
 
 

@@ -110,11 +110,11 @@ def read_incoming(
     ``names`` maps its names to ours, see ``renamed``. ``strategy`` is MindSpore's strategy file, for rank
     folders. Raises ``ValueError`` naming the file.
     """
-    found = foreign(path, strategy)
-    source = found.whole()
+    checkpoint = foreign(path, strategy)
+    source = checkpoint.whole()
     new = renamed(source.specs, names, strict=strict)
     tensors = RenamedTensors(source, {name: old for old, name in new.names.items()})
-    return Incoming(tensors, new.unmatched, found.others)
+    return Incoming(tensors, new.unmatched, checkpoint.others)
 
 
 @dataclass(frozen=True)
@@ -148,20 +148,20 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
 
     # MindSpore's: pieces that a strategy joins, or one file of full tensors
     if strategy is not None:
-        files, whole = mindspore.whole_tensors(path, strategy, verify=verify)
-        return Foreign(whole, files.strategy, tuple(files.loose), tuple(files.texts))
+        files, full_tensors = mindspore.whole_tensors(path, strategy, verify=verify)
+        return Foreign(full_tensors, files.strategy, tuple(files.loose), tuple(files.texts))
     file = _one_file(path, verify) if path.is_dir() else mindspore.open_source(path, verify=verify)
     return _of_whole(lambda: _File(file), tuple(file.texts))
 
 
-def _of_whole(whole: Callable[[], FullTensors], others: tuple[str, ...] = ()) -> Foreign:
+def _of_whole(full_tensors: Callable[[], FullTensors], others: tuple[str, ...] = ()) -> Foreign:
     grid = Grid(())
-    specs = whole().specs
+    specs = full_tensors().specs
     entries = {
         n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype, kind_of(n, specs))
         for n, s in specs.items()
     }
-    return Foreign(whole, Strategy(grid, entries), (), others)
+    return Foreign(full_tensors, Strategy(grid, entries), (), others)
 
 
 def _one_file(path: Path, verify: bool) -> mindspore.RankSource:

@@ -248,10 +248,10 @@ def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     >>> untiled((4,), [Box((0,), (2,)), Box((2,), (4,))]), untiled((4,), [Box((0,), (2,)), Box((1,), (3,))])
     (None, 'its pieces at [0] and [1] overlap')
     """
-    whole = Box((0,) * len(shape), shape)
+    bounds = Box((0,) * len(shape), shape)
     full = [box for box in boxes if not box.empty]
     for box in full:
-        if (box & whole) != box:
+        if (box & bounds) != box:
             return f"its piece from {list(box.lo)} to {list(box.hi)} lies outside of {list(shape)}"
 
     try:

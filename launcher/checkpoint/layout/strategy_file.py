@@ -40,8 +40,8 @@ def dump(strategy: Strategy, folder: Path) -> tuple[Path, ...]:
     folder.mkdir(parents=True, exist_ok=True)
     files = tuple(folder / stage_file(s) for s in range(strategy.stages))
     for stage, path in enumerate(files):
-        held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
-        write_text(path, text(Strategy(strategy.grid, held), (stage,)))
+        entries = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
+        write_text(path, text(Strategy(strategy.grid, entries), (stage,)))
     return files
 
 
@@ -122,8 +122,8 @@ def _parse(origin: str, data: Any) -> StageStrategy:
         raise ValueError(f'{origin}: not a strategy file: "format" is not "{FORMAT}"')
     if type(data.get("version")) is not int or data["version"] not in (ONE_GRID, VERSION):
         version = brief(data.get("version"))
-        told = f"version {version}; this launcher reads versions {ONE_GRID} and {VERSION}"
-        raise ValueError(f"{origin}: {told}")
+        reason = f"version {version}; this launcher reads versions {ONE_GRID} and {VERSION}"
+        raise ValueError(f"{origin}: {reason}")
 
     try:
         grid = _grid(data["grid"])
