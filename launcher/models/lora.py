@@ -50,8 +50,8 @@ def adapt(model: nn.Module, lora: Lora) -> nn.Module:
     Raises ``RequestError``.
     """
     named = {n: m for n, m in model.named_modules(remove_duplicate=False) if n}
-    asked = (lora.modules,) if isinstance(lora.modules, str) else lora.modules
-    keys = tuple(_anywhere(key, named) for key in asked)
+    requested = (lora.modules,) if isinstance(lora.modules, str) else lora.modules
+    keys = tuple(_anywhere(key, named) for key in requested)
     layers = {n: m for n, m in named.items() if isinstance(m, nn.Linear) and any(matches(k, n) for k in keys)}
     problems = [*_unknown(keys, named, layers), *_odd(layers)]
     if problems:

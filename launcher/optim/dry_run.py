@@ -421,7 +421,9 @@ def _lost(trial: Trial, seen: Observation, want: Sequence[Tensor]) -> str:
     return "restored from its state and groups, it gives different results: it keeps state elsewhere"
 
 
-def _copies(seen: Observation) -> int:
+def _copies(observation: Observation) -> int:
     """Return the number of state tensors of a parameter's size per parameter, on average, rounded."""
-    held = sum(t.numel() for p in seen.params for t in pack(seen.optimizer, p).values() if t.ndim)
-    return round(held / max(sum(p.numel() for p in seen.params), 1))
+    elements = sum(
+        t.numel() for p in observation.params for t in pack(observation.optimizer, p).values() if t.ndim
+    )
+    return round(elements / max(sum(p.numel() for p in observation.params), 1))
