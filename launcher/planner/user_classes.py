@@ -188,15 +188,15 @@ def objective_problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Pro
     if isinstance(job.loss, Target):
         loss = OwnLoss(job.loss, allow, cpu)
         tried = Tried("loss._target_", job.loss.target, loss.pair, output, targets, pieces, made.output_keys)
-        found = problem(tried, loss.count)
-        yield from [found] if found else []
+        refusal = problem(tried, loss.count)
+        yield from [refusal] if refusal else []
     for one in job.metrics:
         if isinstance(one, Target):
             metric = OwnMetric(one, allow, cpu)
-            found = problem(
+            refusal = problem(
                 Tried("metrics", one.target, metric.pair, output, targets, pieces, made.output_keys)
             )
-            yield from [found] if found else []
+            yield from [refusal] if refusal else []
 
 
 def _targets(job: Job, spec: TensorSpec) -> Tensor:
