@@ -136,7 +136,9 @@ def cast_chunks(name: str, parts: Iterable[memoryview], src: str, dst: str) -> I
 
 
 def _rounded(label: str, old: npt.NDArray[Any], dst: str) -> npt.NDArray[Any]:
-    """Returns the nearest numbers of ``dst``, as bits for bfloat16. Raises ``ValueError`` naming ``label``."""
+    """Returns the nearest numbers of ``dst``, as bits for bfloat16. Raises ``ValueError``, naming ``label``,
+    for a number that is too large.
+    """
     with np.errstate(over="ignore", invalid="ignore"):  # overflow is checked below; NaN stays NaN
         new = old.astype("float32" if dst == "bfloat16" else dst)
     infinite = np.isinf(new)
