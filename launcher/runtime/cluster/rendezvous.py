@@ -88,10 +88,10 @@ def _interface(place: Place) -> tuple[socket.AddressFamily, str]:
     """
     any_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
-        found = socket.getaddrinfo(place.host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(place.host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # other nodes may still be able to resolve the name
         return any_family, ""
-    for family, _, _, _, (address, *_) in found:
+    for family, _, _, _, (address, *_) in addresses:
         loopback = ip_address(str(address).partition("%")[0]).is_loopback
         if loopback and place.size > place.local_size:
             continue
@@ -170,8 +170,8 @@ class Refused(RunError):
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        what = "a message in the store of this job, which is not signed with its secret"
-        super().__init__(f"rank {rank} has refused {what}: {CAUSE}")
+        message = "a message in the store of this job, which is not signed with its secret"
+        super().__init__(f"rank {rank} has refused {message}: {CAUSE}")
 
 
 def await_ranks(
@@ -185,7 +185,7 @@ def await_ranks(
     keys = [f"{prefix}{rank}" for rank in ranks]
     began, said = time.monotonic(), False
 
-    def left() -> list[int]:
+    def missing_ranks() -> list[int]:
         return [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
 
     while keys and not store.check(list(keys)):
@@ -193,8 +193,8 @@ def await_ranks(
             raise Refused(refuser)
         waited = time.monotonic() - began
         if waited > timeout_s:
-            return left()
-        if waited > SAY_S and not said and (late := left()):
+            return missing_ranks()
+        if waited > SAY_S and not said and (late := missing_ranks()):
             said = True
             say(f"waiting for {ranks_text(late)}, which {what}")
         time.sleep(_LOOK_S / 5)

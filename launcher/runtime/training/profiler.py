@@ -151,10 +151,10 @@ class ProfileWindow:
         trace = self._stopped()
         self.folder.mkdir(exist_ok=True)
         trace.export_chrome_trace(str(self.path))
-        told = self._table(kernel_times(trace))
-        (self.folder / f"rank{self.rank}.txt").write_text("\n".join(told) + "\n", encoding="utf-8")
+        lines = self._table(kernel_times(trace))
+        (self.folder / f"rank{self.rank}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
         if self.say is not None:
-            self.say("\n".join(told))
+            self.say("\n".join(lines))
         self._written = True
 
     def drop(self) -> None:
