@@ -179,16 +179,16 @@ def _object(line: bytes) -> Mapping[str, Any]:
     return said
 
 
-def _messages(found: Any, key: str) -> tuple[Message, ...]:
-    if not isinstance(found, Sequence) or isinstance(found, str) or not found:
+def _messages(messages: Any, key: str) -> tuple[Message, ...]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise BadRow(f"{key!r} is not a list of messages")
-    for i, message in enumerate(found):
+    for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadRow(f"{key}[{i}] is not an object with a role and its content")
         for name in ("role", "content"):
             if not isinstance(message.get(name), str):
-                there = ", ".join(map(str, message)) or "none"
-                raise BadRow(f"{key}[{i}] has no text {name!r} (keys: {there})")
+                keys = ", ".join(map(str, message)) or "none"
+                raise BadRow(f"{key}[{i}] has no text {name!r} (keys: {keys})")
         if message["role"] not in ROLES:
             raise BadRow(f"{key}[{i}] has the role {message['role']!r}; roles are {', '.join(ROLES)}")
-    return tuple(found)
+    return tuple(messages)

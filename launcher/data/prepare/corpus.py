@@ -98,9 +98,9 @@ def _last(mark: re.Pattern[bytes], data: bytes) -> int:
     size = 1 << 12
     while True:
         first = max(len(data) - size, 0)
-        found = [m.end() for m in mark.finditer(data, first)]
-        if found or not first:
-            return found[-1] if found else 0
+        ends = [m.end() for m in mark.finditer(data, first)]
+        if ends or not first:
+            return ends[-1] if ends else 0
         size *= 8
 
 
@@ -189,15 +189,15 @@ class Documents:
 def documents(kind: Kind, data: bytes | list[Any], field: str, first: bool) -> Documents:
     """The non-empty documents of a block. ``first``: the block is the first of its file."""
     if isinstance(data, list):
-        found = [_of_value(value) for value in data]
+        rows = [_of_value(value) for value in data]
     elif kind == "text":
         return _of_text(data.removeprefix(codecs.BOM_UTF8) if first else data)
     else:
         lines = (data.removeprefix(codecs.BOM_UTF8) if first else data).split(b"\n")
         read = _of_json if kind == "jsonl" else _of_line
-        found = [read(line, field) for line in lines]
-    texts = [text for text in found if isinstance(text, str) and text]
-    return Documents(texts, [Bad(row, text.why) for row, text in enumerate(found) if isinstance(text, _No)])
+        rows = [read(line, field) for line in lines]
+    texts = [text for text in rows if isinstance(text, str) and text]
+    return Documents(texts, [Bad(row, text.why) for row, text in enumerate(rows) if isinstance(text, _No)])
 
 
 @dataclass(frozen=True)
@@ -259,9 +259,9 @@ _NAMES = {
 }
 
 
-def _of_value(value: Any, what: str = "") -> str | _No:
+def _of_value(value: Any, prefix: str = "") -> str | _No:
     if not isinstance(value, str):
-        return _No(f"{what}{_NAMES.get(type(value), 'null')}, not text")
+        return _No(f"{prefix}{_NAMES.get(type(value), 'null')}, not text")
     try:
         if not value.isascii():
             value.encode()

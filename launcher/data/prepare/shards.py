@@ -66,15 +66,15 @@ def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _wait(fd: int, folder: Path, say: Callable[[str], None]) -> None:
-    told = False
+    announced = False
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if not told:
+            if not announced:
                 say(f"another process is at work in {folder}: waiting for it")
-            told = True
+            announced = True
             time.sleep(POLL_S)
 
 
@@ -110,9 +110,9 @@ def kept(folder: Path, digest: str, skips: bool) -> Progress:
         done = more
 
     # delete incomplete files
-    whole = {file for k in range(done.shards) for file in (shard_name(k), _record_name(k))}
+    complete = {file for k in range(done.shards) for file in (shard_name(k), _record_name(k))}
     for path in folder.iterdir():
-        if path.name not in (LOCK, BEGUN, TOKENIZER) and path.name not in whole:
+        if path.name not in (LOCK, BEGUN, TOKENIZER) and path.name not in complete:
             path.unlink()
     return done
 

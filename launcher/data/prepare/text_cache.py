@@ -92,12 +92,12 @@ def _folder(settings: Text) -> Path:
 
     Reads the text and the tokenizer's file.
     """
-    asked = settings.model_dump(include={"tokenizer", "val_fraction"})
+    options = settings.model_dump(include={"tokenizer", "val_fraction"})
     if settings.tokenizer_file is None:
-        asked["vocab_size"] = settings.vocab_size
+        options["vocab_size"] = settings.vocab_size
     else:
-        asked["tokenizer_file"] = content_digest(Path(settings.tokenizer_file))
-    made = [VERSION, tokenizers.__version__, asked, content_digest(text_files.where(settings))]
+        options["tokenizer_file"] = content_digest(Path(settings.tokenizer_file))
+    made = [VERSION, tokenizers.__version__, options, content_digest(text_files.where(settings))]
     assert settings.cache is not None
     return Path(settings.cache) / xxhash.xxh3_128_hexdigest(json.dumps(made).encode())
 

@@ -83,10 +83,10 @@ def halves(settings: Target, allow: tuple[str, ...]) -> TrainValSplit:
 
 def _made(settings: Target, allow: tuple[str, ...]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     """The class or function of ``settings``, and its parameters by name. Raises ``RequestError``."""
-    found: Any = factory(settings.target, allow, object, key=KEY)
-    if inspect.isclass(found) and issubclass(found, torch_data.DataLoader | torch_data.Sampler):
+    target: Any = factory(settings.target, allow, object, key=KEY)
+    if inspect.isclass(target) and issubclass(target, torch_data.DataLoader | torch_data.Sampler):
         text = (
-            f"{settings.target}: is a {found.__name__}: the launcher makes batches, their order and workers"
+            f"{settings.target}: is a {target.__name__}: the launcher makes batches, their order and workers"
         )
         raise RequestError((Problem(KEY, f"{text} itself; name the data set itself"),))
     made = factory(settings.target, allow, UserData, key=KEY)
@@ -117,32 +117,32 @@ def _fraction(ours: Mapping[str, Any]) -> float:
 
 def open_own(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
     """Opens the data. Raises ``RequestError``, and whatever the user's constructor raises."""
-    found = halves(settings, allow)
-    train = _opened(found.train, seed, allow, TRAIN)
+    splits = halves(settings, allow)
+    train = _opened(splits.train, seed, allow, TRAIN)
     if isinstance(train, Source):
-        val = _opened(found.val, seed, allow, VAL) if found.val is not None else _no_split(settings)
-        return Dataset(train, _source(val, found.val, seed, allow, part=VAL))
+        val = _opened(splits.val, seed, allow, VAL) if splits.val is not None else _no_split(settings)
+        return Dataset(train, _source(val, splits.val, seed, allow, part=VAL))
     if isinstance(train, torch_data.IterableDataset):
-        source = _source(train, found.train, seed, allow, part=TRAIN)
-        return Dataset(source, _beside_stream(settings, found, seed, allow), reading="in order")
+        source = _source(train, splits.train, seed, allow, part=TRAIN)
+        return Dataset(source, _beside_stream(settings, splits, seed, allow), reading="in order")
 
     # a data set with an index
-    if found.val is not None:
-        val = _opened(found.val, seed, allow, VAL)
+    if splits.val is not None:
+        val = _opened(splits.val, seed, allow, VAL)
         return Dataset(
-            _source(train, found.train, seed, allow, part=TRAIN),
-            _source(val, found.val, seed, allow, part=VAL),
+            _source(train, splits.train, seed, allow, part=TRAIN),
+            _source(val, splits.val, seed, allow, part=VAL),
             reading="in epochs",
         )
     n = _length(train, settings)
     order = permutation(SPLIT_SEED, 0, n)
-    cut = n - round(n * found.fraction)
+    cut = n - round(n * splits.fraction)
     name, mine = settings.target, (seed, TRAIN)
     return Dataset(
         MapStyle(train, np.sort(order[:cut]), name, mine),
         MapStyle(train, np.sort(order[cut:]), name, mine),
         reading="in epochs",
-        fraction=found.fraction,
+        fraction=splits.fraction,
     )
 
 
