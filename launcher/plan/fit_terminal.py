@@ -19,21 +19,21 @@ class Row:
     stays: bool = False
 
 
-def shares(wanted: Mapping[str, int], least: Mapping[str, int], most: int) -> dict[str, int]:
+def shares(lengths: Mapping[str, int], least: Mapping[str, int], most: int) -> dict[str, int]:
     """Divides ``most`` lines among sections: each gets its ``least``, then one more each in turn.
 
-    Sections come, and are served, in the order of ``least``; none gets more lines than it ``wanted``.
+    Sections come, and are served, in the order of ``least``; none gets more than in ``lengths``.
 
     >>> shares({"a": 9, "b": 2, "c": 9}, {"a": 1, "b": 3, "c": 2}, 8)
     {'a': 3, 'b': 2, 'c': 3}
     """
-    given = {label: min(n, wanted[label]) for label, n in least.items() if label in wanted}
-    left = most - sum(given.values())
-    while left > 0 and (hungry := [label for label, n in given.items() if n < wanted[label]]):
-        served = hungry[:left]
-        given |= {label: given[label] + 1 for label in served}
-        left -= len(served)
-    return given
+    granted = {label: min(n, lengths[label]) for label, n in least.items() if label in lengths}
+    remaining = most - sum(granted.values())
+    while remaining > 0 and (hungry := [label for label, n in granted.items() if n < lengths[label]]):
+        served = hungry[:remaining]
+        granted |= {label: granted[label] + 1 for label in served}
+        remaining -= len(served)
+    return granted
 
 
 def shortened(rows: Sequence[Row], room: int, width: int) -> list[str]:

@@ -33,11 +33,11 @@ EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float
 
 def param_groups(optim: Optim, params: Sequence[Placed]) -> tuple[ParamGroup, ...]:
     """Returns groups with every trainable parameter in exactly one, in order of first appearance."""
-    found: dict[tuple[str, OptimizerSettings], list[str]] = {}
+    groups: dict[tuple[str, OptimizerSettings], list[str]] = {}
     for p in _trained(params):
         key = next(iter(_keys(optim, p)), "")
-        found.setdefault((key, _settings(optim, key, p)), []).append(p.name)
-    return tuple(ParamGroup(key, settings, tuple(names)) for (key, settings), names in found.items())
+        groups.setdefault((key, _settings(optim, key, p)), []).append(p.name)
+    return tuple(ParamGroup(key, settings, tuple(names)) for (key, settings), names in groups.items())
 
 
 def _trained(params: Sequence[Placed]) -> list[Placed]:
@@ -188,9 +188,9 @@ def _idle(optim: Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
 
 
 def _complex(optim: Adafactor | Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
-    found = [p for p in trained if p.spec.dtype.startswith("complex")]
-    if found:
-        text = f"{optim.name}: it updates only real numbers, but {found[0].name} is {found[0].spec.dtype}"
+    params = [p for p in trained if p.spec.dtype.startswith("complex")]
+    if params:
+        text = f"{optim.name}: it updates only real numbers, but {params[0].name} is {params[0].spec.dtype}"
         yield Problem("optim.name", text, "optim=adamw")
 
 

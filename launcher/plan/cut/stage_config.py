@@ -228,11 +228,11 @@ Inside = Mapping[str, Sequence[Param]]
 
 
 def _inside(skeleton: ModelStructure) -> Inside:
-    found: dict[str, list[Param]] = {}
+    inside: dict[str, list[Param]] = {}
     for p in skeleton.params:
         for module in prefixes(p.name)[:-1]:
-            found.setdefault(module, []).append(p)
-    return found
+            inside.setdefault(module, []).append(p)
+    return inside
 
 
 def _around_layers(
@@ -245,7 +245,7 @@ def _around_layers(
     stacks: list[str] = []
     for name in skeleton.modules:
         if name in skeleton.containers and not any(name.startswith(s + ".") for s in stacks):
-            shapes = [found for c in children.get(name, []) if (found := _shapes(inside, c))]
+            shapes = [child_shapes for c in children.get(name, []) if (child_shapes := _shapes(inside, c))]
             if len(set(shapes)) < len(shapes):
                 stacks.append(name)
     layers: dict[str, int] = {}
@@ -267,15 +267,15 @@ def _bytes(inside: Inside, module: str) -> int:
 
 def leaves(keys: Mapping[str, int], skeleton: ModelStructure) -> frozenset[str]:
     """Returns the modules that are entirely on one stage: they stay eager and are never traced into."""
-    whole: dict[str, set[int | None]] = {}
+    stages: dict[str, set[int | None]] = {}
     for name in skeleton.modules:
         stage = stage_of(keys, name)
         for prefix in prefixes(name):
-            whole.setdefault(prefix, set()).add(stage)
+            stages.setdefault(prefix, set()).add(stage)
     for param in skeleton.params:
         for prefix in prefixes(owner(param.name)) if owner(param.name) else []:
-            whole[prefix].add(stage_of(keys, param.name))
-    return frozenset(name for name, at in whole.items() if len(at) == 1)
+            stages[prefix].add(stage_of(keys, param.name))
+    return frozenset(name for name, at in stages.items() if len(at) == 1)
 
 
 def own(graph: Graph, node: Node) -> frozenset[int]:

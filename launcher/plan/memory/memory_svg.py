@@ -131,10 +131,10 @@ def _peak(peak: Span, picture: _Picture, top: int) -> Iterator[str]:
     yield f'<text {beside} y="{y - 5:.1f}">{bytes_text(peak.nbytes)}</text>'
 
 
-def _pixels(held: Sequence[Span], picture: _Picture) -> Iterator[tuple[int, int]]:
+def _pixels(held_spans: Sequence[Span], picture: _Picture) -> Iterator[tuple[int, int]]:
     """Yields runs of pixel columns as (count, bytes); a column shows the most bytes held in its time."""
     columns = [0] * WIDE
-    for s in held:
+    for s in held_spans:
         first = min(floor(picture.x(s.start)), WIDE - 1)
         for x in range(first, max(first + 1, min(ceil(picture.x(s.end)), WIDE))):
             columns[x] = max(columns[x], s.nbytes)

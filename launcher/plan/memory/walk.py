@@ -310,14 +310,14 @@ class _Walk:
 
     def _scatter(self, stage: int, n: int, g: Gather, *, ahead: int = 0, grad: int = 0) -> MemoryInUse:
         """Returns the moment before the full gradients are freed."""
-        held = self.now(gathered=g.scattered + g.shard + ahead, activations=grad)
+        moment = self.now(gathered=g.scattered + g.shard + ahead, activations=grad)
         if (stage, n) in self.unreduced:
             self.unreduced.discard((stage, n))
             self.gathered -= g.grads
         if (stage, n) not in self.reduced:
             self.reduced.add((stage, n))
             self.grads += g.shard
-        return held
+        return moment
 
     def _drop(self, stage: int, n: int, g: Gather) -> None:
         if (stage, n) not in self.dropped:

@@ -34,8 +34,8 @@ def metric_problems(job: Job) -> Iterator[Problem]:
 
     known = isinstance(job.data, Text) and job.data.tokenizer != "file"
     if not known and any(isinstance(one, BitsPerByte) for one in job.metrics):
-        what = getattr(job.data, "name", "of a class of your own")
-        of = f"data {what}" + (" with tokenizer=file" if isinstance(job.data, Text) else "")
+        data_name = getattr(job.data, "name", "of a class of your own")
+        of = f"data {data_name}" + (" with tokenizer=file" if isinstance(job.data, Text) else "")
         text = f"bits_per_byte: {of} does not say how many bytes of text a token stands for"
         yield Problem(METRICS_KEY, text, _kept([m for m in job.metrics if not isinstance(m, BitsPerByte)]))
 
@@ -87,13 +87,13 @@ OVER = {
 
 def objective(job: Job) -> Objective:
     loss = job.loss
-    whole = any(isinstance(one, Target) for one in (loss, *job.metrics))
+    user_defined = any(isinstance(one, Target) for one in (loss, *job.metrics))
     return Objective(
         loss=TARGET if isinstance(loss, Target) else loss.name,
         ignored=loss.ignore_index if isinstance(loss, CrossEntropy) else IGNORED,
         metrics=tuple(map(figure, job.metrics)),
         ranked=tuple((figure(m), getattr(m, "k", 0)) for m in job.metrics if not isinstance(m, Target)),
-        whole=whole,
+        whole=user_defined,
     )
 
 
@@ -135,10 +135,10 @@ def packing_problems(job: Job) -> Iterator[Problem]:
         yield from _ignored(job, said or f"{PACKING}={data.packing}")
 
 
-def _ignored(job: Job, asked: str) -> Iterator[Problem]:
+def _ignored(job: Job, setting: str) -> Iterator[Problem]:
     """Yields a problem if the loss does not ignore the number that marks targets of padding."""
     if isinstance(job.loss, CrossEntropy) and job.loss.ignore_index != IGNORED:
-        text = f"{job.loss.ignore_index}: with {asked} there are targets of {IGNORED}"
+        text = f"{job.loss.ignore_index}: with {setting} there are targets of {IGNORED}"
         yield Problem(IGNORE, f"{text}, which must be ignored", f"{IGNORE}={IGNORED}")
 
 

@@ -61,8 +61,8 @@ def _counts(tensor: Any) -> bool:
 
 def strategies(operators: Mapping[str, Any]) -> dict[str, Strategy]:
     """Returns the strategies of ``parallel.operators``, without the values that are none."""
-    found = ((key, Strategy.of(value)) for key, value in operators.items())
-    return {key: strategy for key, strategy in found if strategy is not None}
+    pairs = ((key, Strategy.of(value)) for key, value in operators.items())
+    return {key: strategy for key, strategy in pairs if strategy is not None}
 
 
 def entry_names(entry: Any) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ def readings(
 
     # every way to read each tensor
     ways: list[list[tuple[str, Axes]]] = []
-    for key, given in value.items():
+    for key, entry in value.items():
         if key == "layout":
             continue
         if key not in (*TENSORS, *names):
@@ -153,19 +153,19 @@ def readings(
             wrong.append(f"{key}: no such key; there are input, output, in, out, layout and {own}")
         elif key in ("in", "out"):
             places = order if key == "in" else ("output",)
-            for name, tensor in _positions(key, given, places, wrong):
+            for name, tensor in _positions(key, entry, places, wrong):
                 batch = name in ("input", "output")
                 read = _ways(f"{key}[{name}]", tensor, axis_names, wrong, batch=batch)
                 ways.append([(name, axes) for axes in read])
         else:
-            read = _ways(key, given, axis_names, wrong, batch=key in ("input", "output"))
+            read = _ways(key, entry, axis_names, wrong, batch=key in ("input", "output"))
             ways.append([(key, axes) for axes in read])
     if wrong:
         return (), wrong
 
     # every combination of them
-    found = [_reading(dict(choice)) for choice in product(*ways)]
-    return tuple(dict.fromkeys(found)), []
+    combined = [_reading(dict(choice)) for choice in product(*ways)]
+    return tuple(dict.fromkeys(combined)), []
 
 
 def _reading(said: dict[str, Axes]) -> Reading:
