@@ -68,13 +68,13 @@ def received(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> in
     pair = on_common_mesh(src, dst)
     if pair is not None:
         return lacking(shape, pair[0].matrix, pair[0].dims, pair[1].dims)
-    wanted, least = prod(dst.local_shape(shape)), prod(shape)
+    needed, least = prod(dst.local_shape(shape)), prod(shape)
     for rank in range(src.ranks):
         both = src.box(shape, rank) & dst.box(shape, rank)
         if both is None:
-            return wanted
+            return needed
         least = min(least, prod(both.shape))
-    return wanted - least
+    return needed - least
 
 
 def lacking(
@@ -84,15 +84,15 @@ def lacking(
     dst: tuple[tuple[int, ...], ...],
 ) -> int:
     """Returns ``received`` for two layouts over one matrix, without a loop over its ranks."""
-    wanted, present = 1, 1
+    needed, present = 1, 1
     for n, a, b in zip(shape, src, dst, strict=True):
         low, high = n // prod(matrix[x] for x in a), n // prod(matrix[x] for x in b)
-        wanted *= high
+        needed *= high
         shared = min(len(a), len(b))
         if a[:shared] != b[:shared]:
             present = 0  # the first slice by one axis and the last by another have nothing in common
         present *= min(low, high)
-    return wanted - present
+    return needed - present
 
 
 @dataclass(frozen=True)

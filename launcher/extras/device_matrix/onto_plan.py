@@ -230,8 +230,8 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: boo
         code = None
         if ours and tracer is not None:
             code = StageCode.from_graph(model, stage_graph(tracer, stage, made), given)
-            found = ((both, other.names_of(code)) for other, both in known)
-            like = next(((both, names) for both, names in found if names is not None), None)
+            matches = ((both, other.names_of(code)) for other, both in known)
+            like = next(((both, names) for both, names in matches if names is not None), None)
             if like is not None:
                 both, names = like
                 out.append(StageGraphs(renamed(both.train, names), renamed(both.evaluate, names)))

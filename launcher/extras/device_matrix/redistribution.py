@@ -92,8 +92,8 @@ class Step:
             sides = self.exchange.of(row.index(rank))
             moved = (sum(p.elements for p in side if p.sender != p.receiver) for side in sides)
             return Collective("all_to_all", max(moved), len(row))
-        whole = self.after if self.op == "all_gather" else self.before
-        return Collective(self.op, prod(whole.local_shape(self.shape)), len(self.rows[0]))
+        full = self.after if self.op == "all_gather" else self.before
+        return Collective(self.op, prod(full.local_shape(self.shape)), len(self.rows[0]))
 
 
 LATENCY = 1 << 19
@@ -136,24 +136,24 @@ def _least(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], itemsiz
         return lacks * itemsize + LATENCY if lacks else 0
 
     # A rank lacks its entire part. A sum of n terms takes n - 1 receipts, and each further copy of it one.
-    terms, wanted = prod(at.matrix[a] for a in at.partial), prod(goal.local_shape(shape))
+    terms, needed = prod(at.matrix[a] for a in at.partial), prod(goal.local_shape(shape))
     copies = goal.ranks // prod(goal.slices)
     among_all = prod(shape) * (terms + copies - 2) // goal.ranks
     ahead = at.matrix == goal.matrix and all(
         a == b[: len(a)] for a, b in zip(at.dims, goal.dims, strict=True)
     )
-    return max(wanted, among_all) * itemsize + (1 if ahead else 2) * LATENCY
+    return max(needed, among_all) * itemsize + (1 if ahead else 2) * LATENCY
 
 
 def _steps(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
     """Yields every possible next step."""
     if at.partial:
-        found = _sums(at, goal, shape)
+        steps = _sums(at, goal, shape)
     elif at.matrix != goal.matrix:
-        found = iter(())
+        steps = iter(())
     else:
-        found = _towards(at, goal, shape)
-    yield from (step for step in found if step.after.divides(shape))
+        steps = _towards(at, goal, shape)
+    yield from (step for step in steps if step.after.divides(shape))
     if not at.partial:
         op: Op = "exchange" if received(at, goal, shape) else "slice"
         yield Step(op, at, goal, shape)

@@ -26,17 +26,17 @@ Rows = Iterator[tuple[str, str]]
 def sharding_rows(sharding: Sharding) -> Rows:
     """Yields the rows of the plan's text, each a label and a line."""
     yield "operators", f"over device matrices of {many(sharding.ranks, 'rank')} a stage"
-    found: dict[tuple[str, str], list[str]] = {}
+    modules_of: dict[tuple[str, str], list[str]] = {}
     for stage in sharding.stages:
         for module, said in _operators(stage):
-            found.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "*", module), said), []).append(module)
-    for (glob, said), modules in found.items():
+            modules_of.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "*", module), said), []).append(module)
+    for (glob, said), modules in modules_of.items():
         name = f"{glob} ({len(modules)})" if len(modules) > 1 else modules[0]
         yield "operators", f"{name or 'the model itself'}: {said}"
     for reason in sharding.reasons:
         yield "operators", reason
-    for whole in gathered(sharding):
-        yield "operators", f"gathered: {whole}"
+    for operator in gathered(sharding):
+        yield "operators", f"gathered: {operator}"
     yield from (("operators", text) for text in _together(sharding))
 
 

@@ -341,15 +341,15 @@ def _nearest(op: Operator, tensors: Mapping[int, Any], axes: Axes | None, names:
 
     # letter by letter, from the ranks that remain
     got: dict[str, Any] = {"": None if axes else 1}
-    left = op.ranks
+    remaining = op.ranks
     for letter, own in cut.items():
         size = op.rule.size[letter]
         if axes is None:
-            got[letter] = max(k for k in divisors(left) if k <= own[0] and size % k == 0)
-            left //= got[letter]
+            got[letter] = max(k for k in divisors(remaining) if k <= own[0] and size % k == 0)
+            remaining //= got[letter]
         else:
             while own and size % _ways(own, axes):
                 own = own[:-1]
-            found = [names[a] for a in own]
-            got[letter] = found if len(found) > 1 else next(iter(found), None)
+            axis_names = [names[a] for a in own]
+            got[letter] = axis_names if len(axis_names) > 1 else next(iter(axis_names), None)
     return [[got[letter] for letter in op.rule.ins[place]] for place in tensors]

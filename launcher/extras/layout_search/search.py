@@ -117,17 +117,17 @@ class CandidateQueue:
 
     def plain(self) -> list[LayoutCandidate]:
         """The first simple layout of each cut that certainly fits without recomputation: likely good ones."""
-        found: dict[TpChoice, LayoutCandidate] = {}
+        by_cut: dict[TpChoice, LayoutCandidate] = {}
         room = self.asked.room
         for _, _, layout in sorted(self.heap):
             least = self.least[layout]
             simple = layout.scheduler == "1f1b" and layout.chunks == 1
             if simple and (room is None or least.states + least.kept < ROOMY * room):
-                found.setdefault(layout.cut, layout)
-        taken = set(found.values())
+                by_cut.setdefault(layout.cut, layout)
+        taken = set(by_cut.values())
         self.heap = [one for one in self.heap if one[-1] not in taken]
         heapify(self.heap)
-        return list(found.values())
+        return list(by_cut.values())
 
     def seconds(self, layout: LayoutCandidate) -> float:
         """The lower bound of the seconds, as known so far; ``inf`` if the layout does not fit."""
@@ -182,11 +182,15 @@ class CandidateQueue:
             bytes=min(tight, default=1.0),
         )
 
-    def learn(self, found: Predicted | Slower) -> None:
+    def learn(self, prediction: Predicted | Slower) -> None:
         """Records what a plan has shown; the least uneven pipeline of a family counts."""
-        least, family, kind = self.least[found.layout], _family(found.layout), _kind(found.layout)
-        uneven = least.uneven(found.pipeline, found.plain)
-        policies = {} if isinstance(found, Slower) else _effects(found, least, uneven)
+        least, family, kind = (
+            self.least[prediction.layout],
+            _family(prediction.layout),
+            _kind(prediction.layout),
+        )
+        uneven = least.uneven(prediction.pipeline, prediction.plain)
+        policies = {} if isinstance(prediction, Slower) else _effects(prediction, least, uneven)
         before = self.families.get(family, PlannedStatistics(uneven, {}))
         both = Imbalance(min(uneven.seconds, before.uneven.seconds), min(uneven.bytes, before.uneven.bytes))
         self.families[family] = PlannedStatistics(both, _together((before.policies, policies)))
@@ -245,12 +249,12 @@ def search(
     refuse(candidates.impossible(job))
     fast = speeds(job)
     assert fast is not None
-    there = candidates.space(job)
-    asked = SearchContext(job, there.named, fast)
+    space = candidates.space(job)
+    context = SearchContext(job, space.named, fast)
     known = traces or Traces(own=False, shallow=True)
-    ranking = Ranking(asked, len(there.layouts) + there.out.total(), refused=there.out)
-    with planners(asked, known, processes if len(there.layouts) > FEW else 1, start) as work:
-        _look(_waiting(asked, there.layouts, ranking, work), ranking, work)
+    ranking = Ranking(context, len(space.layouts) + space.out.total(), refused=space.out)
+    with planners(context, known, processes if len(space.layouts) > FEW else 1, start) as work:
+        _look(_waiting(context, space.layouts, ranking, work), ranking, work)
         first = _finalists(ranking, work, _count(job))
         if not first:
             _leanest(ranking, work)
@@ -281,10 +285,10 @@ def _leanest(ranking: Ranking, work: Planners) -> None:
 
 
 def _waiting(
-    asked: SearchContext, layouts: Sequence[LayoutCandidate], ranking: Ranking, work: Planners
+    context: SearchContext, layouts: Sequence[LayoutCandidate], ranking: Ranking, work: Planners
 ) -> CandidateQueue:
     """A queue of the layouts that may fit; counts the others in ``ranking``."""
-    out = CandidateQueue(asked, _wholes(asked, layouts, work))
+    out = CandidateQueue(context, _wholes(context, layouts, work))
     refuse(list(_batch_dependent(out.wholes.values(), layouts)))
     for layout in layouts:
         least = out.add(layout)
@@ -307,7 +311,7 @@ def _batch_dependent(
 
 
 def _wholes(
-    asked: SearchContext, layouts: Sequence[LayoutCandidate], work: Planners
+    context: SearchContext, layouts: Sequence[LayoutCandidate], work: Planners
 ) -> dict[TpChoice, ModelCost | str]:
     """The cost of the model on one rank of tp for each cut, or why it cannot be planned."""
     by_cut: dict[TpChoice, dict[int, LayoutCandidate]] = defaultdict(dict)
@@ -320,7 +324,7 @@ def _wholes(
     able = [sample for sample, cut in zip(samples, by_cut, strict=True) if not isinstance(out[cut], str)]
     if not able or all(layout.micro == 1 for layout in layouts):
         return out
-    grows = evaluation.growth(asked, able[0], work.traces)
+    grows = evaluation.growth(context, able[0], work.traces)
     return {cut: of if isinstance(of, str) else replace(of, grows=grows) for cut, of in out.items()}
 
 
@@ -418,13 +422,13 @@ class Planners:
 
 @contextmanager
 def planners(
-    asked: SearchContext, traces: Traces, count: int = 1, start: Start | None = None
+    context: SearchContext, traces: Traces, count: int = 1, start: Start | None = None
 ) -> Iterator[Planners]:
     """``count`` processes with this one, which is alone without ``start``. The others end with the block."""
     with ExitStack() as stack:
         others = Workers([], WHAT) if start is None else stack.enter_context(workers(count - 1, start, WHAT))
         stack.enter_context(_collected_seldom())
-        yield Planners(asked, traces, others)
+        yield Planners(context, traces, others)
 
 
 @cache
@@ -435,13 +439,13 @@ def _traces(keeps_messages: bool | None, shallow: bool) -> Traces:
 
 def _in_child(
     do: Callable[[SearchContext, T, Traces], R],
-    asked: SearchContext,
+    context: SearchContext,
     keeps_messages: bool | None,
     shallow: bool,
     task: T,
 ) -> R:
     with _collected_seldom():
-        return do(asked, task, _traces(keeps_messages, shallow))
+        return do(context, task, _traces(keeps_messages, shallow))
 
 
 @contextmanager

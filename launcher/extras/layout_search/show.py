@@ -174,7 +174,7 @@ OWN = ("model", "data", "loss", "metrics", "optim")
 def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Problem:
     """Why there is no layout: none fits, or none is possible. ``other``: a single change and its bytes."""
     over = ranking.question.job.search.over
-    key, what = next(iter(over), "show"), "auto" if over else "nothing to search"
+    key, shown = next(iter(over), "show"), "auto" if over else "nothing to search"
     if not ranking.found:
         # what is wrong with the model or the data, most layouts say; the rest is about layouts
         often = next((text for text, _ in ranking.refused.most_common(1)), "")
@@ -182,13 +182,13 @@ def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Proble
         if section.partition(".")[0] in OWN:
             return Problem(section, f"{wrong}; none of {many(ranking.layouts, 'layout')} can be planned")
         why = "; ".join(f"{n:,} x {text}" for text, n in ranking.refused.most_common(REASONS))
-        return Problem(key, f"{what}: none of {many(ranking.layouts, 'layout')} can be planned: {why}")
+        return Problem(key, f"{shown}: none of {many(ranking.layouts, 'layout')} can be planned: {why}")
     assert ranking.question.room is not None
     least = min(ranking.found, key=lambda one: (one.nbytes, one.layout.order))
     alone = len(least.ranks) == 1
     who = f"rank{'' if alone else 's'} {spans(least.ranks)}"
     needs = f"{bytes_text(least.nbytes)} of {bytes_text(ranking.question.room)} on {who}"
-    text = f"{what}: none of {many(ranking.layouts, 'layout')} fits; the smallest planned one needs {needs}"
+    text = f"{shown}: none of {many(ranking.layouts, 'layout')} fits; the smallest planned one needs {needs}"
     text = f"{text}: {layout(least)}"
     if other is None or other[1] >= least.nbytes:
         return Problem(key, text)

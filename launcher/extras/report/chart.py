@@ -88,5 +88,5 @@ def _marks(low: float, high: float) -> list[float]:
     step = next(s for s in (power / 5, power / 2, power, 2 * power) if (high - low) / s <= 6)
     count = len(ticks((high - low) / step))
     first = -floor(-low / step)  # ceil
-    found = [float(f"{step * (first + n):.12g}") for n in range(count + 1)]
-    return [value for value in found if low <= value <= high]
+    marks = [float(f"{step * (first + n):.12g}") for n in range(count + 1)]
+    return [value for value in marks if low <= value <= high]

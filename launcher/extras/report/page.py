@@ -66,31 +66,31 @@ class Told:
     kernels: Sequence[str] = ()
 
 
-def page(told: Told) -> str:
-    running = told.status == "running"
+def page(report: Told) -> str:
+    running = report.status == "running"
     refresh = f'<meta http-equiv="refresh" content="{REFRESH_S}">' if running else ""
     return "\n".join([
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}',
-        f"<title>{escape(told.name)}: {escape(told.status)}</title><style>{STYLE}</style></head><body>",
-        *_head(told),
-        *_charts(told.curves),
-        *_pictures(told.pictures),
-        *_kernels(told.kernels),
-        *_settings(told.changes),
-        f"<h2>Plan</h2><details><summary>all of it</summary><pre>{escape(told.plan)}</pre></details>",
-        *_files(told.files),
+        f"<title>{escape(report.name)}: {escape(report.status)}</title><style>{STYLE}</style></head><body>",
+        *_head(report),
+        *_charts(report.curves),
+        *_pictures(report.pictures),
+        *_kernels(report.kernels),
+        *_settings(report.changes),
+        f"<h2>Plan</h2><details><summary>all of it</summary><pre>{escape(report.plan)}</pre></details>",
+        *_files(report.files),
         "</body></html>\n",
     ])  # fmt: skip
 
 
-def _head(told: Told) -> Iterator[str]:
-    done = max((c.points[-1].last for c in told.curves.values() if len(c)), default=0)
-    steps = max(told.steps, done)
-    bad = "" if told.status in ("running", "done") else ' class="bad"'
-    yield f"<h1>{escape(told.name)}</h1>"
-    yield f'<p><span{bad}>{escape(told.status)}</span> <span class="soft">step {done} of {steps}</span></p>'
+def _head(report: Told) -> Iterator[str]:
+    done = max((c.points[-1].last for c in report.curves.values() if len(c)), default=0)
+    steps = max(report.steps, done)
+    bad = "" if report.status in ("running", "done") else ' class="bad"'
+    yield f"<h1>{escape(report.name)}</h1>"
+    yield f'<p><span{bad}>{escape(report.status)}</span> <span class="soft">step {done} of {steps}</span></p>'
     yield f'<div class="bar"><div style="width:{100 * done / max(steps, 1):.1f}%"></div></div>'
-    rows = [(_label(key), told.curves[key].points[-1].mean) for key in _order(told.curves)]
+    rows = [(_label(key), report.curves[key].points[-1].mean) for key in _order(report.curves)]
     if rows:
         yield (
             "<table><tr>" + "".join(f'<th class="soft">{escape(name)}</th>' for name, _ in rows) + "</tr><tr>"

@@ -100,8 +100,8 @@ def _network(lanes: Sequence[Lane], ranks: Iterable[int]) -> Iterator[tuple[Lane
         yield from ((lane, row) for row in rows)
 
 
-def _thread(tid: int, name: str, **args: str | int) -> dict[str, Any]:
-    return {"name": name, "ph": "M", "pid": 0, "tid": tid, "args": args}
+def _thread(tid: int, record: str, **args: str | int) -> dict[str, Any]:
+    return {"name": record, "ph": "M", "pid": 0, "tid": tid, "args": args}
 
 
 def _event(

@@ -111,7 +111,7 @@ class ValueNumbers(Dispatch):
             taken.sort()
         named = sorted((name, self._numbered(a)) for name, a in kwargs.items())
         draw = self._drawn(func)
-        whole = _digest(func.overloadpacket.__name__.removesuffix("_"), taken, named, draw)
+        call_digest = _digest(func.overloadpacket.__name__.removesuffix("_"), taken, named, draw)
 
         out = func(*args, **kwargs)
 
@@ -120,10 +120,10 @@ class ValueNumbers(Dispatch):
         for n, t in enumerate(changed):
             storage = self._memory.get(t.untyped_storage()._cdata, "")
             lies = (t.storage_offset(), tuple(t.shape), tuple(t.stride()))
-            self._put(t, _digest(whole, n) if _fills(t) else _digest(storage, *lies, whole, n))
+            self._put(t, _digest(call_digest, n) if _fills(t) else _digest(storage, *lies, call_digest, n))
         for n, t in enumerate(x for x in tree_leaves(out) if isinstance(x, Tensor)):
             if t.untyped_storage()._cdata not in self._memory:
-                self._put(t, self._made(func, args, t) or _digest(whole, n))
+                self._put(t, self._made(func, args, t) or _digest(call_digest, n))
         return out
 
     def _made(self, func: Any, args: Sequence[Any], made: Tensor) -> str:
@@ -152,8 +152,8 @@ def _fills(t: Tensor) -> bool:
     return t.is_contiguous() and t.numel() * t.itemsize == t.untyped_storage().nbytes()
 
 
-def _digest(*what: Any) -> str:
-    return blake2b(repr(what).encode(), digest_size=16).hexdigest()
+def _digest(*parts: Any) -> str:
+    return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 Numbers = dict[str, str | None]
@@ -178,9 +178,9 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
     # run the recording once
     named = dict(_tensors(copied(module)))
     given = _arguments(program, named)
-    found = _different(once, _numbers(_over(given, program.graph_module), named, inputs, trains))
-    if found:
-        return f"{found} is not that of its operators alone"
+    difference = _different(once, _numbers(_over(given, program.graph_module), named, inputs, trains))
+    if difference:
+        return f"{difference} is not that of its operators alone"
     if trains:
         changes = HiddenChanges(program.graph_module)
         _over(given, changes.run)(*inputs)

@@ -133,9 +133,9 @@ Run = Callable[..., Any]
 
 def torch_op(op: str) -> Any:
     """``add.Tensor`` -> ``torch.ops.aten.add.Tensor``."""
-    space, found, name = op.rpartition("::")
+    space, separator, name = op.rpartition("::")
     kind, _, overload = name.partition(".")
-    packet = getattr(getattr(torch.ops, space if found else "aten"), kind)
+    packet = getattr(getattr(torch.ops, space if separator else "aten"), kind)
     return getattr(packet, overload or "default")
 
 

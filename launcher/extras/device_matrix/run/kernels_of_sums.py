@@ -47,8 +47,8 @@ def _dtype(call: LocalCall) -> torch.dtype | None:
     if call.node.kind.startswith("_"):
         return torch.float32 if call.node.args[2] else None
     given: Arg = call.node.args[2] if len(call.node.args) > 2 else call.node.kwarg("dtype")
-    found: torch.dtype | None = constant(given, torch.device("cpu"))
-    return found
+    dtype: torch.dtype | None = constant(given, torch.device("cpu"))
+    return dtype
 
 
 def cut_softmax(x: Tensor, dim: int, meeting: Meeting, *, log: bool) -> Tensor:
@@ -226,8 +226,8 @@ def _hard_terms(loss: ClassLoss, logs: Tensor, target: Tensor, *weight: Tensor) 
     known = (target == loss.ignored) | ((target >= 0) & (target < loss.classes))
     torch._assert_async(known.all(), f"a target is beyond the {loss.classes} classes")
     here, local = _here(loss, target, logs.shape[loss.dim])
-    found = logs.gather(loss.dim, local.unsqueeze(loss.dim)).squeeze(loss.dim)
-    out = torch.where(here, -(found * weight[0][local] if weight else found), 0)
+    target_logs = logs.gather(loss.dim, local.unsqueeze(loss.dim)).squeeze(loss.dim)
+    out = torch.where(here, -(target_logs * weight[0][local] if weight else target_logs), 0)
     if not loss.smoothing:
         return out
 
@@ -302,8 +302,8 @@ def embedding(call: LocalCall, run: Run, device: torch.device) -> Run:
         torch._assert_async(((indices >= 0) & (indices < classes)).all(), beyond)
         local = indices - low
         elsewhere = (local < 0) | (local >= rows)
-        found: Tensor = look_up(table, local.masked_fill(elsewhere, 0))
-        return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+        vectors: Tensor = look_up(table, local.masked_fill(elsewhere, 0))
+        return vectors.masked_fill(elsewhere.unsqueeze(-1), 0)
 
     return masked
 
@@ -446,14 +446,14 @@ def dropout(call: LocalCall, run: Run) -> Run:
     masked = len(call.outs) > 1
     if not training or not 0 < p < 1 or not (masked or any(call.strategy.takes(call.rule, 0).dims)):
         return run
-    part, whole = _part(call), _full_allocator(call)
+    part, allocate_full = _part(call), _full_allocator(call)
 
     def of_whole_mask(x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if x.device.type != "cpu":  # accelerators have another kernel, with other draws
-            keep = torch.native_dropout(whole(x).fill_(1), p, True)[1][part]
+            keep = torch.native_dropout(allocate_full(x).fill_(1), p, True)[1][part]
             out = x * keep * (1 / (1 - p))
             return (out, keep) if masked else out
-        noise = whole(x).bernoulli_(1 - p).div_(1 - p)[part]
+        noise = allocate_full(x).bernoulli_(1 - p).div_(1 - p)[part]
         out = x * noise
         return (out, noise != 0) if masked else out
 
@@ -479,10 +479,10 @@ def feature_dropout(call: LocalCall, run: Run) -> Run:
 
 def drawn(call: LocalCall, run: Run) -> Run:
     """Draw values that depend on their input's shape and strides only."""
-    part, whole = _part(call), _full_allocator(call)
+    part, allocate_full = _part(call), _full_allocator(call)
 
     def of_all(x: Tensor) -> Tensor:
-        out: Tensor = run(whole(x))
+        out: Tensor = run(allocate_full(x))
         return out[part]
 
     return of_all

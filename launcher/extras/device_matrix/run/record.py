@@ -29,20 +29,20 @@ def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
     Unfolding by torch forgets the mode of an operator. Raises ``RequestError`` for regions under autocast,
     whose dtypes would be lost.
     """
-    found = False
+    unfold = False
     for module in graphs.modules():
         if not isinstance(module, fx.GraphModule):
             continue
         for node in list(module.graph.nodes):
             if str(node.target) == "wrap_with_autocast":
-                found = True
+                unfold = True
                 _refuse(node, key)
             if str(node.target) == "wrap_with_set_grad_enabled":
-                found = True
+                unfold = True
                 if node.args[0] is False:
                     _cut(module.graph, node)
         module.recompile()
-    return found
+    return unfold
 
 
 def _refuse(node: fx.Node, key: str) -> None:

@@ -103,8 +103,8 @@ class Reasons:
                 yield Reason(module or "the model", modules, f", {light}", words)
                 continue
             several = any(k[0] == module and k[3] and k[1] != kind for k in groups)
-            what = f"{module}.{kind}" if module and several else module or kind
-            yield Reason(what, modules, "", words + self.why(nodes[len(nodes) // 2]))
+            operator = f"{module}.{kind}" if module and several else module or kind
+            yield Reason(operator, modules, "", words + self.why(nodes[len(nodes) // 2]))
 
     def words(self, at: int, chosen: OpStrategy | None = None) -> str:
         """Describes a strategy: ``batch 4 x columns 2``, or one word if all ranks cut the same letter."""

@@ -90,8 +90,8 @@ def variables(
 ) -> Variables:
     """Returns a variable for each operator; with ``together``, light neighbours in a module share one."""
     constant = constants(graph)
-    whole = {at for at, rule in enumerate(rules) if rule is None or at in constant}
-    alone = whole | written.keys()
+    uncut = {at for at, rule in enumerate(rules) if rule is None or at in constant}
+    alone = uncut | written.keys()
 
     # the root of a group stands for it
     groups = Groups()
@@ -108,7 +108,7 @@ def variables(
             of[at] = number
         if mine[0] in written:
             every.append(Variable((mine[0],), (), ((),), (written[mine[0]],)))
-        elif mine[0] in whole:
+        elif mine[0] in uncut:
             every.append(Variable((mine[0],), (), ((),)))
         else:
             every.append(_variable(mine, rules, dims))
