@@ -41,11 +41,11 @@ class _Generation(Extension):
     """The tag ``{% generation %}``, with which transformers marks what the assistant says."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 has it so)
-    found = False  # set by the parser, so not for tags in comments or texts
+    in_use = False  # set by the parser, so not for tags in comments or texts
     marks = True
 
     def parse(self, parser: Parser) -> nodes.Node:
-        self.found = True
+        self.in_use = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
@@ -122,7 +122,7 @@ class ChatTemplate:
         rendered = self._rendered(conversation, conversation.messages)
         if START in rendered or END in rendered:
             raise BadRow("it has a code point that is not text (U+FDD0 or U+FDD1)")
-        if self._compiled[1].found:
+        if self._compiled[1].in_use:
             return rendered, self._marked(conversation, rendered)
         spans = [
             self._span(rendered, conversation, i)

@@ -255,11 +255,11 @@ def best(predictions: Sequence[Predicted], room: int | None) -> list[Predicted]:
 class Choice:
     """A layout that may be the best, whose recomputed blocks are still undecided."""
 
-    found: Predicted
+    prediction: Predicted
 
     @property
     def trace(self) -> TraceKey:
-        layout = self.found.layout
+        layout = self.prediction.layout
         return layout.cut, layout.micro, layout.stages == 1
 
 
@@ -273,7 +273,7 @@ class Finalist:
 
 def settle(context: SearchContext, choice: Choice, traces: Traces) -> Finalist | Refused:
     """Lets a plan choose the recomputed blocks; if it finds no choice, recomputes all of them."""
-    prediction, job = choice.found, context.job_of(choice.found.layout)
+    prediction, job = choice.prediction, context.job_of(choice.prediction.layout)
     if not recompute_auto.is_requested(job):
         return Finalist(job, prediction)
     if not prediction.again:

@@ -71,7 +71,7 @@ class CandidateQueue:
     family have the same values, and pipelines with more stages are at least as uneven.
     """
 
-    asked: SearchContext
+    context: SearchContext
     wholes: Mapping[TpChoice, ModelCost | str]
     heap: list[tuple[float, tuple[Any, ...], LayoutCandidate]] = field(default_factory=list)
     least: dict[LayoutCandidate, Bound] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class CandidateQueue:
     @property
     def free(self) -> bool:
         """Whether the search decides the number of stages."""
-        over = self.asked.job.search.over
+        over = self.context.job.search.over
         return AUTO in (over.get(candidates.STAGES), over.get(candidates.CHUNKS))
 
     def add(self, layout: LayoutCandidate) -> Bound | str:
@@ -92,8 +92,8 @@ class CandidateQueue:
         virtual = layout.stages * (2 if RULES[layout.scheduler].v and layout.stages > 1 else layout.chunks)
         if of.blocks and virtual > of.blocks and self.free:
             return "more virtual stages than blocks"
-        least = bound(layout, of, self.asked.speeds, self.asked.job)
-        if self.asked.room is None or least.nbytes <= self.asked.room:
+        least = bound(layout, of, self.context.speeds, self.context.job)
+        if self.context.room is None or least.nbytes <= self.context.room:
             self.least[layout] = least
             heappush(self.heap, (self.seconds(layout), layout.order, layout))
         return least
@@ -118,7 +118,7 @@ class CandidateQueue:
     def plain(self) -> list[LayoutCandidate]:
         """The first simple layout of each cut that certainly fits without recomputation: likely good ones."""
         by_cut: dict[TpChoice, LayoutCandidate] = {}
-        room = self.asked.room
+        room = self.context.room
         for _, _, layout in sorted(self.heap):
             least = self.least[layout]
             simple = layout.scheduler == "1f1b" and layout.chunks == 1
@@ -259,7 +259,9 @@ def search(
         if not first:
             _leanest(ranking, work)
     if not first:
-        other = evaluation.best_change(job, partial(_least_bytes, traces=known)) if ranking.found else None
+        other = (
+            evaluation.best_change(job, partial(_least_bytes, traces=known)) if ranking.predictions else None
+        )
         raise RequestError((nothing(ranking, other),))
     return first, ranking
 
@@ -274,14 +276,14 @@ def _least_bytes(job: Job, traces: Traces) -> int | None:
         waiting = _waiting(ranking.question, there.layouts, ranking, work)
         ranking.too_large += [(least.nbytes, layout) for layout, least in waiting.least.items()]
         _leanest(ranking, work)
-    return min((one.nbytes for one in ranking.found), default=None)
+    return min((one.nbytes for one in ranking.predictions), default=None)
 
 
 def _leanest(ranking: Ranking, work: Planners) -> None:
     """Plans some of the layouts that are too large, to report by how much."""
     some = sorted(ranking.too_large, key=lambda one: (one[0], one[1].order))[:LAYOUTS_PER_ROUND]
     trials = [Trial(layout) for _, layout in some]
-    ranking.found += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
+    ranking.predictions += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
 
 
 def _waiting(
@@ -356,7 +358,7 @@ def _noted(one: Predicted | Refused | Slower, ranking: Ranking, waiting: Candida
     if isinstance(one, Slower):
         ranking.beyond += 1
     else:
-        ranking.found.append(one)
+        ranking.predictions.append(one)
 
 
 def _count(job: Job) -> int:
@@ -373,13 +375,13 @@ def _finalists(ranking: Ranking, work: Planners, count: int) -> list[Finalist]:
         if not rest:
             return [settled[one.layout] for one in some[:count]]
         for one, out in zip(rest, work([Choice(one) for one in rest], settle), strict=True):
-            at = ranking.found.index(one)
+            at = ranking.predictions.index(one)
             if isinstance(out, Refused):
-                del ranking.found[at]
+                del ranking.predictions[at]
                 ranking.refused[out.why] += 1
             else:
                 settled[one.layout] = out
-                ranking.found[at] = out.predicted
+                ranking.predictions[at] = out.predicted
     return []
 
 
@@ -403,19 +405,19 @@ R = TypeVar("R")
 class Planners:
     """Processes that plan layouts in parallel: this one, with its ``traces``, and ``others``."""
 
-    asked: SearchContext
+    context: SearchContext
     traces: Traces
     others: Workers
 
     def __call__(self, tasks: Sequence[T], do: Callable[[SearchContext, T, Traces], R]) -> list[R]:
         """Returns the result of each task, in order. A process that has traced a task's forward takes it."""
-        there = partial(_in_child, do, self.asked, self.traces.keeps_messages, self.traces.shallow)
+        there = partial(_in_child, do, self.context, self.traces.keeps_messages, self.traces.shallow)
         return list(
             self.others.map(
                 there,
                 tasks,
                 prefer=lambda task: task.trace,
-                here=lambda task: do(self.asked, task, self.traces),
+                here=lambda task: do(self.context, task, self.traces),
             )
         )
 

@@ -144,12 +144,12 @@ class Outcome:
     """Writes results to ``folder``, sorted by ``metric``."""
 
     def __init__(self, folder: Path, sweep_request: SweepRequest, metric: str) -> None:
-        self._folder, self._asked, self._metric = folder, sweep_request, metric
+        self._folder, self._request, self._metric = folder, sweep_request, metric
         self._next = 0.0
 
     @property
     def _settings(self) -> Sweep:
-        return self._asked.settings
+        return self._request.settings
 
     def now(self, results: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> None:
         """Writes what is known so far, from time to time. An ``OSError`` does not end the sweep."""
@@ -188,7 +188,7 @@ class Outcome:
 
     def _gaps(self, results: Sequence[CellResult]) -> dict[str, Gap]:
         done = [r for r in results if r.status == "done" and not r.same_as]
-        precisions = {r.cell.name: self._asked.compose(r.cell).job.train.precision for r in done}
+        precisions = {r.cell.name: self._request.compose(r.cell).job.train.precision for r in done}
         return gaps(self._folder, done, precisions)
 
     def _best(self, ranked: Results) -> list[str]:
@@ -196,7 +196,7 @@ class Outcome:
         if ranked.best is None:
             return []
         try:
-            job = self._asked.compose(ranked.best.result.cell).job
+            job = self._request.compose(ranked.best.result.cell).job
         except RequestError:  # the files have changed since
             return []
         values = job.model_dump(mode="json", by_alias=True)
@@ -259,7 +259,7 @@ class CellRuns:
     slots: Slots
     command: Sequence[str]
     metric: str
-    told: StopFlag
+    stop_flag: StopFlag
     watch: Watch
     outcome: Outcome
     deadline: float | None = None
@@ -300,7 +300,7 @@ class CellRuns:
     @property
     def _over(self) -> bool:
         late = self.deadline is not None and time.monotonic() > self.deadline
-        return bool(self.told.signum) or late
+        return bool(self.stop_flag.signum) or late
 
     def _begin(self, one: CheckedCell) -> bool:
         """Starts a cell, unless it need not run; returns false if there is no free slot."""
@@ -344,7 +344,7 @@ class CellRuns:
     def _look(self) -> None:
         """Checks for cells that have ended, and periodically reads what running ones have written."""
         for name, work in [*self._work.items()]:
-            if self.told.signum:
+            if self.stop_flag.signum:
                 work.process.stop()
             ended, why = self._why(work)
             result = work.process.result(ended, why)
@@ -359,14 +359,14 @@ class CellRuns:
     def _why(self, work: _Work) -> tuple[str, str]:
         if work.pruned:
             return "pruned", work.pruned
-        if self.told.signum:
-            return "interrupted", f"stopped by {signal_name(self.told.signum)}"
+        if self.stop_flag.signum:
+            return "interrupted", f"stopped by {signal_name(self.stop_flag.signum)}"
         return "", ""
 
     def _read(self) -> None:
         for name, work in self._work.items():
             rows = work.reader.read()
-            if not work.pruned and not self.told.signum:
+            if not work.pruned and not self.stop_flag.signum:
                 work.pruned = self.sampler.hopeless(name, reports(rows, self.metric))
                 if work.pruned:
                     folder.prune(self.folder, name, work.pruned)

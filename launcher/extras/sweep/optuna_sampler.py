@@ -68,7 +68,7 @@ class OptunaSampler:
         window: int,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._asked, self._settings, self._metric = sweep_request, sweep_request.settings, metric
+        self._request, self._settings, self._metric = sweep_request, sweep_request.settings, metric
         self._named, self._window = named, window
         least = self._settings.goal == "min"
         self._study = optuna.create_study(
@@ -127,13 +127,13 @@ class OptunaSampler:
 
         one = self._cell(number, trial.optuna.params)
         try:
-            request = self._asked.compose(one)
+            request = self._request.compose(one)
             seeds = [request.job.seed + n for n in range(self._settings.seeds)]
             made = sweep_grid.repeated(one, seeds)
-            first = check(self._asked.compose(made[0]))
+            first = check(self._request.compose(made[0]))
         except RequestError as error:
             self._idle += 1
-            self._refused(trial, one, reason(error, self._asked.words))
+            self._refused(trial, one, reason(error, self._request.words))
             return
         if first is not None and first.digest in self._seen:
             self._idle += 1
@@ -152,8 +152,8 @@ class OptunaSampler:
         self._repeats.append(CheckedCell(cell, refused=why))
 
     def _cell(self, number: int, params: Mapping[str, Any]) -> Cell:
-        words = tuple(_word(axis, params) for axis in self._asked.axes)
-        varied = tuple(w for w, axis in zip(words, self._asked.axes, strict=True) if axis.varies)
+        words = tuple(_word(axis, params) for axis in self._request.axes)
+        varied = tuple(w for w, axis in zip(words, self._request.axes, strict=True) if axis.varies)
         return sweep_grid.cell(number, words, varied)
 
     def _report(self, trial: _Trial, reports: Reports) -> None:

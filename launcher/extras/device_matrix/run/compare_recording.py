@@ -21,14 +21,14 @@ from launcher.parallel.trace.graph_recorder import stream
 class HiddenChanges(fx.Interpreter):
     """Runs the recording of a forward.
 
-    ``found`` has the operations that change, unseen by autograd, the memory of a tensor that has a gradient.
+    ``operators`` are those that change, unseen by autograd, the memory of a tensor that has a gradient.
     A forward that is rebuilt without in-place changes would propagate a gradient there that the original does
     not.
     """
 
     def __init__(self, graphs: fx.GraphModule, outer: HiddenChanges | None = None) -> None:
         super().__init__(graphs, garbage_collect_values=False)
-        self.found: list[str] = outer.found if outer else []
+        self.operators: list[str] = outer.operators if outer else []
         self._lies: defaultdict[int, list[Tensor]] = outer._lies if outer else defaultdict(list)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -52,7 +52,7 @@ class HiddenChanges(fx.Interpreter):
             beside = self._lies[t.untyped_storage()._cdata]
             sees = torch.is_grad_enabled() and t.requires_grad and op is not torch.ops.aten.detach_.default
             if not sees and any(other.requires_grad for other in beside):
-                self.found.append(op.overloadpacket.__name__)
+                self.operators.append(op.overloadpacket.__name__)
 
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -184,7 +184,7 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
     if trains:
         changes = HiddenChanges(program.graph_module)
         _over(given, changes.run)(*inputs)
-        for name in changes.found:
+        for name in changes.operators:
             return f"{name} changes a tensor in place where autograd does not see it"
     return ""
 
