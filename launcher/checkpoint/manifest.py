@@ -247,8 +247,8 @@ def mac(manifest: Manifest, key: bytes) -> str:
     the folder: a complete older checkpoint in the place of a newer one still passes, but its state has its
     own step.
     """
-    said = canonical(replace(manifest, mac=None))
-    return hmac.new(derived(key, b"", INFO, 32), said, hashlib.sha256).hexdigest()
+    content = canonical(replace(manifest, mac=None))
+    return hmac.new(derived(key, b"", INFO, 32), content, hashlib.sha256).hexdigest()
 
 
 def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
@@ -292,9 +292,9 @@ def places(named: str | None, trust: Trust) -> tuple[str, ...]:
 
     The place ``named`` by the manifest is used only if neither ``trust`` nor the environment names one.
     """
-    given = tuple(place for place in (trust.key, os.environ.get(ANOTHER)) if place)
-    if given:
-        return given
+    configured = tuple(place for place in (trust.key, os.environ.get(ANOTHER)) if place)
+    if configured:
+        return configured
     return () if named is None else (named,)
 
 

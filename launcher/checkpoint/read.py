@@ -343,16 +343,16 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
 
     # the file's metadata must name this rank, world and strategy
     mark = stamp(rank, manifest.world, manifest.strategy)
-    said = header.metadata
-    if said != mark and said.keys() == mark.keys():
-        odd = [key for key in mark if said[key] != mark[key]]
+    metadata = header.metadata
+    if metadata != mark and metadata.keys() == mark.keys():
+        odd = [key for key in mark if metadata[key] != mark[key]]
         differences = "; ".join(
-            f"{key.removeprefix('launcher.')} {said[key]}, not {mark[key]}" for key in odd
+            f"{key.removeprefix('launcher.')} {metadata[key]}, not {mark[key]}" for key in odd
         )
         raise ValueError(f"{path}: a file of another rank or layout: it says {differences}")
 
     # it must be the file that the manifest was written with
-    if said != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
+    if metadata != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
         raise ValueError(f"{path}: its header is not the one that the manifest was written with")
     if checkpoint.key is not None and salt_of(path) != record.salt:
         raise ValueError(f"{path}: a file of another checkpoint: its salt is not the one in the manifest")

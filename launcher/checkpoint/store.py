@@ -279,23 +279,23 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     highest = next(complete_ones, None)
     if highest is None:
         return None
-    said = read(checkpoints)
-    if said is None:
+    pointer = read(checkpoints)
+    if pointer is None:
         return highest[0]
 
     # a file with a digest also lists the older checkpoints of a higher step; one without has a name alone
     newest = highest
-    if said.digest is not None:
+    if pointer.digest is not None:
         candidates = chain((highest,), complete_ones)
-        newer = ((path, m) for path, m in candidates if said.older.get(path.name) != identity(m))
+        newer = ((path, m) for path, m in candidates if pointer.older.get(path.name) != identity(m))
         newest = next(newer, highest)
     else:
-        manifest = _complete(checkpoints / said.name)
+        manifest = _complete(checkpoints / pointer.name)
         if manifest is not None:
-            newest = checkpoints / said.name, manifest
+            newest = checkpoints / pointer.name, manifest
 
-    if said.digest is not None or newest[0] != highest[0]:
-        check(said, *newest, trust)
+    if pointer.digest is not None or newest[0] != highest[0]:
+        check(pointer, *newest, trust)
     return newest[0]
 
 
@@ -313,9 +313,9 @@ def passed_over(newest: Path) -> list[str]:
     """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     flaws = [why for why in map(_flaw, above) if why]
-    said = read(newest.parent)
-    if said is not None and not (newest.parent / said.name).is_dir():
-        flaws.append(f"{newest.parent / LATEST} names {said.name}, which does not exist")
+    pointer = read(newest.parent)
+    if pointer is not None and not (newest.parent / pointer.name).is_dir():
+        flaws.append(f"{newest.parent / LATEST} names {pointer.name}, which does not exist")
     return flaws
 
 
@@ -413,9 +413,9 @@ def _steps(checkpoints: Path) -> list[Path]:
 
 def _pointed(checkpoints: Path) -> Path | None:
     """Returns the checkpoint that was committed last, without verifying a MAC."""
-    said = read(checkpoints)
-    if said is not None and complete(checkpoints / said.name):
-        return checkpoints / said.name
+    pointer = read(checkpoints)
+    if pointer is not None and complete(checkpoints / pointer.name):
+        return checkpoints / pointer.name
     return next(filter(complete, _steps(checkpoints)), None)
 
 

@@ -198,6 +198,6 @@ def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> 
     for name, entry in entries.items():
         box = entry.layout.box(rank)
         assert box is not None
-        want = TensorSpec(box.shape, entry.dtype)
-        if name in tensors and tensors[name] != want:
-            yield f"{name}: {described(tensors[name])} was passed, its piece is {described(want)}"
+        expected = TensorSpec(box.shape, entry.dtype)
+        if name in tensors and tensors[name] != expected:
+            yield f"{name}: {described(tensors[name])} was passed, its piece is {described(expected)}"

@@ -149,8 +149,12 @@ def check_fit(model: Model, data: Data) -> list[Problem]:
     if isinstance(model, Target):
         return []
     if isinstance(model, HuggingFace):
-        said, wants = f"hf of task {model.task}", model.task == "causal_lm"
-        return [] if isinstance(data, Target) else [*_kind(said, wants, data), *check_tokenizer(model, data)]
+        model_kind, wants = f"hf of task {model.task}", model.task == "causal_lm"
+        return (
+            []
+            if isinstance(data, Target)
+            else [*_kind(model_kind, wants, data), *check_tokenizer(model, data)]
+        )
     return list(_unsaid(model) if isinstance(data, Target) else _fit(model, data))
 
 
@@ -175,14 +179,16 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
         yield from _enough("classes", model.classes, classes(data), noun=f"classes of data {data.name}")
 
 
-def _kind(said: str, wants: bool, data: OwnData) -> Iterator[Problem]:
+def _kind(model_kind: str, wants: bool, data: OwnData) -> Iterator[Problem]:
     """Reports a model that reads tokens and data that are images, or the reverse.
 
-    ``said``: the model; ``wants``: it reads tokens.
+    ``model_kind``: the model; ``wants``: it reads tokens.
     """
     if wants != isinstance(data, Text | RandomTokens | Tokens | Chat):
         kinds = ("images", "tokens")
-        yield Problem("model", f"model {said} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}")
+        yield Problem(
+            "model", f"model {model_kind} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}"
+        )
 
 
 def _enough(field: str, have: int | None, need: int | None, noun: str) -> Iterator[Problem]:

@@ -77,10 +77,10 @@ def _unknown(
     keys: tuple[str, ...], named: dict[str, nn.Module], layers: dict[str, nn.Linear]
 ) -> Iterator[Problem]:
     linear = [n for n, m in named.items() if isinstance(m, nn.Linear)]
-    there = f"there are {', '.join(linear[:6])}{' ..' if len(linear) > 6 else ''}"
+    existing = f"there are {', '.join(linear[:6])}{' ..' if len(linear) > 6 else ''}"
     for key in keys:
         if not any(matches(key, n) for n in layers):
-            yield Problem(KEY, f"{key}: it names no linear module; {there if linear else 'there is none'}")
+            yield Problem(KEY, f"{key}: it names no linear module; {existing if linear else 'there is none'}")
 
 
 def _odd(layers: dict[str, nn.Linear]) -> Iterator[Problem]:

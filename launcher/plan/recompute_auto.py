@@ -363,7 +363,7 @@ def _in_flight(load: RankLoad) -> Counter[int]:
     for a in load.row:
         now = now + Counter({a.stage: 1}) if a.kind == "F" else now
         now = now - Counter({a.stage: 1}) if a.kind in "BW" else now
-        if (bytes_held := sum(each[n] * there for n, there in now.items())) > kept:
+        if (bytes_held := sum(each[n] * count for n, count in now.items())) > kept:
             most, kept = now, bytes_held
     return most
 

@@ -489,8 +489,8 @@ def _runs(items: Iterable[T], key: Callable[[T], K]) -> Iterator[tuple[K, list[T
 
 
 def _where(stages: Iterable[int]) -> str:
-    there = sorted(set(stages))
-    return f"stage{'s' if len(there) > 1 else ''} {spans(there)}"
+    indices = sorted(set(stages))
+    return f"stage{'s' if len(indices) > 1 else ''} {spans(indices)}"
 
 
 def _count(n: float, unit: str = "") -> str:

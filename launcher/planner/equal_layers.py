@@ -92,7 +92,7 @@ def _alike(settings: dict[str, Any], layers: int) -> bool:
 
 
 def _with(job: Job, model: LanguageModel, uncut: tuple[str, ...] | None, depth: int) -> Fewer:
-    def there(name: str) -> bool:
+    def exists(name: str) -> bool:
         match = LAYER.search(name)
         return match is None or int(match[1]) < depth
 
@@ -101,14 +101,14 @@ def _with(job: Job, model: LanguageModel, uncut: tuple[str, ...] | None, depth: 
     if recompute is not None:
         modules = recompute.modules
         if isinstance(modules, dict):
-            modules = {name: policy for name, policy in modules.items() if there(name)}
+            modules = {name: policy for name, policy in modules.items() if exists(name)}
         elif not isinstance(modules, str):
-            modules = tuple(filter(there, modules))
+            modules = tuple(filter(exists, modules))
         recompute = recompute.model_copy(update={"modules": modules})
-    operators = {name: cut for name, cut in job.parallel.operators.items() if there(name)}
+    operators = {name: cut for name, cut in job.parallel.operators.items() if exists(name)}
     parallel = job.parallel.model_copy(update={"recompute": recompute, "operators": operators})
     update = {"model": model.model_copy(update={"layers": depth}), "parallel": parallel}
-    return Fewer(job.model_copy(update=update), uncut and tuple(filter(there, uncut)))
+    return Fewer(job.model_copy(update=update), uncut and tuple(filter(exists, uncut)))
 
 
 def _along(one: Any, two: Any, steps: int) -> Any:

@@ -157,9 +157,11 @@ def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[
         yield f"the model has no place for its {few(strange)}"
     unlike = []
     for name, theirs in names.items():
-        has, want = specs[theirs], target.entries[target.named[name]].spec
-        if has.shape != want.shape or (has.dtype != want.dtype and not castable(has.dtype, want.dtype)):
-            unlike.append(f"{theirs} is {described(has)}, the model's is {described(want)}")
+        actual, expected = specs[theirs], target.entries[target.named[name]].spec
+        if actual.shape != expected.shape or (
+            actual.dtype != expected.dtype and not castable(actual.dtype, expected.dtype)
+        ):
+            unlike.append(f"{theirs} is {described(actual)}, the model's is {described(expected)}")
     if unlike:
         yield few(unlike, "; ")
 

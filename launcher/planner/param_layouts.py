@@ -50,8 +50,8 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
         return {}, None, [*problems]
 
     # compare with the request's own tp
-    said = {tp_from: par.grid.tp, "parallel.operators": reader.degree(par.operators)[0]}
-    for key, other in said.items():
+    requested = {tp_from: par.grid.tp, "parallel.operators": reader.degree(par.operators)[0]}
+    for key, other in requested.items():
         if other not in (None, tp):
             cure = f"{key}={tp}" if key == TP_KEY else ""
             text = f"{path}: its layouts are cut over {many(tp, 'rank')} of {TP}, {key} has {other}"
@@ -235,13 +235,15 @@ def _differences(mine: Strategy, theirs: Strategy) -> Iterator[str]:
     """Tensors of both strategies whose layouts differ; names the keys that differ if the grids are equal."""
     for name, entry in mine.entries.items():
         first = theirs.named.get(name)
-        there = theirs.entries[first] if first is not None else None
-        if there is None or meaning(there.layout) == meaning(entry.layout):
+        stored = theirs.entries[first] if first is not None else None
+        if stored is None or meaning(stored.layout) == meaning(entry.layout):
             continue
-        a, b = row(there), row(entry)
+        a, b = row(stored), row(entry)
         unlike = [key for key in ("shape", "split", "at") if a[key] != b[key]]
-        if there.layout.grid != entry.layout.grid or not unlike:
+        if stored.layout.grid != entry.layout.grid or not unlike:
             yield f"{name} is laid out differently"
         else:
-            said = ", ".join(f"{key} {json.dumps(a[key])}, here {json.dumps(b[key])}" for key in unlike)
-            yield f"{name} has {said}"
+            differences = ", ".join(
+                f"{key} {json.dumps(a[key])}, here {json.dumps(b[key])}" for key in unlike
+            )
+            yield f"{name} has {differences}"

@@ -92,8 +92,8 @@ def _trials(job: Job, planned: Planned, plain: Plan, room: int) -> Trials:
             plans = {p: planned(under(job, dict.fromkeys(names, p))) for p in POLICIES if p != NONE}
             return Trials({NONE: plain} | plans, names, room)
         except RequestError as error:
-            said = [problem.text for problem in error.problems]
-            able = tuple(n for n in names if not any(t.startswith(f"{n} cannot run again") for t in said))
+            texts = [problem.text for problem in error.problems]
+            able = tuple(n for n in names if not any(t.startswith(f"{n} cannot run again") for t in texts))
             if able == names:
                 raise
             names = able

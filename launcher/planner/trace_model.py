@@ -283,7 +283,7 @@ def environment_reads() -> Iterator[None]:
     kind: Any = type(os.environ)
     get, has = kind.__getitem__, kind.__contains__
 
-    def asked(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def reporting(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         def looked(self: Any, key: str) -> Any:
             if key in VARIABLES:
                 ask(f"the environment variable {key}")
@@ -291,7 +291,7 @@ def environment_reads() -> Iterator[None]:
 
         return looked
 
-    kind.__getitem__, kind.__contains__ = asked(get), asked(has)
+    kind.__getitem__, kind.__contains__ = reporting(get), reporting(has)
     try:
         yield
     finally:
@@ -385,8 +385,14 @@ class Traces:
         """
         if job.train.compile is not None:
             return follow()
-        asked = (job.model, job.seed, job.train.precision, job.parallel.operators, job.parallel.recompute)
-        key = (asked, job.parallel.param_strategy, job.parallel.pipeline.seq_split, key)
+        model_settings = (
+            job.model,
+            job.seed,
+            job.train.precision,
+            job.parallel.operators,
+            job.parallel.recompute,
+        )
+        key = (model_settings, job.parallel.param_strategy, job.parallel.pipeline.seq_split, key)
         key = repr((*key, planned_kind()))
         if key not in self._followed:
             self._followed[key] = follow()

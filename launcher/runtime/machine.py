@@ -18,11 +18,11 @@ NONE = 1 << 60
 
 def free(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
     """Free memory for ``ranks`` on this machine with devices of one kind; ``None`` if it is unknown."""
-    there = ram(proc)
-    if there is None or device == "cpu":
-        return there
+    memory = ram(proc)
+    if memory is None or device == "cpu":
+        return memory
     devices = _devices(device, ranks)
-    return Free(there.ram, there.where, devices, kind=device) if devices else None
+    return Free(memory.ram, memory.where, devices, kind=device) if devices else None
 
 
 def ram(proc: Path = Path("/proc")) -> Free | None:
@@ -116,9 +116,9 @@ def _devices(kind: str, count: int) -> tuple[int, ...]:
             os._exit(0)
     os.close(write)
     with open(read, "rb") as file:
-        said = file.read()
+        answer = file.read()
     os.waitpid(pid, 0)
-    return tuple(json.loads(said)) if said else ()
+    return tuple(json.loads(answer)) if answer else ()
 
 
 TOLD = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_")

@@ -179,10 +179,10 @@ def status_of(path: Path) -> dict[str, Any]:
     status = parsed(path, read_bytes(path, LONGEST_TEXT))
     if not isinstance(status, dict):
         raise ValueError(f"{path}: no mapping")
-    said = {name: value for name, value in status.items() if name not in ("version", "digest")}
-    if said != status and status != _digested(said):  # older versions wrote neither
+    content = {name: value for name, value in status.items() if name not in ("version", "digest")}
+    if content != status and status != _digested(content):  # older versions wrote neither
         raise ValueError(f"{path}: its digest does not match its content")
-    return said
+    return content
 
 
 def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:

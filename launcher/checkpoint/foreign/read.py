@@ -95,8 +95,8 @@ def _outline(path: Path, strategy: Path | None, files: tuple[FileState, ...]) ->
 
 def _files(path: Path) -> Iterator[FileState]:
     """Yields name, inode, size and modification time of every file at ``path`` or below."""
-    there = [path] if not path.is_dir() else [p for p in sorted(path.rglob("*")) if p.is_file()]
-    for file in there:
+    paths = [path] if not path.is_dir() else [p for p in sorted(path.rglob("*")) if p.is_file()]
+    for file in paths:
         with suppress(OSError):  # the reader of the file raises the error
             about = file.stat()
             yield str(file), about.st_ino, about.st_size, about.st_mtime_ns
@@ -276,11 +276,11 @@ def held(src: FullTensors, target: Strategy, rank: int) -> Iterator[tuple[str, B
 
 def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:
     """Returns for each entry of ``target`` the name in ``src``."""
-    given = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
+    source_names = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
     if unequal := [*unequal_ties(src, target)]:
         text = "in the destination, but the source has other values for it"
         raise ValueError("\n".join(f"{name}: tied to {first} {text}" for first, name in unequal))
-    twins = {n for names in given.values() for n in names[1:]}
+    twins = {n for names in source_names.values() for n in names[1:]}
 
     grid = Grid(())
     entries = {

@@ -441,9 +441,9 @@ class DcpFolder:
         except ValueError as error:
             raise ValueError(f"{path}: tensor {name}: {error}") from error
 
-        want = TensorSpec(chunk.box.shape, self.specs[name].dtype)
-        if saved.spec != want:
-            difference = f"{described(saved.spec)}, {METADATA_FILE} says {described(want)}"
+        expected = TensorSpec(chunk.box.shape, self.specs[name].dtype)
+        if saved.spec != expected:
+            difference = f"{described(saved.spec)}, {METADATA_FILE} says {described(expected)}"
             raise ValueError(f"{path}: tensor {name}: its piece at {list(chunk.box.lo)} is {difference}")
         return saved
 

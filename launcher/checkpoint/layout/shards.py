@@ -146,18 +146,18 @@ def saved_shards(layout: Layout) -> tuple[SavedShard, ...]:
     return (SavedShard(lowest, box),)
 
 
-def overlapping_shards(layout: Layout, want: Box) -> tuple[tuple[SavedShard, Box], ...]:
-    """Returns the saved shards that overlap ``want``, each with the overlap, ordered by rank.
+def overlapping_shards(layout: Layout, target: Box) -> tuple[tuple[SavedShard, Box], ...]:
+    """Returns the saved shards that overlap ``target``, each with the overlap, ordered by rank.
 
-    The result is empty if ``want`` is empty.
+    The result is empty if ``target`` is empty.
     """
     at = geometry(layout)
-    dims = (cuts.overlapping(a, b) for cuts, a, b in zip(at.dims, want.lo, want.hi, strict=True))
+    dims = (cuts.overlapping(a, b) for cuts, a, b in zip(at.dims, target.lo, target.hi, strict=True))
     out = []
     for chosen in product(*dims):
         box = Box(tuple(lo for lo, _, _ in chosen), tuple(hi for _, hi, _ in chosen))
-        both = box & want
-        assert both is not None, (layout, want)
+        both = box & target
+        assert both is not None, (layout, target)
         out.append((SavedShard(at.base + sum(rank for _, _, rank in chosen), box), both))
     return tuple(sorted(out, key=lambda part: part[0].rank))
 

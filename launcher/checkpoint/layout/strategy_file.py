@@ -169,8 +169,8 @@ def _check_stages(parts: Sequence[StageStrategy], count: int) -> None:
     It runs before any other loop over stages: afterwards there are no more stages than the files list,
     whatever number they claim.
     """
-    given = {stage for part in parts for stage in part.stages}
-    missing = list(islice((stage for stage in range(count) if stage not in given), TOLD + 1))
+    listed = {stage for part in parts for stage in part.stages}
+    missing = list(islice((stage for stage in range(count) if stage not in listed), TOLD + 1))
     if missing:
         where = ", ".join(part.origin for part in parts)
         more = " and more" if len(missing) > TOLD else ""

@@ -202,11 +202,11 @@ def make(settings: Chat, say: Callable[[str], None], speed: ProgressReporter) ->
             return
         shards.empty(folder)
         try:
-            said = _make(settings, folder, speed)
+            summary = _make(settings, folder, speed)
         except BadFile as error:
             raise RunError(f"data.path: {error}") from error
-        say(f"data: {said}, as tokens, once: {final}")
-        shards.publish(folder, final, {"version": VERSION, "conversations": said})
+        say(f"data: {summary}, as tokens, once: {final}")
+        shards.publish(folder, final, {"version": VERSION, "conversations": summary})
 
 
 def opened(settings: Chat) -> dict[str, ChatTokens] | None:
@@ -222,7 +222,7 @@ def opened(settings: Chat) -> dict[str, ChatTokens] | None:
 
 def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
     """Tokenizes every part into ``folder``; returns a summary for people."""
-    said = []
+    summaries = []
     label = partial(labelled_rows, settings)
     with encoders(cores()) as crew:
         for part, field in PARTS.items():
@@ -230,8 +230,8 @@ def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
             if part == "train" or paths is not None:
                 speed.begin(files(paths), Progress())
                 counts = _write(folder, part, crew.map(label, tasks(read_rows(settings, paths))), speed)
-                said.append(counts.text() + (" held out" if part == "val" else ""))
-    return "; ".join(said)
+                summaries.append(counts.text() + (" held out" if part == "val" else ""))
+    return "; ".join(summaries)
 
 
 def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: ProgressReporter) -> Counts:

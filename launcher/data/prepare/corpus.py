@@ -111,15 +111,15 @@ def _behind_line(data: bytes) -> int:
 def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) -> Iterator[Block]:
     """Yields the blocks of a text. Where a block ends depends only on the bytes from its start."""
     _skip(stream, start.offset)
-    data, want = b"", BLOCK
+    data, size_needed = b"", BLOCK
     while True:
-        data += stream.read(want - len(data))
-        last = len(data) < want
+        data += stream.read(size_needed - len(data))
+        last = len(data) < size_needed
         if not data:
             return
         end = len(data) if last else cut(data)
         if not end and len(data) < LONGEST_LINE:
-            want += BLOCK
+            size_needed += BLOCK
             continue
         if not end:
             size, last = _to_line_end(stream)
@@ -133,7 +133,7 @@ def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) ->
             yield Block(start, after, mine, last)
         if last:
             return
-        start, want = after, BLOCK
+        start, size_needed = after, BLOCK
 
 
 def _to_line_end(stream: BinaryIO) -> tuple[int, bool]:
@@ -235,17 +235,17 @@ def _of_json(line: bytes, field: str) -> str | _No:
     if isinstance(text, _No):
         return text
     try:
-        said = json.loads(text)
+        row = json.loads(text)
     except json.JSONDecodeError as error:
         return _No(f"no JSON: {error.msg} at character {error.pos}")
     except (ValueError, RecursionError):
         return _No("not JSON within limits: too deep, or a number too long")
-    if not isinstance(said, dict):
-        return _No(f"{_NAMES.get(type(said), 'null')}, not an object")
-    if field not in said:
-        keys = ", ".join(map(str, list(said)[:_KEYS])) or "none"
+    if not isinstance(row, dict):
+        return _No(f"{_NAMES.get(type(row), 'null')}, not an object")
+    if field not in row:
+        keys = ", ".join(map(str, list(row)[:_KEYS])) or "none"
         return _No(f"no key {field!r} (keys: {keys})")
-    return _of_value(said[field], f"{field!r} is ")
+    return _of_value(row[field], f"{field!r} is ")
 
 
 _KEYS = 8

@@ -105,10 +105,10 @@ def _of_datasets(path: str) -> list[str]:
     if not (folder / STATE).is_file():
         return []
     try:
-        said = read_json(folder / STATE)
+        content = read_json(folder / STATE)
     except ValueError:
         return []
-    rows = said.get("_data_files") if isinstance(said, dict) else None
+    rows = content.get("_data_files") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "filename" in row for row in rows):
         return []
     return [str(folder / Path(str(row["filename"])).name) for row in rows]

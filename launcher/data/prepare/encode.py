@@ -150,8 +150,8 @@ def _beside(path: Path, tokenizer: Tokenizer) -> str:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         beside = path.with_name(name)
         if beside.is_file():
-            said = read_json(beside)
-            token = said.get("eos_token") if isinstance(said, dict) else None
+            content = read_json(beside)
+            token = content.get("eos_token") if isinstance(content, dict) else None
             if text := _text(token):
                 if tokenizer.token_to_id(text) is None:
                     raise NoEnd(f"null: {beside} says {text}, which {path} has not; {_special(tokenizer)}")

@@ -119,9 +119,9 @@ class Corpus:
     def skips(self) -> bool:
         return self.settings.on_bad == "skip"
 
-    def is_in(self, said: dict[str, Any]) -> bool:
-        """Whether the manifest ``said`` says that this corpus is in its folder."""
-        return said.get("digest") == self.digest and (self.skips or not said.get("skipped"))
+    def is_in(self, manifest: dict[str, Any]) -> bool:
+        """Whether ``manifest`` says that this corpus is in its folder."""
+        return manifest.get("digest") == self.digest and (self.skips or not manifest.get("skipped"))
 
     def check_unchanged(self) -> None:
         """Raises ``RunError`` if a file has changed since its digest was taken."""
@@ -246,10 +246,10 @@ def _shard(
     return done
 
 
-def _found(said: dict[str, Any]) -> Prepared:
+def _found(manifest: dict[str, Any]) -> Prepared:
     """What a folder's manifest says."""
-    counts = {key: int(said[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
-    return Prepared(**counts, end=str(said["end_of_document"]), anew=False)
+    counts = {key: int(manifest[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
+    return Prepared(**counts, end=str(manifest["end_of_document"]), anew=False)
 
 
 def _seen(path: Path) -> tuple[int, int]:

@@ -156,17 +156,19 @@ def _parts(layout: TensorLayout, rank: int) -> tuple[int, ...]:
     return tuple(layout.part(axes, rank) for axes in layout.dims)
 
 
-def _overlaps(src: TensorLayout, shape: tuple[int, ...], want: Box) -> Iterator[tuple[tuple[int, ...], Box]]:
-    """Yields the parts of ``src`` that overlap the box ``want``, and their overlaps."""
+def _overlaps(
+    src: TensorLayout, shape: tuple[int, ...], target: Box
+) -> Iterator[tuple[tuple[int, ...], Box]]:
+    """Yields the parts of ``src`` that overlap the box ``target``, and their overlaps."""
     sizes = src.local_shape(shape)
-    if want.empty:
+    if target.empty:
         return
     spans = [
-        range(low // n, (high - 1) // n + 1) for low, high, n in zip(want.lo, want.hi, sizes, strict=True)
+        range(low // n, (high - 1) // n + 1) for low, high, n in zip(target.lo, target.hi, sizes, strict=True)
     ]
     for part in product(*spans):
         low = tuple(p * n for p, n in zip(part, sizes, strict=True))
-        both = want & Box(low, tuple(a + n for a, n in zip(low, sizes, strict=True)))
+        both = target & Box(low, tuple(a + n for a, n in zip(low, sizes, strict=True)))
         assert both is not None
         yield part, both
 

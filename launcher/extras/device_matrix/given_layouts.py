@@ -195,9 +195,9 @@ def conflicts(
     """
     first = {value: at for at in reversed(range(len(graph.nodes))) for value in graph.nodes[at].ins}
     names = {value: name for name, value in graph.params}
-    said: set[str] = set()  # a strategy of many modules is reported once
+    reported: set[str] = set()  # a strategy of many modules is reported once
     for w in written:
-        if w.key in said:
+        if w.key in reported:
             continue
         rule, node = rules[w.node], graph.nodes[w.node]
         assert rule is not None
@@ -213,7 +213,7 @@ def conflicts(
             )
             text = f"{names[value]} is cut {mine} here, and {theirs} in {path} of {KEY}"
             cure = quote(f"~parallel.operators.{w.key}") if w.key in config else ""
-            said.add(w.key)
+            reported.add(w.key)
             yield strategy_problem(w.key, origins.get(w.key), text, cure)
             break
 

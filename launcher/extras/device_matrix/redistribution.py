@@ -185,26 +185,26 @@ def _places(
     fits = [d for d, local in enumerate(at.local_shape(shape)) if local % n == 0]
     as_goal, ends = [], []
     for d in fits if at.matrix == goal.matrix else ():
-        have, want = at.dims[d], goal.dims[d]
-        more = want[len(have) :]
-        if have == want[: len(have)] and more and sorted(more[: len(axes)]) == sorted(axes):
+        have, goal_axes = at.dims[d], goal.dims[d]
+        more = goal_axes[len(have) :]
+        if have == goal_axes[: len(have)] and more and sorted(more[: len(axes)]) == sorted(axes):
             as_goal.append((d, more[: len(axes)]))
-        elif have == want[: len(have)] and more and set(more) <= set(axes):
+        elif have == goal_axes[: len(have)] and more and set(more) <= set(axes):
             as_goal.append((d, more + tuple(a for a in axes if a not in more)))
-        elif have[: len(want)] == want:
+        elif have[: len(goal_axes)] == goal_axes:
             ends.append(d)
     return as_goal + [(d, axes) for d in (ends or fits)[:1] if (d, axes) not in as_goal]
 
 
 def _towards(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
     """Yields steps over one matrix that leave changed dims cut as in ``goal``, or by fewer of its axes."""
-    for d, (have, want) in enumerate(zip(at.dims, goal.dims, strict=True)):
-        more = want[len(have) : len(have) + 1]
-        if have == want[: len(have)] and more and more[0] in at.repeated:
+    for d, (have, goal_axes) in enumerate(zip(at.dims, goal.dims, strict=True)):
+        more = goal_axes[len(have) : len(have) + 1]
+        if have == goal_axes[: len(have)] and more and more[0] in at.repeated:
             yield Step("slice", at, _cut(at, d, more), shape)
         for k in range(1, len(have) + 1):
             head, tail = have[:-k], have[-k:]
-            if head != want[: len(head)]:
+            if head != goal_axes[: len(head)]:
                 continue
             less = _with(at, d, head)
             yield Step("all_gather", at, less, shape, dim=d, axes=tail)

@@ -328,11 +328,11 @@ def _stage(
 
     # a search takes the model's inputs in the layouts of their users, unless the request says how they come
     free = place.index == 0 and _searched(resolved) and isinstance(job.parallel.dataset_strategy, str)
-    given = {} if free else dict(zip(graph.inputs, arrive, strict=True))
+    known_layouts = {} if free else dict(zip(graph.inputs, arrive, strict=True))
     of_file, wrong = _of_file(job, graph, file, taken(graph, rules, written))
     problems += wrong
-    given |= of_file
-    given |= {v: known[name] for name, v in graph.params if name in known}
+    known_layouts |= of_file
+    known_layouts |= {v: known[name] for name, v in graph.params if name in known}
     rests = {graph.nodes[w.node].outs[0]: w.out for w in written if w.out is not None}
 
     # training
@@ -352,17 +352,17 @@ def _stage(
         )
     reasons: tuple[Reason, ...] = ()
     if searches(job) and not problems:
-        layouts = Layouts(rest={**given, **rests})
+        layouts = Layouts(rest={**known_layouts, **rests})
         got = search.found(graph, rules, own, layouts)
         strategies, reasons = got.strategies, got.reasons
         problems += _lacking(got, place.index, terms)
     else:
-        strategies = assign(graph, rules, ranks, written=own, given=given, rests=rests)
+        strategies = assign(graph, rules, ranks, written=own, given=known_layouts, rests=rests)
     outputs: list[TensorLayout | None] = [None] * len(graph.outputs)
-    train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
+    train = sharded(graph, rules, strategies, given=known_layouts, outputs=outputs, rests=rests)
     if last:
         outputs = [_for_loss(train.layouts[v], terms.class_dim) for v in graph.outputs]
-        train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
+        train = sharded(graph, rules, strategies, given=known_layouts, outputs=outputs, rests=rests)
 
     # evaluation: the same strategies for the same operators, parameters in the layouts of training
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)

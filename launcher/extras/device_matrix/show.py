@@ -28,11 +28,11 @@ def sharding_rows(sharding: Sharding) -> Rows:
     yield "operators", f"over device matrices of {many(sharding.ranks, 'rank')} a stage"
     modules_of: dict[tuple[str, str], list[str]] = {}
     for stage in sharding.stages:
-        for module, said in _operators(stage):
-            modules_of.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "*", module), said), []).append(module)
-    for (glob, said), modules in modules_of.items():
+        for module, description in _operators(stage):
+            modules_of.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "*", module), description), []).append(module)
+    for (glob, description), modules in modules_of.items():
         name = f"{glob} ({len(modules)})" if len(modules) > 1 else modules[0]
-        yield "operators", f"{name or 'the model itself'}: {said}"
+        yield "operators", f"{name or 'the model itself'}: {description}"
     for reason in sharding.reasons:
         yield "operators", reason
     for operator in gathered(sharding):
@@ -178,11 +178,11 @@ def operator_strategies(sharding: Sharding) -> dict[str, dict[str, Any]]:
     for stage, names in zip(sharding.stages, operator_names([g.graph for g in graphs]), strict=True):
         graph = stage.train
         main = main_operators(graph.graph, graph.rules)
-        said = {w.node: w for w in stage.written}
+        written_at = {w.node: w for w in stage.written}
         for at, (node, rule) in enumerate(zip(graph.graph.nodes, graph.rules, strict=True)):
             if rule is None:
                 continue
-            written = said.get(at)
+            written = written_at.get(at)
             alone = main[node.module] == at and stages[node.module] == 1 and bool(node.module)
             name = node.module if alone else names[at]
             row = as_written(graph.strategies[at], rule, None if written is None else written.out)

@@ -68,8 +68,8 @@ def note_detection(run: Path, fault: Fault, again: bool = False) -> None:
     happened = record.read(run, record.HAPPENED, fault)
     if happened is None or fault.kind in ("slow_rank", "bitflip"):  # detected in the ranks' news
         return
-    said = [json.loads(path.read_text(encoding="utf-8")) for path in run.glob("errors/rank*.json")]
-    times = [f["time_ns"] for f in said if f["time_ns"] >= happened["time_ns"]]
+    faults = [json.loads(path.read_text(encoding="utf-8")) for path in run.glob("errors/rank*.json")]
+    times = [f["time_ns"] for f in faults if f["time_ns"] >= happened["time_ns"]]
     if times:
         record.note(run, record.DETECTED, fault, time_ns=min(times))
     elif again:

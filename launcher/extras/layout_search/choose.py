@@ -125,9 +125,9 @@ def _labelled(label: str, lines: Iterator[str]) -> Iterator[str]:
     yield from (f"  {'' if n else label:<10} {line}" for n, line in enumerate(lines))
 
 
-def write(path: Path, chosen: Chosen, said: Sequence[str]) -> None:
-    """Writes the recipe of the best layout, with ``said`` as comments, and the cluster file beside it."""
-    measuring.write(path, chosen.job, tuple(said))
+def write(path: Path, chosen: Chosen, comments: Sequence[str]) -> None:
+    """Writes the recipe of the best layout, with ``comments``, and the cluster file beside it."""
+    measuring.write(path, chosen.job, tuple(comments))
     if chosen.cluster:
         write_bytes(path.with_name(CLUSTER), chosen.cluster.encode())
 

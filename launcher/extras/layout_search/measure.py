@@ -152,11 +152,11 @@ def unwritable(path: Path, job: Job) -> Problem | None:
     return run_folder.check_writable(path.parent, BEST_KEY, "the folder of this file")
 
 
-def write(path: Path, job: Job, said: tuple[str, ...] = ()) -> None:
+def write(path: Path, job: Job, comments: tuple[str, ...] = ()) -> None:
     """Writes the recipe atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     settled = job.model_copy(update={"search": Search()})
-    write_bytes(path, frozen_request.recipe_text(settled, (heading(job), *said)).encode())
+    write_bytes(path, frozen_request.recipe_text(settled, (heading(job), *comments)).encode())
 
 
 REFITTED = " (refitted)"

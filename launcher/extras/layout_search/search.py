@@ -270,10 +270,10 @@ def _least_bytes(job: Job, traces: Traces) -> int | None:
     """The fewest bytes of a planned layout; ``None`` if none can be planned."""
     fast = speeds(job)
     assert fast is not None
-    there = candidates.space(job)
-    ranking = Ranking(SearchContext(job, there.named, fast), len(there.layouts))
+    space = candidates.space(job)
+    ranking = Ranking(SearchContext(job, space.named, fast), len(space.layouts))
     with planners(ranking.question, traces) as work:
-        waiting = _waiting(ranking.question, there.layouts, ranking, work)
+        waiting = _waiting(ranking.question, space.layouts, ranking, work)
         ranking.too_large += [(least.nbytes, layout) for layout, least in waiting.least.items()]
         _leanest(ranking, work)
     return min((one.nbytes for one in ranking.predictions), default=None)
@@ -411,10 +411,10 @@ class Planners:
 
     def __call__(self, tasks: Sequence[T], do: Callable[[SearchContext, T, Traces], R]) -> list[R]:
         """Returns the result of each task, in order. A process that has traced a task's forward takes it."""
-        there = partial(_in_child, do, self.context, self.traces.keeps_messages, self.traces.shallow)
+        elsewhere = partial(_in_child, do, self.context, self.traces.keeps_messages, self.traces.shallow)
         return list(
             self.others.map(
-                there,
+                elsewhere,
                 tasks,
                 prefer=lambda task: task.trace,
                 here=lambda task: do(self.context, task, self.traces),

@@ -78,16 +78,16 @@ def _row(n: int, one: Predicted, first: Predicted) -> tuple[str, ...]:
 
 def layout(one: Predicted) -> str:
     """A layout in few words; omits what it does not use."""
-    it = one.layout
-    words = [f"tp {it.tp} {it.operators}"] if it.tp > 1 else []
-    if it.stages > 1:
-        chunks = f" x {it.chunks}" if it.chunks > 1 else ""
-        words.append(f"{it.stages}{chunks} stages {it.scheduler}")
-    words.append(f"{it.micros} x {it.micro}")
-    if it.hsdp is not None:
-        words.append(f"{it.hsdp.optimizer_level} {it.hsdp.shard_size} of {it.replicas}")
-    elif it.replicas > 1:
-        words.append(f"{it.replicas} copies")
+    candidate = one.layout
+    words = [f"tp {candidate.tp} {candidate.operators}"] if candidate.tp > 1 else []
+    if candidate.stages > 1:
+        chunks = f" x {candidate.chunks}" if candidate.chunks > 1 else ""
+        words.append(f"{candidate.stages}{chunks} stages {candidate.scheduler}")
+    words.append(f"{candidate.micros} x {candidate.micro}")
+    if candidate.hsdp is not None:
+        words.append(f"{candidate.hsdp.optimizer_level} {candidate.hsdp.shard_size} of {candidate.replicas}")
+    elif candidate.replicas > 1:
+        words.append(f"{candidate.replicas} copies")
     if one.again:
         words.append(f"{one.again:.0%} again, {one.policy}")
     return ", ".join(words)

@@ -128,8 +128,8 @@ class LoggerProcess:
         os.close(self._news)
 
         # a failure has been reported already
-        if "failed" not in self._warned and (said := self._unsent(late, waited_s, code)):
-            self._warn("end", said)
+        if "failed" not in self._warned and (message := self._unsent(late, waited_s, code)):
+            self._warn("end", message)
 
     def _unsent(self, late: bool, waited_s: float, code: int) -> str:
         rows = self._sent + self._dropped

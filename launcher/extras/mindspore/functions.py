@@ -380,12 +380,12 @@ def _mode(key: bytes | None, mode: str) -> CipherMode:
 
 
 def _prefixes(key: str, value: Prefixes) -> tuple[str, ...]:
-    given = (value,) if isinstance(value, str) else (value or ())
-    if not isinstance(given, list | tuple) or not all(isinstance(prefix, str) for prefix in given):
+    prefixes = (value,) if isinstance(value, str) else (value or ())
+    if not isinstance(prefixes, list | tuple) or not all(isinstance(prefix, str) for prefix in prefixes):
         raise TypeError(f"{key}: expected str, or a list or tuple of str, got {value!r}")
-    if "" in given:
+    if "" in prefixes:
         raise ValueError(f"{key}: an empty prefix matches every name")
-    return tuple(given)
+    return tuple(prefixes)
 
 
 def _choice(choice: Callable[[str], bool], name: str) -> bool:

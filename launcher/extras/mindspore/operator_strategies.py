@@ -334,17 +334,17 @@ def of_sharding(sharding: matrices.Sharding, stage_of: Callable[[int], int]) -> 
             rule = None if at is None else graph.rules[at]
             if at is None or rule is None or not module or any(m.startswith(f"{module}.") for m in modules):
                 continue
-            op, said = graph.graph.nodes[at], written.get(at)
-            if said is None and not graph.params.intersection(op.ins):
+            op, requested = graph.graph.nodes[at], written.get(at)
+            if requested is None and not graph.params.intersection(op.ins):
                 continue
             node = _node_of(module, PRIMITIVES.get(op.kind, ""))
             takes = [graph.strategies[at].takes(rule, place) for place in range(len(rule.ins))]
             slices[node] = Slices(stage_of(index))
             layouts[node] = tuple(map(_over_matrix, takes))
-            if said is not None and said.out is not None:
-                out_layouts[node] = (_over_matrix(said.out),)
-            if said is not None and said.key != module:
-                keys[node] = said.key
+            if requested is not None and requested.out is not None:
+                out_layouts[node] = (_over_matrix(requested.out),)
+            if requested is not None and requested.key != module:
+                keys[node] = requested.key
     return NodeStrategies(slices, layouts=layouts, out_layouts=out_layouts, keys=keys)
 
 

@@ -383,10 +383,10 @@ class RankFiles:
         if unknown:
             yield f"in the file, but the strategy does not have it on rank {rank}: {', '.join(unknown)}"
         for name, box in boxes.items():
-            want = TensorSpec(box.shape, self.strategy.entries[name].dtype)
-            has = file.specs.get(name, want)
-            if has != want:
-                yield f"tensor {name} is {described(has)}, the strategy says {described(want)}"
+            expected = TensorSpec(box.shape, self.strategy.entries[name].dtype)
+            actual_spec = file.specs.get(name, expected)
+            if actual_spec != expected:
+                yield f"tensor {name} is {described(actual_spec)}, the strategy says {described(expected)}"
 
     def _changing(self, same: Mapping[str, int]) -> Iterator[str]:
         for name, source in same.items():

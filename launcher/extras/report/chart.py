@@ -61,8 +61,8 @@ def _line(name: str, curve: Curve, colour: str, at: list[tuple[float, float]]) -
     yield f'<path d="{_path(at)}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
     if len(curve) <= 60:
         for (x, y), p in zip(at, curve, strict=True):
-            said = escape(f"{name} {p.mean:.6g} at step {p.last}")
-            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{said}</title></circle>'
+            label = escape(f"{name} {p.mean:.6g} at step {p.last}")
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{label}</title></circle>'
 
 
 def _path(points: list[tuple[float, float]]) -> str:

@@ -101,8 +101,8 @@ def _head(content: PageContent) -> Iterator[str]:
 
 def _order(curves: Mapping[str, Curve]) -> list[str]:
     """Known figures first, then the others in the order of their appearance."""
-    there = [key for key in curves if key not in LEFT_OUT and len(curves[key])]
-    return [*(key for key in FIRST if key in there), *(key for key in there if key not in FIRST)]
+    shown = [key for key in curves if key not in LEFT_OUT and len(curves[key])]
+    return [*(key for key in FIRST if key in shown), *(key for key in shown if key not in FIRST)]
 
 
 def _label(key: str) -> str:

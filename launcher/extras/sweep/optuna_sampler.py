@@ -199,12 +199,12 @@ def _pruner(sweep_request: SweepRequest) -> optuna.pruners.BasePruner:
 
 
 def _distribution(axis: Axis) -> BaseDistribution:
-    it = axis.interval
-    if it is None:
+    interval = axis.interval
+    if interval is None:
         return CategoricalDistribution(axis.words)
-    if it.whole:
-        return IntDistribution(int(it.low), int(it.high), log=it.log)
-    return FloatDistribution(it.low, it.high, log=it.log)
+    if interval.whole:
+        return IntDistribution(int(interval.low), int(interval.high), log=interval.log)
+    return FloatDistribution(interval.low, interval.high, log=interval.log)
 
 
 def _word(axis: Axis, params: Mapping[str, Any]) -> str:

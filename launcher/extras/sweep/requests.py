@@ -99,10 +99,10 @@ def _metric(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
             known += ["val_loss", *(f"val_{figure(one)}" for one in job.metrics)]
     if settings.metric in known:
         return
-    there = ", ".join(dict.fromkeys(reversed(known)))
+    available = ", ".join(dict.fromkeys(reversed(known)))
     close = get_close_matches(settings.metric, known, 1)
     cure = f"sweep.metric={close[0]}" if close else ""
-    yield Problem("sweep.metric", f"{settings.metric}: no cell reports it; there are {there}", cure)
+    yield Problem("sweep.metric", f"{settings.metric}: no cell reports it; there are {available}", cure)
 
 
 def _prune(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
@@ -185,10 +185,10 @@ class CheckedCell:
 def composed(args: Args) -> SweepRequest:
     """Composes the sweep. Raises ``RequestError`` with each problem once, whichever cells have it."""
     configs = ConfigFiles.from_folders(args.config_dir)
-    given = sweep_grid.axes(args.overrides, configs)
-    own = tuple(axis for axis in given if axis.key.lstrip("+").startswith(OWN))
+    all_axes = sweep_grid.axes(args.overrides, configs)
+    own = tuple(axis for axis in all_axes if axis.key.lstrip("+").startswith(OWN))
     refuse([_one_value(axis) for axis in own if axis.varies])
-    typed = tuple(axis for axis in given if axis not in own)
+    typed = tuple(axis for axis in all_axes if axis not in own)
     words = tuple(word for axis in own for word in axis.words)
     probe = SweepRequest(args.overrides, args.config_dir, typed, words, {})
 
@@ -290,5 +290,5 @@ def together(errors: Mapping[Cell, BadRequest]) -> BadRequest:
 
 def reason(error: RequestError, words: Sequence[str]) -> str:
     """The problems in one line, without the secrets of the command line ``words``."""
-    said = "; ".join(f"{p.key}: {p.text}" if p.key else p.text for p in error.problems)
-    return redact.hide(said, redact.typed(words))
+    text = "; ".join(f"{p.key}: {p.text}" if p.key else p.text for p in error.problems)
+    return redact.hide(text, redact.typed(words))

@@ -97,8 +97,8 @@ def orthogonal(optim: Muon, p: Placed) -> bool:
 
 def _orthogonal(optim: Muon, key: str, p: Placed) -> bool:
     """Whether Muon updates ``p`` in the group ``key``."""
-    said = optim.groups[key].use if key else None
-    return len(p.spec.shape) == 2 and (p.role not in APART if said is None else said == "muon")
+    use = optim.groups[key].use if key else None
+    return len(p.spec.shape) == 2 and (p.role not in APART if use is None else use == "muon")
 
 
 def _ns_dtype(p: Placed) -> str:
@@ -135,8 +135,8 @@ def _nobody(key: str, group: Group, names: Sequence[str], params: Sequence[Place
 
     near = _near(key, names)
     tops = dict.fromkeys(name.split(".")[0] for name in names)
-    there = f"nearest: {', '.join(near)}" if near else f"there are {listed([*tops])}"
-    text = f"{_text(group)}: it names no parameter that is trained; {there}"
+    alternatives = f"nearest: {', '.join(near)}" if near else f"there are {listed([*tops])}"
+    text = f"{_text(group)}: it names no parameter that is trained; {alternatives}"
     return Problem(f"{KEY}.{key}", text, _set(near[0], group) if near else "")
 
 
@@ -161,8 +161,8 @@ def _torn(optim: Optim, p: Placed) -> Iterator[Problem]:
 
     # the cure puts the other names into the group of the first
     first, *others = unlike.values()
-    said = ", ".join(f"{keys[k]} is in {k}={_text(_groups(optim)[k])}" for k in (first, *others))
-    text = f"{' = '.join(p.names)} is one tensor, updated once, and {said}"
+    memberships = ", ".join(f"{keys[k]} is in {k}={_text(_groups(optim)[k])}" for k in (first, *others))
+    text = f"{' = '.join(p.names)} is one tensor, updated once, and {memberships}"
     cure = " ".join(_set(keys[k], _groups(optim)[first]) for k in others)
     yield Problem(f"{KEY}.{others[-1]}", text, cure)
 

@@ -86,8 +86,10 @@ def grain(flow: TensorParallelPlan, tp: int) -> int:
     If an operator cuts the sequence over ``tp``, each rank has a part of each piece.
     """
     operators = [s.operator for s in flow.spreads]
-    said = ((o.kind, axes) for o in operators for axes in (o.input, o.output) if axes)
-    cut = any(tp_dim(a) == 1 and (len(a) > 2 or kind in ("embedding", "module")) for kind, a in said)
+    kinds_and_axes = ((o.kind, axes) for o in operators for axes in (o.input, o.output) if axes)
+    cut = any(
+        tp_dim(a) == 1 and (len(a) > 2 or kind in ("embedding", "module")) for kind, a in kinds_and_axes
+    )
     return tp if cut else 1
 
 

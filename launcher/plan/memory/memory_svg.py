@@ -80,8 +80,8 @@ def _title(picture: _Picture) -> str:
 def _head(picture: _Picture) -> Iterator[str]:
     """Draws the title and the legend."""
     yield f'<text class="head" x="{LEFT}" y="28">{_title(picture)}</text>'
-    said = "of each pipeline rank, the rank that holds most; a peak is the total of the plan's memory"
-    yield f'<text class="soft" x="{LEFT}" y="48">{said}</text>'
+    caption = "of each pipeline rank, the rank that holds most; a peak is the total of the plan's memory"
+    yield f'<text class="soft" x="{LEFT}" y="48">{caption}</text>'
     x = LEFT
     for fill, label in (
         (ALWAYS, "weights and optimizer"),

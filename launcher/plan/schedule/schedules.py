@@ -146,18 +146,18 @@ def _sequence_row(rank: int, ranks: int, ahead: list[tuple[int, int, int]], piec
     first: the backward of a later piece computes gradients of what it read from earlier ones.
     """
     queue: deque[int] = deque()
-    there: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    forwarded: dict[int, list[tuple[int, int]]] = defaultdict(list)
     row: list[Action] = []
 
     def back() -> None:
         micro = queue.popleft()
-        chunk, piece = there[micro].pop()
+        chunk, piece = forwarded[micro].pop()
         row.append(Action(chunk * ranks + rank, "B", micro * pieces + piece))
 
     for at, (chunk, micro, piece) in enumerate(ahead):
         row.append(Action(chunk * ranks + rank, "F", micro * pieces + piece))
         queue.append(micro)
-        there[micro].append((chunk, piece))
+        forwarded[micro].append((chunk, piece))
         if at >= min(warm, len(ahead) - 1):
             back()
     while queue:

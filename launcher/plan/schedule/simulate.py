@@ -161,10 +161,10 @@ def needs(a: Action, stages: int) -> tuple[Action, ...]:
 
 
 def _stuck(schedule: Schedule, rows: list[list[Event]], waiting: dict[Action, list[int]]) -> str:
-    there = {result(a) for row in schedule for a in row}
+    results = {result(a) for row in schedule for a in row}
     reasons: dict[int, str] = {}
     for needed, ranks in waiting.items():
-        nobody = "" if needed in there else ", which no rank does"
+        nobody = "" if needed in results else ", which no rank does"
         reasons |= dict.fromkeys(ranks, f"{needed}{nobody}")
     lines = [f"rank {r} at {schedule[r][len(rows[r])]} waits for {reasons[r]}" for r in sorted(reasons)]
     return f"the schedule deadlocks: {'; '.join(lines)}"

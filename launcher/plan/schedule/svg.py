@@ -171,8 +171,8 @@ def _head(picture: _Picture) -> Iterator[str]:
     if picture.sent or picture.lanes:
         yield from _legend(y + LEGEND, _network(picture))
     if picture.lanes:
-        said = "collectives are drawn as late as they can be: how long they take is predicted, not when"
-        yield f'<text class="soft" x="{LEFT}" y="{y + 2 * LEGEND + 11}">{said}</text>'
+        caption = "collectives are drawn as late as they can be: how long they take is predicted, not when"
+        yield f'<text class="soft" x="{LEFT}" y="{y + 2 * LEGEND + 11}">{caption}</text>'
 
 
 def _network(picture: _Picture) -> Iterator[tuple[list[str], str]]:

@@ -244,8 +244,8 @@ def _no_whole_graph(settings: Compile, modules: Sequence[str], model: TracedMode
 
 def _with(modules: Iterable[str], inside: Iterable[str]) -> str:
     """Lists the ``modules`` that contain one of ``inside``."""
-    there = list(inside)
-    return some([m or "each stage" for m in modules if any(covers(m, w) for w in there)])
+    inner = list(inside)
+    return some([m or "each stage" for m in modules if any(covers(m, w) for w in inner)])
 
 
 def _selected_inside(modules: Iterable[str], model: TracedModel) -> Iterator[Problem]:

@@ -40,8 +40,8 @@ def _samples(job: Job) -> Iterator[Problem]:
 
 def _held_out(job: Job) -> Iterator[Problem]:
     """Yields a problem if steps read held-out samples although the request reserves none."""
-    given = [n for n, s in job.steps.items() if isinstance(s, Predict) and s.inputs is not None]
-    readers = [n for n, s in job.steps.items() if evaluates(s) and n not in given]
+    with_inputs = [n for n, s in job.steps.items() if isinstance(s, Predict) and s.inputs is not None]
+    readers = [n for n, s in job.steps.items() if evaluates(s) and n not in with_inputs]
     if job.train.eval_every is not None and _trains(job):
         readers.append("train.eval_every")
     if readers and getattr(job.data, "val_fraction", None) == 0 and getattr(job.data, "val", None) is None:

@@ -66,8 +66,8 @@ def text(rows: Rows, tp: int | None, searched: Searched | None = None) -> str:
 
 
 def _row(o: Operator) -> dict[str, Any]:
-    said = Reading(o.input, o.output, o.weights)
-    parts = [*said.weights, ("input", said.input), ("output", said.output)]
+    reading = Reading(o.input, o.output, o.weights)
+    parts = [*reading.weights, ("input", reading.input), ("output", reading.output)]
     row: dict[str, Any] = {name: _dims(axes) for name, axes in parts if axes is not None}
     return row if o.key == o.module else {**row, NAME_KEY: o.key}
 
@@ -111,14 +111,14 @@ def searched(data: Any) -> Searched | None:
 
     Raises ``ValueError`` if the record has another form.
     """
-    said = data.get(SEARCHED)
-    if said is None:
+    record = data.get(SEARCHED)
+    if record is None:
         return None
-    reasons = said.get("reasons") if isinstance(said, Mapping) else None
+    reasons = record.get("reasons") if isinstance(record, Mapping) else None
     if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
         raise ValueError(f'"{SEARCHED}" should be an object: {{"rows": digest, "reasons": [text]}}')
     rows = digest(data["operators"])
-    return Searched(rows, tuple(reasons) if said.get("rows") == rows else ())
+    return Searched(rows, tuple(reasons) if record.get("rows") == rows else ())
 
 
 def _strategy(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -233,10 +233,10 @@ def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list
 
     Its dims may mean (out, in), as in torch, or (in, out), as in MindSpore's MatMul.
     """
-    said = dict(reading.weights)
-    if "in" not in value or kind not in LINEARS or len(said.get("weight", ())) != 2:
+    weights = dict(reading.weights)
+    if "in" not in value or kind not in LINEARS or len(weights.get("weight", ())) != 2:
         return [reading]
-    turned = {**said, "weight": said["weight"][::-1]}
+    turned = {**weights, "weight": weights["weight"][::-1]}
     return [reading, Reading(reading.input, reading.output, tuple(turned.items()))]
 
 
@@ -336,11 +336,11 @@ def _uneven(module: _Module, reading: Reading, grid: Grid) -> Problem | None:
 
 def _ties(operators: Sequence[Operator], skeleton: ModelStructure) -> list[Problem]:
     """Returns the problems of tensors that are cut differently under two names."""
-    said = splits(operators)
+    cuts = splits(operators)
     first: dict[str, tuple[str, Axes]] = {}
     out = []
     for p in skeleton.params:
-        axes = said.get(p.name, ((),) * len(p.spec.shape))
+        axes = cuts.get(p.name, ((),) * len(p.spec.shape))
         name, other = first.setdefault(p.same_as, (p.name, axes))
         if other != axes:
             here, there = axes_text(axes), axes_text(other)

@@ -232,8 +232,8 @@ class Network:
     def _listen(self, name: str) -> Listener:
         own = named(name)
         if own is None:
-            there = ", ".join(dict.fromkeys(one.name for one in interfaces()))
-            raise OSError(errno.ENODEV, f"{GLOO} is {name}, but the interfaces there are {there}")
+            available = ", ".join(dict.fromkeys(one.name for one in interfaces()))
+            raise OSError(errno.ENODEV, f"{GLOO} is {name}, but the interfaces there are {available}")
         listener = socket.create_server((own.address, 0), family=_family(own.address), backlog=BACKLOG)
         self._sockets.append(listener)
         return Listener(

@@ -104,7 +104,7 @@ def _interface(place: Place) -> tuple[socket.AddressFamily, str]:
 
 
 def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None], node: str) -> None:
-    began, said = time.monotonic(), False
+    began, announced = time.monotonic(), False
     where = endpoint(place.host, place.port)
     who = "the launcher of the ranks" if place.hosted else "rank 0"
     me = f"rank {place.rank}" + (f" on {node}" if node else "")
@@ -122,8 +122,8 @@ def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None],
         # not yet: it may start slowly
         look()
         waited = time.monotonic() - began
-        if waited > SAY_S and not said:
-            said = True
+        if waited > SAY_S and not announced:
+            announced = True
             say(f"{me} waits for {who} at {where}: {why}")
         if waited > min(SAY_S, 1.0) and waited > limit_s():
             limit = "" if limit_s() < timeout_s() else " (launch.timeout_s)"
@@ -183,7 +183,7 @@ def await_ranks(
     Raises ``Refused`` as soon as one of them has refused a message.
     """
     keys = [f"{prefix}{rank}" for rank in ranks]
-    began, said = time.monotonic(), False
+    began, announced = time.monotonic(), False
 
     def missing_ranks() -> list[int]:
         return [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
@@ -194,8 +194,8 @@ def await_ranks(
         waited = time.monotonic() - began
         if waited > timeout_s:
             return missing_ranks()
-        if waited > SAY_S and not said and (late := missing_ranks()):
-            said = True
+        if waited > SAY_S and not announced and (late := missing_ranks()):
+            announced = True
             say(f"waiting for {ranks_text(late)}, which {what}")
         time.sleep(_LOOK_S / 5)
     return []

@@ -285,8 +285,8 @@ def _skip(s: Session) -> None:
     s.scaling.overflowed()
     s.optimizer.zero_grad(set_to_none=True)
     if s.world.rank == 0:
-        said = f"gradients overflowed at loss scale {was:g}: skipped, now {s.scaling.factor:g}"
-        s.emit({"text": f"step {s.step + 1}: {said}"})
+        text = f"gradients overflowed at loss scale {was:g}: skipped, now {s.scaling.factor:g}"
+        s.emit({"text": f"step {s.step + 1}: {text}"})
 
 
 def validate(s: Session, batches: int | None, suffix: str = "") -> float:

@@ -186,10 +186,10 @@ class Pipeline:
 
         # prepare the arguments of the first and the last stage
         count = micros * max(len(pieces), 1)
-        given = list(zip(*(_cut(t, size, pieces) for t in inputs), strict=True)) if self.first else None
+        arguments = list(zip(*(_cut(t, size, pieces) for t in inputs), strict=True)) if self.first else None
         numbers = list(torch.arange(count)) if self.last else None  # torch's target is an index into ours
         with self.model.running(), self.around():
-            pipelining.run(run, given, numbers)
+            pipelining.run(run, arguments, numbers)
 
     def _check_sizes(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None) -> None:
         """Raises ``RunError`` for samples whose shape differs from the plan."""
@@ -410,9 +410,9 @@ def check_ids(inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[Look
             raise RunError(f"{text}, but {known}. Look at the data, or {cure}")
 
 
-def _first(targets: Tensor, wrong: Tensor, indices: Indices, at: Place, what: str = "the target") -> str:
+def _first(targets: Tensor, wrong: Tensor, indices: Indices, at: Place, noun: str = "the target") -> str:
     spot, *below = wrong.nonzero()[0].tolist()
     more = f" and {int(wrong.sum()) - 1} more" if wrong.sum() > 1 else ""
     inside = f" at {', '.join(map(str, below))}" if below else ""
     number = targets[(spot, *below)].item()
-    return f"{at.when}: {what} of {at.split} sample {indices[spot]}{inside} is {number}{more}"
+    return f"{at.when}: {noun} of {at.split} sample {indices[spot]}{inside} is {number}{more}"

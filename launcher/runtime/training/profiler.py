@@ -189,8 +189,8 @@ class ProfileWindow:
             self._memory._record_memory_history(max_entries=ENTRIES)
         elif self.memory and self.say is not None:
             kind = self.device.type
-            there = "" if is_accelerator(self.device) else "; the trace says what its allocator gave"
-            self.say(f"debug.profiler.memory: torch takes no snapshot of the memory of {kind}{there}")
+            hint = "" if is_accelerator(self.device) else "; the trace says what its allocator gave"
+            self.say(f"debug.profiler.memory: torch takes no snapshot of the memory of {kind}{hint}")
 
     def _save_memory(self) -> None:
         """Writes ``rank<N>-memory.pickle``, for https://pytorch.org/memory_viz."""

@@ -51,9 +51,9 @@ class PlainProgress(SilentProgress):
         self._at = 0.0
 
     def feed(self, news: News) -> None:
-        said = message(news)
-        if said is not None:
-            print(said, file=self._out, flush=True)
+        text = message(news)
+        if text is not None:
+            print(text, file=self._out, flush=True)
         elif self._due(news["step"], news["steps"]):
             self._step, self._at = news["step"], self._clock()
             print(line(news, self._pace.left(news)), file=self._out, flush=True)
@@ -99,9 +99,9 @@ class ProgressBar(SilentProgress):
 
     def feed(self, news: News) -> None:
         self._lines.feed(news)
-        said = message(news)
-        if said is not None:
-            self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)
+        printed = message(news)
+        if printed is not None:
+            self._bar.console.print(printed, markup=False, highlight=False, soft_wrap=True)
             return
 
         # a training step: move the bar, unless it was drawn just now

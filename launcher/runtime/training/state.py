@@ -179,10 +179,10 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         optimizer_states = [x for x in optimizer_states if x.key != AVERAGE]
 
     # a moving average that this run does not keep has the checkpoint's layout
-    want = strategy(s, optimizer_states)
+    target = strategy(s, optimizer_states)
     if s.average is None:
-        want = followed(want, averages)
-    _read(s, checkpoint, want, tensors(s, optimizer_states), broadcast=broadcast)
+        target = followed(target, averages)
+    _read(s, checkpoint, target, tensors(s, optimizer_states), broadcast=broadcast)
     _give_back(s, optimizer_states)
     if s.average is not None and not averages.entries:
         s.average.begin_again()
@@ -193,7 +193,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     if s.scaling.dynamic and loss_scale:
         s.scaling.factor = float(loss_scale[0])
         s.scaling.good = int(loss_scale[1])
-    same_layout = checkpoint.strategy.digest == want.digest
+    same_layout = checkpoint.strategy.digest == target.digest
     _told_again(s, checkpoint, same_layout)
     if same_layout:
         _go_on(read_extra(checkpoint, s.world.rank), torch.device(s.world.device))
@@ -262,7 +262,7 @@ def _give_back(s: Session, optimizer_states: Sequence[State]) -> None:
 def _read(
     s: Session,
     checkpoint: Checkpoint,
-    want: Strategy,
+    target: Strategy,
     mine: Mapping[str, Tensor],
     *,
     broadcast: bool,
@@ -270,11 +270,11 @@ def _read(
 ) -> None:
     """Reads tensors; records the bytes that all ranks read, and those that they then have."""
     rank = s.world.rank
-    unread = _averages_of(want).entries if s.average is None else {}
-    layouts = {name: entry.layout for name, entry in want.entries.items() if name not in unread}
+    unread = _averages_of(target).entries if s.average is None else {}
+    layouts = {name: entry.layout for name, entry in target.entries.items() if name not in unread}
     own = {name for name, layout in layouts.items() if not broadcast or layout.twins(rank)[0] == rank}
     bytes_read = 0
-    for name, b in each(checkpoint, want, rank, kinds=kinds, only=own):
+    for name, b in each(checkpoint, target, rank, kinds=kinds, only=own):
         fill(mine[name], b)
         bytes_read += b.data.nbytes
 
@@ -304,9 +304,9 @@ def _share(s: Session, mine: Mapping[str, Tensor], layouts: Mapping[str, Layout]
     Step counters and Python numbers are on the CPU, from which some backends cannot send: they are copied to
     the device first.
     """
-    there = {n: t.to(torch.device(s.world.device)) for n, t in mine.items()}
-    sent = share({n: (t,) for n, t in there.items()}, layouts)
-    for n, t in there.items():
+    moved = {n: t.to(torch.device(s.world.device)) for n, t in mine.items()}
+    sent = share({n: (t,) for n, t in moved.items()}, layouts)
+    for n, t in moved.items():
         if t is not mine[n]:
             mine[n].copy_(t)
     return sent

@@ -291,11 +291,11 @@ class StageForward:
     def __call__(self, *inputs: Tensor) -> Any:
         program = self.programs[self.module.training]
         graph = program.sharded
-        given = list(inputs)
+        parts = list(inputs)
         if self.whole:
-            given = [self._mine(graph, v, x) for v, x in zip(graph.graph.inputs, inputs, strict=True)]
+            parts = [self._mine(graph, v, x) for v, x in zip(graph.graph.inputs, inputs, strict=True)]
         with self.weights.regather:
-            outs, changes = program.run(given, self.weights)
+            outs, changes = program.run(parts, self.weights)
         for name, t in changes.items():
             self.weights.replace(name, t)
         return outs[0] if self.last and len(outs) == 1 else tuple(outs)

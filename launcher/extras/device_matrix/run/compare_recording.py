@@ -40,9 +40,9 @@ class HiddenChanges(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if str(target) == "wrap_with_set_grad_enabled":
-            enabled, region, *given = args
+            enabled, region, *arguments = args
             with torch.set_grad_enabled(enabled):
-                return HiddenChanges(region, self).run(*given)
+                return HiddenChanges(region, self).run(*arguments)
         if isinstance(target, torch._ops.OpOverload):
             self._look(target, args, kwargs)
         return super().call_function(target, args, kwargs)
@@ -58,10 +58,10 @@ class HiddenChanges(fx.Interpreter):
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors that an operation's schema marks as written."""
     out: list[Tensor] = []
-    for n, said in enumerate(func._schema.arguments):
-        if said.alias_info is not None and said.alias_info.is_write:
-            given = args[n] if n < len(args) else kwargs.get(said.name)
-            out += [t for t in tree_leaves(given) if isinstance(t, Tensor)]
+    for n, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[n] if n < len(args) else kwargs.get(argument.name)
+            out += [t for t in tree_leaves(value) if isinstance(t, Tensor)]
     return out
 
 
@@ -177,13 +177,13 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
 
     # run the recording once
     named = dict(_tensors(copied(module)))
-    given = _arguments(program, named)
-    difference = _different(once, _numbers(_over(given, program.graph_module), named, inputs, trains))
+    arguments = _arguments(program, named)
+    difference = _different(once, _numbers(_over(arguments, program.graph_module), named, inputs, trains))
     if difference:
         return f"{difference} is not that of its operators alone"
     if trains:
         changes = HiddenChanges(program.graph_module)
-        _over(given, changes.run)(*inputs)
+        _over(arguments, changes.run)(*inputs)
         for name in changes.operators:
             return f"{name} changes a tensor in place where autograd does not see it"
     return ""
@@ -197,12 +197,12 @@ def _arguments(program: torch.export.ExportedProgram, named: dict[str, Tensor]) 
     return [named[places[name]] if name in places else None for name in takes]
 
 
-def _over(given: list[Tensor | None], run: Callable[..., Any]) -> Callable[..., Any]:
+def _over(arguments: list[Tensor | None], run: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``run`` as a function of the inputs."""
 
     def forward(*inputs: Tensor) -> Any:
         rest = iter(inputs)
-        return run(*(next(rest) if t is None else t for t in given))
+        return run(*(next(rest) if t is None else t for t in arguments))
 
     return forward
 
@@ -228,8 +228,8 @@ def _numbers(
 ) -> Numbers:
     """Number the results of one forward and, in training, of the backward of all its outputs."""
     # before
-    given = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
-    leaves = {**named, **{f"input {n}": x for n, x in enumerate(given)}}
+    copies = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
+    leaves = {**named, **{f"input {n}": x for n, x in enumerate(copies)}}
     numbers = ValueNumbers()
     for name, t in leaves.items():
         t.grad = None
@@ -237,7 +237,7 @@ def _numbers(
 
     # forward and backward
     with numbers, torch.set_grad_enabled(trains):
-        outs = [t for t in tree_leaves(forward(*given)) if isinstance(t, Tensor)]
+        outs = [t for t in tree_leaves(forward(*copies)) if isinstance(t, Tensor)]
         out: Numbers = {f"output {n}": numbers.of(t) for n, t in enumerate(outs)}
         ways = [t for t in outs if trains and t.requires_grad]
         seeds = [torch.empty_like(t) for t in ways]

@@ -120,11 +120,11 @@ def _divided(args: tuple[Arg, ...], place: int, ways: int) -> tuple[Arg, ...]:
 
 def _diagonal(call: LocalCall) -> int:
     """Return the diagonal in the part, whose (i, j) is (i + rows before, j + columns before) in the whole."""
-    given = call.node.args[1] if len(call.node.args) > 1 else 0
+    diagonal = call.node.args[1] if len(call.node.args) > 1 else 0
     rows, columns = call.rule.outs[0][-2:]
     height, width = call.local_outs[0][-2:]
-    assert isinstance(given, int)
-    return given + call.part(rows) * height - call.part(columns) * width
+    assert isinstance(diagonal, int)
+    return diagonal + call.part(rows) * height - call.part(columns) * width
 
 
 Run = Callable[..., Any]

@@ -46,8 +46,8 @@ def _dtype(call: LocalCall) -> torch.dtype | None:
     """Return the dtype of the computation, if the call names one."""
     if call.node.kind.startswith("_"):
         return torch.float32 if call.node.args[2] else None
-    given: Arg = call.node.args[2] if len(call.node.args) > 2 else call.node.kwarg("dtype")
-    dtype: torch.dtype | None = constant(given, torch.device("cpu"))
+    argument: Arg = call.node.args[2] if len(call.node.args) > 2 else call.node.kwarg("dtype")
+    dtype: torch.dtype | None = constant(argument, torch.device("cpu"))
     return dtype
 
 
@@ -98,8 +98,8 @@ def logsumexp(call: LocalCall, here: Collectives, run: Run) -> Run:
         return run
     meeting = Meeting(here, call.strategy.matrix, axes)
     count = len(call.ins[0])
-    given = call.node.args[1]
-    listed = given if isinstance(given, tuple) else (given,)
+    argument = call.node.args[1]
+    listed = argument if isinstance(argument, tuple) else (argument,)
     dims = tuple(sorted({d % count for d in listed if isinstance(d, int)}))
     keep = len(call.outs[0]) == count
 
@@ -387,9 +387,9 @@ def _argument(call: LocalCall, place: int) -> Arg:
 
 
 def _eps(call: LocalCall, place: int) -> float:
-    given = _argument(call, place)
-    if isinstance(given, int | float):
-        return given
+    argument = _argument(call, place)
+    if isinstance(argument, int | float):
+        return argument
     if call.node.kind != "rms_norm":
         return 1e-5
     dtype = torch_dtype(call.dtype)
@@ -412,20 +412,24 @@ def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
         eps=_eps(call, 5 + len(kept)),
         centered=True,
     )
-    there = [isinstance(_argument(call, place), Ref) for place in (1, 2, *kept)]
+    present = [isinstance(_argument(call, place), Ref) for place in (1, 2, *kept)]
     channels = (1, -1, *[1] * (len(shape) - 2))
 
     def over_ranks(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         rest = iter(others)
-        weight, bias, *running = (next(rest) if is_there else None for is_there in there)
+        weight, bias, *running = (next(rest) if is_there else None for is_there in present)
         out, mean, variance = normalized(x, over)
         if weight is not None:
             out = out * weight.view(channels)
         if bias is not None:
             out = out + bias.view(channels)
         saved = (out.to(x.dtype), mean.flatten(), (variance + over.eps).rsqrt().flatten())
-        seen = (mean, variance * (over.count / (over.count - 1)))
-        moved = (_moved(t, new, momentum) for t, new in zip(running, seen, strict=False) if t is not None)
+        batch_statistics = (mean, variance * (over.count / (over.count - 1)))
+        moved = (
+            _moved(t, new, momentum)
+            for t, new in zip(running, batch_statistics, strict=False)
+            if t is not None
+        )
         return (*saved, *moved)[: len(call.outs)]
 
     return over_ranks

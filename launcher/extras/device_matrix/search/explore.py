@@ -355,8 +355,8 @@ class Searches:
         written: Mapping[int, OpStrategy],
         requested: Layouts,
     ) -> Found:
-        given = (written, requested.rest, requested.leave)
-        key = (unnamed(graph), tuple(rules), *(tuple(sorted(of.items(), key=_first)) for of in given))
+        layouts = (written, requested.rest, requested.leave)
+        key = (unnamed(graph), tuple(rules), *(tuple(sorted(of.items(), key=_first)) for of in layouts))
         if key not in self._known:
             self._known[key] = propagate(
                 graph, rules, self.ranks, written, self.model, requested=requested, memory=self.memory

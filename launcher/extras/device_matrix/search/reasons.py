@@ -66,8 +66,8 @@ def merged(reasons: Iterable[Reason]) -> Iterator[Reason]:
     modules: dict[tuple[str, str, str], int] = {}
     for r in reasons:
         modules[r.name, r.light, r.said] = modules.get((r.name, r.light, r.said), 0) + r.modules
-    for (name, light, said), count in modules.items():
-        yield Reason(name, count, light, said)
+    for (name, light, text), count in modules.items():
+        yield Reason(name, count, light, text)
 
 
 class Reasons:

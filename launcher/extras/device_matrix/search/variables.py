@@ -168,11 +168,11 @@ def _join_light(graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int],
 
 def constants(graph: OpGraph) -> frozenset[int]:
     """The nodes that depend on no input and no parameter: every rank makes their full outputs."""
-    given = {*graph.inputs, *(v for _, v in graph.params)}
+    dependent = {*graph.inputs, *(v for _, v in graph.params)}
     out = set()
     for at, node in enumerate(graph.nodes):
-        if given.intersection(node.ins):
-            given.update(node.outs)
+        if dependent.intersection(node.ins):
+            dependent.update(node.outs)
         else:
             out.add(at)
     return frozenset(out)
