@@ -20,7 +20,7 @@ from launcher.extras.device_matrix.given_layouts import (
 from launcher.extras.device_matrix.layout import ShardedParam, TensorLayout, at_rest
 from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy
 from launcher.extras.device_matrix.search.cost import CostModel, Layouts
-from launcher.extras.device_matrix.search.explore import Found, Searches
+from launcher.extras.device_matrix.search.explore import Searches, SearchResult
 from launcher.extras.device_matrix.search.reasons import Reason, merged
 from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
 from launcher.extras.device_matrix.written import operator_names, read, unmatched
@@ -353,7 +353,7 @@ def _stage(
     reasons: tuple[Reason, ...] = ()
     if searches(job) and not problems:
         layouts = Layouts(rest={**known_layouts, **rests})
-        got = search.found(graph, rules, own, layouts)
+        got = search.propagate(graph, rules, own, layouts)
         strategies, reasons = got.strategies, got.reasons
         problems += _lacking(got, place.index, terms)
     else:
@@ -394,7 +394,7 @@ def _of_file(
     return out, problems
 
 
-def _lacking(got: Found, stage: int, terms: Terms) -> list[Problem]:
+def _lacking(got: SearchResult, stage: int, terms: Terms) -> list[Problem]:
     """Returns a problem if none of the strategies of a search fits in memory."""
     if not got.lacking:
         return []

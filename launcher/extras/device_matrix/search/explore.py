@@ -203,7 +203,7 @@ def factors(n: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The strategies of all nodes and their cost.
 
     ``reasons``: why operators without a written strategy got theirs. ``lacking``: the bytes that exceed the
@@ -216,16 +216,16 @@ class Found:
     lacking: float = 0.0
 
 
-def found(
+def search_result(
     pricer: Pricer,
     strategies: tuple[OpStrategy, ...],
     written: Mapping[int, OpStrategy],
     memory: float | None,
-) -> Found:
+) -> SearchResult:
     cost = graph_cost(pricer.graph, pricer.rules, strategies, pricer.model, pricer.fixed)
     lacking = 0.0 if memory is None else max(0.0, cost.memory.total - memory)
-    reasons = tuple(Reasons(pricer, strategies).found(written))
-    return Found(strategies, cost, reasons, lacking)
+    reasons = tuple(Reasons(pricer, strategies).of_unwritten(written))
+    return SearchResult(strategies, cost, reasons, lacking)
 
 
 SMALL_GRAPH = 16
@@ -242,7 +242,7 @@ def propagate(
     requested: Layouts | None = None,
     memory: float | None = None,
     extra: Sequence[Sequence[OpStrategy]] = (),
-) -> Found:
+) -> SearchResult:
     """Returns the cheapest strategies by ``model``; those ``written`` for some nodes are kept.
 
     The search is exact over ``candidate_cuts``, and strategies that follow ``written`` ones, for graphs of up
@@ -269,13 +269,13 @@ def propagate(
     others = [[strategies[back[n]] for n in range(len(back))] for strategies in extra]
     solutions = _solutions(layers, ranks, few_written, others, memory)
     if len(back) == len(graph.nodes):
-        return found(full, solutions[0], written, memory)
+        return search_result(full, solutions[0], written, memory)
 
     # each operator of the full graph may have any strategy that its equal had in one of these solutions
     single = variables(graph, rules, dims_of_model(graph, rules), written, together=False)
     menus = [tuple(dict.fromkeys((s[n],) for s in solutions)) for n in short.of]
     best = alike(search(full, single, full.equal(menus)), memory)
-    return found(full, best.strategies(single), written, memory)
+    return search_result(full, best.strategies(single), written, memory)
 
 
 def recursive(
@@ -286,7 +286,7 @@ def recursive(
     *,
     requested: Layouts | None = None,
     memory: float | None = None,
-) -> Found:
+) -> SearchResult:
     """``recursive_programming``: returns what ``propagate`` finds if no strategy is written.
 
     In that case, the search begins with the strategies of ``halved`` unless candidates are few.
@@ -346,15 +346,15 @@ class Searches:
     ranks: int
     model: CostModel
     memory: float | None
-    _known: dict[Any, Found] = field(default_factory=dict)
+    _known: dict[Any, SearchResult] = field(default_factory=dict)
 
-    def found(
+    def propagate(
         self,
         graph: OpGraph,
         rules: Sequence[OpRule | None],
         written: Mapping[int, OpStrategy],
         requested: Layouts,
-    ) -> Found:
+    ) -> SearchResult:
         layouts = (written, requested.rest, requested.leave)
         key = (unnamed(graph), tuple(rules), *(tuple(sorted(of.items(), key=_first)) for of in layouts))
         if key not in self._known:

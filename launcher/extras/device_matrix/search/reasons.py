@@ -80,7 +80,7 @@ class Reasons:
         self.names = _names(pricer, self.dims)
         self._params = {v for _, v in self.graph.params}
 
-    def found(self, written: Mapping[int, OpStrategy]) -> Iterator[Reason]:
+    def of_unwritten(self, written: Mapping[int, OpStrategy]) -> Iterator[Reason]:
         """Yields the reasons of operators without a written strategy, in the order of their first run."""
         groups: dict[tuple[str, str, str, bool], list[int]] = {}
         constant = constants(self.graph)
