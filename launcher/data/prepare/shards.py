@@ -176,10 +176,10 @@ def _record_name(shard: int) -> str:
 
 def _recorded(folder: Path, shard: int) -> Progress | None:
     """The progress at the end of this file; ``None`` if the file is not complete."""
-    progress = _json(folder / _record_name(shard))
+    fields = _json(folder / _record_name(shard))
     try:
         token_file(folder / shard_name(shard), dtype="uint16")
-        return Progress(**{**progress, "position": Position(**progress["position"])})
+        return Progress(**{**fields, "position": Position(**fields["position"])})
     except (BadFile, OSError, TypeError, KeyError):
         return None
 

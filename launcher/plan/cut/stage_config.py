@@ -230,11 +230,11 @@ Inside = Mapping[str, Sequence[Param]]
 
 
 def _inside(skeleton: ModelStructure) -> Inside:
-    inside: dict[str, list[Param]] = {}
+    params_inside: dict[str, list[Param]] = {}
     for p in skeleton.params:
         for module in prefixes(p.name)[:-1]:
-            inside.setdefault(module, []).append(p)
-    return inside
+            params_inside.setdefault(module, []).append(p)
+    return params_inside
 
 
 def _around_layers(

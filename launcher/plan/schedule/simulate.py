@@ -39,9 +39,9 @@ class Cost:
     def kept(self, a: Action) -> int:
         """Returns by how many bytes ``a`` changes the activations that are kept."""
         at = self.at(a)
-        nbytes = self.activation[at]
-        waits = self.waits[at] if self.waits else nbytes
-        return {"F": nbytes, "B": -nbytes, "I": waits - nbytes, "W": -waits}[a.kind]
+        activation = self.activation[at]
+        waits = self.waits[at] if self.waits else activation
+        return {"F": activation, "B": -activation, "I": waits - activation, "W": -waits}[a.kind]
 
     def at(self, a: Action) -> int:
         """Returns the index of an action's stage and piece in the tuples."""

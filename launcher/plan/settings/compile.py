@@ -280,9 +280,9 @@ def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
         yield Problem(MODULES, f"{text} collectives for nothing; leave one of the two out", OFF)
 
     inside = [r for r in again if any(covers(m, r.module) for m in modules)]
-    full = [r.module for r in inside if r.policy == "full"]
-    if full:
-        text = f"{some(full)}: a graph cannot recompute all of a module that is cut over tp"
+    fully_recomputed = [r.module for r in inside if r.policy == "full"]
+    if fully_recomputed:
+        text = f"{some(fully_recomputed)}: a graph cannot recompute all of a module that is cut over tp"
         cure = "parallel.recompute.policy=selective parallel.recompute.comm=keep"
         yield Problem(MODULES, f"{text}; policy selective can", cure)
     elif any(r.comm and r.module not in modules for r in inside):

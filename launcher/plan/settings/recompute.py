@@ -180,8 +180,8 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
             yield f"it {reason}"
     backwards = (*(n.backward for n in graph.nodes), *(s.backward for s in graph.segments))
     for b in backwards:
-        if changing := [n for n in b.twice if here(n)]:
-            yield f"each of its forwards changes {changing[0]}"
+        if changed := [n for n in b.twice if here(n)]:
+            yield f"each of its forwards changes {changed[0]}"
         if module in b.unlike:
             yield "a second forward of it kept other tensors than the first"
     for name in graph.toggles:
