@@ -78,12 +78,12 @@ def exact(src: str, dst: str) -> bool:
     return WIDTHS[src] <= WIDTHS[dst]
 
 
-def differing(specs: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec]) -> dict[str, str]:
-    """Returns the new dtype of each tensor whose dtype is not that in ``wanted`` but can be cast to it."""
+def differing(specs: Mapping[str, TensorSpec], target: Mapping[str, TensorSpec]) -> dict[str, str]:
+    """Returns the new dtype of each tensor whose dtype is not that in ``target`` but can be cast to it."""
     return {
-        name: wanted[name].dtype
+        name: target[name].dtype
         for name, spec in specs.items()
-        if name in wanted and wanted[name].dtype != spec.dtype and castable(spec.dtype, wanted[name].dtype)
+        if name in target and target[name].dtype != spec.dtype and castable(spec.dtype, target[name].dtype)
     }
 
 
@@ -135,8 +135,10 @@ def cast_chunks(name: str, parts: Iterable[memoryview], src: str, dst: str) -> I
         yield _rounded(f"{name}: {src}", old, dst).view(np.uint8).data
 
 
-def _rounded(what: str, old: npt.NDArray[Any], dst: str) -> npt.NDArray[Any]:
-    """Returns the nearest numbers of ``dst``, as bits for bfloat16. Raises ``ValueError`` naming ``what``."""
+def _rounded(label: str, old: npt.NDArray[Any], dst: str) -> npt.NDArray[Any]:
+    """Returns the nearest numbers of ``dst``, as bits for bfloat16. Raises ``ValueError``, naming ``label``,
+    for a number that is too large.
+    """
     with np.errstate(over="ignore", invalid="ignore"):  # overflow is checked below; NaN stays NaN
         new = old.astype("float32" if dst == "bfloat16" else dst)
     infinite = np.isinf(new)
@@ -146,7 +148,7 @@ def _rounded(what: str, old: npt.NDArray[Any], dst: str) -> npt.NDArray[Any]:
         new = np.where(np.isnan(new), (bits >> 16) | 0x40, nearest).astype(np.uint16)
         infinite = (new & 0x7FFF) == 0x7F80
     if (infinite & ~np.isinf(old)).any():
-        raise ValueError(f"{what} has numbers that are too large for {dst}")
+        raise ValueError(f"{label} has numbers that are too large for {dst}")
     return new
 
 

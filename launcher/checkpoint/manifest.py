@@ -247,8 +247,8 @@ def mac(manifest: Manifest, key: bytes) -> str:
     the folder: a complete older checkpoint in the place of a newer one still passes, but its state has its
     own step.
     """
-    said = canonical(replace(manifest, mac=None))
-    return hmac.new(derived(key, b"", INFO, 32), said, hashlib.sha256).hexdigest()
+    content = canonical(replace(manifest, mac=None))
+    return hmac.new(derived(key, b"", INFO, 32), content, hashlib.sha256).hexdigest()
 
 
 def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
@@ -274,10 +274,10 @@ def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
             f"{path}: it says that the checkpoint is encrypted but has no MAC: "
             f"it may have been changed; {_CURE}"
         )
-    found = _key(folder, manifest, places(manifest.key, trust))
-    if not hmac.compare_digest(mac(manifest, found.key), manifest.mac):
+    secret = _key(folder, manifest, places(manifest.key, trust))
+    if not hmac.compare_digest(mac(manifest, secret.key), manifest.mac):
         raise ValueError(f"{path}: damaged or tampered with: its MAC does not match its content; {_CURE}")
-    return found
+    return secret
 
 
 def unvouched(folder: Path, trust: Trust) -> str:
@@ -292,9 +292,9 @@ def places(named: str | None, trust: Trust) -> tuple[str, ...]:
 
     The place ``named`` by the manifest is used only if neither ``trust`` nor the environment names one.
     """
-    given = tuple(place for place in (trust.key, os.environ.get(ANOTHER)) if place)
-    if given:
-        return given
+    configured = tuple(place for place in (trust.key, os.environ.get(ANOTHER)) if place)
+    if configured:
+        return configured
     return () if named is None else (named,)
 
 
@@ -316,5 +316,5 @@ def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
         else:
             return Opened(place, key)
 
-    told = "; ".join(errors)
-    raise ValueError(f"{folder}: it is encrypted: {told}; {ANOTHER}={FORMS} says where the key is now")
+    reasons = "; ".join(errors)
+    raise ValueError(f"{folder}: it is encrypted: {reasons}; {ANOTHER}={FORMS} says where the key is now")

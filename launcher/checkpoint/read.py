@@ -90,8 +90,8 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
     named = step_of(folder)
     saved = state.get("step")
     if named is not None and named != saved:
-        told = f"its name says step {named}, but it is the checkpoint of step {saved}"
-        raise ValueError(f"{folder}: {told}: rename it")
+        mismatch = f"its name says step {named}, but it is the checkpoint of step {saved}"
+        raise ValueError(f"{folder}: {mismatch}: rename it")
     return Checkpoint(folder, manifest, strategy, state, key=secret.key, place=secret.place)
 
 
@@ -107,17 +107,17 @@ def best_checkpoint(checkpoints: Path, trust: Trust = ANYONE) -> Path:
         raise ValueError(
             f"{checkpoints}: no checkpoint is recorded as the best; checkpoint.best=val_loss keeps it"
         )
-    found = step_folder(checkpoints, int(step))
-    if not complete(found):
-        raise ValueError(f"{found}: it was the best checkpoint, but no longer exists")
-    return found
+    best = step_folder(checkpoints, int(step))
+    if not complete(best):
+        raise ValueError(f"{best}: it was the best checkpoint, but no longer exists")
+    return best
 
 
 def _strategy(folder: Path, manifest: Manifest) -> Strategy:
-    wanted = {name: record for name, record in manifest.files.items() if name.startswith("strategy/")}
-    there = {f"strategy/{path.name}" for path in (folder / "strategy").glob("*.json")}
-    same = (text_record(folder / name) == record for name, record in wanted.items())
-    if there == wanted.keys() and all(same):
+    records = {name: record for name, record in manifest.files.items() if name.startswith("strategy/")}
+    present = {f"strategy/{path.name}" for path in (folder / "strategy").glob("*.json")}
+    same = (text_record(folder / name) == record for name, record in records.items())
+    if present == records.keys() and all(same):
         strategy = strategy_file.load(folder / "strategy")
         if strategy.digest == manifest.strategy and strategy.grid.size == manifest.world:
             return strategy
@@ -135,12 +135,12 @@ def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
         of_a_rank += (EXTRA,)
 
     # every expected file; lazily, because an untrusted manifest may claim any number of ranks
-    wanted = chain(
+    expected = chain(
         (STATE,),
         (f"strategy/{strategy_file.stage_file(stage)}" for stage in range(strategy.stages)),
         (rank_file(rank, file) for rank in range(manifest.world) for file in of_a_rank),
     )
-    absent = next((name for name in wanted if name not in files), None)
+    absent = next((name for name in expected if name not in files), None)
     if absent is not None:
         raise ValueError(f"{folder / MANIFEST}: it does not list {absent}, which this checkpoint should have")
 
@@ -321,12 +321,12 @@ class Reader:
         self._verified.add(tensor)
 
 
-def check_digest(checkpoint: Checkpoint, file: str, name: str, found: str) -> None:
-    """Raises ``ValueError`` unless ``found`` is the manifest's digest of tensor ``name`` in ``file``."""
-    wanted = checkpoint.manifest.files[file].tensors[name]
-    if found != wanted:
-        told = f"its digest is {found}, the manifest says {wanted}"
-        raise ValueError(f"{checkpoint.folder / file}: tensor {name} is damaged: {told}")
+def check_digest(checkpoint: Checkpoint, file: str, name: str, digest: str) -> None:
+    """Raises ``ValueError`` unless ``digest`` is the manifest's digest of tensor ``name`` in ``file``."""
+    expected = checkpoint.manifest.files[file].tensors[name]
+    if digest != expected:
+        difference = f"its digest is {digest}, the manifest says {expected}"
+        raise ValueError(f"{checkpoint.folder / file}: tensor {name} is damaged: {difference}")
 
 
 def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
@@ -343,14 +343,16 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
 
     # the file's metadata must name this rank, world and strategy
     mark = stamp(rank, manifest.world, manifest.strategy)
-    said = header.metadata
-    if said != mark and said.keys() == mark.keys():
-        odd = [key for key in mark if said[key] != mark[key]]
-        told = "; ".join(f"{key.removeprefix('launcher.')} {said[key]}, not {mark[key]}" for key in odd)
-        raise ValueError(f"{path}: a file of another rank or layout: it says {told}")
+    metadata = header.metadata
+    if metadata != mark and metadata.keys() == mark.keys():
+        odd = [key for key in mark if metadata[key] != mark[key]]
+        differences = "; ".join(
+            f"{key.removeprefix('launcher.')} {metadata[key]}, not {mark[key]}" for key in odd
+        )
+        raise ValueError(f"{path}: a file of another rank or layout: it says {differences}")
 
     # it must be the file that the manifest was written with
-    if said != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
+    if metadata != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
         raise ValueError(f"{path}: its header is not the one that the manifest was written with")
     if checkpoint.key is not None and salt_of(path) != record.salt:
         raise ValueError(f"{path}: a file of another checkpoint: its salt is not the one in the manifest")
@@ -365,8 +367,8 @@ def _check_specs(path: Path, header: Header, strategy: Strategy, boxes: Mapping[
         odd = sorted(boxes.keys() ^ header.entries.keys())
         raise ValueError(f"{path}: the strategy and the file differ in {', '.join(odd)}")
     for name, box in boxes.items():
-        want = TensorSpec(box.shape, strategy.entries[name].dtype)
-        found = header.entries[name].spec
-        if want != found:
-            told = f"{described(found)}, the strategy says {described(want)}"
-            raise ValueError(f"{path}: tensor {name} is {told}")
+        expected = TensorSpec(box.shape, strategy.entries[name].dtype)
+        spec = header.entries[name].spec
+        if expected != spec:
+            difference = f"{described(spec)}, the strategy says {described(expected)}"
+            raise ValueError(f"{path}: tensor {name} is {difference}")

@@ -74,7 +74,7 @@ def write(checkpoints: Path, name: str, older: Mapping[str, str], place: str | N
 
     ``place`` says where the key is that the checkpoints are encrypted with; ``None``: they are not encrypted.
     """
-    text = "".join([f"{name}\n", *(f"older {other} {found}\n" for other, found in older.items())])
+    text = "".join([f"{name}\n", *(f"older {other} {digest}\n" for other, digest in older.items())])
     key = None if place is None else load_key(place)
     last = f"sha256 {_sha256(text)}" if key is None else f"hmac-sha256 {_mac(text, key)}"
     write_text(checkpoints / LATEST, f"{text}{last}\n")
@@ -135,8 +135,8 @@ def _keys(path: Path, newest: Manifest, trust: Trust) -> list[bytes]:
         except ValueError as error:
             wrong.append(str(error))
     if not keys:
-        told = "; ".join(wrong) or f"{ANOTHER}={FORMS} says where it is"
-        raise ValueError(f"{path}: its MAC needs the key: {told}")
+        reasons = "; ".join(wrong) or f"{ANOTHER}={FORMS} says where it is"
+        raise ValueError(f"{path}: its MAC needs the key: {reasons}")
     return keys
 
 
@@ -227,8 +227,8 @@ def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
     first = records[0]
     ranks = sorted(r.rank for r in records)
     if ranks != list(range(first.world)) or len({(r.world, r.strategy, r.key) for r in records}) > 1:
-        told = ", ".join(f"rank {r.rank} of {r.world} ({r.strategy[:8]})" for r in records)
-        raise ValueError(f"{folder}: every rank must have one record, all of one strategy: {told}")
+        listing = ", ".join(f"rank {r.rank} of {r.world} ({r.strategy[:8]})" for r in records)
+        raise ValueError(f"{folder}: every rank must have one record, all of one strategy: {listing}")
     odd = [r.rank for r in records if _has_extra(r) != _has_extra(first)]
     if odd:
         raise ValueError(
@@ -279,23 +279,23 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     highest = next(complete_ones, None)
     if highest is None:
         return None
-    said = read(checkpoints)
-    if said is None:
+    pointer = read(checkpoints)
+    if pointer is None:
         return highest[0]
 
     # a file with a digest also lists the older checkpoints of a higher step; one without has a name alone
     newest = highest
-    if said.digest is not None:
+    if pointer.digest is not None:
         candidates = chain((highest,), complete_ones)
-        newer = ((path, m) for path, m in candidates if said.older.get(path.name) != identity(m))
+        newer = ((path, m) for path, m in candidates if pointer.older.get(path.name) != identity(m))
         newest = next(newer, highest)
     else:
-        manifest = _complete(checkpoints / said.name)
+        manifest = _complete(checkpoints / pointer.name)
         if manifest is not None:
-            newest = checkpoints / said.name, manifest
+            newest = checkpoints / pointer.name, manifest
 
-    if said.digest is not None or newest[0] != highest[0]:
-        check(said, *newest, trust)
+    if pointer.digest is not None or newest[0] != highest[0]:
+        check(pointer, *newest, trust)
     return newest[0]
 
 
@@ -313,9 +313,9 @@ def passed_over(newest: Path) -> list[str]:
     """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     flaws = [why for why in map(_flaw, above) if why]
-    said = read(newest.parent)
-    if said is not None and not (newest.parent / said.name).is_dir():
-        flaws.append(f"{newest.parent / LATEST} names {said.name}, which does not exist")
+    pointer = read(newest.parent)
+    if pointer is not None and not (newest.parent / pointer.name).is_dir():
+        flaws.append(f"{newest.parent / LATEST} names {pointer.name}, which does not exist")
     return flaws
 
 
@@ -413,9 +413,9 @@ def _steps(checkpoints: Path) -> list[Path]:
 
 def _pointed(checkpoints: Path) -> Path | None:
     """Returns the checkpoint that was committed last, without verifying a MAC."""
-    said = read(checkpoints)
-    if said is not None and complete(checkpoints / said.name):
-        return checkpoints / said.name
+    pointer = read(checkpoints)
+    if pointer is not None and complete(checkpoints / pointer.name):
+        return checkpoints / pointer.name
     return next(filter(complete, _steps(checkpoints)), None)
 
 
@@ -449,10 +449,10 @@ def fresh(final: Path) -> Iterator[Path]:
         raise
 
 
-def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], what: str) -> None:
+def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], kind: str) -> None:
     """Raises ``FileExistsError`` unless ``dst`` is empty or absent, or may be overwritten.
 
-    With ``overwrite`` a folder is accepted only if ``own`` recognizes it; ``what`` names its kind in errors.
+    With ``overwrite`` a folder is accepted only if ``own`` recognizes it; ``kind`` names its kind in errors.
     """
     if not overwrite or not dst.is_dir():
         check_empty(dst, "; give another, or overwrite: true")
@@ -460,7 +460,7 @@ def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], w
     check_outside(dst)
     if any(dst.iterdir()) and not own(dst):
         raise FileExistsError(
-            f"{dst}: the destination is not empty and not a {what}, so it is never overwritten"
+            f"{dst}: the destination is not empty and not a {kind}, so it is never overwritten"
         )
 
 

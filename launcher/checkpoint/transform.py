@@ -213,9 +213,9 @@ def plan_transform(src: Path, target: Strategy, *, workers: int = 1, trust: Trus
     checkpoint = open_checkpoint(src, trust)
     names = match(checkpoint.strategy, target)
     Reader(checkpoint).check_headers()
-    found = sources(checkpoint.strategy, target, names)
-    nbytes = sum(source.nbytes for source in found)
-    return TransformPlan(checkpoint, target, names, sources=found, nbytes=nbytes, peak=workers * PEAK)
+    source_files = sources(checkpoint.strategy, target, names)
+    nbytes = sum(source.nbytes for source in source_files)
+    return TransformPlan(checkpoint, target, names, sources=source_files, nbytes=nbytes, peak=workers * PEAK)
 
 
 def sources(src: Strategy, dst: Strategy, names: Mapping[str, str]) -> tuple[Source, ...]:
@@ -268,5 +268,5 @@ def _ends(box: Box, shape: tuple[int, ...]) -> tuple[int, int]:
     return first, last
 
 
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

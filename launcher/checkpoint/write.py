@@ -186,18 +186,18 @@ def rank_files(strategy: Strategy) -> tuple[str, ...]:
 def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
     """Yields the reasons why ``tensors`` are not what ``rank`` holds."""
     # names that only the strategy or only the argument has
-    held = strategy.held(rank)
-    absent = sorted(held.keys() - tensors.keys())
+    entries = strategy.held(rank)
+    absent = sorted(entries.keys() - tensors.keys())
     if absent:
         yield f"missing, although the strategy has it on this rank: {', '.join(absent)}"
-    unknown = sorted(tensors.keys() - held.keys())
+    unknown = sorted(tensors.keys() - entries.keys())
     if unknown:
         yield f"unexpected: the strategy does not have it on this rank: {', '.join(unknown)}"
 
     # and the shapes and dtypes of the others
-    for name, entry in held.items():
+    for name, entry in entries.items():
         box = entry.layout.box(rank)
         assert box is not None
-        want = TensorSpec(box.shape, entry.dtype)
-        if name in tensors and tensors[name] != want:
-            yield f"{name}: {described(tensors[name])} was passed, its piece is {described(want)}"
+        expected = TensorSpec(box.shape, entry.dtype)
+        if name in tensors and tensors[name] != expected:
+            yield f"{name}: {described(tensors[name])} was passed, its piece is {described(expected)}"

@@ -83,8 +83,8 @@ def file(path: str) -> str | None:
         names = sorted(p.name for p in here.parent.iterdir() if p.is_file())
     except OSError:
         return None
-    found = nearest(here.name, names, 0.8)
-    return str(here.with_name(found)) if found and found != here.name else None
+    similar = nearest(here.name, names, 0.8)
+    return str(here.with_name(similar)) if similar and similar != here.name else None
 
 
 class BadFile(ValueError):

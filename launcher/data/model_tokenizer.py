@@ -64,7 +64,7 @@ def _another(own: Path, used: Path) -> Iterator[Problem]:
 def _vocabulary(file: Path) -> dict[str, int] | None:
     """The id of each token; ``None`` for a file that is not a tokenizer, which its reader reports."""
     try:
-        found: dict[str, int] = text_files.load(file).get_vocab(with_added_tokens=True)
+        vocabulary: dict[str, int] = text_files.load(file).get_vocab(with_added_tokens=True)
     except (ValueError, OSError):
         return None
-    return found
+    return vocabulary

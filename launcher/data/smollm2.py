@@ -46,10 +46,10 @@ def write(folder: Path) -> None:
 
 def _folder() -> Path:
     """The folder of the package with the weights. Its code, a plugin for another program, is not run."""
-    found = find_spec(PACKAGES[0])
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    spec = find_spec(PACKAGES[0])
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def main() -> None:

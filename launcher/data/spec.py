@@ -91,9 +91,9 @@ def _sampled(
         raise RequestError((Problem("data", f"{settings.target}: {text}; {cure}"),))
     with problems():
         inputs, target = _first(opened.train, settings.target, batch)
-        held = _first(opened.val, settings.target, batch) if len(opened.val) else (inputs, target)
-    if held != (inputs, target):
-        text = f"samples of the split train are {_said(inputs, target)}, of val {_said(*held)}"
+        val = _first(opened.val, settings.target, batch) if len(opened.val) else (inputs, target)
+    if val != (inputs, target):
+        text = f"samples of the split train are {_said(inputs, target)}, of val {_said(*val)}"
         why = "both splits must have the same kind"
         raise RequestError((Problem("data", f"{settings.target}: {text}; {why}"),))
     return inputs, target
@@ -118,12 +118,12 @@ def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...
         text = f"inputs() returns {type(inputs).__name__}"
         cure = "return a tuple with one tensor for each input of the model"
         raise RequestError((Problem("data", f"{name}: {text}; {cure}"),))
-    for what, t in (*(("inputs", t) for t in inputs), ("targets", target)):
+    for method, t in (*(("inputs", t) for t in inputs), ("targets", target)):
         if not isinstance(t, Tensor):
-            text = f"{what}() returns {type(t).__name__} where a tensor was expected"
+            text = f"{method}() returns {type(t).__name__} where a tensor was expected"
             raise RequestError((Problem("data", f"{name}: {text}"),))
         if t.shape[:1] != (n,):
-            text = f"{what}() of {n} indices returns a tensor of shape {tuple(t.shape)}"
+            text = f"{method}() of {n} indices returns a tensor of shape {tuple(t.shape)}"
             cure = "dim 0 must be the samples: return one for each index, in order"
             raise RequestError((Problem("data", f"{name}: {text}; {cure}"),))
 
@@ -149,8 +149,12 @@ def check_fit(model: Model, data: Data) -> list[Problem]:
     if isinstance(model, Target):
         return []
     if isinstance(model, HuggingFace):
-        said, wants = f"hf of task {model.task}", model.task == "causal_lm"
-        return [] if isinstance(data, Target) else [*_kind(said, wants, data), *check_tokenizer(model, data)]
+        model_kind, wants = f"hf of task {model.task}", model.task == "causal_lm"
+        return (
+            []
+            if isinstance(data, Target)
+            else [*_kind(model_kind, wants, data), *check_tokenizer(model, data)]
+        )
     return list(_unsaid(model) if isinstance(data, Target) else _fit(model, data))
 
 
@@ -169,26 +173,28 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
         text = f"{documents.value}: model {model.name} takes only tokens and cannot separate documents"
         yield Problem(documents.key, text, documents.cure)
     elif isinstance(model, LanguageModel | TiedPair):
-        yield from _enough("vocab_size", model.vocab_size, tokens, what=f"tokens of data {data.name}")
+        yield from _enough("vocab_size", model.vocab_size, tokens, noun=f"tokens of data {data.name}")
     else:
         yield from _images(model, data)
-        yield from _enough("classes", model.classes, classes(data), what=f"classes of data {data.name}")
+        yield from _enough("classes", model.classes, classes(data), noun=f"classes of data {data.name}")
 
 
-def _kind(said: str, wants: bool, data: OwnData) -> Iterator[Problem]:
+def _kind(model_kind: str, wants: bool, data: OwnData) -> Iterator[Problem]:
     """Reports a model that reads tokens and data that are images, or the reverse.
 
-    ``said``: the model; ``wants``: it reads tokens.
+    ``model_kind``: the model; ``wants``: it reads tokens.
     """
     if wants != isinstance(data, Text | RandomTokens | Tokens | Chat):
         kinds = ("images", "tokens")
-        yield Problem("model", f"model {said} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}")
+        yield Problem(
+            "model", f"model {model_kind} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}"
+        )
 
 
-def _enough(field: str, have: int | None, need: int | None, what: str) -> Iterator[Problem]:
+def _enough(field: str, have: int | None, need: int | None, noun: str) -> Iterator[Problem]:
     """Reports a size that is too small. If one is unknown, the checks of the data's files report why."""
     if have is not None and need is not None and have < need:
-        text = f"{have} are too few for the {need} {what}"
+        text = f"{have} are too few for the {need} {noun}"
         yield Problem(f"model.{field}", text, f"model.{field}={need}")
 
 

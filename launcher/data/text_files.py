@@ -56,14 +56,14 @@ def train_on(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ())
 def load(path: Path) -> Tokenizer:
     """Loads a ``tokenizer.json``. Raises ``ValueError``, naming the file, if it is not a tokenizer."""
     try:
-        found = Tokenizer.from_buffer(read_bytes(path, LONGEST))
+        tokenizer = Tokenizer.from_buffer(read_bytes(path, LONGEST))
     except OSError as error:
         raise ValueError(f"{path}: not a tokenizer: {error.strerror}") from error
     except Exception as error:  # tokenizers raises no narrower type
         raise ValueError(f"{path}: not a tokenizer: {error}") from error
-    if not found.get_vocab_size():
+    if not tokenizer.get_vocab_size():
         raise ValueError(f"{path}: not a tokenizer: it has no tokens")
-    return found
+    return tokenizer
 
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:

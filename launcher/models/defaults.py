@@ -16,13 +16,13 @@ def resolve(settings: Model) -> tuple[Model, tuple[str, ...]]:
     if not isinstance(settings, LanguageModel):
         return settings, ()
 
-    found: dict[str, int] = {}
+    resolved: dict[str, int] = {}
     notes = []
     if settings.kv_heads is None:
-        found["kv_heads"] = settings.heads
+        resolved["kv_heads"] = settings.heads
         notes.append(f"model.kv_heads null -> {settings.heads}: one for each of model.heads")
     if settings.ffn_dim is None:
-        found["ffn_dim"] = width = -(-8 * settings.dim // (3 * MULTIPLE)) * MULTIPLE
+        resolved["ffn_dim"] = width = -(-8 * settings.dim // (3 * MULTIPLE)) * MULTIPLE
         why = f"8/3 of model.dim, rounded up to a multiple of {MULTIPLE}"
         notes.append(f"model.ffn_dim null -> {width}: {why}")
-    return settings.model_copy(update=found), tuple(notes)
+    return settings.model_copy(update=resolved), tuple(notes)

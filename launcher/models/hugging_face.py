@@ -145,11 +145,11 @@ def class_of(settings: HuggingFace, config: PreTrainedConfig) -> type[Any]:
     """
     import transformers
 
-    found: type[Any] | None = getattr(transformers, TASKS[settings.task].mapping).get(type(config), None)
-    if found is None:
+    cls: type[Any] | None = getattr(transformers, TASKS[settings.task].mapping).get(type(config), None)
+    if cls is None:
         text = f"{settings.path}: transformers has no {settings.task} of a {config.model_type}"
         raise RequestError((Problem("model.path", text),))
-    return found
+    return cls
 
 
 def config_of(settings: HuggingFace) -> PreTrainedConfig:
@@ -185,18 +185,18 @@ def _rope_parameters(settings: HuggingFace, written: Mapping[str, Any]) -> dict[
 
     ``rope_theta`` and ``rope_scaling`` are their names before transformers 5. Raises ``RequestError``.
     """
-    asked = {key: settings.config[key] for key in (ROPE, *OLD_ROPE) if key in settings.config}
+    changes = {key: settings.config[key] for key in (ROPE, *OLD_ROPE) if key in settings.config}
     if any(isinstance(value, Mapping) for value in written.values()):
-        change = asked.get(ROPE)
-        if len(asked) > 1 or not isinstance(change, Mapping) or not change.keys() <= written.keys():
+        change = changes.get(ROPE)
+        if len(changes) > 1 or not isinstance(change, Mapping) or not change.keys() <= written.keys():
             text = f"{settings.path} has {ROPE} for each kind of layer, {json.dumps(dict(written))}"
-            key = f"model.config.{next(iter(asked))}"
+            key = f"model.config.{next(iter(changes))}"
             raise RequestError((Problem(key, f"{text}: change them by kind in model.config.{ROPE}"),))
         kinds = {kind: _changed_rope(f"{ROPE}.{kind}", written[kind] or {}, c) for kind, c in change.items()}
         return dict(written) | kinds
 
     out = dict(written)
-    for key, value in asked.items():
+    for key, value in changes.items():
         out = _changed_rope(key, out, {key: value} if key == "rope_theta" else value)
     return out
 
@@ -307,7 +307,9 @@ def opened(settings: HuggingFace, folder: str, dtype: torch.dtype) -> tuple[Any,
     transformers.utils.logging.disable_progress_bar()
     try:
         auto = getattr(transformers, of_task.auto)
-        model, found = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **here, **kernels)
+        model, loading_info = auto.from_pretrained(
+            folder, dtype=dtype, output_loading_info=True, **here, **kernels
+        )
     finally:
         if bars:
             transformers.utils.logging.enable_progress_bar()
@@ -316,7 +318,9 @@ def opened(settings: HuggingFace, folder: str, dtype: torch.dtype) -> tuple[Any,
     cls: type[nn.Module] = type(model)
     model.__class__ = _logits_only(cls, of_task.takes)  # type: ignore[arg-type]  # nn.Module has a __hash__
     unlike = [
-        str(name) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in found[kind]
+        str(name)
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        for name in loading_info[kind]
     ]
     return model, sorted(unlike)
 

@@ -147,9 +147,9 @@ class _Planned:
 
 
 @contextmanager
-def grouped_heads(there: bool) -> Iterator[None]:
+def grouped_heads(supported: bool) -> Iterator[None]:
     """Sets whether the device that meta tensors stand for has kernels for grouped-query attention."""
-    before, _Planned.grouped = _Planned.grouped, there
+    before, _Planned.grouped = _Planned.grouped, supported
     try:
         yield
     finally:

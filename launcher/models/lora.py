@@ -50,8 +50,8 @@ def adapt(model: nn.Module, lora: Lora) -> nn.Module:
     Raises ``RequestError``.
     """
     named = {n: m for n, m in model.named_modules(remove_duplicate=False) if n}
-    asked = (lora.modules,) if isinstance(lora.modules, str) else lora.modules
-    keys = tuple(_anywhere(key, named) for key in asked)
+    requested = (lora.modules,) if isinstance(lora.modules, str) else lora.modules
+    keys = tuple(_anywhere(key, named) for key in requested)
     layers = {n: m for n, m in named.items() if isinstance(m, nn.Linear) and any(matches(k, n) for k in keys)}
     problems = [*_unknown(keys, named, layers), *_odd(layers)]
     if problems:
@@ -77,10 +77,10 @@ def _unknown(
     keys: tuple[str, ...], named: dict[str, nn.Module], layers: dict[str, nn.Linear]
 ) -> Iterator[Problem]:
     linear = [n for n, m in named.items() if isinstance(m, nn.Linear)]
-    there = f"there are {', '.join(linear[:6])}{' ..' if len(linear) > 6 else ''}"
+    existing = f"there are {', '.join(linear[:6])}{' ..' if len(linear) > 6 else ''}"
     for key in keys:
         if not any(matches(key, n) for n in layers):
-            yield Problem(KEY, f"{key}: it names no linear module; {there if linear else 'there is none'}")
+            yield Problem(KEY, f"{key}: it names no linear module; {existing if linear else 'there is none'}")
 
 
 def _odd(layers: dict[str, nn.Linear]) -> Iterator[Problem]:

@@ -132,8 +132,8 @@ def build_own(
 
 
 def _lion(settings: Lion, params: Grouped, tensors: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    found = groups(replaced(params, tensors))
-    return muon_lion.Lion(found, settings.lr, settings.betas, settings.weight_decay)
+    param_groups = groups(replaced(params, tensors))
+    return muon_lion.Lion(param_groups, settings.lr, settings.betas, settings.weight_decay)
 
 
 def _of_whole(
@@ -143,14 +143,14 @@ def _of_whole(
     tensors: Sequence[nn.Parameter],
 ) -> torch.optim.Optimizer:
     """Build an optimizer whose updates depend on full tensors."""
-    found = groups(replaced(params, tensors))
+    param_groups = groups(replaced(params, tensors))
     cut = zip(tensors, flat(params), strict=True)
     of = {t: pieces[p] if p in pieces else alone(t) for t, (_, p) in cut}
     if isinstance(settings, Muon):
-        return muon_lion.Muon(found, settings, of)
-    return adafactor.Adafactor(found, settings.lr, of)
+        return muon_lion.Muon(param_groups, settings, of)
+    return adafactor.Adafactor(param_groups, settings.lr, of)
 
 
-def _sgd(found: list[dict[str, Any]], lr: float, momentum: float, nesterov: bool) -> torch.optim.SGD:
+def _sgd(param_groups: list[dict[str, Any]], lr: float, momentum: float, nesterov: bool) -> torch.optim.SGD:
     """Build SGD with foreach, because its fused kernel has no rule for DTensor."""
-    return torch.optim.SGD(found, lr=lr, momentum=momentum, nesterov=nesterov, foreach=True)
+    return torch.optim.SGD(param_groups, lr=lr, momentum=momentum, nesterov=nesterov, foreach=True)

@@ -336,29 +336,29 @@ def _no_accelerator() -> AbstractContextManager[object]:
 
 
 def _traits(trial: Trial, name: str) -> OptimizerTraits:
-    seen = trial.observed()
-    want = [p.detach() for p in seen.params]
-    if _alike(want, trial.starts) and any(g["initial_lr"] for g in seen.optimizer.param_groups):
+    observation = trial.observed()
+    expected = [p.detach() for p in observation.params]
+    if _alike(expected, trial.starts) and any(g["initial_lr"] for g in observation.optimizer.param_groups):
         raise Broken("its step() changes no parameter")
 
     # split along the first dim, then along each other dim
-    rows = _near(trial, seen, TrialCut(0))
+    rows = _near(trial, observation, TrialCut(0))
     others = range(1, max(map(len, trial.shapes)))
 
     return OptimizerTraits(
         name,
         rows=rows,
-        elements=rows and all(_near(trial, seen, TrialCut(dim)) for dim in others),
-        alone=_close(trial.alone(), seen),
-        empty=_near(trial, seen, TrialCut(0, empty=True)),
+        elements=rows and all(_near(trial, observation, TrialCut(dim)) for dim in others),
+        alone=_close(trial.alone(), observation),
+        empty=_near(trial, observation, TrialCut(0, empty=True)),
         unused=_works(trial),
-        draws=_draws(trial, want),
-        first=seen.first,
-        keys=keys(seen.params, seen.optimizer),
-        odd=_odd(seen),
-        counters=seen.counters,
-        lost=_lost(trial, seen, want),
-        copies=_copies(seen),
+        draws=_draws(trial, expected),
+        first=observation.first,
+        keys=keys(observation.params, observation.optimizer),
+        odd=_odd(observation),
+        counters=observation.counters,
+        lost=_lost(trial, observation, expected),
+        copies=_copies(observation),
     )
 
 
@@ -370,13 +370,13 @@ def _near(trial: Trial, seen: Observation, cut: TrialCut) -> bool:
         return False
 
 
-def _close(got: Sequence[Tensor], seen: Observation) -> bool:
+def _close(actual: Sequence[Tensor], observation: Observation) -> bool:
     """Compare value by value: a large value must not hide a wrong one beside it."""
-    for a, p, path in zip(got, seen.params, seen.paths, strict=True):
-        want = p.detach()
-        rounding = 500 * torch.finfo(want.dtype).eps * (want.abs() + path)
-        near = (a - want).abs() <= CLOSE[want.dtype] * path + rounding
-        if not (near | (a == want) | (a.isnan() & want.isnan())).all():
+    for a, p, path in zip(actual, observation.params, observation.paths, strict=True):
+        expected = p.detach()
+        rounding = 500 * torch.finfo(expected.dtype).eps * (expected.abs() + path)
+        near = (a - expected).abs() <= CLOSE[expected.dtype] * path + rounding
+        if not (near | (a == expected) | (a.isnan() & expected.isnan())).all():
             return False
     return True
 
@@ -394,11 +394,11 @@ def _works(trial: Trial) -> bool:
     return True
 
 
-def _draws(trial: Trial, want: Sequence[Tensor]) -> Literal["", "torch", "elsewhere"]:
+def _draws(trial: Trial, expected: Sequence[Tensor]) -> Literal["", "torch", "elsewhere"]:
     """Whether the values change with the seed; if they do, whether torch's generator alone decides."""
-    if _alike(trial.run(seed=1), want):
+    if _alike(trial.run(seed=1), expected):
         return ""
-    return "torch" if _alike(trial.run(seed=0), want) else "elsewhere"
+    return "torch" if _alike(trial.run(seed=0), expected) else "elsewhere"
 
 
 def _odd(seen: Observation) -> str:
@@ -410,18 +410,24 @@ def _odd(seen: Observation) -> str:
     return ""
 
 
-def _lost(trial: Trial, seen: Observation, want: Sequence[Tensor]) -> str:
-    known = {id(p) for p in seen.params}
-    if any(id(key) not in known for key in seen.optimizer.state):
+def _lost(trial: Trial, observation: Observation, expected: Sequence[Tensor]) -> str:
+    known = {id(p) for p in observation.params}
+    if any(id(key) not in known for key in observation.optimizer.state):
         return "it keeps state under keys that are not parameters"
-    if texts := [text for p in seen.params for text in unpackable(seen.optimizer, p, seen.counters)]:
+    if texts := [
+        text
+        for p in observation.params
+        for text in unpackable(observation.optimizer, p, observation.counters)
+    ]:
         return f"it keeps {texts[0]}, which checkpoints cannot store"
-    if _alike(trial.resumed(seen.counters), want):
+    if _alike(trial.resumed(observation.counters), expected):
         return ""
     return "restored from its state and groups, it gives different results: it keeps state elsewhere"
 
 
-def _copies(seen: Observation) -> int:
+def _copies(observation: Observation) -> int:
     """Return the number of state tensors of a parameter's size per parameter, on average, rounded."""
-    held = sum(t.numel() for p in seen.params for t in pack(seen.optimizer, p).values() if t.ndim)
-    return round(held / max(sum(p.numel() for p in seen.params), 1))
+    elements = sum(
+        t.numel() for p in observation.params for t in pack(observation.optimizer, p).values() if t.ndim
+    )
+    return round(elements / max(sum(p.numel() for p in observation.params), 1))

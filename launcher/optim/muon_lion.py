@@ -49,8 +49,8 @@ class Muon(torch.optim.Optimizer):
         mean = state["momentum_buffer"].lerp_(grad, 1 - momentum)
         update = grad.lerp(mean, momentum) if self._settings.nesterov else mean
 
-        whole = pieces.whole(update.to(getattr(torch, group["ns_dtype"])))
-        step = pieces.mine(orthogonalized(whole, self._settings))
+        full = pieces.whole(update.to(getattr(torch, group["ns_dtype"])))
+        step = pieces.mine(orthogonalized(full, self._settings))
         p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(step, alpha=-group["lr"] * scale(pieces.shape, self._settings.adjust_lr_fn))
 

@@ -117,7 +117,7 @@ def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | N
     """
     tried = range(steps - 1, -1, -ceil(steps / MOST))[::-1]
     again = tried[:: -ceil(len(tried) / AGAIN)]
-    name, made, found = settings.target, _made(settings, allow), {}
+    name, made, multipliers = settings.target, _made(settings, allow), {}
     for step in tried:
         with owned(KEY, f"{name}: it cannot be called with step {step}"):
             value = made(step)
@@ -125,15 +125,17 @@ def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | N
         if number is None:
             return Problem(KEY, f"{name}: at step {step} it returns {_refused(value)}")
         if step in again:
-            found[step] = number
+            multipliers[step] = number
 
     # a run that resumes begins with another step
     other = _made(settings, allow)
     for step in again:
         with owned(KEY, f"{name}: it cannot be called with step {step} first"):
             value = other(step)
-        if _number(value) != found[step]:
-            text = f"at step {step} it returns {found[step]} after earlier steps, {short(value)} without"
+        if _number(value) != multipliers[step]:
+            text = (
+                f"at step {step} it returns {multipliers[step]} after earlier steps, {short(value)} without"
+            )
             return Problem(KEY, f"{name}: {text}; a resumed run may begin at any step")
     return None
 

@@ -57,10 +57,10 @@ class LocalShards(torch.optim.Optimizer):
         self.inner.step()
         with torch.no_grad():
             for p, piece in self._own.items():
-                held = _local(p.detach())
-                if piece.data_ptr() != held.data_ptr():  # the optimizer has replaced p.data
-                    held.copy_(piece)
-                    piece.data = held
+                shard = _local(p.detach())
+                if piece.data_ptr() != shard.data_ptr():  # the optimizer has replaced p.data
+                    shard.copy_(piece)
+                    piece.data = shard
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
@@ -123,9 +123,9 @@ class Pieces:
         flat = piece.new_zeros(room)
         flat[: piece.numel()] = piece.reshape(-1)
         for axis in axes:
-            found = flat.new_empty(flat.numel() * self.layout.grid[axis])
-            dist.all_gather([*found.chunk(self.layout.grid[axis])], flat, group=self.groups[axis])
-            flat = found
+            gathered = flat.new_empty(flat.numel() * self.layout.grid[axis])
+            dist.all_gather([*gathered.chunk(self.layout.grid[axis])], flat, group=self.groups[axis])
+            flat = gathered
 
         # copy each piece to its place
         out = piece.new_empty(self.shape)
@@ -133,11 +133,11 @@ class Pieces:
             _at(out, box).copy_(numbers[: _numbers(box)].view(box.shape))
         return out
 
-    def mine(self, whole: Tensor) -> Tensor:
-        """Return this rank's piece of ``whole``; it shares memory."""
+    def mine(self, full: Tensor) -> Tensor:
+        """Return this rank's piece of ``full``; it shares memory."""
         box = self.layout.box(self.rank)
         assert box is not None, f"rank {self.rank} has nothing of {self.layout}"
-        return _at(whole, box)
+        return _at(full, box)
 
     def _boxes(self, axes: Sequence[str]) -> list[Box]:
         """Return the boxes in the order that gathering over ``axes`` gives: the last axis is outermost."""
@@ -194,7 +194,7 @@ def _numbers(box: Box) -> int:
     return 0 if box.empty else torch.Size(box.shape).numel()
 
 
-def _at(whole: Tensor, box: Box) -> Tensor:
+def _at(tensor: Tensor, box: Box) -> Tensor:
     for dim, (lo, hi) in enumerate(zip(box.lo, box.hi, strict=True)):
-        whole = whole.narrow(dim, lo, hi - lo)
-    return whole
+        tensor = tensor.narrow(dim, lo, hi - lo)
+    return tensor

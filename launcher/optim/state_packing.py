@@ -48,13 +48,13 @@ def unpackable(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[s
 def unpack(optimizer: torch.optim.Optimizer, p: Tensor, packed: Mapping[str, Tensor]) -> None:
     """Restore the state of ``p``, and the values of its group, from the ``packed`` that ``pack`` returned."""
     at = _own(optimizer, p)
-    found = _nested(packed)
+    state = _nested(packed)
     group = _group(optimizer, at)
-    for key, value in found.pop(GROUP, {}).items():
+    for key, value in state.pop(GROUP, {}).items():
         group[key] = _value(value)
     optimizer.state.pop(at, None)
-    if found:
-        optimizer.state[at] = {key: _value(value) for key, value in found.items()}
+    if state:
+        optimizer.state[at] = {key: _value(value) for key, value in state.items()}
 
 
 def on_device(optimizer: torch.optim.Optimizer, p: Tensor) -> bool:
@@ -130,11 +130,11 @@ def _nested(packed: Mapping[str, Tensor]) -> dict[str, Any]:
     return out
 
 
-def _value(found: Any) -> Any:
-    if isinstance(found, Tensor):
-        return found
+def _value(packed: Any) -> Any:
+    if isinstance(packed, Tensor):
+        return packed
     for kind, made in SEQUENCES.items():
-        if kind in found:
-            return made(_value(found[str(i)]) for i in range(int(found[kind].item())))
-    ((kind, t),) = found.items()
+        if kind in packed:
+            return made(_value(packed[str(i)]) for i in range(int(packed[kind].item())))
+    ((kind, t),) = packed.items()
     return NUMBERS[kind](t.item())

@@ -79,12 +79,12 @@ def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping
     kinds = {job.steps[name].kind for phase in plan.phases if phase.where == "ranks" for name in phase.steps}
     if not kinds - {"certify"} or not ranks:
         return None
-    held = {rank: _held(plan, rank, trains="train" in kinds) for rank in ranks}
+    rank_bytes = {rank: _held(plan, rank, trains="train" in kinds) for rank in ranks}
     if free.devices:
         devices = enumerate(zip(ranks, free.devices, strict=False))
-        each = [Fit(held[rank], nbytes, f"{free.kind}:{i}", (rank,)) for i, (rank, nbytes) in devices]
+        each = [Fit(rank_bytes[rank], nbytes, f"{free.kind}:{i}", (rank,)) for i, (rank, nbytes) in devices]
         return max(each, key=lambda at: at.needed / max(at.free, 1))
-    needed = sum(held[rank] + besides.get(rank, 0) + PROCESS for rank in ranks)
+    needed = sum(rank_bytes[rank] + besides.get(rank, 0) + PROCESS for rank in ranks)
     return Fit(needed, free.ram, free.where, tuple(ranks))
 
 
@@ -108,9 +108,9 @@ def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
     return sum(n for n, _ in weights) + trains * state + len(ranks) * PROCESS
 
 
-def problems(found: Fit, cure: str) -> Problem:
+def problems(shortage: Fit, cure: str) -> Problem:
     """Returns the problem of a layout that does not fit; ``cure`` is a layout that does."""
-    return Problem(KEY, f"{found}; {KEY}=false starts it anyway", cure)
+    return Problem(KEY, f"{shortage}; {KEY}=false starts it anyway", cure)
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,14 @@ def _sharded(job: Job, plan: Plan) -> Iterator[LighterLayout]:
     if plan.sizes.replicas == 1:
         return
     now = (job.parallel.hsdp or Hsdp()).model_copy(update={"shard_size": -1})
-    whole = LighterLayout("parallel.hsdp.shard_size=-1", {"hsdp": now})
+    fully_sharded = LighterLayout("parallel.hsdp.shard_size=-1", {"hsdp": now})
     cut = plan.sizes.grid["dp_replicate"] == 1
     if not cut:
-        yield whole
+        yield fully_sharded
     if now.optimizer_level != "level3":
         again = {"hsdp": now.model_copy(update={"optimizer_level": "level3"})}
         level = LighterLayout("parallel.hsdp.optimizer_level=level3", again)
-        yield level if cut else whole | level
+        yield level if cut else fully_sharded | level
 
 
 def _smaller(job: Job, plan: Plan) -> Iterator[LighterLayout]:

@@ -123,40 +123,40 @@ def _shipped(data: Chat) -> bool:
 
 def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str, Any, Any]]]:
     """Returns settings for a few steps of few samples, and what they change: (key, was, is)."""
-    asked = job.train
+    settings = job.train
     # strategies over device matrices decide how many parts they cut samples into
     micro = sizes.micro_batch if sizes.engine.over_matrices else min(SAMPLES, sizes.micro_batch)
     changes: dict[str, Any] = {
-        "batch_size": asked.batch_size // sizes.micro_batch * micro,
+        "batch_size": settings.batch_size // sizes.micro_batch * micro,
         "steps": step.steps + MORE,
         "precision": step.precision,
     }
     if step.precision == "fp16":
-        changes["loss_scale"] = asked.loss_scale or SCALE
-    told = [(f"train.{key}", getattr(asked, key), now) for key, now in changes.items()]
-    if asked.ema is not None:
-        changes["ema"] = now = Ema(decay=min(asked.ema.decay, DECAY), every=min(asked.ema.every, EVERY))
-        told += [
-            (f"train.ema.{key}", getattr(asked.ema, key), getattr(now, key)) for key in ("decay", "every")
+        changes["loss_scale"] = settings.loss_scale or SCALE
+    differences = [(f"train.{key}", getattr(settings, key), now) for key, now in changes.items()]
+    if settings.ema is not None:
+        changes["ema"] = now = Ema(decay=min(settings.ema.decay, DECAY), every=min(settings.ema.every, EVERY))
+        differences += [
+            (f"train.ema.{key}", getattr(settings.ema, key), getattr(now, key)) for key in ("decay", "every")
         ]
     beside = {"loss_scale": None, "eval_every": None, "epochs": None, "early_stop": None}
-    return asked.model_copy(update=beside | changes), told
+    return settings.model_copy(update=beside | changes), differences
 
 
-def _schedule(asked: Schedule, steps: int) -> tuple[Schedule, list[tuple[str, Any, Any]]]:
+def _schedule(schedule: Schedule, steps: int) -> tuple[Schedule, list[tuple[str, Any, Any]]]:
     """Returns a schedule whose phases all occur within ``steps``, and what it changes: (key, was, is)."""
-    if isinstance(asked, Target):
-        return asked, []
-    warmup = min(asked.warmup_steps, WARMUP)
+    if isinstance(schedule, Target):
+        return schedule, []
+    warmup = min(schedule.warmup_steps, WARMUP)
     changes: dict[str, float] = {"warmup_steps": warmup}
-    if not isinstance(asked, Constant):
-        changes["final"] = max(asked.final, FINAL)
-    if isinstance(asked, CosineRestarts):
-        changes["period_steps"] = min(asked.period_steps, PERIOD)
-    if isinstance(asked, WSD):
+    if not isinstance(schedule, Constant):
+        changes["final"] = max(schedule.final, FINAL)
+    if isinstance(schedule, CosineRestarts):
+        changes["period_steps"] = min(schedule.period_steps, PERIOD)
+    if isinstance(schedule, WSD):
         changes["decay_steps"] = max(steps - warmup - 1, 0)  # one step is left for the stable phase
-    told = [(f"schedule.{key}", getattr(asked, key), now) for key, now in changes.items()]
-    return asked.model_copy(update=changes), told
+    differences = [(f"schedule.{key}", getattr(schedule, key), now) for key, now in changes.items()]
+    return schedule.model_copy(update=changes), differences
 
 
 def _tolerance(job: Job, sizes: Sizes) -> float:
@@ -171,11 +171,11 @@ def notes(job: Job, sizes: Sizes) -> Iterator[Note]:
     for name, step in job.steps.items():
         if isinstance(step, Certify):
             first, *own = copies(job, step, sizes)
-            what = ", ".join(f"{key} {change}" for key, change in first.changes) or "nothing changed"
+            changed = ", ".join(f"{key} {change}" for key, change in first.changes) or "nothing changed"
             others = [f"one in {c.job.train.precision}, errors up to {c.tolerance:.0e}" for c in own]
             then = "".join(f"; then {other}" for other in others)
             allowed = f"errors up to {first.tolerance:.0e} are allowed"
-            yield Note(f"steps.{name}", f"trains a copy first: {what}; {allowed}{then}")
+            yield Note(f"steps.{name}", f"trains a copy first: {changed}; {allowed}{then}")
 
 
 def _layers(job: Job, model: LanguageModel, sizes: Sizes) -> int:

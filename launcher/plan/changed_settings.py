@@ -85,9 +85,9 @@ def class_of(key: str) -> tuple[str, ...]:
     parts = key.split(".")
     for n in range(len(parts), 0, -1):
         above = ".".join(parts[:n])
-        found = tuple(name for name, keys in classes.items() if above in keys)
-        if found:
-            return found
+        names = tuple(name for name, keys in classes.items() if above in keys)
+        if names:
+            return names
     return ()
 
 
@@ -137,17 +137,17 @@ def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Differen
 
     # a section with another choice is one difference: the settings of two choices do not compare
     other = [section for section in CHOSEN if _kind(saved, section) != _kind(mine, section)]
-    found: list[Difference] = []
+    changes: list[Difference] = []
     for section in other:
         key = _chosen(section, mine)
-        found.append(Difference(key, _kind(saved, section), _kind(mine, section), _why(key)))
+        changes.append(Difference(key, _kind(saved, section), _kind(mine, section), _why(key)))
 
     # all other sections are compared setting by setting
     apart = {"derived", *DERIVED, *(f"{section}.{key}" for section in CHOSEN for key in ("name", "_target_"))}
     for key in dict.fromkeys((*mine, *saved)):
         if key not in apart and key.partition(".")[0] not in other:
-            found += _one(key, saved, mine, job)
-    return [*found, *_scale(saved, mine), *_micro(saved["derived"], mine["derived"])]
+            changes += _one(key, saved, mine, job)
+    return [*changes, *_scale(saved, mine), *_micro(saved["derived"], mine["derived"])]
 
 
 def _kind(data: Mapping[str, Any], section: str) -> Any:

@@ -48,24 +48,26 @@ KEY = "debug.drill"
 
 def fault(job: Job, sizes: Sizes) -> Fault | None:
     """Returns the fault that the ranks of the plan inject, or ``None``."""
-    for kind, asked in _set(job).items():
-        ms = asked.ms if isinstance(asked, SlowRank) else 0.0
-        ranks: Sequence[int] = (asked.rank,) if isinstance(asked, RankFault) else _of_node(asked, job, sizes)
-        return Fault(kind, tuple(ranks), asked.step, ms, restarts(job))
+    for kind, settings in _set(job).items():
+        ms = settings.ms if isinstance(settings, SlowRank) else 0.0
+        ranks: Sequence[int] = (
+            (settings.rank,) if isinstance(settings, RankFault) else _of_node(settings, job, sizes)
+        )
+        return Fault(kind, tuple(ranks), settings.step, ms, restarts(job))
     return None
 
 
-def _of_node(asked: NodeFault, job: Job, sizes: Sizes) -> Sequence[int]:
+def _of_node(settings: NodeFault, job: Job, sizes: Sizes) -> Sequence[int]:
     each = sizes.grid.size // job.launch.nnodes
-    return range(asked.node * each, (asked.node + 1) * each)
+    return range(settings.node * each, (settings.node + 1) * each)
 
 
 def restarts(job: Job) -> bool:
     """Whether the ranks have to be started again after the fault."""
-    asked = _set(job)
-    if "disk_full" in asked:
+    faults = _set(job)
+    if "disk_full" in faults:
         return job.checkpoint.on_error == "stop"
-    return bool(asked) and "slow_rank" not in asked
+    return bool(faults) and "slow_rank" not in faults
 
 
 def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
@@ -79,11 +81,11 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     if len(named) != 1:
         yield from _not_one(list(named))
         return
-    ((kind, asked),) = named.items()
-    yield from _nowhere(f"{KEY}.{kind}", asked, job, sizes)
-    yield from _unsaved(kind, asked.step, job, sizes)
+    ((kind, settings),) = named.items()
+    yield from _nowhere(f"{KEY}.{kind}", settings, job, sizes)
+    yield from _unsaved(kind, settings.step, job, sizes)
     if kind == "bitflip":
-        yield from _no_other(asked.step, job)
+        yield from _no_other(settings.step, job)
     yield from _nothing_to_compare(job)
 
 
@@ -91,7 +93,7 @@ def _set(job: Job) -> dict[str, RankFault | NodeFault]:
     drill = job.debug.drill
     if drill is None:
         return {}
-    found: dict[str, RankFault | NodeFault | None] = {
+    faults: dict[str, RankFault | NodeFault | None] = {
         "kill_rank": drill.kill_rank,
         "hang_rank": drill.hang_rank,
         "slow_rank": drill.slow_rank,
@@ -100,7 +102,7 @@ def _set(job: Job) -> dict[str, RankFault | NodeFault]:
         "disk_full": drill.disk_full,
         "lose_node": drill.lose_node,
     }
-    return {kind: asked for kind, asked in found.items() if asked is not None}
+    return {kind: settings for kind, settings in faults.items() if settings is not None}
 
 
 def _not_one(named: list[str]) -> Iterator[Problem]:
@@ -111,19 +113,21 @@ def _not_one(named: list[str]) -> Iterator[Problem]:
         yield Problem(KEY, f"{text}; set all but one of them to null")
 
 
-def _nowhere(key: str, asked: RankFault | NodeFault, job: Job, sizes: Sizes) -> Iterator[Problem]:
+def _nowhere(key: str, settings: RankFault | NodeFault, job: Job, sizes: Sizes) -> Iterator[Problem]:
     """Yields ranks, nodes or steps of the fault that do not exist."""
-    if isinstance(asked, NodeFault):
+    if isinstance(settings, NodeFault):
         n = job.launch.nnodes
-        if asked.node >= n:
-            yield Problem(f"{key}.node", f"{asked.node}: launch.nnodes is {n}", f"{key}.node={n - 1}")
-    elif asked.rank >= sizes.grid.size:
+        if settings.node >= n:
+            yield Problem(f"{key}.node", f"{settings.node}: launch.nnodes is {n}", f"{key}.node={n - 1}")
+    elif settings.rank >= sizes.grid.size:
         n = sizes.grid.size
-        yield Problem(f"{key}.rank", f"{asked.rank}: the plan has {many(n, 'rank')}", f"{key}.rank={n - 1}")
+        yield Problem(
+            f"{key}.rank", f"{settings.rank}: the plan has {many(n, 'rank')}", f"{key}.rank={n - 1}"
+        )
     elif key.endswith("slow_rank") and sizes.grid.size == 1:
         yield Problem(key, "the plan has one rank, which no other waits for")
-    if asked.step > sizes.steps:
-        text = f"{asked.step}: the training ends after {many(sizes.steps, 'step')}"
+    if settings.step > sizes.steps:
+        text = f"{settings.step}: the training ends after {many(sizes.steps, 'step')}"
         yield Problem(f"{key}.step", text, f"{key}.step={sizes.steps}")
 
 

@@ -19,21 +19,21 @@ class Row:
     stays: bool = False
 
 
-def shares(wanted: Mapping[str, int], least: Mapping[str, int], most: int) -> dict[str, int]:
+def shares(lengths: Mapping[str, int], least: Mapping[str, int], most: int) -> dict[str, int]:
     """Divides ``most`` lines among sections: each gets its ``least``, then one more each in turn.
 
-    Sections come, and are served, in the order of ``least``; none gets more lines than it ``wanted``.
+    Sections come, and are served, in the order of ``least``; none gets more than in ``lengths``.
 
     >>> shares({"a": 9, "b": 2, "c": 9}, {"a": 1, "b": 3, "c": 2}, 8)
     {'a': 3, 'b': 2, 'c': 3}
     """
-    given = {label: min(n, wanted[label]) for label, n in least.items() if label in wanted}
-    left = most - sum(given.values())
-    while left > 0 and (hungry := [label for label, n in given.items() if n < wanted[label]]):
-        served = hungry[:left]
-        given |= {label: given[label] + 1 for label in served}
-        left -= len(served)
-    return given
+    granted = {label: min(n, lengths[label]) for label, n in least.items() if label in lengths}
+    remaining = most - sum(granted.values())
+    while remaining > 0 and (hungry := [label for label, n in granted.items() if n < lengths[label]]):
+        served = hungry[:remaining]
+        granted |= {label: granted[label] + 1 for label in served}
+        remaining -= len(served)
+    return granted
 
 
 def shortened(rows: Sequence[Row], room: int, width: int) -> list[str]:
@@ -47,18 +47,18 @@ def shortened(rows: Sequence[Row], room: int, width: int) -> list[str]:
     """
     if sum(len(row.lines) for row in rows) <= room:
         return [line for row in rows for line in row.lines]
-    given = _granted(rows, room)
-    if all(given):
-        return [line for row, n in zip(rows, given, strict=True) for line in _cut(row, n, width)]
+    line_counts = _granted(rows, room)
+    if all(line_counts):
+        return [line for row, n in zip(rows, line_counts, strict=True) for line in _cut(row, n, width)]
 
     # With a single line, its end says how many rows are missing; otherwise a separate line does, where the
     # first missing row would be.
     if room == 1:
-        at = given.index(1)
+        at = line_counts.index(1)
         return [_ending(rows[at].lines[0], f"{CUT} {_more(len(rows) - 1)}", width)]
-    given = _granted(rows, room - 1)
-    out = [line for row, n in zip(rows, given, strict=True) for line in _cut(row, n, width)]
-    out.insert(sum(given[: given.index(0)]), f"... {_more(given.count(0))}")
+    line_counts = _granted(rows, room - 1)
+    out = [line for row, n in zip(rows, line_counts, strict=True) for line in _cut(row, n, width)]
+    out.insert(sum(line_counts[: line_counts.index(0)]), f"... {_more(line_counts.count(0))}")
     return out
 
 
@@ -72,17 +72,17 @@ def _granted(rows: Sequence[Row], room: int) -> list[int]:
     Rows get their first line from both ends of the page inwards; then they get their other lines.
     """
     inwards = sorted(range(len(rows)), key=lambda i: (min(i, len(rows) - 1 - i), i))
-    given = [0] * len(rows)
+    line_counts = [0] * len(rows)
     for stays in (True, False):
         mine = [i for i in inwards if rows[i].stays == stays and rows[i].lines]
         for i in mine[:room]:
-            given[i] = 1
+            line_counts[i] = 1
         room -= len(mine[:room])
         for i in mine:
             more = min(room, len(rows[i].lines) - 1)
-            given[i] += more
+            line_counts[i] += more
             room -= more
-    return given
+    return line_counts
 
 
 def _cut(row: Row, n: int, width: int) -> list[str]:

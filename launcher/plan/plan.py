@@ -206,19 +206,19 @@ def ask(
     return StageRequest(sizes, flat, switches_file=switches_file)
 
 
-def impossible(asked: StageRequest) -> list[Problem]:
+def impossible(request: StageRequest) -> list[Problem]:
     """Returns the problems that a plan would report for any model."""
-    config = asked.config or {}
-    return stage_config.impossible(config, asked.sizes.grid["pp"], asked.sizes.chunks) if config else []
+    config = request.config or {}
+    return stage_config.impossible(config, request.sizes.grid["pp"], request.sizes.chunks) if config else []
 
 
-def leaves(asked: StageRequest, skeleton: ModelStructure, stacks: bool = True) -> tuple[str, ...] | None:
+def leaves(request: StageRequest, skeleton: ModelStructure, stacks: bool = True) -> tuple[str, ...] | None:
     """Returns the modules that stages do not cut, or ``None`` if there is only one stage.
 
     ``stacks``: automatic choices look into modules that contain layers. Raises ``RequestError`` if
     ``stage_config`` does not fit the model.
     """
-    sizes, config = asked.sizes, asked.config
+    sizes, config = request.sizes, request.config
     if config is None:
         return stage_config.units(skeleton, sizes.virtual, stacks) if sizes.virtual > 1 else None
     refuse(stage_config.complaints(config, skeleton, sizes.grid["pp"], sizes.chunks))
@@ -227,7 +227,7 @@ def leaves(asked: StageRequest, skeleton: ModelStructure, stacks: bool = True) -
 
 def plan(
     job: Job,
-    asked: StageRequest,
+    request: StageRequest,
     model: TracedModel,
     notes: Sequence[Note] = (),
     traits: OptimizerTraits | None = None,
@@ -236,13 +236,13 @@ def plan(
 
     ``traits``: what the user's optimizer class did when it was tried.
     """
-    cut, balanced = stage_config_setting.cut(job, asked, model, StateSize.from_job(job, traits))
-    order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
+    cut, balanced = stage_config_setting.cut(job, request, model, StateSize.from_job(job, traits))
+    order = pipeline.choose(job, request.sizes, step_time(cut, model.graphs))
     at = _layout(job, model, cut, order)
     compilation, wrong = compile.resolve(job, model, at)
     at = work_of_step.joined(at, compilation)
     fused = _fused(job, model, at, order, compilation)
-    half_done = transformer_opt.param_problems(job, at.sizes, fused, asked.switches_file)
+    half_done = transformer_opt.param_problems(job, at.sizes, fused, request.switches_file)
     refuse([*_refused(job, model, at, traits), *half_done, *wrong])
     estimate = _estimate(job, at, fused, timeline=order.timeline, traits=traits)
     return Plan(
@@ -307,7 +307,7 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
     # what FSDP2 shards depends on what is cut over tp and on what must not be sharded
     over_tp = splits([s.operator for s in model.operators.spreads])
     kept = model_refusals.changed_tensors(model.graph, sizes)
-    params = placed(model.skeleton, cut, sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=kept)
+    params = placed(model.skeleton, cut, sizes, par.hsdp, splits=over_tp, low=dtypes.low, unsharded=kept)
     together = groups(params, cut, model.skeleton, model.graph, limits=comm_fusion.limits(job))
     return CutModel(
         sizes=sizes,

@@ -270,10 +270,10 @@ class Trials:
         """Returns the cheapest choice that fits, or a nearly cheapest one; ``None`` if a rank has none."""
         out: Choice = {}
         for pp in range(len(self.plans[NONE].estimate.loads)):
-            found = chosen(list(self._groups(pp)), lambda choice, pp=pp: self.fits(pp, choice))  # type: ignore[misc]
-            if found is None:
+            rank_choice = chosen(list(self._groups(pp)), lambda choice, pp=pp: self.fits(pp, choice))  # type: ignore[misc]
+            if rank_choice is None:
                 return None
-            out |= found
+            out |= rank_choice
         return out
 
     def fits(self, pp: int, choice: Choice) -> bool:
@@ -301,13 +301,13 @@ class Trials:
     def _groups(self, pp: int) -> Iterator[Alike]:
         """Yields the blocks of each stage; blocks with the same figures form one group."""
         loads = {policy: plan.estimate.loads[pp] for policy, plan in self.plans.items()}
-        held = _in_flight(loads[NONE])
+        in_flight_of = _in_flight(loads[NONE])
         for n in range(len(loads[NONE].stages)):
             alike: dict[tuple[Way, ...], list[str]] = defaultdict(list)
             figures = {policy: _figures(load.stages[n][1]) for policy, load in loads.items()}
             for name in (m for m in figures[NONE] if m in self.blocks):
                 alike[tuple(_way(policy, figures[policy][name]) for policy in self.plans)].append(name)
-            in_flight = held[loads[NONE].stages[n][0]]
+            in_flight = in_flight_of[loads[NONE].stages[n][0]]
             yield from (Alike(tuple(names), ways, in_flight) for ways, names in alike.items())
 
 
@@ -363,7 +363,7 @@ def _in_flight(load: RankLoad) -> Counter[int]:
     for a in load.row:
         now = now + Counter({a.stage: 1}) if a.kind == "F" else now
         now = now - Counter({a.stage: 1}) if a.kind in "BW" else now
-        if (bytes_held := sum(each[n] * there for n, there in now.items())) > kept:
+        if (bytes_held := sum(each[n] * count for n, count in now.items())) > kept:
             most, kept = now, bytes_held
     return most
 
@@ -378,7 +378,7 @@ def unknown(job: Job) -> list[Problem]:
 
 def too_little(plans: Iterable[Plan], room: int, cure: str) -> Problem:
     """Returns the problem that not even the plan of ``plans`` that needs least memory fits ``room``."""
-    least = min((tightest(plan.estimate.memory, room) for plan in plans), key=lambda found: found.needed)
+    least = min((tightest(plan.estimate.memory, room) for plan in plans), key=lambda fit: fit.needed)
     return Problem(KEY, f"auto: however many blocks run again, it {least}", cure)
 
 
@@ -389,8 +389,8 @@ def note(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True) 
     if not again:
         return Note(KEY, f"auto -> null: no block needs recomputation {fitting}")
     flops = plan.sizes.micros * sum(r.flops for r in plan.estimate.rerun)
-    whole = 3 * plan.sizes.micros * sum(s.flops for s in plan.stages)
+    total = 3 * plan.sizes.micros * sum(s.flops for s in plan.stages)
     run = "runs" if len(again) == 1 else "run"
     text = f"auto -> {len(again)} of {many(len(blocks), 'block')} {run} again {fitting}"
     least = "no choice adds less" if exact else "this is a cheap choice of too many to try"
-    return Note(KEY, f"{text}, which adds {flops / max(whole, 1):.1%} to a step's flops; {least}")
+    return Note(KEY, f"{text}, which adds {flops / max(total, 1):.1%} to a step's flops; {least}")

@@ -46,10 +46,10 @@ def several(job: Job, plan: Plan) -> Iterator[Problem]:
     """Yields the parts of the request that take one tensor, if the model returns several."""
     if not plan.output_keys:
         return
-    what = _several(plan.output_keys)
-    returns = f"but the model returns {what}"
+    outputs = _several(plan.output_keys)
+    returns = f"but the model returns {outputs}"
     if plan.objective.loss != "_target_":
-        text = f"its forward returns {what}, and loss={plan.objective.loss} takes one tensor"
+        text = f"its forward returns {outputs}, and loss={plan.objective.loss} takes one tensor"
         yield Problem(MODEL, f"{text}; {LOGITS}, or give a loss of your own by loss._target_")
     if plan.objective.ranked:
         names = listed([name for name, _ in plan.objective.ranked])
@@ -173,12 +173,12 @@ def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
 
     Padding would change the statistics of modules that normalize over a micro batch in evaluation mode.
     """
-    size, whole = plan.sizes.micro_batch, plan.sizes.global_batch
+    size, global_batch = plan.sizes.micro_batch, plan.sizes.global_batch
     readers = [s for s in job.steps.values() if isinstance(s, Evaluate | Predict)]
     limits = [s.batches for s in readers if getattr(s, "inputs", None) is None]
     if "train.eval_every" in evaluated_by(job):
         limits.append(job.train.eval_batches)
-    read = [held_out if n is None else min(held_out, n * whole) for n in limits]
+    read = [held_out if n is None else min(held_out, n * global_batch) for n in limits]
     mixed = plan.observed.mixed
     if not mixed or all(n % size == 0 for n in read):
         return None

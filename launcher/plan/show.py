@@ -63,12 +63,12 @@ def _row(same: list[ShardedOperator]) -> str:
     first = same[0]
     o = first.operator
     kinds = {"": o.kind, "column": "linear by columns", "row": "linear by rows"}
-    what = kinds.get(o.mode, f"embedding by {o.mode}")
+    kind = kinds.get(o.mode, f"embedding by {o.mode}")
     count = f" ({many(len(same), 'module')})" if len(same) > 1 else ""
     cut = ", ".join(f"{n} {axes_text(axes)}" for n, axes in o.weights if tp_dim(axes) is not None)
     sent = [c for s in same for c in s.comms]
     ways = f"{_change(first.arrives, first.takes)} in, {_out(first)} out"
-    text = ", ".join(part for part in (f"{o.key}{count}: {what}", cut, ways) if part)
+    text = ", ".join(part for part in (f"{o.key}{count}: {kind}", cut, ways) if part)
     return f"{text}; {_sent(sent)}" if sent else text
 
 
@@ -91,8 +91,8 @@ def _sent(comms: Sequence[Comm]) -> str:
     order = sorted(comms, key=lambda c: (c.phase != "forward", c.op))
     out = []
     for (phase, op), some in groupby(order, key=lambda c: (c.phase, c.op)):
-        found = list(some)
-        out.append(f"{many(len(found), NAMES[op])} {phase} ({bytes_text(sum(c.nbytes for c in found))})")
+        group = list(some)
+        out.append(f"{many(len(group), NAMES[op])} {phase} ({bytes_text(sum(c.nbytes for c in group))})")
     return ", ".join(out)
 
 
@@ -160,10 +160,12 @@ def short(plan: Plan, most: int = SHORT) -> str:
 
     A plan that has every section takes at least ``sum(LEAST_LINES.values()) + 1`` lines.
     """
-    found = _sections(plan)
-    wanted = {label: sum(len(row.lines) for row in rows) for label, rows in found.items()}
-    room = shares(wanted, LEAST_LINES, most - 1)
-    return _page(plan, {label: shortened(rows, room[label], WIDTH - LABEL) for label, rows in found.items()})
+    sections = _sections(plan)
+    lengths = {label: sum(len(row.lines) for row in rows) for label, rows in sections.items()}
+    room = shares(lengths, LEAST_LINES, most - 1)
+    return _page(
+        plan, {label: shortened(rows, room[label], WIDTH - LABEL) for label, rows in sections.items()}
+    )
 
 
 def _sections(plan: Plan) -> dict[str, list[Row]]:
@@ -235,8 +237,8 @@ def _pipeline(plan: Plan) -> Rows:
 
     shape = "there and back" if sz.v else "interleaved"
     chunks = f" {shape}, {sz.chunks} chunks a rank" if sz.chunks > 1 else ""
-    held = ", ".join(map(str, t.in_flight)) if len(t.in_flight) <= 8 else f"at most {max(t.in_flight)}"
-    sent = f"{many(t.messages, 'message')} a step; micro batches in flight: {held}"
+    in_flight = ", ".join(map(str, t.in_flight)) if len(t.in_flight) <= 8 else f"at most {max(t.in_flight)}"
+    sent = f"{many(t.messages, 'message')} a step; micro batches in flight: {in_flight}"
     yield "schedule", f"{plan.scheduler}{chunks}: bubble {t.bubble:.1%}, {sent}"
     if plan.pieces:
         lengths = ", ".join(map(str, plan.pieces))
@@ -306,8 +308,8 @@ def _recompute(plan: Plan) -> Rows:
     # what each stage runs again, and at what cost
     rows = []
     for s, cost in zip(plan.stages, plan.estimate.rerun, strict=True):
-        whole = plan.leaves is None
-        here = [r for r in plan.recomputed if whole or any(covers(m, r.module) for m in s.modules)]
+        single_stage = plan.leaves is None
+        here = [r for r in plan.recomputed if single_stage or any(covers(m, r.module) for m in s.modules)]
         costs = [f"{bytes_text(cost.spared)} less", f"{cost.flops / max(s.flops, 1):.0%} of a forward more"]
         if cost.sent:
             costs.append(f"{repeated(cost.sent)} again")
@@ -318,9 +320,12 @@ def _recompute(plan: Plan) -> Rows:
         modules = [r for _, here, _ in same for r in here]
         named = [(r.module, _way(r, compiled=plan.compilation is not None)) for r in modules]
         ways = dict.fromkeys(way for _, way in named)
-        what = "; ".join(listed([module for module, its in named if its == way]) + way for way in ways)
+        description = "; ".join(listed([module for module, its in named if its == way]) + way for way in ways)
         each = " each" if len(same) > 1 else ""
-        yield "recompute", f"{_where(index for index, _, _ in same)}: {what}: {more} a micro batch{each}"
+        yield (
+            "recompute",
+            f"{_where(index for index, _, _ in same)}: {description}: {more} a micro batch{each}",
+        )
 
 
 def _way(r: Recomputed, compiled: bool) -> str:
@@ -339,7 +344,7 @@ def _sends(plan: Plan) -> Rows:
     boundaries = range(len(plan.stages) - 1)
     rows = [(s, plan.boundaries[s], places[s] == places[s + 1]) for s in boundaries]
     for (specs, stays), same in _runs(rows, lambda row: (tuple(c.specs for c in row[1]), row[2])):
-        what = ", ".join(f"{t.dtype}{list(t.shape)}" for spec in specs for t in spec) or "nothing"
+        tensors = ", ".join(f"{t.dtype}{list(t.shape)}" for spec in specs for t in spec) or "nothing"
         size = sum(t.nbytes for spec in specs for t in spec)
 
         # name the boundaries by the stages around them; a single one also lists its values
@@ -349,7 +354,7 @@ def _sends(plan: Plan) -> Rows:
         names = f"{_crossings(crossing)} " if end == start and crossing else ""
         each = " each" if end > start else ""
         on = ", handed on within the rank" if stays else ""
-        yield "sends", f"{where}: {names}{what}, {bytes_text(size)} a micro batch{each}{on}"
+        yield "sends", f"{where}: {names}{tensors}, {bytes_text(size)} a micro batch{each}{on}"
 
 
 def _crossings(crossing: tuple[BoundaryTensor, ...]) -> str:
@@ -363,8 +368,10 @@ def _ties(plan: Plan) -> Rows:
         at = ", ".join(map(str, t.stages))
         one = len(t.ranks) == 1 and not p.sharded
         summed = "gradients summed" if t.trained else "frozen"
-        what = f"one copy, for {_on(plan.sizes.grid.ranks(pp=t.ranks[0]))} hold both" if one else summed
-        yield "tied", f"{' = '.join(p.names)} on stages {at}: {what}, counted and saved once"
+        description = (
+            f"one copy, for {_on(plan.sizes.grid.ranks(pp=t.ranks[0]))} hold both" if one else summed
+        )
+        yield "tied", f"{' = '.join(p.names)} on stages {at}: {description}, counted and saved once"
 
 
 def _hsdp(plan: Plan) -> Rows:
@@ -382,8 +389,8 @@ def _hsdp(plan: Plan) -> Rows:
     yield "hsdp", f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {groups}"
     for (n, size, _), same in _runs(plan.groups, lambda g: (len(g.names), g.nbytes, len(g.modules))):
         each = " each" if len(same) > 1 else ""
-        what = f"{many(n, 'parameter')}, {bytes_text(size)}{each}"
-        yield "hsdp", f"{_where(g.stage for g in same)}: {_group(same)}, {what}"
+        description = f"{many(n, 'parameter')}, {bytes_text(size)}{each}"
+        yield "hsdp", f"{_where(g.stage for g in same)}: {_group(same)}, {description}"
 
 
 def _group(same: list[Group]) -> str:
@@ -392,13 +399,13 @@ def _group(same: list[Group]) -> str:
 
 def _reduce(plan: Plan) -> Rows:
     for (n, size), same in _runs(plan.buckets, lambda b: (len(b.names), b.nbytes)):
-        what = f"{many(n, 'unsharded parameter')}, {bytes_text(size)}"
+        description = f"{many(n, 'unsharded parameter')}, {bytes_text(size)}"
         stages = {b.stage for b in same}
         often = f"{len(same)} all-reduces" if len(same) > len(stages) else "one all-reduce"
-        yield "reduce", f"{_where(stages)}: {what}, {often} a step{' each' if len(same) > 1 else ''}"
+        yield "reduce", f"{_where(stages)}: {description}, {often} a step{' each' if len(same) > 1 else ''}"
     for b in plan.sums:
-        what = f"{many(len(b.names), 'unsharded parameter')} used on parts, {bytes_text(b.nbytes)}"
-        yield "reduce", f"stage {b.stage}: {what}, one all-reduce over tp a step"
+        description = f"{many(len(b.names), 'unsharded parameter')} used on parts, {bytes_text(b.nbytes)}"
+        yield "reduce", f"stage {b.stage}: {description}, one all-reduce over tp a step"
 
 
 def _overlap(plan: Plan) -> Rows:
@@ -426,8 +433,8 @@ def _traffic(plan: Plan) -> Rows:
     kinds = [k for k in KINDS if any(t.kind == k for t in plan.estimate.traffic)]
     if plan.sizes.grid.size == 1:
         return
-    found = {(t.rank, t.kind): f"{t.count}: {bytes_text(t.nbytes)}" for t in plan.estimate.traffic}
-    rows = [(r, tuple(found.get((r, k), "-") for k in kinds)) for r in range(plan.sizes.grid.size)]
+    by_rank_and_kind = {(t.rank, t.kind): f"{t.count}: {bytes_text(t.nbytes)}" for t in plan.estimate.traffic}
+    rows = [(r, tuple(by_rank_and_kind.get((r, k), "-") for k in kinds)) for r in range(plan.sizes.grid.size)]
     folded = [(spans([r for r, _ in same]), cells) for cells, same in _runs(rows, lambda row: row[1])]
     wide = max(len("ranks"), *(len(ranks) for ranks, _ in folded))
     yield "traffic", f"{'ranks':<{wide}}" + "".join(f"{k.replace('_', '-'):>16}" for k in kinds)
@@ -482,8 +489,8 @@ def _runs(items: Iterable[T], key: Callable[[T], K]) -> Iterator[tuple[K, list[T
 
 
 def _where(stages: Iterable[int]) -> str:
-    there = sorted(set(stages))
-    return f"stage{'s' if len(there) > 1 else ''} {spans(there)}"
+    indices = sorted(set(stages))
+    return f"stage{'s' if len(indices) > 1 else ''} {spans(indices)}"
 
 
 def _count(n: float, unit: str = "") -> str:

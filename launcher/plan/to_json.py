@@ -49,19 +49,19 @@ ORDER = (
 
 def as_json(plan: Plan) -> str:
     """Returns every value of the plan and the format version, one item a line, for comparing plans."""
-    told = _as_dict(plan)
-    values = {"version": VERSION} | {key: told[key] for key in sorted(told, key=ORDER.index)}
+    plan_dict = _as_dict(plan)
+    values = {"version": VERSION} | {key: plan_dict[key] for key in sorted(plan_dict, key=ORDER.index)}
     rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in values.items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
 def _as_dict(plan: Plan) -> dict[str, Any]:
-    told: dict[str, Any] = _plain(plan)
-    told.update(told.pop("estimate"))
-    told.update(told.pop("observed"))
+    plan_dict: dict[str, Any] = _plain(plan)
+    plan_dict.update(plan_dict.pop("estimate"))
+    plan_dict.update(plan_dict.pop("observed"))
     if plan.sharding is not None:
-        told["sharding"] = matrices.sharding_json(plan.sharding)
-    return told
+        plan_dict["sharding"] = matrices.sharding_json(plan.sharding)
+    return plan_dict
 
 
 def _written(value: Any) -> str:

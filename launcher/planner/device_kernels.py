@@ -67,8 +67,8 @@ def kernels_of(kind: str, here: bool) -> FusedKernel:
 
     def one_of(names: Sequence[str]) -> bool:
         """Whether torch has a kernel of this device for any of these operators; skips unknown operators."""
-        found = (getattr(torch.ops.aten, name, None) for name in names)
-        return any(op.default.has_kernel_for_dispatch_key(key) for op in found if op is not None)
+        operators = (getattr(torch.ops.aten, name, None) for name in names)
+        return any(op.default.has_kernel_for_dispatch_key(key) for op in operators if op is not None)
 
     attention = one_of(ATTENTION_OPERATORS)
     return FusedKernel(attention=attention, norms=one_of(NORM_OPERATORS), wide=attention)

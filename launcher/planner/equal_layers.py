@@ -53,21 +53,21 @@ class Unlike(Exception):
     """Two models differ in more than one additional layer."""
 
 
-def shallow(job: Job, whole: tuple[str, ...] | None) -> Shallow | None:
+def shallow(job: Job, uncut: tuple[str, ...] | None) -> Shallow | None:
     """Returns ``None`` if there are few layers, or if the request does not treat them alike."""
     model, par = job.model, job.parallel
     if not isinstance(model, LanguageModel) or model.layers < DEEP:
         return None
     if job.train.compile is not None or par.param_strategy.load is not None:
         return None
-    named = (dict(par.operators), _recomputed(par.recompute), dict.fromkeys(whole or ()))
+    named = (dict(par.operators), _recomputed(par.recompute), dict.fromkeys(uncut or ()))
     if not all(_alike(settings, model.layers) for settings in named):
         return None
     if par.recompute is not None and par.recompute.every != 1:
         return None
     if par.pipeline.seq_chunks > 1:  # where sequences are cut depends on the work of the full model
         return None
-    first, second = (_with(job, model, whole, depth) for depth in (SHALLOW, SHALLOW + 1))
+    first, second = (_with(job, model, uncut, depth) for depth in (SHALLOW, SHALLOW + 1))
     return Shallow(first, second, model.layers - SHALLOW)
 
 
@@ -91,8 +91,8 @@ def _alike(settings: dict[str, Any], layers: int) -> bool:
     return all(one == each[0] for one in each)
 
 
-def _with(job: Job, model: LanguageModel, whole: tuple[str, ...] | None, depth: int) -> Fewer:
-    def there(name: str) -> bool:
+def _with(job: Job, model: LanguageModel, uncut: tuple[str, ...] | None, depth: int) -> Fewer:
+    def exists(name: str) -> bool:
         match = LAYER.search(name)
         return match is None or int(match[1]) < depth
 
@@ -101,14 +101,14 @@ def _with(job: Job, model: LanguageModel, whole: tuple[str, ...] | None, depth: 
     if recompute is not None:
         modules = recompute.modules
         if isinstance(modules, dict):
-            modules = {name: policy for name, policy in modules.items() if there(name)}
+            modules = {name: policy for name, policy in modules.items() if exists(name)}
         elif not isinstance(modules, str):
-            modules = tuple(filter(there, modules))
+            modules = tuple(filter(exists, modules))
         recompute = recompute.model_copy(update={"modules": modules})
-    operators = {name: cut for name, cut in job.parallel.operators.items() if there(name)}
+    operators = {name: cut for name, cut in job.parallel.operators.items() if exists(name)}
     parallel = job.parallel.model_copy(update={"recompute": recompute, "operators": operators})
     update = {"model": model.model_copy(update={"layers": depth}), "parallel": parallel}
-    return Fewer(job.model_copy(update=update), whole and tuple(filter(there, whole)))
+    return Fewer(job.model_copy(update=update), uncut and tuple(filter(exists, uncut)))
 
 
 def _along(one: Any, two: Any, steps: int) -> Any:
@@ -132,8 +132,8 @@ def _along(one: Any, two: Any, steps: int) -> Any:
     if isinstance(one, frozenset) and len(one) == len(two):
         return frozenset(_along(a, b, steps) for a, b in zip(sorted(one), sorted(two), strict=True))
     if is_dataclass(one):
-        found = {f.name: _along(getattr(one, f.name), getattr(two, f.name), steps) for f in fields(one)}
-        return replace(one, **found)  # type: ignore[type-var]
+        changes = {f.name: _along(getattr(one, f.name), getattr(two, f.name), steps) for f in fields(one)}
+        return replace(one, **changes)  # type: ignore[type-var]
     raise Unlike
 
 

@@ -138,14 +138,14 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     path = Path(job.model.path)
-    whole = taken(plan, read_hf(path).specs)
-    source = joined(Blobs(read_hf(path)), model_type(path), {n: e.spec for n, e in whole.entries.items()})
-    if differences := [*_differences(source.specs, whole)]:
+    strategy = taken(plan, read_hf(path).specs)
+    source = joined(Blobs(read_hf(path)), model_type(path), {n: e.spec for n, e in strategy.entries.items()})
+    if differences := [*_differences(source.specs, strategy)]:
         return [Problem(KEY, f"{path}: {text}") for text in differences]
 
-    named = RenamedTensors(source, given(source.specs, whole.named))
+    named = RenamedTensors(source, given(source.specs, strategy.named))
     text = "are one tensor of the model, and the folder has different values for them"
-    return [Problem(KEY, f"{path}: {a} and {b} {text}", UNTIED) for a, b in unequal_ties(named, whole)]
+    return [Problem(KEY, f"{path}: {a} and {b} {text}", UNTIED) for a, b in unequal_ties(named, strategy)]
 
 
 def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[str]:
@@ -157,9 +157,11 @@ def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[
         yield f"the model has no place for its {few(strange)}"
     unlike = []
     for name, theirs in names.items():
-        has, want = specs[theirs], target.entries[target.named[name]].spec
-        if has.shape != want.shape or (has.dtype != want.dtype and not castable(has.dtype, want.dtype)):
-            unlike.append(f"{theirs} is {described(has)}, the model's is {described(want)}")
+        actual, expected = specs[theirs], target.entries[target.named[name]].spec
+        if actual.shape != expected.shape or (
+            actual.dtype != expected.dtype and not castable(actual.dtype, expected.dtype)
+        ):
+            unlike.append(f"{theirs} is {described(actual)}, the model's is {described(expected)}")
     if unlike:
         yield few(unlike, "; ")
 
@@ -173,14 +175,14 @@ def with_stored(job: Job, skeleton: ModelStructure) -> ModelStructure:
     ):
         return skeleton
     path = Path(job.model.path)
-    whole = joined(Blobs(read_hf(path)), model_type(path), {p.name: p.spec for p in skeleton.params})
-    theirs = given(whole.specs, [p.name for p in skeleton.params])
-    first = {p.same_as: whole.specs[theirs[p.name]].dtype for p in skeleton.params if p.name in theirs}
+    source = joined(Blobs(read_hf(path)), model_type(path), {p.name: p.spec for p in skeleton.params})
+    theirs = given(source.specs, [p.name for p in skeleton.params])
+    first = {p.same_as: source.specs[theirs[p.name]].dtype for p in skeleton.params if p.name in theirs}
 
-    def told(p: Param) -> Param:
+    def with_stored_dtype(p: Param) -> Param:
         return p if p.trainable or p.buffer else replace(p, stored=first.get(p.same_as, ""))
 
-    return replace(skeleton, params=tuple(map(told, skeleton.params)))
+    return replace(skeleton, params=tuple(map(with_stored_dtype, skeleton.params)))
 
 
 def note(job: Job) -> list[Note]:

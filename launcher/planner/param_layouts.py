@@ -50,8 +50,8 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
         return {}, None, [*problems]
 
     # compare with the request's own tp
-    said = {tp_from: par.grid.tp, "parallel.operators": reader.degree(par.operators)[0]}
-    for key, other in said.items():
+    requested = {tp_from: par.grid.tp, "parallel.operators": reader.degree(par.operators)[0]}
+    for key, other in requested.items():
         if other not in (None, tp):
             cure = f"{key}={tp}" if key == TP_KEY else ""
             text = f"{path}: its layouts are cut over {many(tp, 'rank')} of {TP}, {key} has {other}"
@@ -120,19 +120,19 @@ def laid_out(job: Job, skeleton: ModelStructure, ranks: int) -> ParamLayouts | N
 
     Raises ``RequestError`` if names or shapes do not fit.
     """
-    asked = job.parallel.param_strategy
-    if asked.load is None:
+    settings = job.parallel.param_strategy
+    if settings.load is None:
         return None
-    left_out = {p.name for p in skeleton.params if asked.only_trainable and not p.trainable}
+    left_out = {p.name for p in skeleton.params if settings.only_trainable and not p.trainable}
     specs = {p.name: p.spec for p in skeleton.params}
-    theirs = _with_shapes(_stored(Path(asked.load)), specs, asked.load)
+    theirs = _with_shapes(_stored(Path(settings.load)), specs, settings.load)
     if theirs.grid.size != ranks:
         return None  # reported by ``fits``
     names = (n for n in theirs.named if n in specs and n not in left_out)
     layouts = {n: theirs.entries[theirs.named[n]].layout for n in names}
     shapes = {n: [list(layout.shape), list(specs[n].shape)] for n, layout in layouts.items()}
-    _refuse(asked.load, [f"{n} has shape {a}, here {b}" for n, (a, b) in shapes.items() if a != b])
-    return ParamLayouts(asked.load, layouts)
+    _refuse(settings.load, [f"{n} has shape {a}, here {b}" for n, (a, b) in shapes.items() if a != b])
+    return ParamLayouts(settings.load, layouts)
 
 
 def fits(job: Job, plan: Plan) -> None:
@@ -141,33 +141,35 @@ def fits(job: Job, plan: Plan) -> None:
     It also raises if MindSpore's format cannot represent the layouts that ``param_strategy.save`` is to
     contain.
     """
-    asked = job.parallel.param_strategy
-    mine = of_plan(plan, asked.only_trainable)
-    if asked.save is not None and asked.save.endswith(".ckpt"):
-        _sayable(mine, asked.save)
-    if asked.load is None:
+    settings = job.parallel.param_strategy
+    mine = of_plan(plan, settings.only_trainable)
+    if settings.save is not None and settings.save.endswith(".ckpt"):
+        _sayable(mine, settings.save)
+    if settings.load is None:
         return
 
     # compare names
-    stored = _stored(Path(asked.load))
+    stored = _stored(Path(settings.load))
     specs = whole_specs(mine)
-    left_out = {n for p in plan.params if not p.trainable for n in p.names} if asked.only_trainable else set()
+    left_out = (
+        {n for p in plan.params if not p.trainable for n in p.names} if settings.only_trainable else set()
+    )
     names = _names(stored)
     absent = [f"{n} is not in the file" for n in mine.entries if n not in names]
     absent += [f"{n} is not in the model" for n in sorted(names - specs.keys() - left_out)]
 
     # compare ranks
-    theirs = _with_shapes(stored, specs, asked.load)
+    theirs = _with_shapes(stored, specs, settings.load)
     if {axis for axis, _ in theirs.grid.axes} == {axis for axis, _ in mine.grid.axes}:
         axes = [" x ".join(f"{a} {n}" for a, n in s.grid.axes) for s in (theirs, mine)]
         if axes[0] != axes[1]:
-            text = f"{asked.load}: its layouts are on {axes[0]}, this plan is on {axes[1]}"
+            text = f"{settings.load}: its layouts are on {axes[0]}, this plan is on {axes[1]}"
             raise RequestError((Problem(KEY, text, _with_ranks(job, theirs)),))
     if theirs.grid.size != mine.grid.size:
         ranks = many(theirs.grid.size, "rank")
-        text = f"{asked.load}: its layouts are on {ranks}, this plan is on {mine.grid.size}"
+        text = f"{settings.load}: its layouts are on {ranks}, this plan is on {mine.grid.size}"
         raise RequestError((Problem(KEY, text, _with_ranks(job, theirs)),))
-    _refuse(asked.load, [*_differences(mine, theirs), *absent])
+    _refuse(settings.load, [*_differences(mine, theirs), *absent])
 
 
 def _with_ranks(job: Job, theirs: Strategy) -> str:
@@ -233,13 +235,15 @@ def _differences(mine: Strategy, theirs: Strategy) -> Iterator[str]:
     """Tensors of both strategies whose layouts differ; names the keys that differ if the grids are equal."""
     for name, entry in mine.entries.items():
         first = theirs.named.get(name)
-        there = theirs.entries[first] if first is not None else None
-        if there is None or meaning(there.layout) == meaning(entry.layout):
+        stored = theirs.entries[first] if first is not None else None
+        if stored is None or meaning(stored.layout) == meaning(entry.layout):
             continue
-        a, b = row(there), row(entry)
+        a, b = row(stored), row(entry)
         unlike = [key for key in ("shape", "split", "at") if a[key] != b[key]]
-        if there.layout.grid != entry.layout.grid or not unlike:
+        if stored.layout.grid != entry.layout.grid or not unlike:
             yield f"{name} is laid out differently"
         else:
-            said = ", ".join(f"{key} {json.dumps(a[key])}, here {json.dumps(b[key])}" for key in unlike)
-            yield f"{name} has {said}"
+            differences = ", ".join(
+                f"{key} {json.dumps(a[key])}, here {json.dumps(b[key])}" for key in unlike
+            )
+            yield f"{name} has {differences}"

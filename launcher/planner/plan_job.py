@@ -78,9 +78,11 @@ def settled(job: Job) -> Resolved:
     if not job.debug.onerank:
         return Resolved(job, vocabulary_from=source)
     pipe = job.parallel.pipeline
-    whole = Pipeline(micro_batch_num=pipe.micro_batch_num or pipe.stages, loss_reduction=pipe.loss_reduction)
+    pipeline = Pipeline(
+        micro_batch_num=pipe.micro_batch_num or pipe.stages, loss_reduction=pipe.loss_reduction
+    )
     launch = job.launch.model_copy(update={"nproc": 1, "nnodes": 1})
-    parallel = Parallel(pipeline=whole, deferred_init=job.parallel.deferred_init)
+    parallel = Parallel(pipeline=pipeline, deferred_init=job.parallel.deferred_init)
     job = job.model_copy(update={"parallel": parallel, "launch": launch})
     return Resolved(job, vocabulary_from=source)
 
@@ -113,8 +115,8 @@ def before_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> Checke
 
 
 def _ask(resolved: Resolved, problems: Sequence[Problem] = ()) -> StageRequest:
-    asked = ask(resolved.job, problems, resolved.switches_file, resolved.engine)
-    return replace(asked, strategies=resolved.strategies)
+    request = ask(resolved.job, problems, resolved.switches_file, resolved.engine)
+    return replace(request, strategies=resolved.strategies)
 
 
 @contextmanager
@@ -168,21 +170,21 @@ def plan_like(
 
 def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     """The plan of a request that has passed all earlier checks."""
-    resolved, job, asked = checked.resolved, checked.job, checked.asked
+    resolved, job, request = checked.resolved, checked.job, checked.asked
     if resolve.operators_are_open(job) or resolve.steps_are_open(job):
         written = resolve.written(job) if resolve.operators_are_open(job) else job
         resolved = resolve.with_steps(resolved.with_job(written))
         job = resolved.job
-        asked = replace(_ask(resolved), like=asked.like)
+        request = replace(_ask(resolved), like=request.like)
     refuse(_unlike(job, own=True))
     refuse([*_backend(job), *user_classes.callback_problems(job), *user_classes.logger_problems(job)])
-    refuse(_unrated(job, asked.sizes.steps, traces))
-    noted = user_classes.looked_at(job, asked.sizes)
+    refuse(_unrated(job, request.sizes.steps, traces))
+    noted = user_classes.looked_at(job, request.sizes)
     from launcher.parallel.dispatch.meta_kernels import without_dynamo
     from launcher.parallel.model_state.module_globals import put_back
 
-    with without_dynamo(), put_back(user_classes.files(job)), device_kernels.counted(job, asked.sizes):
-        made = _made(resolved, asked, traces)
+    with without_dynamo(), put_back(user_classes.files(job)), device_kernels.counted(job, request.sizes):
+        made = _made(resolved, request, traces)
     fits(job, made)
     refuse([*_mismatched(job, made), *hugging_face.misfits(job, made)])
     return replace(made, notes=(*made.notes, *noted)) if noted else made
@@ -197,7 +199,7 @@ def _backend(job: Job) -> list[Problem]:
     return list(compile.unknown_backend(job, backends()))
 
 
-def _made(resolved: Resolved, asked: StageRequest, traces: Traces | None) -> Plan:
+def _made(resolved: Resolved, request: StageRequest, traces: Traces | None) -> Plan:
     """The plan, after recomputation has been decided."""
     if recompute_auto.is_requested(resolved.job):
         once = traces or Traces(own=False)
@@ -208,9 +210,9 @@ def _made(resolved: Resolved, asked: StageRequest, traces: Traces | None) -> Pla
 
         return solved(resolved.job, planned)
     try:
-        return _cut(resolved, asked, traces)
+        return _cut(resolved, request, traces)
     except RequestError as error:
-        made = _over_slices(resolved, asked.sizes.engine, error)
+        made = _over_slices(resolved, request.sizes.engine, error)
         if made is None:
             raise
         return made
@@ -230,48 +232,48 @@ def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) 
     return replace(made, notes=(*made.notes, Note(device_matrix.OPERATORS, text)))
 
 
-def _cut(resolved: Resolved, asked: StageRequest, traces: Traces | None = None) -> Plan:
+def _cut(resolved: Resolved, request: StageRequest, traces: Traces | None = None) -> Plan:
     """The plan; stacks of blocks that cannot be cut stay on one stage each."""
     reading = read if traces is None else traces.read
     model = reading(resolved.job, builder(resolved.job))
     refuse([*user_classes.document_problems(resolved.job, model)])
-    resolved = with_threshold(resolved, model.skeleton, asked.sizes.grid)
+    resolved = with_threshold(resolved, model.skeleton, request.sizes.grid)
     job = resolved.job
     traits = _tried(job, model.skeleton)
-    asked, more = _unwrapped(asked, model.skeleton)
-    fine, kept = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton))
+    request, more = _unwrapped(request, model.skeleton)
+    fine, kept = _undivided(job, request, model.skeleton, leaves(request, model.skeleton))
     more += kept
     try:
-        return _planned(resolved, asked, model, fine, traits=traits, more=more, traces=traces)
+        return _planned(resolved, request, model, fine, traits=traits, more=more, traces=traces)
     except RequestError as error:
-        coarse, _ = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton, stacks=False))
+        coarse, _ = _undivided(job, request, model.skeleton, leaves(request, model.skeleton, stacks=False))
         if coarse == fine:
             raise
         more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
         again = reading(job, builder(job))
-        return _planned(resolved, asked, again, coarse, traits=traits, more=more, traces=traces)
+        return _planned(resolved, request, again, coarse, traits=traits, more=more, traces=traces)
 
 
 def _undivided(
-    job: Job, asked: StageRequest, skeleton: ModelStructure, found: tuple[str, ...] | None
+    job: Job, request: StageRequest, skeleton: ModelStructure, leaves: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...] | None, list[Note]]:
     """The leaves, where automatic stages also leave uncut what is recomputed together."""
-    if found is None or asked.config is not None:
-        return found, []
-    out, whole = recompute.undivided(job.parallel.recompute, skeleton, found, asked.sizes.virtual)
-    text = f"auto: {listed(whole)} on one stage each, because recomputed modules are not cut"
-    return out, [Note(stage_config.KEY, text)] if whole else []
+    if leaves is None or request.config is not None:
+        return leaves, []
+    out, undivided = recompute.undivided(job.parallel.recompute, skeleton, leaves, request.sizes.virtual)
+    text = f"auto: {listed(undivided)} on one stage each, because recomputed modules are not cut"
+    return out, [Note(stage_config.KEY, text)] if undivided else []
 
 
-def _unwrapped(asked: StageRequest, skeleton: ModelStructure) -> tuple[StageRequest, list[Note]]:
+def _unwrapped(request: StageRequest, skeleton: ModelStructure) -> tuple[StageRequest, list[Note]]:
     """Removes the prefix of MindSpore's wrapper from module names in the request."""
-    if asked.config is None:
-        return asked, []
-    names = stage_config.unwrapped(asked.config, skeleton, asked.sizes.virtual)
-    if names == asked.config:
-        return asked, []
+    if request.config is None:
+        return request, []
+    names = stage_config.unwrapped(request.config, skeleton, request.sizes.virtual)
+    if names == request.config:
+        return request, []
     text = f"{stage_config.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model"
-    return replace(asked, config=names), [Note(stage_config.KEY, text)]
+    return replace(request, config=names), [Note(stage_config.KEY, text)]
 
 
 def _mismatched(job: Job, made: Plan) -> list[Problem]:
@@ -288,8 +290,8 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     if made.observed.mixed and isinstance(job.data, Target):
         from launcher.data.open import open_data
 
-        held = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
-        problems += [p for p in [sample_checks.uneven(job, made, held)] if p]
+        samples = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
+        problems += [p for p in [sample_checks.uneven(job, made, samples)] if p]
     return problems
 
 
@@ -329,9 +331,9 @@ def _unrated(job: Job, steps: int, traces: Traces | None) -> list[Problem]:
 
 def _followed(
     job: Job,
-    asked: StageRequest,
+    request: StageRequest,
     model: ModelRead,
-    whole: tuple[str, ...] | None,
+    uncut: tuple[str, ...] | None,
     specs: tuple[TensorSpec, ...],
 ) -> TracedForward:
     """Traces one forward, in the precision that the model computes in."""
@@ -345,50 +347,50 @@ def _followed(
         if compute != dtype:
             narrow(model.module, compute)
         with leaving(model.module):
-            return finished(follow(job, asked, model, whole=whole, specs=specs))
+            return finished(follow(job, request, model, uncut=uncut, specs=specs))
 
 
 def _shallow(
     job: Job,
-    asked: StageRequest,
+    request: StageRequest,
     model: ModelRead,
-    whole: tuple[str, ...] | None,
+    uncut: tuple[str, ...] | None,
     specs: tuple[TensorSpec, ...],
     traces: Traces,
 ) -> TracedForward:
     """Traces a forward; a deep model with equal layers is extrapolated from two shallow ones."""
-    two = equal_layers.shallow(job, whole) if traces.shallow else None
+    two = equal_layers.shallow(job, uncut) if traces.shallow else None
     if two is not None:
         read = [traces.read(one.job, builder(one.job)) for one in (two.first, two.second)]
-        one = _followed(two.first.job, asked, read[0], two.first.whole, specs)
-        other = _followed(two.second.job, asked, read[1], two.second.whole, specs)
+        one = _followed(two.first.job, request, read[0], two.first.whole, specs)
+        other = _followed(two.second.job, request, read[1], two.second.whole, specs)
         with suppress(equal_layers.Unlike):
             return two.deeper(one, other)
-    return _followed(job, asked, model, whole, specs)
+    return _followed(job, request, model, uncut, specs)
 
 
 def _planned(
     resolved: Resolved,
-    asked: StageRequest,
+    request: StageRequest,
     model: ModelRead,
-    whole: tuple[str, ...] | None,
+    uncut: tuple[str, ...] | None,
     traits: OptimizerTraits | None,
     more: Sequence[Note] = (),
     traces: Traces | None = None,
 ) -> Plan:
-    """The plan with the modules ``whole`` not cut; cutting changes ``model``, so it is planned only once."""
+    """The plan with the modules ``uncut`` not cut; cutting changes ``model``, so it is planned only once."""
     from launcher.parallel.model_state.references import unmarked
 
     job = resolved.job
-    specs = inputs(job, asked.sizes.micro_batch)
-    if traces is None or asked.sizes.engine.over_matrices:  # matrices need the traced model itself
-        seen = _followed(job, asked, model, whole, specs)
+    specs = inputs(job, request.sizes.micro_batch)
+    if traces is None or request.sizes.engine.over_matrices:  # matrices need the traced model itself
+        forward = _followed(job, request, model, uncut, specs)
     else:
-        followed = partial(_shallow, job, asked, model, whole, specs, traces)
-        grid = asked.sizes.grid
+        followed = partial(_shallow, job, request, model, uncut, specs, traces)
+        grid = request.sizes.grid
         laid_out = job.parallel.param_strategy.load is not None  # the layouts are for this number of ranks
-        hangs_on = (whole, specs, grid if laid_out else grid["tp"], asked.sizes.pieces)
-        seen = traces.followed(hangs_on, job, followed)
+        cache_key = (uncut, specs, grid if laid_out else grid["tp"], request.sizes.pieces)
+        forward = traces.followed(cache_key, job, followed)
 
     # notes on resolved settings
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
@@ -405,10 +407,10 @@ def _planned(
     if job.debug.onerank:
         text = "true: parallel and launch.nproc are left out, micro batches kept"
         notes.append(Note("debug.onerank", text))
-    if (fault := drill.fault(job, asked.sizes)) is not None:
+    if (fault := drill.fault(job, request.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))
     notes += [*resolve.note(resolved), *hugging_face.note(job), *optimizer.note(traits)]
-    notes += device_kernels.notes(job, seen.graph)
+    notes += device_kernels.notes(job, forward.graph)
     notes += resolve.untrained(job)
     note = None
     if model.lost:
@@ -417,20 +419,20 @@ def _planned(
     kept = None if traces is None else traces.keeps_messages
     traced = TracedModel(
         model.skeleton,
-        seen.graph,
-        whole,
+        forward.graph,
+        uncut,
         built_whole=note,
-        operators=seen.operators,
-        recomputed=seen.recomputed,
-        pieces=seen.pieces,
+        operators=forward.operators,
+        recomputed=forward.recomputed,
+        pieces=forward.pieces,
         keeps_messages=kept if kept is not None else keeps_messages(),
     )
-    made = plan(with_data_read(job), asked, traced, [*notes, *more], traits=traits)
-    drawn = drawn_graph(job, model, whole, specs, seen.graph)
+    made = plan(with_data_read(job), request, traced, [*notes, *more], traits=traits)
+    drawn = drawn_graph(job, model, uncut, specs, forward.graph)
     made = replace(made, graph=drawn, drill=drill.fault(job, made.sizes))
     if made.sizes.engine.over_matrices:
         with unmarked(model.marks):
             made = matrices.shard_operators(resolved, made, model, specs)
-    if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
+    if made.compilation is not None and made.compilation.fullgraph and not forward.graph.looks:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))
     return made

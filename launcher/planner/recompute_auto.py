@@ -57,10 +57,10 @@ def solved(job: Job, planned: Planned) -> Plan:
         if choice is None:
             break
         made.append(planned(under(job, choice)))
-        found = tightest(made[-1].estimate.memory, room)
-        if found.fits:
+        fullest = tightest(made[-1].estimate.memory, room)
+        if fullest.fits:
             return _noted(made[-1], trials.blocks, room, exact=trials.exact)
-        trials = replace(trials, margin=trials.margin + found.needed - room)
+        trials = replace(trials, margin=trials.margin + fullest.needed - room)
     raise RequestError((too_little(made, room, _cure(job, plain, planned, room)),))
 
 
@@ -92,8 +92,8 @@ def _trials(job: Job, planned: Planned, plain: Plan, room: int) -> Trials:
             plans = {p: planned(under(job, dict.fromkeys(names, p))) for p in POLICIES if p != NONE}
             return Trials({NONE: plain} | plans, names, room)
         except RequestError as error:
-            said = [problem.text for problem in error.problems]
-            able = tuple(n for n in names if not any(t.startswith(f"{n} cannot run again") for t in said))
+            texts = [problem.text for problem in error.problems]
+            able = tuple(n for n in names if not any(t.startswith(f"{n} cannot run again") for t in texts))
             if able == names:
                 raise
             names = able
@@ -114,17 +114,17 @@ def _cure(job: Job, plain: Plan, planned: Planned, room: int) -> str:
 
 
 def drawn_graph(
-    job: Job, model: ModelRead, whole: Sequence[str] | None, specs: tuple[TensorSpec, ...], graph: Graph
+    job: Job, model: ModelRead, uncut: Sequence[str] | None, specs: tuple[TensorSpec, ...], graph: Graph
 ) -> Graph | None:
     """Returns the graph to show, or ``None`` if none is requested.
 
-    ``graph`` was traced between the modules ``whole``. A model that runs unchanged as one stage is traced
+    ``graph`` was traced between the modules ``uncut``. A model that runs unchanged as one stage is traced
     once more, between the modules that stages would have; if that fails, ``graph`` shows the order in which
     they ran.
     """
     if not job.debug.graphs:
         return None
-    if whole is not None:
+    if uncut is not None:
         return graph
 
     from launcher.parallel.model_state.references import leaving, unmarked

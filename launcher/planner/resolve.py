@@ -169,6 +169,6 @@ def untrained(job: Job) -> list[Note]:
 
     config = config_of(job.model)
     named = [(key, getattr(config, key, None)) for key in ROUTER_LOSSES]
-    told = [f"{key} {value}" for key, value in named if isinstance(value, int | float) and value]
-    text = f"{', '.join(told)} of its config has no effect: no loss of routers is trained"
-    return [Note("model", text)] if told else []
+    losses = [f"{key} {value}" for key, value in named if isinstance(value, int | float) and value]
+    text = f"{', '.join(losses)} of its config has no effect: no loss of routers is trained"
+    return [Note("model", text)] if losses else []

@@ -131,19 +131,21 @@ def _owned(settings: object, section: str) -> AbstractContextManager[None]:
     return owned(f"{section}._target_", f"{settings.target}: cannot be built")
 
 
-def breaks(made: Plan, asked: Compilation, model: ModelRead, specs: tuple[TensorSpec, ...]) -> dict[str, str]:
+def breaks(
+    made: Plan, compilation: Compilation, model: ModelRead, specs: tuple[TensorSpec, ...]
+) -> dict[str, str]:
     """What breaks the graph of each compiled module; for compiled stages also between their modules."""
     from launcher.parallel.compile import graph_breaks
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.trace import model_facts
 
-    modules = asked.modules
+    modules = compilation.modules
     if modules == (STAGE,) and made.leaves is not None:
         modules = tuple(m for s in made.stages for m in s.modules)
     dtype = model_facts.dtype_of(DTYPE[made.precision])
     with model_facts.default_dtype(dtype), unmarked(model.marks), leaving(model.module):
         xs = model_facts.meta(specs)
-        return graph_breaks(model.module, asked, modules, xs, tp=made.sizes.grid["tp"])
+        return graph_breaks(model.module, compilation, modules, xs, tp=made.sizes.grid["tp"])
 
 
 def keeps_messages() -> bool:
@@ -174,24 +176,24 @@ def _settled(
 
 
 def _operators(
-    job: Job, skeleton: ModelStructure, asked: StageRequest
+    job: Job, skeleton: ModelStructure, request: StageRequest
 ) -> tuple[tuple[Operator, ...], list[Problem]]:
     """The operators that the request shards, and those that follow from parameter layouts."""
-    grid = asked.sizes.grid
-    if asked.sizes.engine.over_matrices:
+    grid = request.sizes.grid
+    if request.sizes.engine.over_matrices:
         return (), []
     file = laid_out(job, skeleton, grid.size)
     if file is None:
-        return resolve(job.parallel.operators, skeleton, grid, asked.strategies)
-    return layouts_of_files.resolved(job.parallel.operators, skeleton, grid, file, asked.strategies)
+        return resolve(job.parallel.operators, skeleton, grid, request.strategies)
+    return layouts_of_files.resolved(job.parallel.operators, skeleton, grid, file, request.strategies)
 
 
 def follow(
     job: Job,
-    asked: StageRequest,
+    request: StageRequest,
     built: ModelRead,
     *,
-    whole: tuple[str, ...] | None,
+    uncut: tuple[str, ...] | None,
     specs: tuple[TensorSpec, ...],
 ) -> TracedForward:
     """Traces the operators and the forward of one rank of ``tp``; the model keeps that rank's shards."""
@@ -203,12 +205,12 @@ def follow(
     from launcher.parallel.trace import model_facts
 
     model, skeleton = built.module, built.skeleton
-    tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
+    tp, count = request.sizes.grid["tp"], request.sizes.pieces
 
     # resolve the request against this model
-    operators, problems = _operators(job, skeleton, asked)
-    problems = problems or uncalled(operators, whole)
-    recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
+    operators, problems = _operators(job, skeleton, request)
+    problems = problems or uncalled(operators, uncut)
+    recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, uncut)
     problems += wrong
     if problems := problems or (sequence.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(problems))
@@ -223,7 +225,7 @@ def follow(
     recomputation.install(model, recomputed, axis)
 
     # trace one forward of full sequences
-    leaves = None if whole is None else frozenset(whole)
+    leaves = None if uncut is None else frozenset(uncut)
     ours = not foreign(job.model)
     if leaves is None:
         graph = model_facts.single_node_graph(model, specs, ours=ours)
@@ -232,7 +234,7 @@ def follow(
     refuse(compile.overwritten(job, axis.overwritten))
     if isinstance(job.loss, Target) and isinstance(job.model, Target):
         more = model_facts.one_sample_more(model, leaves, specs)
-        refuse([*evaluation.shared(graph, more, asked.sizes.micro_batch)])
+        refuse([*evaluation.shared(graph, more, request.sizes.micro_batch)])
     if leaves is None or count == 1:
         return _settled(out, recomputed, graph, skeleton)
 
@@ -240,8 +242,8 @@ def follow(
     split = job.parallel.pipeline.seq_split
     lengths = sequence.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
     out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
-    seen = _settled(out, recomputed, graph, skeleton)
-    return replace(seen, pieces=sequence.graphs(model, leaves, specs, graph, lengths=lengths))
+    forward = _settled(out, recomputed, graph, skeleton)
+    return replace(forward, pieces=sequence.graphs(model, leaves, specs, graph, lengths=lengths))
 
 
 SAMPLES = 8
@@ -281,7 +283,7 @@ def environment_reads() -> Iterator[None]:
     kind: Any = type(os.environ)
     get, has = kind.__getitem__, kind.__contains__
 
-    def asked(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def reporting(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         def looked(self: Any, key: str) -> Any:
             if key in VARIABLES:
                 ask(f"the environment variable {key}")
@@ -289,7 +291,7 @@ def environment_reads() -> Iterator[None]:
 
         return looked
 
-    kind.__getitem__, kind.__contains__ = asked(get), asked(has)
+    kind.__getitem__, kind.__contains__ = reporting(get), reporting(has)
     try:
         yield
     finally:
@@ -383,8 +385,14 @@ class Traces:
         """
         if job.train.compile is not None:
             return follow()
-        asked = (job.model, job.seed, job.train.precision, job.parallel.operators, job.parallel.recompute)
-        key = (asked, job.parallel.param_strategy, job.parallel.pipeline.seq_split, key)
+        model_settings = (
+            job.model,
+            job.seed,
+            job.train.precision,
+            job.parallel.operators,
+            job.parallel.recompute,
+        )
+        key = (model_settings, job.parallel.param_strategy, job.parallel.pipeline.seq_split, key)
         key = repr((*key, planned_kind()))
         if key not in self._followed:
             self._followed[key] = follow()

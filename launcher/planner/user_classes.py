@@ -43,11 +43,11 @@ def callback_problems(job: Job) -> list[Problem]:
 
 
 def _hooks(cls: type, name: str, key: str) -> Iterator[Problem]:
-    there = [n for n in dir(cls) if n.startswith("on_") and callable(getattr(cls, n))]
+    hooks = [n for n in dir(cls) if n.startswith("on_") and callable(getattr(cls, n))]
     known = ", ".join(HOOKS)
-    if not there:
+    if not hooks:
         yield Problem(key, f"{name}: has no hook; there are {known}")
-    for hook in there:
+    for hook in hooks:
         if hook not in HOOKS:
             right = nearest(hook, HOOKS)
             yield Problem(
@@ -81,14 +81,16 @@ def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
     if not callable(getattr(cls, "log", None)):
         called = ", ".join(f"{method}({', '.join(given)})" for method, given in CALLS.items())
         yield Problem(key, f"{name}: has no method log; a logger has {called}, of which log is required")
-    for method, given in CALLS.items():
+    for method, parameters in CALLS.items():
         act = getattr(cls, method, None)
         if not inspect.isfunction(act):
             continue
         try:
-            inspect.signature(act).bind(None, *given)
+            inspect.signature(act).bind(None, *parameters)
         except TypeError as error:
-            yield Problem(key, f"{name}: {method}({', '.join(given)}) is called, but does not fit: {error}")
+            yield Problem(
+                key, f"{name}: {method}({', '.join(parameters)}) is called, but does not fit: {error}"
+            )
 
 
 DOCUMENTS = "documents"
@@ -118,15 +120,15 @@ def files(job: Job) -> list[str]:
 
 def document_problems(job: Job, read: ModelRead) -> Iterator[Problem]:
     """Refuses a model that does not take documents as its second input: it would be silently wrong."""
-    asked = apart(job.data)
-    if asked is None or not isinstance(job.model, ModelTarget):
+    documents = apart(job.data)
+    if documents is None or not isinstance(job.model, ModelTarget):
         return
     takes = [p.name for p in signature(read.module.forward).parameters.values() if p.kind in PLACED]
     if takes[1:2] != [DOCUMENTS]:
-        text = f"{asked.value}: the forward of {job.model.target} takes ({', '.join(takes)})"
+        text = f"{documents.value}: the forward of {job.model.target} takes ({', '.join(takes)})"
         text = f"{text}, and no documents to keep"
         cure = f"let it be forward(self, tokens, {DOCUMENTS}), whose attention stays within documents"
-        yield Problem(asked.key, f"{text} apart; {cure}", asked.cure)
+        yield Problem(documents.key, f"{text} apart; {cure}", documents.cure)
 
 
 DATA_KEY = "data._target_"
@@ -188,15 +190,15 @@ def objective_problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Pro
     if isinstance(job.loss, Target):
         loss = OwnLoss(job.loss, allow, cpu)
         tried = Tried("loss._target_", job.loss.target, loss.pair, output, targets, pieces, made.output_keys)
-        found = problem(tried, loss.count)
-        yield from [found] if found else []
+        refusal = problem(tried, loss.count)
+        yield from [refusal] if refusal else []
     for one in job.metrics:
         if isinstance(one, Target):
             metric = OwnMetric(one, allow, cpu)
-            found = problem(
+            refusal = problem(
                 Tried("metrics", one.target, metric.pair, output, targets, pieces, made.output_keys)
             )
-            yield from [found] if found else []
+            yield from [refusal] if refusal else []
 
 
 def _targets(job: Job, spec: TensorSpec) -> Tensor:

@@ -160,13 +160,13 @@ def read(run: Path) -> tuple[CodeVersions, ...]:
         return ()
 
 
-def _entry(said: dict[str, Any]) -> CodeVersions:
-    found = CodeVersions(**said)
-    texts = [found.launcher, found.python, found.torch, found.folder, found.commit or ""]
-    texts += [text for pair in dict(found.modules).items() for text in pair]
+def _entry(fields: dict[str, Any]) -> CodeVersions:
+    versions = CodeVersions(**fields)
+    texts = [versions.launcher, versions.python, versions.torch, versions.folder, versions.commit or ""]
+    texts += [text for pair in dict(versions.modules).items() for text in pair]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("versions are texts")
-    return found
+    return versions
 
 
 def as_json(each: Sequence[CodeVersions]) -> str:

@@ -34,8 +34,8 @@ def accelerator() -> str | None:
 
     Initializes nothing.
     """
-    found = torch.accelerator.current_accelerator()
-    return None if found is None else found.type
+    device = torch.accelerator.current_accelerator()
+    return None if device is None else device.type
 
 
 def count(kind: str) -> int:
@@ -52,8 +52,8 @@ def is_accelerator(device: torch.device | str) -> bool:
 
 def own_backend(kind: str) -> str | None:
     """The collective backend of a kind of device in torch's table: ``nccl``, ``xccl``, ``hccl``, ``gloo``."""
-    found = dist.Backend.default_device_backend_map.get(kind)
-    return None if found is None else str(found)
+    backend = dist.Backend.default_device_backend_map.get(kind)
+    return None if backend is None else str(backend)
 
 
 def takes(backend: str, kind: str) -> bool:
@@ -125,16 +125,16 @@ def memory_in_use(device: torch.device) -> tuple[int, int, int, int]:
 
 def memory_history(device: torch.device) -> Any:
     """The module that records allocations (``_record_memory_history``, ``_dump_snapshot``), or ``None``."""
-    found = getattr(_module(device.type), "memory", None) if is_accelerator(device) else None
-    return found if hasattr(found, "_record_memory_history") else None
+    module = getattr(_module(device.type), "memory", None) if is_accelerator(device) else None
+    return module if hasattr(module, "_record_memory_history") else None
 
 
 def profiled(device: torch.device) -> list[ProfilerActivity]:
     """What torch's profiler can record of a process on ``device``: its CPU first, then its kernels."""
     kinds = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU, "mtia": ProfilerActivity.MTIA}
     kind = kinds.get(device.type, ProfilerActivity.PrivateUse1)
-    wanted = [ProfilerActivity.CPU, *([kind] if is_accelerator(device) else [])]
-    return [activity for activity in wanted if activity in torch.profiler.supported_activities()]
+    activities = [ProfilerActivity.CPU, *([kind] if is_accelerator(device) else [])]
+    return [activity for activity in activities if activity in torch.profiler.supported_activities()]
 
 
 def name(device: torch.device) -> str:

@@ -158,13 +158,13 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
 
     # it is an echo if any exception in the chain reports a lost peer
     echo = any(pattern in str(e) for e in _chain(error) for pattern in ECHOES)
-    told = error if isinstance(error, RunError) else unwritten(error)
+    run_error = error if isinstance(error, RunError) else unwritten(error)
     kind = OutOfMemory if isinstance(error, OutOfMemory) else RunError
     return Fault(
         rank=rank,
         attempt=attempt,
-        type=type(error).__name__ if told is None else kind.__name__,
-        message=str(told or error),
+        type=type(error).__name__ if run_error is None else kind.__name__,
+        message=str(run_error or error),
         traceback=text.rstrip(),
         time_ns=time.time_ns(),
         echo=echo,

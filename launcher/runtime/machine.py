@@ -18,26 +18,26 @@ NONE = 1 << 60
 
 def free(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
     """Free memory for ``ranks`` on this machine with devices of one kind; ``None`` if it is unknown."""
-    there = ram(proc)
-    if there is None or device == "cpu":
-        return there
+    memory = ram(proc)
+    if memory is None or device == "cpu":
+        return memory
     devices = _devices(device, ranks)
-    return Free(there.ram, there.where, devices, kind=device) if devices else None
+    return Free(memory.ram, memory.where, devices, kind=device) if devices else None
 
 
 def ram(proc: Path = Path("/proc")) -> Free | None:
     """Bytes available without swapping, or the smaller rest that a control group of this process permits."""
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    if found is None:
+        match = None
+    if match is None:
         return None
-    least = Free(int(found[1]) << 10)
+    least = Free(int(match[1]) << 10)
     for group in _groups(proc):
-        left = group.left()
-        if left is not None and left < least.ram:
-            least = Free(left, f"this machine for the control group {group.path}")
+        available = group.left()
+        if available is not None and available < least.ram:
+            least = Free(available, f"this machine for the control group {group.path}")
     return least
 
 
@@ -95,8 +95,8 @@ def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
         left, _, right = line.partition(" - ")
         root, point = left.split()[3:5]
         system, _, options = right.split()[:3]
-        wanted = "cgroup2" if kind is None else "cgroup"
-        if system == wanted and (kind is None or kind in options.split(",")):
+        expected = "cgroup2" if kind is None else "cgroup"
+        if system == expected and (kind is None or kind in options.split(",")):
             yield root, Path(point)
 
 
@@ -116,9 +116,9 @@ def _devices(kind: str, count: int) -> tuple[int, ...]:
             os._exit(0)
     os.close(write)
     with open(read, "rb") as file:
-        said = file.read()
+        answer = file.read()
     os.waitpid(pid, 0)
-    return tuple(json.loads(said)) if said else ()
+    return tuple(json.loads(answer)) if answer else ()
 
 
 TOLD = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_")

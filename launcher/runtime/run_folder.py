@@ -25,17 +25,17 @@ from launcher.untrusted.files import LINK, LONGEST_TEXT, RefusedFile, links, ope
 _log = logging.getLogger(__name__)
 
 
-def check_writable(root: Path, key: str = "runs", what: str = "a run folder") -> Problem | None:
+def check_writable(root: Path, key: str = "runs", label: str = "a run folder") -> Problem | None:
     """Why a folder cannot be created at ``root`` or below, if so; writes nothing."""
-    there = root
+    nearest = root
     while (
-        not os.path.lexists(there) and there != there.parent
+        not os.path.lexists(nearest) and nearest != nearest.parent
     ):  # the loop also ends where the working directory is unreadable
-        there = there.parent
-    if os.path.lexists(there) and not there.is_dir():
-        return _problem(key, root, f"{there} is not a folder", what)
-    if not os.access(there, os.W_OK | os.X_OK):
-        return _problem(key, root, f"{there} is not writable", what)
+        nearest = nearest.parent
+    if os.path.lexists(nearest) and not nearest.is_dir():
+        return _problem(key, root, f"{nearest} is not a folder", label)
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return _problem(key, root, f"{nearest} is not writable", label)
     return None
 
 
@@ -61,10 +61,10 @@ def check_entries(run: Path) -> Problem | None:
     """The problem of links, or of entries of the wrong type, where a run would write in ``run``."""
     folders = [run / name for name in FOLDERS if os.path.lexists(run / name)]
     files = [run / name for name in FILES if os.path.lexists(run / name)]
-    found = list(dict.fromkeys(link for path in (*folders, *files) for link in _links(path)))
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        listed = ", ".join(map(str, found[:3]))
+    bad_links = list(dict.fromkeys(link for path in (*folders, *files) for link in _links(path)))
+    if bad_links:
+        more = f" and {len(bad_links) - 3} more" if len(bad_links) > 3 else ""
+        listed = ", ".join(map(str, bad_links[:3]))
         return Problem("run_dir", f"{run} is not a run folder: {listed}{more}: {LINK}")
     wrong = [f"{path} is not a folder" for path in folders if not path.is_dir()]
     wrong += [f"{path} is not a file" for path in files if not path.is_file()]
@@ -179,10 +179,10 @@ def status_of(path: Path) -> dict[str, Any]:
     status = parsed(path, read_bytes(path, LONGEST_TEXT))
     if not isinstance(status, dict):
         raise ValueError(f"{path}: no mapping")
-    said = {name: value for name, value in status.items() if name not in ("version", "digest")}
-    if said != status and status != _digested(said):  # older versions wrote neither
+    content = {name: value for name, value in status.items() if name not in ("version", "digest")}
+    if content != status and status != _digested(content):  # older versions wrote neither
         raise ValueError(f"{path}: its digest does not match its content")
-    return said
+    return content
 
 
 def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,8 +242,8 @@ def _refused(key: str, path: Path) -> Iterator[None]:
         raise RequestError((_problem(key, path, f"{error.filename}: {error.strerror}"),)) from error
 
 
-def _problem(key: str, path: Path, why: str, what: str = "a run folder") -> Problem:
-    return Problem(key, f"{what} cannot be made at {path}: {why}")
+def _problem(key: str, path: Path, why: str, label: str = "a run folder") -> Problem:
+    return Problem(key, f"{label} cannot be made at {path}: {why}")
 
 
 LOCK_FILE = ".lock"

@@ -158,13 +158,13 @@ class Bounded(pickle._Unpickler):
 
 def _small(value: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns ``value``; raises ``RefusedPickle`` if it and the tuples in it have too many values."""
-    left = TUPLE
-    found = list(value[: TUPLE + 1])
-    while found:
-        left -= 1
-        if left < 0:
+    remaining = TUPLE
+    pending = list(value[: TUPLE + 1])
+    while pending:
+        remaining -= 1
+        if remaining < 0:
             raise RefusedPickle(f"a tuple of more than {TUPLE} values")
-        inner = found.pop()
+        inner = pending.pop()
         if type(inner) is tuple:
-            found += inner[: TUPLE + 1]
+            pending += inner[: TUPLE + 1]
     return value

@@ -182,9 +182,9 @@ def given(theirs: Collection[str], ours: Collection[str]) -> dict[str, str]:
     out: dict[str, str] = {}
     for name in theirs:
         may = (name, RENAMED.get(name, name), *(f"{prefix}.{name}" for prefix in prefixes))
-        found = next((n for n in may if n in known and (n == name or n not in theirs)), None)
-        if found is not None:
-            out[found] = name
+        match = next((n for n in may if n in known and (n == name or n not in theirs)), None)
+        if match is not None:
+            out[match] = name
     return out
 
 
@@ -198,9 +198,9 @@ def written(model_type: object, theirs: Collection[str]) -> Mapping[str, str] | 
     return None if as_they_are else table
 
 
-def unknown(theirs: Collection[str], found: Mapping[str, str]) -> list[str]:
+def unknown(theirs: Collection[str], matches: Mapping[str, str]) -> list[str]:
     """Returns the names in a folder that the model has no place for."""
-    used = {*found.values()}
+    used = {*matches.values()}
     return [n for n in theirs if n not in used and not COMPUTED.search(n)]
 
 
@@ -256,8 +256,8 @@ def split(model_type: object, specs: Mapping[str, TensorSpec]) -> dict[str, Piec
     form = FORMS.get(str(model_type))
     if form is None:
         return {}
-    found = {name: pieces(form, name, spec.shape) for name, spec in specs.items()}
-    return {name: parts for name, parts in found.items() if parts}
+    pieces_of = {name: pieces(form, name, spec.shape) for name, spec in specs.items()}
+    return {name: parts for name, parts in pieces_of.items() if parts}
 
 
 @dataclass(frozen=True)
@@ -287,11 +287,11 @@ class Joined:
 def joined(source: FullTensors, model_type: object, ours: Mapping[str, TensorSpec]) -> FullTensors:
     """Returns ``source`` with experts joined as in the model ``ours``, if it has all pieces of a tensor."""
     specs = source.specs
-    found = {n: parts for n, parts in split(model_type, ours).items() if _fits(specs, parts)}
-    if not found:
+    pieces_of = {n: parts for n, parts in split(model_type, ours).items() if _fits(specs, parts)}
+    if not pieces_of:
         return source
-    dtypes = {n: next(specs[piece].dtype for piece in parts) for n, parts in found.items()}
-    return Joined(source, {n: TensorSpec(ours[n].shape, dtypes[n]) for n in found}, found)
+    dtypes = {n: next(specs[piece].dtype for piece in parts) for n, parts in pieces_of.items()}
+    return Joined(source, {n: TensorSpec(ours[n].shape, dtypes[n]) for n in pieces_of}, pieces_of)
 
 
 def _fits(specs: Mapping[str, TensorSpec], parts: Pieces) -> bool:
@@ -368,8 +368,8 @@ def write_hf(
 
     def bytes_of(piece: str) -> Iterator[memoryview]:
         name, part = ours[piece]
-        found = chunks(reader, name, adapters, read_from, part)
-        return cast_chunks(name, found, specs_of[piece].dtype, new_dtypes[piece])
+        buffers = chunks(reader, name, adapters, read_from, part)
+        return cast_chunks(name, buffers, specs_of[piece].dtype, new_dtypes[piece])
 
     with fresh(folder) as new, WriteBehind() as behind:
         written = 0
@@ -383,8 +383,8 @@ def write_hf(
         if judge is not None:
             judge(new)
 
-    read, left = reader.bytes_read, table.unmatched
-    return Report(folder, len(files), bytes_read=read, bytes_written=written, peak=PEAK, left=left)
+    read, unmatched = reader.bytes_read, table.unmatched
+    return Report(folder, len(files), bytes_read=read, bytes_written=written, peak=PEAK, left=unmatched)
 
 
 def _pieces(

@@ -35,8 +35,8 @@ class _Attempt:
     @cached_property
     def gaps(self) -> list[str]:
         """The model's tensors that the source does not have."""
-        given = {*self.new.names.values()}
-        return [n for n, e in self.target.entries.items() if not {n, *e.aliases} & given]
+        provided = {*self.new.names.values()}
+        return [n for n, e in self.target.entries.items() if not {n, *e.aliases} & provided]
 
     @cached_property
     def are_ours(self) -> bool:
@@ -111,8 +111,8 @@ def _unmatched(attempt: _Attempt) -> Iterator[Problem]:
     key = attempt.key
     unmatched = attempt.new.unmatched
     if unmatched:
-        told = f"no row of the table matches {few(unmatched)} of {attempt.src}"
-        text = f"{told}; add rows, with null to leave a tensor out"
+        reason = f"no row of the table matches {few(unmatched)} of {attempt.src}"
+        text = f"{reason}; add rows, with null to leave a tensor out"
         yield Problem(f"{key}.names", text, attempt.override or f"{key}.strict=false")
 
 
@@ -160,10 +160,12 @@ def _unlike(attempt: _Attempt, specs: Mapping[str, TensorSpec]) -> Iterator[Prob
         first = attempt.target.named.get(name)
         if first is None:
             continue
-        has = specs[old]
-        want = attempt.target.entries[first].spec
-        if has.shape != want.shape or (has.dtype != want.dtype and not castable(has.dtype, want.dtype)):
-            texts.append(f"{old} is {described(has)}, the model's {name} is {described(want)}")
+        actual = specs[old]
+        expected = attempt.target.entries[first].spec
+        if actual.shape != expected.shape or (
+            actual.dtype != expected.dtype and not castable(actual.dtype, expected.dtype)
+        ):
+            texts.append(f"{old} is {described(actual)}, the model's {name} is {described(expected)}")
     if texts:
         yield Problem(f"{attempt.key}.src", f"{attempt.src}: {few(texts, '; ')}")
 

@@ -59,12 +59,12 @@ def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -
     (('rotary.freq',), ('lm_head.w',))
     """
     new = attempted(names, table)
-    found = [f"names: {told}" for told in map(both, new.doubled.values(), new.doubled)]
+    problems = [f"names: {clash}" for clash in map(both, new.doubled.values(), new.doubled)]
     if strict and new.unmatched:
-        told = f"no row of the table matches {', '.join(new.unmatched)}"
-        found.append(f"names: {told}; add rows, with null to leave a tensor out, or strict: false")
-    if found:
-        raise ValueError("\n".join(found))
+        text = f"no row of the table matches {', '.join(new.unmatched)}"
+        problems.append(f"names: {text}; add rows, with null to leave a tensor out, or strict: false")
+    if problems:
+        raise ValueError("\n".join(problems))
     return new
 
 

@@ -95,8 +95,8 @@ def _outline(path: Path, strategy: Path | None, files: tuple[FileState, ...]) ->
 
 def _files(path: Path) -> Iterator[FileState]:
     """Yields name, inode, size and modification time of every file at ``path`` or below."""
-    there = [path] if not path.is_dir() else [p for p in sorted(path.rglob("*")) if p.is_file()]
-    for file in there:
+    paths = [path] if not path.is_dir() else [p for p in sorted(path.rglob("*")) if p.is_file()]
+    for file in paths:
         with suppress(OSError):  # the reader of the file raises the error
             about = file.stat()
             yield str(file), about.st_ino, about.st_size, about.st_mtime_ns
@@ -110,11 +110,11 @@ def read_incoming(
     ``names`` maps its names to ours, see ``renamed``. ``strategy`` is MindSpore's strategy file, for rank
     folders. Raises ``ValueError`` naming the file.
     """
-    found = foreign(path, strategy)
-    source = found.whole()
+    checkpoint = foreign(path, strategy)
+    source = checkpoint.whole()
     new = renamed(source.specs, names, strict=strict)
     tensors = RenamedTensors(source, {name: old for old, name in new.names.items()})
-    return Incoming(tensors, new.unmatched, found.others)
+    return Incoming(tensors, new.unmatched, checkpoint.others)
 
 
 @dataclass(frozen=True)
@@ -148,20 +148,20 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
 
     # MindSpore's: pieces that a strategy joins, or one file of full tensors
     if strategy is not None:
-        files, whole = mindspore.whole_tensors(path, strategy, verify=verify)
-        return Foreign(whole, files.strategy, tuple(files.loose), tuple(files.texts))
+        files, full_tensors = mindspore.whole_tensors(path, strategy, verify=verify)
+        return Foreign(full_tensors, files.strategy, tuple(files.loose), tuple(files.texts))
     file = _one_file(path, verify) if path.is_dir() else mindspore.open_source(path, verify=verify)
     return _of_whole(lambda: _File(file), tuple(file.texts))
 
 
-def _of_whole(whole: Callable[[], FullTensors], others: tuple[str, ...] = ()) -> Foreign:
+def _of_whole(full_tensors: Callable[[], FullTensors], others: tuple[str, ...] = ()) -> Foreign:
     grid = Grid(())
-    specs = whole().specs
+    specs = full_tensors().specs
     entries = {
         n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype, kind_of(n, specs))
         for n, s in specs.items()
     }
-    return Foreign(whole, Strategy(grid, entries), (), others)
+    return Foreign(full_tensors, Strategy(grid, entries), (), others)
 
 
 def _one_file(path: Path, verify: bool) -> mindspore.RankSource:
@@ -276,11 +276,11 @@ def held(src: FullTensors, target: Strategy, rank: int) -> Iterator[tuple[str, B
 
 def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:
     """Returns for each entry of ``target`` the name in ``src``."""
-    given = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
+    source_names = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
     if unequal := [*unequal_ties(src, target)]:
         text = "in the destination, but the source has other values for it"
         raise ValueError("\n".join(f"{name}: tied to {first} {text}" for first, name in unequal))
-    twins = {n for names in given.values() for n in names[1:]}
+    twins = {n for names in source_names.values() for n in names[1:]}
 
     grid = Grid(())
     entries = {

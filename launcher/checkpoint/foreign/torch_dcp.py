@@ -222,8 +222,8 @@ def _naturals(values: Any) -> tuple[int, ...]:
     few = isinstance(values, tuple) and len(values) <= DIMS
     if not few or not all(type(n) is int and 0 <= n < 1 << 63 for n in values):
         raise ValueError(f"{brief(values)} are not sizes")
-    found: tuple[int, ...] = values
-    return found
+    sizes: tuple[int, ...] = values
+    return sizes
 
 
 def _plain(offset: Any) -> Any:
@@ -301,16 +301,16 @@ def find(data: memoryview, start: int, length: int) -> Saved:
 
     # the tensor's description, and the archive's entry with its values
     try:
-        found, at = _described(part)
+        tensor, entry = _described(part)
     except (zipfile.BadZipFile, KeyError, OSError, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"not what torch.save writes: {error}") from error
 
     # the values start after the entry's head, which contains the lengths of its name and extra field
-    head = bytes(part[at.header_offset : at.header_offset + HEAD])
+    head = bytes(part[entry.header_offset : entry.header_offset + HEAD])
     name = int.from_bytes(head[26:28], "little")
     extra = int.from_bytes(head[28:30], "little")
-    base = start + at.header_offset + HEAD + name + extra
-    return _within(found, base, at.file_size, start + length)
+    base = start + entry.header_offset + HEAD + name + extra
+    return _within(tensor, base, entry.file_size, start + length)
 
 
 def _described(part: memoryview) -> tuple[_Rebuilt, zipfile.ZipInfo]:
@@ -323,13 +323,13 @@ def _described(part: memoryview) -> tuple[_Rebuilt, zipfile.ZipInfo]:
         if size > LONGEST_DESCRIPTION:
             raise ValueError(f"its description has {size} bytes, too many for one tensor")
 
-        found = read(archive.read(entries["data.pkl"]), KNOWN, _storage)
+        tensor = read(archive.read(entries["data.pkl"]), KNOWN, _storage)
         if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
             raise ValueError("its numbers are not little-endian")
 
-    if not isinstance(found, _Rebuilt) or not isinstance(found.storage, _Storage):
+    if not isinstance(tensor, _Rebuilt) or not isinstance(tensor.storage, _Storage):
         raise ValueError("it is not a tensor")
-    return found, entries[f"data/{found.storage.key}"]
+    return tensor, entries[f"data/{tensor.storage.key}"]
 
 
 def _compressed(info: zipfile.ZipInfo) -> bool:
@@ -441,10 +441,10 @@ class DcpFolder:
         except ValueError as error:
             raise ValueError(f"{path}: tensor {name}: {error}") from error
 
-        want = TensorSpec(chunk.box.shape, self.specs[name].dtype)
-        if saved.spec != want:
-            told = f"{described(saved.spec)}, {METADATA_FILE} says {described(want)}"
-            raise ValueError(f"{path}: tensor {name}: its piece at {list(chunk.box.lo)} is {told}")
+        expected = TensorSpec(chunk.box.shape, self.specs[name].dtype)
+        if saved.spec != expected:
+            difference = f"{described(saved.spec)}, {METADATA_FILE} says {described(expected)}"
+            raise ValueError(f"{path}: tensor {name}: its piece at {list(chunk.box.lo)} is {difference}")
         return saved
 
     def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:

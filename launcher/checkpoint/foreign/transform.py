@@ -63,10 +63,12 @@ def to_checkpoint(
     The report's ``left`` are the entries of ``src`` that are not tensors.
     """
     check_apart(src, dst)
-    found, target = aimed(src, to, strategy)
-    wholes = [found.whole() for _ in range(workers)]
-    done = import_whole(wholes[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=wholes[1:])
-    return replace(done, left=found.others)
+    source, target = aimed(src, to, strategy)
+    wholes = [source.whole() for _ in range(workers)]
+    report = import_whole(
+        wholes[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=wholes[1:]
+    )
+    return replace(report, left=source.others)
 
 
 def aimed(
@@ -87,17 +89,17 @@ def aimed(
         text = f"the source is only stage {stage} of a pipeline, not a full checkpoint"
         raise ValueError(f"{text}; give format ckpt or safetensors for rank files")
 
-    found = foreign(src, _path(strategy), verify=verify)
-    target = mindspore.laid_out(to, found.strategy)
-    match(found.strategy, target)
+    source = foreign(src, _path(strategy), verify=verify)
+    target = mindspore.laid_out(to, source.strategy)
+    match(source.strategy, target)
 
     # tensors that the strategies do not list are full on every rank
-    specs = found.whole().specs if found.loose else {}
+    specs = source.whole().specs if source.loose else {}
     loose = {
         n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype)
-        for n in found.loose
+        for n in source.loose
     }
-    return found, Strategy(target.grid, {**target.entries, **loose})
+    return source, Strategy(target.grid, {**target.entries, **loose})
 
 
 def to_rank_files(
@@ -145,12 +147,12 @@ def writer(
         return mindspore.of_rank_folders(src, _given(strategy), to, verify=verify)
 
     # the source has full tensors; each rank reads its pieces of them
-    found = foreign(src, _path(strategy), verify=verify)
-    after = mindspore.laid_out(to, found.strategy)
-    names = match(found.strategy, after)
+    checkpoint = foreign(src, _path(strategy), verify=verify)
+    after = mindspore.laid_out(to, checkpoint.strategy)
+    names = match(checkpoint.strategy, after)
 
     def write(rank: int, path: Path, behind: WriteBehind) -> None:
-        source = found.whole()
+        source = checkpoint.whole()
         boxes = mindspore.held_boxes(after, rank)
 
         def chunks(name: str) -> Iterator[memoryview]:

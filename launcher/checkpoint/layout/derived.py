@@ -152,10 +152,10 @@ def _entry(entry: Entry, grid: Grid, before: int, cut: bool) -> Entry:
 
     ``before`` is the number of the source's stages; ``cut`` says whether the source cuts any tensor.
     """
-    wanted = entry.kind != "buffer" and entry.spec.nbytes >= LARGE
+    sharded = entry.kind != "buffer" and entry.spec.nbytes >= LARGE
     if cut:
-        wanted = bool(entry.layout.axes)
-    axes = ("dp_shard",) if wanted and grid["dp_shard"] > 1 else ()
+        sharded = bool(entry.layout.axes)
+    axes = ("dp_shard",) if sharded and grid["dp_shard"] > 1 else ()
     at = tuple(sorted({s * grid[STAGE] // before for s in stages(entry.layout)}))
     moved = relaid(entry, grid, axes, ((STAGE, at),))
 

@@ -146,18 +146,18 @@ def saved_shards(layout: Layout) -> tuple[SavedShard, ...]:
     return (SavedShard(lowest, box),)
 
 
-def overlapping_shards(layout: Layout, want: Box) -> tuple[tuple[SavedShard, Box], ...]:
-    """Returns the saved shards that overlap ``want``, each with the overlap, ordered by rank.
+def overlapping_shards(layout: Layout, target: Box) -> tuple[tuple[SavedShard, Box], ...]:
+    """Returns the saved shards that overlap ``target``, each with the overlap, ordered by rank.
 
-    The result is empty if ``want`` is empty.
+    The result is empty if ``target`` is empty.
     """
     at = geometry(layout)
-    dims = (cuts.overlapping(a, b) for cuts, a, b in zip(at.dims, want.lo, want.hi, strict=True))
+    dims = (cuts.overlapping(a, b) for cuts, a, b in zip(at.dims, target.lo, target.hi, strict=True))
     out = []
     for chosen in product(*dims):
         box = Box(tuple(lo for lo, _, _ in chosen), tuple(hi for _, hi, _ in chosen))
-        both = box & want
-        assert both is not None, (layout, want)
+        both = box & target
+        assert both is not None, (layout, target)
         out.append((SavedShard(at.base + sum(rank for _, _, rank in chosen), box), both))
     return tuple(sorted(out, key=lambda part: part[0].rank))
 
@@ -248,10 +248,10 @@ def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     >>> untiled((4,), [Box((0,), (2,)), Box((2,), (4,))]), untiled((4,), [Box((0,), (2,)), Box((1,), (3,))])
     (None, 'its pieces at [0] and [1] overlap')
     """
-    whole = Box((0,) * len(shape), shape)
+    bounds = Box((0,) * len(shape), shape)
     full = [box for box in boxes if not box.empty]
     for box in full:
-        if (box & whole) != box:
+        if (box & bounds) != box:
             return f"its piece from {list(box.lo)} to {list(box.hi)} lies outside of {list(shape)}"
 
     try:

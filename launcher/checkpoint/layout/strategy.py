@@ -121,8 +121,8 @@ class Strategy:
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds that have a tensor."""
-        found = {entry.kind for entry in self.entries.values()}
-        return tuple(kind for kind in KINDS if kind in found)
+        kinds = {entry.kind for entry in self.entries.values()}
+        return tuple(kind for kind in KINDS if kind in kinds)
 
     def only(self, *kinds: Kind) -> Strategy:
         """Returns the strategy with only the entries of these kinds."""
@@ -177,8 +177,8 @@ def match(src: Strategy, dst: Strategy) -> dict[str, str]:
     for name, entry in dst.entries.items():
         firsts = sorted({src.named[n] for n in (name, *entry.aliases) if n in src.named})
         if len(firsts) > 1:
-            told = f"{len(firsts)} in the source: {', '.join(firsts)}"
-            differences.append(f"{name}: one tied tensor in the destination, {told}")
+            text = f"{len(firsts)} in the source: {', '.join(firsts)}"
+            differences.append(f"{name}: one tied tensor in the destination, {text}")
         elif firsts:
             out[name] = firsts[0]
             differences += _differences(name, src.entries[firsts[0]].spec, entry.spec)
@@ -201,8 +201,8 @@ def _differences(name: str, src: TensorSpec, dst: TensorSpec) -> list[str]:
     if src.shape != dst.shape:
         out.append(f"{name}: shape {list(src.shape)} in the source, {list(dst.shape)} in the destination")
     if src.dtype != dst.dtype:
-        told = f"{src.dtype} in the source, {dst.dtype} in the destination"
-        out.append(f"{name}: {told}; a dtype is never changed here")
+        dtypes = f"{src.dtype} in the source, {dst.dtype} in the destination"
+        out.append(f"{name}: {dtypes}; a dtype is never changed here")
     return out
 
 

@@ -40,8 +40,8 @@ def dump(strategy: Strategy, folder: Path) -> tuple[Path, ...]:
     folder.mkdir(parents=True, exist_ok=True)
     files = tuple(folder / stage_file(s) for s in range(strategy.stages))
     for stage, path in enumerate(files):
-        held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
-        write_text(path, text(Strategy(strategy.grid, held), (stage,)))
+        entries = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
+        write_text(path, text(Strategy(strategy.grid, entries), (stage,)))
     return files
 
 
@@ -122,8 +122,8 @@ def _parse(origin: str, data: Any) -> StageStrategy:
         raise ValueError(f'{origin}: not a strategy file: "format" is not "{FORMAT}"')
     if type(data.get("version")) is not int or data["version"] not in (ONE_GRID, VERSION):
         version = brief(data.get("version"))
-        told = f"version {version}; this launcher reads versions {ONE_GRID} and {VERSION}"
-        raise ValueError(f"{origin}: {told}")
+        reason = f"version {version}; this launcher reads versions {ONE_GRID} and {VERSION}"
+        raise ValueError(f"{origin}: {reason}")
 
     try:
         grid = _grid(data["grid"])
@@ -169,8 +169,8 @@ def _check_stages(parts: Sequence[StageStrategy], count: int) -> None:
     It runs before any other loop over stages: afterwards there are no more stages than the files list,
     whatever number they claim.
     """
-    given = {stage for part in parts for stage in part.stages}
-    missing = list(islice((stage for stage in range(count) if stage not in given), TOLD + 1))
+    listed = {stage for part in parts for stage in part.stages}
+    missing = list(islice((stage for stage in range(count) if stage not in listed), TOLD + 1))
     if missing:
         where = ", ".join(part.origin for part in parts)
         more = " and more" if len(missing) > TOLD else ""

@@ -204,17 +204,17 @@ def read_bytes(path: Path, longest: int = LONGEST_FILE) -> bytes:
     return files.read_bytes(path, longest)
 
 
-def parsed(path: Path, data: bytes, what: str = "") -> Any:
+def parsed(path: Path, data: bytes, prefix: str = "") -> Any:
     """Parses the JSON ``data`` that was read from ``path``.
 
-    Raises ``ValueError`` if it is not JSON or repeats a key; the message has ``what`` after the path.
+    Raises ``ValueError`` if it is not JSON or repeats a key; the message has ``prefix`` after the path.
     """
     try:
         return files.parsed(data, unique=True)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: {what}no JSON") from error
+        raise ValueError(f"{path}: {prefix}no JSON") from error
     except ValueError as error:
-        raise ValueError(f"{path}: {what}{error}") from error
+        raise ValueError(f"{path}: {prefix}{error}") from error
 
 
 AT_ONCE = 64  # the most calls that wait; each may hold a file that is open and not synced yet

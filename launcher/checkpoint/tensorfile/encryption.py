@@ -110,10 +110,10 @@ class EncryptedFile:
         self._aead = _aead(key, self._head[len(MAGIC) + ID : -WORD])
         self._open(_HEAD_NONCE, tag, "its head")
         self.size = int.from_bytes(self._head[-WORD:], "little")
-        wanted = sealed_size(self.size)
-        if wanted != size:
-            cut = "truncated" if size < wanted else "bytes were added"
-            raise ValueError(f"{path}: {cut}: it is {wanted} bytes by its header, it has {size}")
+        expected = sealed_size(self.size)
+        if expected != size:
+            cut = "truncated" if size < expected else "bytes were added"
+            raise ValueError(f"{path}: {cut}: it is {expected} bytes by its header, it has {size}")
         self._block = lru_cache(maxsize=4)(self._read)
 
     def read(self, start: int, stop: int) -> bytes:
@@ -131,14 +131,14 @@ class EncryptedFile:
             file.seek(HEAD + TAG + number * (BLOCK + TAG))
             return self._open(_nonce(number), file.read(BLOCK + TAG), f"block {number}")
 
-    def _open(self, nonce: bytes, data: bytes, what: str) -> bytes:
+    def _open(self, nonce: bytes, data: bytes, part: str) -> bytes:
         from cryptography.exceptions import InvalidTag
 
         try:
             return self._aead.decrypt(nonce, data, self._head)
         except InvalidTag as error:
             raise ValueError(
-                f"{self.path}: damaged or tampered with: {what} cannot be decrypted with the key"
+                f"{self.path}: damaged or tampered with: {part} cannot be decrypted with the key"
             ) from error
 
 
@@ -181,12 +181,12 @@ def _aead(key: bytes, salt: bytes) -> AESGCM:
     return AESGCM(derived(key, salt, b"launcher checkpoint file", 32))
 
 
-def derived(key: bytes, salt: bytes, what: bytes, size: int) -> bytes:
-    """Derives a key of ``size`` bytes for one purpose: HKDF-SHA256 with ``what`` as its info."""
+def derived(key: bytes, salt: bytes, purpose: bytes, size: int) -> bytes:
+    """Derives a key of ``size`` bytes for one purpose: HKDF-SHA256 with ``purpose`` as its info."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    return HKDF(SHA256(), size, salt or None, what).derive(key)
+    return HKDF(SHA256(), size, salt or None, purpose).derive(key)
 
 
 def _nonce(number: int) -> bytes:

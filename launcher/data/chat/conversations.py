@@ -114,12 +114,12 @@ def files(paths: Paths | None) -> list[CorpusFile]:
 
 def _columns(file: CorpusFile) -> list[str]:
     """The columns of a table that are read. Raises ``BadFile`` if the required ones are missing."""
-    there = columns(file)
-    if MESSAGES not in there and not {PROMPT, COMPLETION} <= {*there}:
-        other = _other_form(there)
+    present = columns(file)
+    if MESSAGES not in present and not {PROMPT, COMPLETION} <= {*present}:
+        other = _other_form(present)
         text = "" if other is None else f"; {other.advice(file.path)}"
-        raise BadFile(f"{FORMS} (columns: {', '.join(there)}){text}")
-    return [name for name in (MESSAGES, PROMPT, COMPLETION, TOOLS) if name in there]
+        raise BadFile(f"{FORMS} (columns: {', '.join(present)}){text}")
+    return [name for name in (MESSAGES, PROMPT, COMPLETION, TOOLS) if name in present]
 
 
 def read_rows(settings: Chat, paths: Paths | None) -> Iterator[Row]:
@@ -127,8 +127,8 @@ def read_rows(settings: Chat, paths: Paths | None) -> Iterator[Row]:
     for which, file in enumerate(files(paths)):
         if file.form != "jsonl":
             for number, record in enumerate(records(file, _columns(file)), 1):
-                said = {name: value for name, value in record.items() if value is not None}
-                yield Row(f"{file.path}: row {number}", said, which)
+                record_values = {name: value for name, value in record.items() if value is not None}
+                yield Row(f"{file.path}: row {number}", record_values, which)
             continue
         try:
             with unpacked(file) as stream:
@@ -143,18 +143,18 @@ def read_rows(settings: Chat, paths: Paths | None) -> Iterator[Row]:
 
 def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
     """Parses ``Row.data``. Raises ``BadRow``."""
-    said = _object(data) if isinstance(data, bytes) else data
-    tools = said.get(TOOLS) or None
+    row = _object(data) if isinstance(data, bytes) else data
+    tools = row.get(TOOLS) or None
     if tools is not None and not isinstance(tools, list):
         raise BadRow(f"{TOOLS!r} is not a list")
-    if MESSAGES in said:
-        return Conversation(messages=_messages(said[MESSAGES], MESSAGES), tools=tools)
-    if PROMPT not in said or COMPLETION not in said:
-        if (other := _other_form(said)) is not None:
+    if MESSAGES in row:
+        return Conversation(messages=_messages(row[MESSAGES], MESSAGES), tools=tools)
+    if PROMPT not in row or COMPLETION not in row:
+        if (other := _other_form(row)) is not None:
             raise other
-        keys = ", ".join(map(str, list(said)[:8])) or "none"
+        keys = ", ".join(map(str, list(row)[:8])) or "none"
         raise BadRow(f"{FORMS} (keys: {keys})")
-    prompt, completion = said[PROMPT], said[COMPLETION]
+    prompt, completion = row[PROMPT], row[COMPLETION]
     if isinstance(prompt, str) and isinstance(completion, str):
         return Conversation(prompt=prompt, completion=completion)
     before = _messages(prompt, PROMPT)
@@ -167,28 +167,28 @@ def _object(line: bytes) -> Mapping[str, Any]:
     if len(line) > LONGEST:
         raise BadRow(f"a row of more than {LONGEST >> 20} MB")
     try:
-        said = json.loads(line.decode("utf-8-sig"))
+        row = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise BadRow(f"byte {error.start} of the line is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise BadRow(f"no JSON: {error.msg} at character {error.pos}") from error
     except (ValueError, RecursionError) as error:
         raise BadRow("not JSON within limits: too deep, or a number too long") from error
-    if not isinstance(said, dict):
+    if not isinstance(row, dict):
         raise BadRow(f"no object; {FORMS}")
-    return said
+    return row
 
 
-def _messages(found: Any, key: str) -> tuple[Message, ...]:
-    if not isinstance(found, Sequence) or isinstance(found, str) or not found:
+def _messages(messages: Any, key: str) -> tuple[Message, ...]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise BadRow(f"{key!r} is not a list of messages")
-    for i, message in enumerate(found):
+    for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadRow(f"{key}[{i}] is not an object with a role and its content")
         for name in ("role", "content"):
             if not isinstance(message.get(name), str):
-                there = ", ".join(map(str, message)) or "none"
-                raise BadRow(f"{key}[{i}] has no text {name!r} (keys: {there})")
+                keys = ", ".join(map(str, message)) or "none"
+                raise BadRow(f"{key}[{i}] has no text {name!r} (keys: {keys})")
         if message["role"] not in ROLES:
             raise BadRow(f"{key}[{i}] has the role {message['role']!r}; roles are {', '.join(ROLES)}")
-    return tuple(found)
+    return tuple(messages)

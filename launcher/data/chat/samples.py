@@ -52,15 +52,15 @@ class Conversations(Source):
         targets[:] = IGNORED
         for row, index in enumerate(indices.tolist()):
             at = 0
-            held = self._held(index)
-            for number, conversation in enumerate(held):
+            conversations = self._held(index)
+            for number, conversation in enumerate(conversations):
                 mine = self._at(conversation)
                 ids, counted = self.made.tokens[mine].astype(np.int64), self.made.counted[mine][1:]
                 here = slice(at, at + len(ids) - 1)
                 tokens[row, here], numbers[row, here] = ids[:-1], number
                 targets[row, here] = np.where(counted, ids[1:], IGNORED)
                 at = here.stop
-            numbers[row, at:] = len(held)
+            numbers[row, at:] = len(conversations)
         return torch.from_numpy(tokens), torch.from_numpy(numbers), torch.from_numpy(targets)
 
     def _held(self, index: int) -> list[int]:
@@ -92,9 +92,9 @@ def open_chat(settings: Chat) -> Dataset:
     """Opens the conversations, from the cache if they are in it. Raises ``RequestError``."""
     parts = chat_tokens.opened(settings) or _made(settings)
     train, n = parts["train"], len(parts["train"])
-    held = 0 if "val" in parts else round(n * settings.val_fraction)
-    if n - held < 1:
-        text = f"{n} conversations, of which {held} are held out, so none is left to train on"
+    held_out = 0 if "val" in parts else round(n * settings.val_fraction)
+    if n - held_out < 1:
+        text = f"{n} conversations, of which {held_out} are held out, so none is left to train on"
         raise RequestError((Problem("data.path", text),))
 
     def source(made: ChatTokens, first: int, count: int) -> Conversations:
@@ -102,8 +102,8 @@ def open_chat(settings: Chat) -> Dataset:
 
     val = source(parts["val"], 0, len(parts["val"])) if "val" in parts else None
     return Dataset(
-        source(train, 0, n - held),
-        val or source(train, n - held, held),
+        source(train, 0, n - held_out),
+        val or source(train, n - held_out, held_out),
         fraction=None if val else settings.val_fraction,
     )
 

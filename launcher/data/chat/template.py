@@ -41,11 +41,11 @@ class _Generation(Extension):
     """The tag ``{% generation %}``, with which transformers marks what the assistant says."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 has it so)
-    found = False  # set by the parser, so not for tags in comments or texts
+    in_use = False  # set by the parser, so not for tags in comments or texts
     marks = True
 
     def parse(self, parser: Parser) -> nodes.Node:
-        self.found = True
+        self.in_use = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
@@ -113,58 +113,67 @@ class ChatTemplate:
         """Compiles the template now. Raises ``ValueError`` if it is not one."""
         _ = self._compiled
 
-    def spans(self, said: Conversation) -> tuple[str, list[Span]]:
-        """The rendered text, and the spans of the assistant's messages from ``said.first`` on.
+    def spans(self, conversation: Conversation) -> tuple[str, list[Span]]:
+        """The rendered text, and the spans of the assistant's messages from ``conversation.first`` on.
 
         A span contains the content and the token that ends the turn, without the blanks after it. Raises
         ``BadRow``.
         """
-        whole = self._rendered(said, said.messages)
-        if START in whole or END in whole:
+        rendered = self._rendered(conversation, conversation.messages)
+        if START in rendered or END in rendered:
             raise BadRow("it has a code point that is not text (U+FDD0 or U+FDD1)")
-        if self._compiled[1].found:
-            return whole, self._marked(said, whole)
+        if self._compiled[1].in_use:
+            return rendered, self._marked(conversation, rendered)
         spans = [
-            self._span(whole, said, i)
-            for i, message in enumerate(said.messages)
-            if i >= said.first and message["role"] == ASSISTANT
+            self._span(rendered, conversation, i)
+            for i, message in enumerate(conversation.messages)
+            if i >= conversation.first and message["role"] == ASSISTANT
         ]
-        return whole, spans
+        return rendered, spans
 
-    def _marked(self, said: Conversation, whole: str) -> list[Span]:
+    def _marked(self, conversation: Conversation, rendered: str) -> list[Span]:
         """The spans of ``{% generation %}``. Raises ``BadRow`` if the marks change the text."""
-        text, spans = _unmarked(self._rendered(said, said.messages, marks=True))
-        if text != whole:
+        text, spans = _unmarked(self._rendered(conversation, conversation.messages, marks=True))
+        if text != rendered:
             raise BadRow("the template changes what it has written in {% generation %}")
-        before = self._rendered(said, said.messages[: said.first], prompt=True) if said.first else ""
-        if not whole.startswith(before):
+        before = (
+            self._rendered(conversation, conversation.messages[: conversation.first], prompt=True)
+            if conversation.first
+            else ""
+        )
+        if not rendered.startswith(before):
             raise BadRow("the template renders the prompt differently when its completion follows")
         return [(a, b) for a, b in spans if a >= len(before)]
 
-    def _span(self, whole: str, said: Conversation, i: int) -> Span:
+    def _span(self, rendered: str, conversation: Conversation, i: int) -> Span:
         """The span of message ``i``: where renderings with and without it differ. Raises ``BadRow``."""
         if not i:
             raise BadRow("the first message is the assistant's, so there is no prompt for it")
-        before = self._rendered(said, said.messages[:i], prompt=True)
-        after = self._rendered(said, said.messages[: i + 1])
+        before = self._rendered(conversation, conversation.messages[:i], prompt=True)
+        after = self._rendered(conversation, conversation.messages[: i + 1])
         if not after.startswith(before):
             text = (
                 "the template renders this turn differently from its generation prompt "
                 "(add_generation_prompt)"
             )
             raise BadRow(f"message {i}: {text}; mark it in the template with {{% generation %}}")
-        if not whole.startswith(after):
+        if not rendered.startswith(after):
             text = "the template renders it differently when other messages follow"
             raise BadRow(f"message {i}: {text}; mark it in the template with {{% generation %}}")
-        content = said.messages[i]["content"]
+        content = conversation.messages[i]["content"]
         if content and after.endswith(content):
             return len(before), len(after)
         return len(before), max(len(before), len(after.rstrip()))
 
     def _rendered(
-        self, said: Conversation, messages: Sequence[Message], *, prompt: bool = False, marks: bool = False
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        *,
+        prompt: bool = False,
+        marks: bool = False,
     ) -> str:
-        """Renders ``messages`` with the tools of ``said``. Raises ``BadRow``."""
+        """Renders ``messages`` with the tools of ``conversation``. Raises ``BadRow``."""
         if self._endless:
             raise BadRow(self._endless)
         template, generation = self._compiled
@@ -174,7 +183,7 @@ class ChatTemplate:
                 return template.render(
                     messages=messages,
                     add_generation_prompt=prompt,
-                    tools=said.tools,
+                    tools=conversation.tools,
                     documents=None,
                     **self._special,
                 )
@@ -241,13 +250,13 @@ class ChatTokenizer:
     size: int
     end: int | None
 
-    def labelled(self, said: Conversation) -> Labelled:
+    def labelled(self, conversation: Conversation) -> Labelled:
         """Encodes a conversation. A token belongs to the role of its first character. Raises ``BadRow``."""
-        if not said.messages:
-            return self._completed(said)
+        if not conversation.messages:
+            return self._completed(conversation)
         if self.template is None:
             raise BadRow("it has messages, but the tokenizer has no chat template; give data.template=FILE")
-        text, spans = self.template.spans(said)
+        text, spans = self.template.spans(conversation)
         ids, starts = self._encoded(text)
         counted = np.zeros(len(ids), bool)
         for a, b in spans:
@@ -275,11 +284,11 @@ class ChatTokenizer:
         text: str = self.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         return text
 
-    def _completed(self, said: Conversation) -> Labelled:
+    def _completed(self, conversation: Conversation) -> Labelled:
         """Encodes a prompt and its completion separately, as at inference."""
         if self.end is None:
             raise BadRow("a completion must end with a token, but the tokenizer's eos_token is unknown")
-        before, after = (self._encoded(text)[0] for text in (said.prompt, said.completion))
+        before, after = (self._encoded(text)[0] for text in (conversation.prompt, conversation.completion))
         ids = np.concatenate([before, after, [self.end]])
         return ids, np.arange(len(ids)) >= len(before)
 

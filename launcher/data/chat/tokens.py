@@ -60,8 +60,8 @@ class Counts:
         """
         more = [(self.cut, "cut"), (self.long, "too long and left out"), (self.bad, "bad rows left out")]
         first = f" (the first: {self.why})" if self.why else ""
-        said = [f"{self.conversations} conversations", *(f"{n} {what}" for n, what in more if n)]
-        return ", ".join(said) + first
+        parts = [f"{self.conversations} conversations", *(f"{n} {label}" for n, label in more if n)]
+        return ", ".join(parts) + first
 
     def check(self) -> None:
         """Raises ``BadFile`` if no conversation is left."""
@@ -153,10 +153,10 @@ def labelled_rows(settings: Chat, rows: tuple[Row, ...]) -> LabelledRows:
     """What a child process does with the rows of one task."""
     counts, last = Counts(), replace(rows[-1], data=b"")
     try:
-        found = made(settings, _tokenizer(settings), rows, counts)
+        tokens = made(settings, _tokenizer(settings), rows, counts)
     except BadFile as error:
         return LabelledRows(None, last, refused=str(error))
-    return LabelledRows(found, last, counts)
+    return LabelledRows(tokens, last, counts)
 
 
 @cache
@@ -202,11 +202,11 @@ def make(settings: Chat, say: Callable[[str], None], speed: ProgressReporter) ->
             return
         shards.empty(folder)
         try:
-            said = _make(settings, folder, speed)
+            summary = _make(settings, folder, speed)
         except BadFile as error:
             raise RunError(f"data.path: {error}") from error
-        say(f"data: {said}, as tokens, once: {final}")
-        shards.publish(folder, final, {"version": VERSION, "conversations": said})
+        say(f"data: {summary}, as tokens, once: {final}")
+        shards.publish(folder, final, {"version": VERSION, "conversations": summary})
 
 
 def opened(settings: Chat) -> dict[str, ChatTokens] | None:
@@ -222,7 +222,7 @@ def opened(settings: Chat) -> dict[str, ChatTokens] | None:
 
 def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
     """Tokenizes every part into ``folder``; returns a summary for people."""
-    said = []
+    summaries = []
     label = partial(labelled_rows, settings)
     with encoders(cores()) as crew:
         for part, field in PARTS.items():
@@ -230,8 +230,8 @@ def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
             if part == "train" or paths is not None:
                 speed.begin(files(paths), Progress())
                 counts = _write(folder, part, crew.map(label, tasks(read_rows(settings, paths))), speed)
-                said.append(counts.text() + (" held out" if part == "val" else ""))
-    return "; ".join(said)
+                summaries.append(counts.text() + (" held out" if part == "val" else ""))
+    return "; ".join(summaries)
 
 
 def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: ProgressReporter) -> Counts:
@@ -239,16 +239,16 @@ def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: Prog
     counts, size, before, last = Counts(), 0, 0, Row("", b"")
     with ExitStack() as stack:
         out = {name: stack.enter_context(_file(folder, part, name).open("wb")) for name in ARRAYS}
-        for found in answers:
-            if found.made is None:
-                raise BadFile(found.refused)
-            counts.add(found.counts)
-            out["tokens"].write(found.made.tokens.tobytes())
-            out["counted"].write(found.made.counted.tobytes())
-            out["ends"].write((found.made.ends + size).tobytes())
-            size += len(found.made.tokens)
-            before += last.offset if found.last.file != last.file else 0
-            last = found.last
+        for answer in answers:
+            if answer.made is None:
+                raise BadFile(answer.refused)
+            counts.add(answer.counts)
+            out["tokens"].write(answer.made.tokens.tobytes())
+            out["counted"].write(answer.made.counted.tobytes())
+            out["ends"].write((answer.made.ends + size).tobytes())
+            size += len(answer.made.tokens)
+            before += last.offset if answer.last.file != last.file else 0
+            last = answer.last
             at = Position(last.file, last.offset)
             speed(Progress(at, documents=counts.conversations, tokens=size, nbytes=before + last.offset))
     counts.check()
@@ -264,15 +264,15 @@ def _folder(settings: Chat) -> Path:
 
     Reads the conversations and the tokenizer's files.
     """
-    asked = settings.model_dump(include={"seq_len", "too_long", "on_bad", "tokenizer"})
-    held = [] if settings.val is None else files(settings.val)
-    read = [content_digest(file.path) for file in (*files(settings.path), *held)]
+    options = settings.model_dump(include={"seq_len", "too_long", "on_bad", "tokenizer"})
+    val_files = [] if settings.val is None else files(settings.val)
+    read = [content_digest(file.path) for file in (*files(settings.path), *val_files)]
     beside: list[Path] = [Path(settings.template)] if settings.template is not None else []
     if settings.tokenizer_file is not None:
         path = Path(settings.tokenizer_file)
         beside += [path, *(p for p in (path.with_name(CONFIG), path.with_name(TEMPLATE)) if p.is_file())]
     read += [content_digest(path) for path in beside]
-    made = [VERSION, tokenizers.__version__, jinja2.__version__, asked, len(held), read]
+    made = [VERSION, tokenizers.__version__, jinja2.__version__, options, len(val_files), read]
     assert settings.cache is not None
     return Path(settings.cache) / xxhash.xxh3_128_hexdigest(json.dumps(made).encode())
 
@@ -322,7 +322,7 @@ def vocabulary(settings: Chat) -> int | None:
 
 def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | None) -> Iterator[Problem]:
     try:
-        found = files(paths)
+        corpus_files = files(paths)
         first = list(islice(read_rows(settings, paths), ROWS_CHECKED + 1))
     except BadFile as error:
         yield Problem(key, str(error))
@@ -331,7 +331,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
         yield Problem(key, said(error))
         return
     if not first:
-        yield Problem(key, f"{found[0].path}: it has no rows")
+        yield Problem(key, f"{corpus_files[0].path}: it has no rows")
         return
     if by is None:
         return
@@ -347,7 +347,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
             endless.append((row, by.learnt(ids, counted)))
         except BadRow as error:
             other = isinstance(error, OtherForm)
-            why = error.advice(found[row.file].path) if isinstance(error, OtherForm) else str(error)
+            why = error.advice(corpus_files[row.file].path) if isinstance(error, OtherForm) else str(error)
             why = f"{row.place}: {why}"
             if settings.on_bad == "error":
                 yield Problem(key, why) if other else Problem(key, f"{why}; {SKIP}", "data.on_bad=skip")

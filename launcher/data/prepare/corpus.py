@@ -98,9 +98,9 @@ def _last(mark: re.Pattern[bytes], data: bytes) -> int:
     size = 1 << 12
     while True:
         first = max(len(data) - size, 0)
-        found = [m.end() for m in mark.finditer(data, first)]
-        if found or not first:
-            return found[-1] if found else 0
+        ends = [m.end() for m in mark.finditer(data, first)]
+        if ends or not first:
+            return ends[-1] if ends else 0
         size *= 8
 
 
@@ -111,15 +111,15 @@ def _behind_line(data: bytes) -> int:
 def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) -> Iterator[Block]:
     """Yields the blocks of a text. Where a block ends depends only on the bytes from its start."""
     _skip(stream, start.offset)
-    data, want = b"", BLOCK
+    data, size_needed = b"", BLOCK
     while True:
-        data += stream.read(want - len(data))
-        last = len(data) < want
+        data += stream.read(size_needed - len(data))
+        last = len(data) < size_needed
         if not data:
             return
         end = len(data) if last else cut(data)
         if not end and len(data) < LONGEST_LINE:
-            want += BLOCK
+            size_needed += BLOCK
             continue
         if not end:
             size, last = _to_line_end(stream)
@@ -133,7 +133,7 @@ def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) ->
             yield Block(start, after, mine, last)
         if last:
             return
-        start, want = after, BLOCK
+        start, size_needed = after, BLOCK
 
 
 def _to_line_end(stream: BinaryIO) -> tuple[int, bool]:
@@ -189,15 +189,15 @@ class Documents:
 def documents(kind: Kind, data: bytes | list[Any], field: str, first: bool) -> Documents:
     """The non-empty documents of a block. ``first``: the block is the first of its file."""
     if isinstance(data, list):
-        found = [_of_value(value) for value in data]
+        rows = [_of_value(value) for value in data]
     elif kind == "text":
         return _of_text(data.removeprefix(codecs.BOM_UTF8) if first else data)
     else:
         lines = (data.removeprefix(codecs.BOM_UTF8) if first else data).split(b"\n")
         read = _of_json if kind == "jsonl" else _of_line
-        found = [read(line, field) for line in lines]
-    texts = [text for text in found if isinstance(text, str) and text]
-    return Documents(texts, [Bad(row, text.why) for row, text in enumerate(found) if isinstance(text, _No)])
+        rows = [read(line, field) for line in lines]
+    texts = [text for text in rows if isinstance(text, str) and text]
+    return Documents(texts, [Bad(row, text.why) for row, text in enumerate(rows) if isinstance(text, _No)])
 
 
 @dataclass(frozen=True)
@@ -235,17 +235,17 @@ def _of_json(line: bytes, field: str) -> str | _No:
     if isinstance(text, _No):
         return text
     try:
-        said = json.loads(text)
+        row = json.loads(text)
     except json.JSONDecodeError as error:
         return _No(f"no JSON: {error.msg} at character {error.pos}")
     except (ValueError, RecursionError):
         return _No("not JSON within limits: too deep, or a number too long")
-    if not isinstance(said, dict):
-        return _No(f"{_NAMES.get(type(said), 'null')}, not an object")
-    if field not in said:
-        keys = ", ".join(map(str, list(said)[:_KEYS])) or "none"
+    if not isinstance(row, dict):
+        return _No(f"{_NAMES.get(type(row), 'null')}, not an object")
+    if field not in row:
+        keys = ", ".join(map(str, list(row)[:_KEYS])) or "none"
         return _No(f"no key {field!r} (keys: {keys})")
-    return _of_value(said[field], f"{field!r} is ")
+    return _of_value(row[field], f"{field!r} is ")
 
 
 _KEYS = 8
@@ -259,9 +259,9 @@ _NAMES = {
 }
 
 
-def _of_value(value: Any, what: str = "") -> str | _No:
+def _of_value(value: Any, prefix: str = "") -> str | _No:
     if not isinstance(value, str):
-        return _No(f"{what}{_NAMES.get(type(value), 'null')}, not text")
+        return _No(f"{prefix}{_NAMES.get(type(value), 'null')}, not text")
     try:
         if not value.isascii():
             value.encode()

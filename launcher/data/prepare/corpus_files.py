@@ -57,18 +57,18 @@ def corpus_file(path: Path, form: str) -> CorpusFile:
     """Determines a file's form by its name and first bytes. Raises ``BadFile`` and ``OSError``."""
     packing = path.suffix.lower() if path.suffix.lower() in PACKINGS else ""
     suffix = Path(path.name.removesuffix(path.suffix)).suffix.lower() if packing else path.suffix.lower()
-    found = FORMS.get(suffix) if form == "auto" else cast(Form, form)
-    if found is None:
+    file_form = FORMS.get(suffix) if form == "auto" else cast(Form, form)
+    if file_form is None:
         raise BadFile(f"of unknown format by its name: {READ} are read; format=text or jsonl sets it")
-    if packing and found not in LINES:
-        raise BadFile(f"{found} packed as {packing}: unpack it first")
+    if packing and file_form not in LINES:
+        raise BadFile(f"{file_form} packed as {packing}: unpack it first")
 
     with opened(path) as stream:
         head = stream.read(HEAD)
         size = stream.seek(0, io.SEEK_END)
-    _check_start(head, found, packing)
-    _check_installed(found, packing)
-    return CorpusFile(path, found, packing, size)
+    _check_start(head, file_form, packing)
+    _check_installed(file_form, packing)
+    return CorpusFile(path, file_form, packing, size)
 
 
 @contextmanager
@@ -105,10 +105,10 @@ def _of_datasets(path: str) -> list[str]:
     if not (folder / STATE).is_file():
         return []
     try:
-        said = read_json(folder / STATE)
+        content = read_json(folder / STATE)
     except ValueError:
         return []
-    rows = said.get("_data_files") if isinstance(said, dict) else None
+    rows = content.get("_data_files") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "filename" in row for row in rows):
         return []
     return [str(folder / Path(str(row["filename"])).name) for row in rows]
@@ -117,12 +117,12 @@ def _of_datasets(path: str) -> list[str]:
 def _check_start(head: bytes, form: Form, packing: str) -> None:
     """Raises ``BadFile`` if the first bytes show another kind of file than the name."""
     kind = by_start(head)
-    wanted = PACKINGS.get(packing) or {"parquet": "Parquet", "arrow": "Arrow"}.get(form)
+    expected = PACKINGS.get(packing) or {"parquet": "Parquet", "arrow": "Arrow"}.get(form)
     if form == "arrow" and kind is None:
         return  # a stream of record batches has no signature
-    if head and (kind.what if kind else None) != wanted:
-        what = f"{kind.what} by its first bytes" if kind else "its first bytes are not those of such a file"
-        raise BadFile(f"{wanted or form} by its name, but {what}")
+    if head and (kind.what if kind else None) != expected:
+        actual = f"{kind.what} by its first bytes" if kind else "its first bytes are not those of such a file"
+        raise BadFile(f"{expected or form} by its name, but {actual}")
 
 
 def _check_installed(form: Form, packing: str) -> None:

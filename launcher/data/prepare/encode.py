@@ -138,11 +138,11 @@ def trained_end(settings: Prepare) -> str:
 
 
 def _vocabulary_of(tokenizer: Tokenizer, end: str, path: Path | None = None) -> Vocabulary:
-    found = tokenizer.token_to_id(end)
-    if found is None:
+    end_id = tokenizer.token_to_id(end)
+    if end_id is None:
         raise NoEnd(f"{end}: {path} has no such token; {_special(tokenizer)}")
     size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-    return Vocabulary(str(tokenizer.to_str()), size, int(found), end)
+    return Vocabulary(str(tokenizer.to_str()), size, int(end_id), end)
 
 
 def _beside(path: Path, tokenizer: Tokenizer) -> str:
@@ -150,8 +150,8 @@ def _beside(path: Path, tokenizer: Tokenizer) -> str:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         beside = path.with_name(name)
         if beside.is_file():
-            said = read_json(beside)
-            token = said.get("eos_token") if isinstance(said, dict) else None
+            content = read_json(beside)
+            token = content.get("eos_token") if isinstance(content, dict) else None
             if text := _text(token):
                 if tokenizer.token_to_id(text) is None:
                     raise NoEnd(f"null: {beside} says {text}, which {path} has not; {_special(tokenizer)}")

@@ -51,13 +51,13 @@ class Prepared:
 
     def text(self, dst: str) -> str:
         """One line for people."""
-        what = f"{self.tokens} tokens below {self.vocab_size}"
-        what += f" of {self.documents} documents, each ended by {self.end}"
-        left = f", {self.skipped} bad lines left out" if self.skipped else ""
+        summary = f"{self.tokens} tokens below {self.vocab_size}"
+        summary += f" of {self.documents} documents, each ended by {self.end}"
+        skipped = f", {self.skipped} bad lines left out" if self.skipped else ""
         if not self.anew:
-            return f"{dst}: it exists already: {what}{left}"
+            return f"{dst}: it exists already: {summary}{skipped}"
         rate = f"{self.nbytes / 1e6 / max(self.seconds, 1e-9):.1f} MB of text a second"
-        return f"{dst}: {what}{left}; {rate}"
+        return f"{dst}: {summary}{skipped}; {rate}"
 
 
 def prepare(settings: Prepare, say: Say, speed: ProgressReporter) -> Prepared:
@@ -103,23 +103,25 @@ class Corpus:
     @classmethod
     def from_files(cls, settings: Prepare, files: Sequence[CorpusFile]) -> Corpus:
         """Computes the digest. Reads every file."""
-        asked = settings.model_dump(include={"field", "documents", "tokenizer", "vocab_size", "shard_tokens"})
-        asked["end"] = trained_end(settings) if settings.tokenizer == "bpe" else None
+        options = settings.model_dump(
+            include={"field", "documents", "tokenizer", "vocab_size", "shard_tokens"}
+        )
+        options["end"] = trained_end(settings) if settings.tokenizer == "bpe" else None
         if settings.tokenizer == "file":
             made = vocabulary(settings)
-            asked |= {"tokenizer_json": made.tokenizer, "end": made.end}
+            options |= {"tokenizer_json": made.tokenizer, "end": made.end}
         seen = tuple(_seen(file.path) for file in files)
         read = [(file.form, file.packing, content_digest(file.path)) for file in files]
-        digest = xxhash.xxh3_128_hexdigest(json.dumps([VERSION, asked, read]).encode())
+        digest = xxhash.xxh3_128_hexdigest(json.dumps([VERSION, options, read]).encode())
         return cls(settings, tuple(files), digest, seen)
 
     @property
     def skips(self) -> bool:
         return self.settings.on_bad == "skip"
 
-    def is_in(self, said: dict[str, Any]) -> bool:
-        """Whether the manifest ``said`` says that this corpus is in its folder."""
-        return said.get("digest") == self.digest and (self.skips or not said.get("skipped"))
+    def is_in(self, manifest: dict[str, Any]) -> bool:
+        """Whether ``manifest`` says that this corpus is in its folder."""
+        return manifest.get("digest") == self.digest and (self.skips or not manifest.get("skipped"))
 
     def check_unchanged(self) -> None:
         """Raises ``RunError`` if a file has changed since its digest was taken."""
@@ -244,10 +246,10 @@ def _shard(
     return done
 
 
-def _found(said: dict[str, Any]) -> Prepared:
+def _found(manifest: dict[str, Any]) -> Prepared:
     """What a folder's manifest says."""
-    counts = {key: int(said[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
-    return Prepared(**counts, end=str(said["end_of_document"]), anew=False)
+    counts = {key: int(manifest[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
+    return Prepared(**counts, end=str(manifest["end_of_document"]), anew=False)
 
 
 def _seen(path: Path) -> tuple[int, int]:

@@ -66,15 +66,15 @@ def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _wait(fd: int, folder: Path, say: Callable[[str], None]) -> None:
-    told = False
+    announced = False
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if not told:
+            if not announced:
                 say(f"another process is at work in {folder}: waiting for it")
-            told = True
+            announced = True
             time.sleep(POLL_S)
 
 
@@ -110,9 +110,9 @@ def kept(folder: Path, digest: str, skips: bool) -> Progress:
         done = more
 
     # delete incomplete files
-    whole = {file for k in range(done.shards) for file in (shard_name(k), _record_name(k))}
+    complete = {file for k in range(done.shards) for file in (shard_name(k), _record_name(k))}
     for path in folder.iterdir():
-        if path.name not in (LOCK, BEGUN, TOKENIZER) and path.name not in whole:
+        if path.name not in (LOCK, BEGUN, TOKENIZER) and path.name not in complete:
             path.unlink()
     return done
 
@@ -122,13 +122,13 @@ def record(folder: Path, done: Progress) -> None:
     write_json(folder / _record_name(done.shards - 1), asdict(done))
 
 
-def publish(folder: Path, dst: Path, said: dict[str, Any]) -> None:
-    """Replaces ``dst`` with ``folder``, which gets ``said`` as its ``MANIFEST``."""
+def publish(folder: Path, dst: Path, manifest: dict[str, Any]) -> None:
+    """Replaces ``dst`` with ``folder``, which gets ``manifest`` as its ``MANIFEST``."""
     dst = Path(os.path.realpath(dst))
     for path in folder.iterdir():
         if path.name == BEGUN or path.name.endswith(_RECORD):
             path.unlink()
-    write_json(folder / MANIFEST, said)
+    write_json(folder / MANIFEST, manifest)
     (folder / LOCK).unlink()
     old = dst.with_name(f".{dst.name}.old")
     if dst.exists():
@@ -163,8 +163,8 @@ def write_text(path: Path, text: str) -> None:
 
 def published(dst: Path) -> dict[str, Any] | None:
     """The manifest of what was made at ``dst``; ``None`` if there is none."""
-    said = _json(dst / MANIFEST)
-    return said if isinstance(said, dict) else None
+    manifest = _json(dst / MANIFEST)
+    return manifest if isinstance(manifest, dict) else None
 
 
 _RECORD = ".done.json"
@@ -176,10 +176,10 @@ def _record_name(shard: int) -> str:
 
 def _recorded(folder: Path, shard: int) -> Progress | None:
     """The progress at the end of this file; ``None`` if the file is not complete."""
-    said = _json(folder / _record_name(shard))
+    fields = _json(folder / _record_name(shard))
     try:
         token_file(folder / shard_name(shard), dtype="uint16")
-        return Progress(**{**said, "position": Position(**said["position"])})
+        return Progress(**{**fields, "position": Position(**fields["position"])})
     except (BadFile, OSError, TypeError, KeyError):
         return None
 

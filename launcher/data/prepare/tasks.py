@@ -104,10 +104,10 @@ def _encoded(recipe: Recipe, task: Encode | EncodeLines) -> Encoded:
     encoder = _encoder(recipe)
     if isinstance(task, EncodeLines):
         return Encoded(encoder.lines(task.data.decode()), 0, [])
-    found = documents(task.kind, task.data, task.field, task.first)
-    whole = task.kind != "text"
-    tokens = encoder(found.texts, end=whole or task.ends)
-    return Encoded(tokens, len(found.texts) if whole else int(task.ends), found.bad)
+    block = documents(task.kind, task.data, task.field, task.first)
+    whole_documents = task.kind != "text"
+    tokens = encoder(block.texts, end=whole_documents or task.ends)
+    return Encoded(tokens, len(block.texts) if whole_documents else int(task.ends), block.bad)
 
 
 def _trained(task: Train | TrainText) -> str:

@@ -92,12 +92,12 @@ def _folder(settings: Text) -> Path:
 
     Reads the text and the tokenizer's file.
     """
-    asked = settings.model_dump(include={"tokenizer", "val_fraction"})
+    options = settings.model_dump(include={"tokenizer", "val_fraction"})
     if settings.tokenizer_file is None:
-        asked["vocab_size"] = settings.vocab_size
+        options["vocab_size"] = settings.vocab_size
     else:
-        asked["tokenizer_file"] = content_digest(Path(settings.tokenizer_file))
-    made = [VERSION, tokenizers.__version__, asked, content_digest(text_files.where(settings))]
+        options["tokenizer_file"] = content_digest(Path(settings.tokenizer_file))
+    made = [VERSION, tokenizers.__version__, options, content_digest(text_files.where(settings))]
     assert settings.cache is not None
     return Path(settings.cache) / xxhash.xxh3_128_hexdigest(json.dumps(made).encode())
 
@@ -114,17 +114,17 @@ def _make(
     shards.empty(folder)
     with encoders(cores()) as crew:
         if settings.tokenizer_file is None:
-            said = train(crew, TrainText(settings))
+            tokenizer = train(crew, TrainText(settings))
         else:
-            said = str(text_files.load(Path(settings.tokenizer_file)).to_str())
-        shards.write_text(folder / shards.TOKENIZER, said)
-        size = 1 + max(Tokenizer.from_str(said).get_vocab(with_added_tokens=True).values())
+            tokenizer = str(text_files.load(Path(settings.tokenizer_file)).to_str())
+        shards.write_text(folder / shards.TOKENIZER, tokenizer)
+        size = 1 + max(Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True).values())
 
         speed.begin([CorpusFile(path, "text", "", path.stat().st_size)], Progress())
         done = 0
         for name, part in zip((TRAIN, VAL), text_files.split(settings), strict=True):
             with TokenWriter(folder / name, size) as file:
-                for block, got in encode(crew, Recipe(said, end=0, cuts=True), _tasks(part)):
+                for block, got in encode(crew, Recipe(tokenizer, end=0, cuts=True), _tasks(part)):
                     file.append(got.tokens)
                     done += block
                     speed(Progress(Position(0, done), nbytes=done, tokens=file.tokens))

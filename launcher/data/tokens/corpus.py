@@ -53,26 +53,26 @@ def _files_at(path: str, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _matching(pattern: str, suffixes: tuple[str, ...]) -> list[Path]:
-    found = sorted(Path(name) for name in glob.glob(pattern) if name.endswith(suffixes))
-    if not found:
+    files = sorted(Path(name) for name in glob.glob(pattern) if name.endswith(suffixes))
+    if not files:
         raise BadFile(f"{pattern}: no {' or '.join(suffixes)} file has such a name")
-    return found
+    return files
 
 
 def _in_folder(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The files of a folder. Raises ``BadFile`` if only some are named as validation data."""
-    found = sorted(f for f in folder.iterdir() if f.name.endswith(suffixes) and not f.name.startswith("."))
-    if not found:
+    files = sorted(f for f in folder.iterdir() if f.name.endswith(suffixes) and not f.name.startswith("."))
+    if not files:
         raise BadFile(f"{folder}: no {' or '.join(suffixes)} file is in this folder")
-    held = [f for f in found if _HELD_OUT.search(f.stem.lower())]
-    if held and len(held) < len(found):
-        text = f"{folder}: {held[0].name} is named as held out, {_other(found, held).name} is not"
-        raise BadFile(f"{text}: name the files of each by a pattern, {folder}/NAME*{held[0].suffix}")
-    return found
+    held_out = [f for f in files if _HELD_OUT.search(f.stem.lower())]
+    if held_out and len(held_out) < len(files):
+        text = f"{folder}: {held_out[0].name} is named as held out, {_other(files, held_out).name} is not"
+        raise BadFile(f"{text}: name the files of each by a pattern, {folder}/NAME*{held_out[0].suffix}")
+    return files
 
 
-def _other(found: list[Path], held: list[Path]) -> Path:
-    return next(f for f in found if f not in held)
+def _other(files: list[Path], held_out: list[Path]) -> Path:
+    return next(f for f in files if f not in held_out)
 
 
 PERIOD = 1 << 16
@@ -209,19 +209,21 @@ def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
     if settings.path is not None:
         named = {"data.path": settings.path}
     sources = {key: _token_files(key, paths, settings.dtype, problems) for key, paths in named.items()}
-    held = [] if settings.val is None else _token_files("data.val", settings.val, settings.dtype, problems)
+    held_out = (
+        [] if settings.val is None else _token_files("data.val", settings.val, settings.dtype, problems)
+    )
     if problems:
         return None, problems
 
     # check the files together
-    vocab_size, wrong = _vocab_size(settings, [f for files in (*sources.values(), held) for f in files])
+    vocab_size, wrong = _vocab_size(settings, [f for files in (*sources.values(), held_out) for f in files])
     sources = {key: [*_ended(key, files, settings, problems)] for key, files in sources.items()}
-    held = [*_ended("data.val", held, settings, problems)]
+    held_out = [*_ended("data.val", held_out, settings, problems)]
     mixture = Mixture.from_weights([source.weight for source in settings.sources] or [1.0])
-    train, val, few = _windows(settings, sources, held)
+    train, val, few = _windows(settings, sources, held_out)
     if settings.end_of_document is not None and settings.end_of_document >= vocab_size > 0:
         problems.append(Problem(END, f"{settings.end_of_document} is not below data.vocab_size={vocab_size}"))
-    problems += [*_twice(sources, held), *wrong, *_tiny(settings, mixture), *few]
+    problems += [*_twice(sources, held_out), *wrong, *_tiny(settings, mixture), *few]
     return (None, problems) if problems else (Corpus(train, val, mixture, vocab_size), [])
 
 
@@ -255,23 +257,23 @@ def _token_files(key: str, paths: Paths, dtype: str, problems: list[Problem]) ->
 def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list[Problem]]:
     """The bound that every token is below: that of the settings, or else that of all files."""
     key = "data.vocab_size"
-    told = {f.vocab_size: f.path for f in files if f.vocab_size is not None}
+    recorded = {f.vocab_size: f.path for f in files if f.vocab_size is not None}
     if settings.vocab_size is not None:
-        most = max(told, default=0)
+        most = max(recorded, default=0)
         if most <= settings.vocab_size:
             return settings.vocab_size, []
-        text = f"{settings.vocab_size}: {told[most]} has tokens below {most}"
+        text = f"{settings.vocab_size}: {recorded[most]} has tokens below {most}"
         return most, [Problem(key, text, f"{key}={most}")]
 
     silent: Path | None = next((f.path for f in files if f.vocab_size is None), None)
     if silent is not None:
         example = f"the number of tokens of its tokenizer, {key}=50257 for GPT-2"
         return 0, [Problem(key, f"null: {silent} has a format that does not record it; give {example}")]
-    if len(told) > 1:
-        most, least = max(told), min(told)
-        text = f"null: {told[most]} has tokens below {most}, {told[least]} below {least}"
+    if len(recorded) > 1:
+        most, least = max(recorded), min(recorded)
+        text = f"null: {recorded[most]} has tokens below {most}, {recorded[least]} below {least}"
         return 0, [Problem(key, text, f"{key}={most}")]
-    return next(iter(told)), []
+    return next(iter(recorded)), []
 
 
 def _ended(
@@ -281,18 +283,18 @@ def _ended(
     if not settings.by_document:
         yield from files
         return
-    given, silent = settings.end_of_document, False
+    requested, silent = settings.end_of_document, False
     for file in files:
-        told = file.end_of_document
-        if given is not None and told not in (None, given):
-            text = f"{given}: {file.path} says that {told} ends its documents"
+        recorded = file.end_of_document
+        if requested is not None and recorded not in (None, requested):
+            text = f"{requested}: {file.path} says that {recorded} ends its documents"
             problems.append(Problem(END, text, f"{END}=null"))
-        elif given is None and told is None and not silent:
+        elif requested is None and recorded is None and not silent:
             silent = True
             text = f"{file.path} does not say which token ends its documents"
             example = f"give it, {END}=50256 for GPT-2"
             problems.append(Problem(key, f"{text}, and {_why(settings)}; {example}"))
-        yield file if given is None else replace(file, end_of_document=given)
+        yield file if requested is None else replace(file, end_of_document=requested)
 
 
 def _why(settings: Tokens) -> str:
@@ -302,13 +304,13 @@ def _why(settings: Tokens) -> str:
 
 
 def _windows(
-    settings: Tokens, sources: dict[str, list[TokenFile]], held: Sequence[TokenFile]
+    settings: Tokens, sources: dict[str, list[TokenFile]], held_out: Sequence[TokenFile]
 ) -> tuple[tuple[tuple[FileWindows, ...], ...], tuple[FileWindows, ...], list[Problem]]:
     """The windows for training, by source; those for validation; and problems if there are none."""
     problems: list[Problem] = []
-    train, val = [], _all(settings, held)
+    train, val = [], _all(settings, held_out)
     if settings.val is not None and not total(val):
-        problems.append(_too_few(settings, "data.val", held))
+        problems.append(_too_few(settings, "data.val", held_out))
     for key, files in sources.items():
         mine = _all(settings, files)
         if settings.val is None:
@@ -335,9 +337,9 @@ def _tiny(settings: Tokens, mixture: Mixture) -> Iterator[Problem]:
             yield Problem(f"data.sources.{i}.weight", text)
 
 
-def _twice(sources: dict[str, list[TokenFile]], held: Sequence[TokenFile]) -> list[Problem]:
+def _twice(sources: dict[str, list[TokenFile]], held_out: Sequence[TokenFile]) -> list[Problem]:
     trained = {f.path.resolve() for files in sources.values() for f in files}
-    both = [f.path for f in held if f.path.resolve() in trained]
+    both = [f.path for f in held_out if f.path.resolve() in trained]
     return [Problem("data.val", f"{both[0]}: it is both held out and trained on")] if both else []
 
 

@@ -223,25 +223,25 @@ class TokenWriter:
 
     def append(self, tokens: Sequence[int] | NDArray[Any]) -> None:
         """Appends tokens. Raises ``ValueError``, writing none, if one is not below ``vocab_size``."""
-        given = np.asarray(tokens)
-        if not given.size:
+        array = np.asarray(tokens)
+        if not array.size:
             return
-        if given.ndim != 1 or given.dtype.kind not in "iu":
+        if array.ndim != 1 or array.dtype.kind not in "iu":
             raise ValueError(
-                f"tokens must be whole numbers in one row, not {given.dtype} {list(given.shape)}"
+                f"tokens must be whole numbers in one row, not {array.dtype} {list(array.shape)}"
             )
-        wrong = (given < 0) | (given >= self.vocab_size)
+        wrong = (array < 0) | (array >= self.vocab_size)
         if wrong.any():
             k = int(wrong.argmax())
-            text = f"token {self.tokens + k} is {given[k]}"
+            text = f"token {self.tokens + k} is {array[k]}"
             raise ValueError(f"{self.path}: {text}, which is not from 0 to {self.vocab_size - 1}")
 
         dtype = np.dtype(DTYPES[self.itemsize]).newbyteorder("<")
-        for at in range(0, len(given), WRITE_CHUNK):
-            data = given[at : at + WRITE_CHUNK].astype(dtype).tobytes()
+        for at in range(0, len(array), WRITE_CHUNK):
+            data = array[at : at + WRITE_CHUNK].astype(dtype).tobytes()
             self._digest.update(data)
             self._file.write(data)
-        self.tokens += len(given)
+        self.tokens += len(array)
 
     def __enter__(self) -> TokenWriter:
         return self

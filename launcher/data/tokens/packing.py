@@ -127,10 +127,10 @@ def packed(lengths: Numbers, seq_len: int, block: int) -> tuple[Numbers, Numbers
     return order, np.bincount(places).astype(np.int64)
 
 
-def _blocks(found: Iterator[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
+def _blocks(pieces: Iterator[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
     """Regroups the pieces, ``BLOCK`` at a time."""
     start, stop = np.zeros((2, 0), np.int64)
-    for more_start, more_stop in found:
+    for more_start, more_stop in pieces:
         start, stop = np.concatenate((start, more_start)), np.concatenate((stop, more_stop))
         while len(start) >= BLOCK:
             yield start[:BLOCK], stop[:BLOCK]

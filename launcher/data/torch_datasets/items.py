@@ -59,8 +59,8 @@ class Items(Source):
         return out
 
     def _fetch(self, indices: Indices) -> None:
-        found = self.items(indices)
-        *inputs, self._targets = collated(self.name, found)
+        items = self.items(indices)
+        *inputs, self._targets = collated(self.name, items)
         self._read, self._inputs = indices.tobytes(), tuple(inputs)
 
 
@@ -83,23 +83,23 @@ def call_user(name: str, item: str, ask: Callable[[], Any]) -> Any:
         raise BadItem(name, f"{item} cannot be read: {of_users(error)}") from error
 
 
-def collated(name: str, found: Sequence[tuple[int, Any]]) -> list[Tensor]:
+def collated(name: str, pairs: Sequence[tuple[int, Any]]) -> list[Tensor]:
     """Collates items into one tensor per part, samples along dim 0. Raises ``BadItem``."""
-    items = [_parts(name, number, item) for number, item in found]
+    items = [_parts(name, number, item) for number, item in pairs]
     try:
         columns = default_collate(items)
     except Exception as error:
-        why = _unlike(found, items) or _foreign(found, items)
+        why = _unlike(pairs, items) or _foreign(pairs, items)
         raise BadItem(name, why or f"its items cannot be collated: {of_users(error)}") from error
     for at, column in enumerate(columns):
         if not isinstance(column, Tensor):
             kind = type(items[0][at]).__name__
             text = (
-                f"{_part(at, items[0])} of item {found[0][0]} has type {kind}, which cannot become a tensor"
+                f"{_part(at, items[0])} of item {pairs[0][0]} has type {kind}, which cannot become a tensor"
             )
             raise BadItem(name, f"{text}; {RETURN}")
         if column.is_meta:
-            text = f"{_part(at, items[0])} of item {found[0][0]} is on the meta device, without values"
+            text = f"{_part(at, items[0])} of item {pairs[0][0]} is on the meta device, without values"
             raise BadItem(name, f"{text}; make it on the CPU")
     return list(columns)
 
@@ -127,10 +127,10 @@ def _of_keys(name: str, number: int, item: Mapping[Any, Any]) -> Item:
     raise BadItem(name, f"{text}; return a tuple (inputs..., target), in the order of the model's forward")
 
 
-def _unlike(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
+def _unlike(pairs: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
     """Describes the first item whose number of parts or shapes differs from the first; empty if none does."""
-    (first, _), shapes = found[0], [[tuple(np.shape(_sized(part))) for part in item] for item in items]
-    for (number, _), item, have in zip(found, items, shapes, strict=True):
+    (first, _), shapes = pairs[0], [[tuple(np.shape(_sized(part))) for part in item] for item in items]
+    for (number, _), item, have in zip(pairs, items, shapes, strict=True):
         if len(have) != len(shapes[0]):
             return (
                 f"item {number} has {len(have)} parts, item {first} {len(shapes[0])}; all "
@@ -143,9 +143,9 @@ def _unlike(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
     return ""
 
 
-def _foreign(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
+def _foreign(pairs: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
     """Describes the first part of an item that no tensor can be made of; empty if there is none."""
-    for (number, _), item in zip(found, items, strict=True):
+    for (number, _), item in zip(pairs, items, strict=True):
         for at, part in enumerate(item):
             if isinstance(part, Tensor) and part.layout is not torch.strided:
                 kind = str(part.layout).removeprefix("torch.")

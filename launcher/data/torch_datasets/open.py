@@ -58,10 +58,10 @@ def halves(settings: Target, allow: tuple[str, ...]) -> TrainValSplit:
     made, takes = _made(settings, allow)
     if inspect.isclass(made) and issubclass(made, Source):
         return TrainValSplit(_with(settings, split="train"), _with(settings, split="val"), FRACTION)
-    given = settings.arguments
-    ours = {k: v for k, v in given.items() if k in ("val", "val_fraction") and k not in takes}
+    arguments = settings.arguments
+    ours = {k: v for k, v in arguments.items() if k in ("val", "val_fraction") and k not in takes}
     train = Target.model_validate(
-        {"_target_": settings.target} | {k: v for k, v in given.items() if k not in ours}
+        {"_target_": settings.target} | {k: v for k, v in arguments.items() if k not in ours}
     )
 
     # the request tells, or the constructor's parameters
@@ -75,7 +75,7 @@ def halves(settings: Target, allow: tuple[str, ...]) -> TrainValSplit:
         return TrainValSplit(train, _other(train, ours["val"]), FRACTION)
     named = {"split": ("train", "val"), "train": (True, False)}
     for name, (to_train, to_hold) in named.items():
-        if name in takes and name not in given:
+        if name in takes and name not in arguments:
             val = None if "val_fraction" in ours else _with(train, **{name: to_hold})
             return TrainValSplit(_with(train, **{name: to_train}), val, _fraction(ours))
     return TrainValSplit(train, None, _fraction(ours))
@@ -83,10 +83,10 @@ def halves(settings: Target, allow: tuple[str, ...]) -> TrainValSplit:
 
 def _made(settings: Target, allow: tuple[str, ...]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     """The class or function of ``settings``, and its parameters by name. Raises ``RequestError``."""
-    found: Any = factory(settings.target, allow, object, key=KEY)
-    if inspect.isclass(found) and issubclass(found, torch_data.DataLoader | torch_data.Sampler):
+    target: Any = factory(settings.target, allow, object, key=KEY)
+    if inspect.isclass(target) and issubclass(target, torch_data.DataLoader | torch_data.Sampler):
         text = (
-            f"{settings.target}: is a {found.__name__}: the launcher makes batches, their order and workers"
+            f"{settings.target}: is a {target.__name__}: the launcher makes batches, their order and workers"
         )
         raise RequestError((Problem(KEY, f"{text} itself; name the data set itself"),))
     made = factory(settings.target, allow, UserData, key=KEY)
@@ -97,52 +97,52 @@ def _with(settings: Target, **arguments: Any) -> Target:
     return settings.model_copy(update=arguments)
 
 
-def _other(train: Target, said: Any) -> Target:
-    """The validation target. ``said``: a class with its arguments, or those that differ for validation."""
-    if not isinstance(said, Mapping):
-        text = f"{said}: should be the arguments that differ for held-out samples, as {{split: test}}"
+def _other(train: Target, arguments: Any) -> Target:
+    """The validation target. ``arguments``: a class with its own, or those that differ for validation."""
+    if not isinstance(arguments, Mapping):
+        text = f"{arguments}: should be the arguments that differ for held-out samples, as {{split: test}}"
         raise _error("val", text)
-    if "_target_" in said:
-        return Target.model_validate(dict(said))
-    return _with(train, **said)
+    if "_target_" in arguments:
+        return Target.model_validate(dict(arguments))
+    return _with(train, **arguments)
 
 
 def _fraction(ours: Mapping[str, Any]) -> float:
-    said = ours.get("val_fraction", FRACTION)
-    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said < 1:
-        text = f"{said}: should be a share of the samples, at least 0 and below 1"
+    fraction = ours.get("val_fraction", FRACTION)
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
+        text = f"{fraction}: should be a share of the samples, at least 0 and below 1"
         raise _error("val_fraction", text, f"data.val_fraction={FRACTION}")
-    return said
+    return fraction
 
 
 def open_own(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
     """Opens the data. Raises ``RequestError``, and whatever the user's constructor raises."""
-    found = halves(settings, allow)
-    train = _opened(found.train, seed, allow, TRAIN)
+    splits = halves(settings, allow)
+    train = _opened(splits.train, seed, allow, TRAIN)
     if isinstance(train, Source):
-        val = _opened(found.val, seed, allow, VAL) if found.val is not None else _no_split(settings)
-        return Dataset(train, _source(val, found.val, seed, allow, part=VAL))
+        val = _opened(splits.val, seed, allow, VAL) if splits.val is not None else _no_split(settings)
+        return Dataset(train, _source(val, splits.val, seed, allow, part=VAL))
     if isinstance(train, torch_data.IterableDataset):
-        source = _source(train, found.train, seed, allow, part=TRAIN)
-        return Dataset(source, _beside_stream(settings, found, seed, allow), reading="in order")
+        source = _source(train, splits.train, seed, allow, part=TRAIN)
+        return Dataset(source, _beside_stream(settings, splits, seed, allow), reading="in order")
 
     # a data set with an index
-    if found.val is not None:
-        val = _opened(found.val, seed, allow, VAL)
+    if splits.val is not None:
+        val = _opened(splits.val, seed, allow, VAL)
         return Dataset(
-            _source(train, found.train, seed, allow, part=TRAIN),
-            _source(val, found.val, seed, allow, part=VAL),
+            _source(train, splits.train, seed, allow, part=TRAIN),
+            _source(val, splits.val, seed, allow, part=VAL),
             reading="in epochs",
         )
     n = _length(train, settings)
     order = permutation(SPLIT_SEED, 0, n)
-    cut = n - round(n * found.fraction)
+    cut = n - round(n * splits.fraction)
     name, mine = settings.target, (seed, TRAIN)
     return Dataset(
         MapStyle(train, np.sort(order[:cut]), name, mine),
         MapStyle(train, np.sort(order[cut:]), name, mine),
         reading="in epochs",
-        fraction=found.fraction,
+        fraction=splits.fraction,
     )
 
 

@@ -73,11 +73,11 @@ class Stream(Items):
         return self.length
 
     def items(self, indices: Indices) -> list[tuple[int, Any]]:
-        found: dict[int, Any] = {}
+        by_place: dict[int, Any] = {}
         with global_generators() as seed:
             for place in sorted({*indices.tolist()}):
-                found[place] = self._at(place, seed)
-        return [(place, found[place]) for place in indices.tolist()]
+                by_place[place] = self._at(place, seed)
+        return [(place, by_place[place]) for place in indices.tolist()]
 
     def _at(self, place: int, seed: Callable[..., None]) -> Any:
         """Returns an item. Keeps the last one, because the padding of a batch repeats it."""

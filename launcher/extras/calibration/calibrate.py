@@ -55,7 +55,7 @@ def run_copies(
     from launcher.extras.calibration.measure import Wanted, calibrated
     from launcher.extras.calibration.training_steps import trainings
 
-    wanted = Wanted(Path(place(step.to, str(folder))), step.seconds, step.spread)
+    settings = Wanted(Path(place(step.to, str(folder))), step.seconds, step.spread)
     (copy, replicas), (_, stages) = copies
     works = Works(copy.job.train.precision, replicas.estimate.work, stages.estimate.work)
-    return calibrated(world, wanted, [*trainings(world, copies, folder, drawn)], works)
+    return calibrated(world, settings, [*trainings(world, copies, folder, drawn)], works)

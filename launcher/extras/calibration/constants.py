@@ -167,7 +167,7 @@ def typical(rounds: Sequence[Round]) -> Round:
     than medians. The median excludes a batch in which the machine did something else.
     """
     means = [_each(statistics.mean, part) for part in _batches(rounds)]
-    return {what: statistics.median(mean[what] for mean in means) for what in rounds[0]}
+    return {operation: statistics.median(mean[operation] for mean in means) for operation in rounds[0]}
 
 
 def _batches(rounds: Sequence[Round]) -> list[Sequence[Round]]:
@@ -176,7 +176,7 @@ def _batches(rounds: Sequence[Round]) -> list[Sequence[Round]]:
 
 
 def _each(middle: Callable[[list[float]], float], rounds: Sequence[Round]) -> Round:
-    return {what: middle([r[what] for r in rounds]) for what in rounds[0]}
+    return {operation: middle([r[operation] for r in rounds]) for operation in rounds[0]}
 
 
 def taken(rounds: Sequence[Round]) -> float:
@@ -234,24 +234,24 @@ def _products(timings: Round) -> Values:
     most products.
     """
     rates: dict[str, list[tuple[Multiplied, float]]] = {}
-    for what, seconds in timings.items():
-        if isinstance(what, Multiplied):
-            rates.setdefault(what.precision, []).append((what, seconds))
+    for operation, seconds in timings.items():
+        if isinstance(operation, Multiplied):
+            rates.setdefault(operation.precision, []).append((operation, seconds))
     peaks = {p: max(w.product.flops / s for w, s in timed) for p, timed in rates.items()}
 
     # seconds = those at the peak x (1 + small (1/m + 1/n + 1/k)) / efficiency, with the least relative error
     first = max(rates, key=lambda p: len(rates[p]))
     lines = []
-    for what, seconds in rates[first]:
-        p = what.product
+    for operation, seconds in rates[first]:
+        p = operation.product
         ideal = p.flops / peaks[first] / seconds
         lines.append((ideal, ideal * (1 / p.m + 1 / p.n + 1 / p.k)))
-    whole, short = _least_squares(lines)
-    if not whole:  # short sides explain all of it, so efficiency is 1
+    constant_term, short = _least_squares(lines)
+    if not constant_term:  # short sides explain all of it, so efficiency is 1
         squares = sum(part * part for _, part in lines)
-        whole, short = 1.0, max(0.0, sum(part * (1 - ideal) for ideal, part in lines) / squares)
+        constant_term, short = 1.0, max(0.0, sum(part * (1 - ideal) for ideal, part in lines) / squares)
     out = {f"tflops.{p}": peak / 1e12 for p, peak in peaks.items()}
-    return out | {"efficiency": min(1.0, 1 / whole), "kernels.small": short / whole}
+    return out | {"efficiency": min(1.0, 1 / constant_term), "kernels.small": short / constant_term}
 
 
 def _kernels(timings: Round, machine: Machine, values: Values) -> Values:
@@ -318,11 +318,11 @@ def _link_values(link: _Link) -> Values:
 def _link(timings: Round, link: Literal["inside", "between"]) -> _Link | None:
     """Returns the constants of a link, or ``None`` if no collective was timed on it."""
     lines = []
-    for what, seconds in timings.items():
-        if isinstance(what, Collective) and what.link == link:
-            n = what.ranks
-            nbytes = TWICE.get(what.kind, 1.0) * (n - 1) / n * what.nbytes / seconds
-            scatters = what.kind == "reduce_scatter"
+    for operation, seconds in timings.items():
+        if isinstance(operation, Collective) and operation.link == link:
+            n = operation.ranks
+            nbytes = TWICE.get(operation.kind, 1.0) * (n - 1) / n * operation.nbytes / seconds
+            scatters = operation.kind == "reduce_scatter"
             lines.append(((n - 1) / seconds, 0.0 if scatters else nbytes, nbytes if scatters else 0.0))
     if not lines:
         return None
@@ -382,7 +382,7 @@ def _solved(seconds: Callable[[float], float], took: float) -> float:
 
 def cluster(values: Mapping[str, float], machine: Machine) -> Cluster:
     """Returns the cluster with these constants, as a file would contain it."""
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "name": machine.name,
         "memory_gb": machine.memory_gb,
         "devices_per_node": machine.per_node,
@@ -390,11 +390,11 @@ def cluster(values: Mapping[str, float], machine: Machine) -> Cluster:
     }
     for key, value in values.items():
         *above, last = key.split(".")
-        at = told
+        at = settings
         for name in above:
             at = at.setdefault(name, {})
         at[last] = value
-    return Cluster.model_validate(told)
+    return Cluster.model_validate(settings)
 
 
 def _least_squares(lines: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
@@ -407,9 +407,9 @@ def _least_squares(lines: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     columns = [c for c in range(matrix.shape[1]) if matrix[:, c].any()]
     out = np.zeros(matrix.shape[1])
     while columns:
-        found, *_ = np.linalg.lstsq(matrix[:, columns], np.ones(len(matrix)), rcond=None)
-        if (found >= 0).all():
-            out[columns] = found
+        factors, *_ = np.linalg.lstsq(matrix[:, columns], np.ones(len(matrix)), rcond=None)
+        if (factors >= 0).all():
+            out[columns] = factors
             break
-        columns = [c for c, x in zip(columns, found, strict=True) if x > 0]
+        columns = [c for c, x in zip(columns, factors, strict=True) if x > 0]
     return tuple(float(x) for x in out)

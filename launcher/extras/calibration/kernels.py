@@ -62,8 +62,8 @@ def prepared(sample: Sample, device: torch.device) -> Sample:
     dist.barrier()
     began = time.perf_counter()
     counted, _ = _timed(sample, device)
-    whole = time.perf_counter() - began if sample.before is not None else counted
-    took = torch.tensor(whole, dtype=torch.float64).nan_to_num(0.0)
+    elapsed = time.perf_counter() - began if sample.before is not None else counted
+    took = torch.tensor(elapsed, dtype=torch.float64).nan_to_num(0.0)
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return replace(sample, times=min(MOST_TIMES, max(1, math.ceil(sample.least / max(took.item(), 1e-9)))))
 
@@ -105,8 +105,8 @@ def one_round(samples: list[Sample], device: torch.device) -> Round:
         dist.barrier()
         rows.append(_timed(sample, device))
     each = zip(samples, rows, strict=True)
-    found = torch.tensor([t / s.times * s.share for s, (t, _) in each], dtype=torch.float64)
-    most, least = found.nan_to_num(-math.inf), found.nan_to_num(math.inf)
+    local_seconds = torch.tensor([t / s.times * s.share for s, (t, _) in each], dtype=torch.float64)
+    most, least = local_seconds.nan_to_num(-math.inf), local_seconds.nan_to_num(math.inf)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(least, dist.ReduceOp.MIN)
     after = torch.tensor([s.before is not None for s in samples])
@@ -189,8 +189,8 @@ def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in
         grad @ weight
         grad.t() @ x
 
-    what = Multiplied(precision, Product(m, n, k, 1, dtype.itemsize))
-    return Sample(what, work, in_it, share=1 / 3, least=STEADY)
+    operation = Multiplied(precision, Product(m, n, k, 1, dtype.itemsize))
+    return Sample(operation, work, in_it, share=1 / 3, least=STEADY)
 
 
 def _block(rows: int, width: int, others: Callable[[], object]) -> Callable[[], object]:

@@ -39,23 +39,23 @@ class Wanted:
     spread: float
 
 
-def calibrated(world: World, wanted: Wanted, trainings: Sequence[Sample], trained: Works) -> str:
+def calibrated(world: World, settings: Wanted, trainings: Sequence[Sample], trained: Works) -> str:
     """Every rank calls it; returns the report. Raises ``RunError`` on all ranks if the spread is too large.
 
     ``trainings`` are timed together with the other samples; ``trained`` describes their work.
     """
-    machine = machine_of(world, trained, wanted.to.stem)
-    rounds = measured(world, wanted.seconds, [*samples(world, machine), *trainings])
+    machine = machine_of(world, trained, settings.to.stem)
+    rounds = measured(world, settings.seconds, [*samples(world, machine), *trainings])
 
     # one rank decides, the others receive its decision
-    found, others = constants(rounds, machine), taken(rounds)
-    if wrong := broadcast(refusal(found, others, wanted.spread), str | None):
+    fitted, others = constants(rounds, machine), taken(rounds)
+    if wrong := broadcast(refusal(fitted, others, settings.spread), str | None):
         raise RunError(wrong)
     if world.rank == 0:
-        wanted.to.parent.mkdir(parents=True, exist_ok=True)
+        settings.to.parent.mkdir(parents=True, exist_ok=True)
         heads = [*_heads(world, torch.device(world.device), len(rounds))]
-        write_text(wanted.to, cluster_file(found, machine, heads, world.size // world.local_size))
-    return _said(wanted.to, found, len(rounds), others)
+        write_text(settings.to, cluster_file(fitted, machine, heads, world.size // world.local_size))
+    return _said(settings.to, fitted, len(rounds), others)
 
 
 def samples(world: World, machine: Machine) -> list[Sample]:
@@ -103,17 +103,17 @@ def machine_of(world: World, trained: Works, name: str) -> Machine:
 
 def _heads(world: World, device: torch.device, rounds: int) -> Iterator[str]:
     nodes = many(world.size // world.local_size, "node")
-    what = devices.name(device) if devices.is_accelerator(device) else _processor()
+    chip = devices.name(device) if devices.is_accelerator(device) else _processor()
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     yield f"Measured by steps=[calibrate] on {today}: {rounds} rounds on {world.size} ranks"
-    yield f"of {nodes}, {what}, {world.backend}, torch {torch.__version__}. A spread is that between the"
+    yield f"of {nodes}, {chip}, {world.backend}, torch {torch.__version__}. A spread is that between the"
     yield "quartiles of batches of rounds."
 
 
 def _processor() -> str:
     """The name of the processor, if Linux reports one."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{many(len(os.sched_getaffinity(0)), 'core')} of {names[0] if names else platform.machine()}"
 

@@ -48,9 +48,9 @@ def samples(world: World, device: torch.device, cores: int | None) -> Iterator[S
         here = world.rank in ranks
         for kind in KINDS:
             for nbytes in sizes:
-                what = Collective(link, kind, nbytes, len(ranks))
+                operation = Collective(link, kind, nbytes, len(ranks))
                 work = _collective(kind, nbytes, len(ranks), group, device) if here else _nothing
-                yield Sample(what, work, here, joint=True, before=before, least=least)
+                yield Sample(operation, work, here, joint=True, before=before, least=least)
     for link, pair in _pairs(world):
         for nbytes in sizes:
             work = _message(nbytes, pair, world.rank, device)
@@ -94,22 +94,22 @@ def _collective(
 ) -> Callable[[], object]:
     """Includes the copies into and out of one tensor, as for gradients and weights."""
     count = nbytes // 4 // (ranks * PARTS) * ranks * PARTS
-    whole = list(torch.zeros(count, device=device).chunk(PARTS))
+    full = list(torch.zeros(count, device=device).chunk(PARTS))
     own = list(torch.zeros(count // ranks, device=device).chunk(PARTS))
 
     def all_reduce() -> None:
-        flat = torch.cat(whole)
+        flat = torch.cat(full)
         dist.all_reduce(flat, group=group)
-        _out(flat, whole)
+        _out(flat, full)
 
     def all_gather() -> None:
         flat = torch.empty(count, device=device)
         _gather(flat, torch.cat(own), group=group)
-        _out(flat, whole)
+        _out(flat, full)
 
     def reduce_scatter() -> None:
         flat = torch.empty(count // ranks, device=device)
-        _scatter(flat, torch.cat(whole), group=group)
+        _scatter(flat, torch.cat(full), group=group)
         _out(flat, own)
 
     return {"all_reduce": all_reduce, "all_gather": all_gather, "reduce_scatter": reduce_scatter}[kind]

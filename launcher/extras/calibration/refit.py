@@ -88,9 +88,9 @@ def refit(steps: Sequence[MeasuredStep]) -> Refit:
     """
     cluster = steps[0].cluster
     start = {key: value(cluster, key) for key in _telling(steps, cluster)}
-    found = _near(steps, start)
-    rounded = {key: float(f"{found[key]:.3g}") for key in start}
-    moved = {key: new for key, new in rounded.items() if abs(log(found[key] / start[key])) > FINE}
+    fitted = _near(steps, start)
+    rounded = {key: float(f"{fitted[key]:.3g}") for key in start}
+    moved = {key: new for key, new in rounded.items() if abs(log(fitted[key] / start[key])) > FINE}
     new = changed(cluster, moved)
     return Refit(
         new,
@@ -170,8 +170,8 @@ def _telling(steps: Sequence[MeasuredStep], cluster: Cluster) -> list[str]:
             start[key] = value(cluster, key)
     if len(start) <= MOST_CONSTANTS:
         return list(start)
-    found = _near(steps, start)
-    return sorted(start, key=lambda key: -abs(log(found[key] / start[key])))[:MOST_CONSTANTS]
+    fitted = _near(steps, start)
+    return sorted(start, key=lambda key: -abs(log(fitted[key] / start[key])))[:MOST_CONSTANTS]
 
 
 def _near(steps: Sequence[MeasuredStep], start: Mapping[str, float]) -> dict[str, float]:
@@ -236,8 +236,8 @@ ALONE = (
 def cluster_file(constants: Sequence[Constant], machine: Machine, heads: Sequence[str], nodes: int) -> str:
     """Returns the file of a calibrated cluster; ``heads``: comments on when and where it was measured."""
     values = {c.key: float(number(c.value)) for c in constants}
-    whole = cluster(values, replace(machine, memory_gb=float(f"{machine.memory_gb:.3g}")))
-    return cluster_text(whole, heads, dict(_comments(constants, machine, nodes)))
+    calibrated = cluster(values, replace(machine, memory_gb=float(f"{machine.memory_gb:.3g}")))
+    return cluster_text(calibrated, heads, dict(_comments(constants, machine, nodes)))
 
 
 def _comments(constants: Sequence[Constant], machine: Machine, nodes: int) -> Iterator[tuple[str, str]]:
@@ -255,33 +255,33 @@ def _comments(constants: Sequence[Constant], machine: Machine, nodes: int) -> It
         yield "links.between", "as inside: there is one node"
 
 
-def cluster_text(whole: Cluster, heads: Sequence[str], comments: Mapping[str, str]) -> str:
-    """Returns a file that is read as ``whole``.
+def cluster_text(cluster: Cluster, heads: Sequence[str], comments: Mapping[str, str]) -> str:
+    """Returns a file that is read as ``cluster``.
 
     ``heads`` are comments at its top, ``comments`` those of keys. Overheads and kernel settings that have the
     values of ``unknown`` are left out, unless they have a comment.
     """
-    return "".join(f"{line}\n" for line in _lines(whole, heads, comments))
+    return "".join(f"{line}\n" for line in _lines(cluster, heads, comments))
 
 
-def _lines(whole: Cluster, heads: Sequence[str], comments: Mapping[str, str]) -> Iterator[str]:
+def _lines(cluster: Cluster, heads: Sequence[str], comments: Mapping[str, str]) -> Iterator[str]:
     def line(key: str, value: str) -> str:
         comment = f"  # {comments[key]}" if key in comments else ""
         return f"{_last(key)}: {value}{comment}"
 
-    data, plain = whole.model_dump(exclude_none=True), Cluster().model_dump()
+    data, plain = cluster.model_dump(exclude_none=True), Cluster().model_dump()
     yield from (f"# {head}" for head in heads)
-    yield from ("defaults:", "  - unknown", "  - _self_", f"name: {json.dumps(whole.name)}")
+    yield from ("defaults:", "  - unknown", "  - _self_", f"name: {json.dumps(cluster.name)}")
     yield from (line(key, exact(data[key])) for key in ALONE if key in data)
     yield line("tflops", _map(data["tflops"]))
     yield "links:"
     yield from (f"  {line(f'links.{at}', _map(data['links'][at]))}" for at in ("inside", "between"))
     for group in GROUPS:
         values = {f"{group}.{name}": value for name, value in data[group].items()}
-        told = {key: v for key, v in values.items() if v != plain[group][_last(key)] or key in comments}
-        if told:
+        shown = {key: v for key, v in values.items() if v != plain[group][_last(key)] or key in comments}
+        if shown:
             yield f"{group}:"
-        yield from (f"  {line(key, exact(v))}" for key, v in told.items())
+        yield from (f"  {line(key, exact(v))}" for key, v in shown.items())
 
 
 def _last(key: str) -> str:
@@ -290,12 +290,12 @@ def _last(key: str) -> str:
 
 def _map(values: Mapping[str, float | bool]) -> str:
     """Returns a map on one line, without ``False`` values, which are the defaults."""
-    told = {
+    shown = {
         name: "true" if value is True else exact(value)
         for name, value in values.items()
         if value is not False
     }
-    return f"{{{', '.join(f'{name}: {value}' for name, value in told.items())}}}"
+    return f"{{{', '.join(f'{name}: {value}' for name, value in shown.items())}}}"
 
 
 def exact(value: float) -> str:

@@ -23,9 +23,9 @@ def trainings(
 ) -> Iterator[Sample]:
     """Samples of ``copies`` on replicas and on stages; all ranks call it."""
     layouts = (Trained("replicas"), Trained("stages"))
-    for what, (copy, plan) in zip(layouts, copies, strict=True):
+    for layout, (copy, plan) in zip(layouts, copies, strict=True):
         work = _step(world, copy, plan, folder, drawn)
-        yield Sample(what, work, joint=True, least=SEVERAL)
+        yield Sample(layout, work, joint=True, least=SEVERAL)
 
 
 def _step(

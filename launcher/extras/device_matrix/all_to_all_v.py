@@ -68,13 +68,13 @@ def received(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> in
     pair = on_common_mesh(src, dst)
     if pair is not None:
         return lacking(shape, pair[0].matrix, pair[0].dims, pair[1].dims)
-    wanted, least = prod(dst.local_shape(shape)), prod(shape)
+    needed, least = prod(dst.local_shape(shape)), prod(shape)
     for rank in range(src.ranks):
         both = src.box(shape, rank) & dst.box(shape, rank)
         if both is None:
-            return wanted
+            return needed
         least = min(least, prod(both.shape))
-    return wanted - least
+    return needed - least
 
 
 def lacking(
@@ -84,15 +84,15 @@ def lacking(
     dst: tuple[tuple[int, ...], ...],
 ) -> int:
     """Returns ``received`` for two layouts over one matrix, without a loop over its ranks."""
-    wanted, present = 1, 1
+    needed, present = 1, 1
     for n, a, b in zip(shape, src, dst, strict=True):
         low, high = n // prod(matrix[x] for x in a), n // prod(matrix[x] for x in b)
-        wanted *= high
+        needed *= high
         shared = min(len(a), len(b))
         if a[:shared] != b[:shared]:
             present = 0  # the first slice by one axis and the last by another have nothing in common
         present *= min(low, high)
-    return wanted - present
+    return needed - present
 
 
 @dataclass(frozen=True)
@@ -156,17 +156,19 @@ def _parts(layout: TensorLayout, rank: int) -> tuple[int, ...]:
     return tuple(layout.part(axes, rank) for axes in layout.dims)
 
 
-def _overlaps(src: TensorLayout, shape: tuple[int, ...], want: Box) -> Iterator[tuple[tuple[int, ...], Box]]:
-    """Yields the parts of ``src`` that overlap the box ``want``, and their overlaps."""
+def _overlaps(
+    src: TensorLayout, shape: tuple[int, ...], target: Box
+) -> Iterator[tuple[tuple[int, ...], Box]]:
+    """Yields the parts of ``src`` that overlap the box ``target``, and their overlaps."""
     sizes = src.local_shape(shape)
-    if want.empty:
+    if target.empty:
         return
     spans = [
-        range(low // n, (high - 1) // n + 1) for low, high, n in zip(want.lo, want.hi, sizes, strict=True)
+        range(low // n, (high - 1) // n + 1) for low, high, n in zip(target.lo, target.hi, sizes, strict=True)
     ]
     for part in product(*spans):
         low = tuple(p * n for p, n in zip(part, sizes, strict=True))
-        both = want & Box(low, tuple(a + n for a, n in zip(low, sizes, strict=True)))
+        both = target & Box(low, tuple(a + n for a, n in zip(low, sizes, strict=True)))
         assert both is not None
         yield part, both
 

@@ -10,12 +10,12 @@ from launcher.extras.device_matrix.resolve import Sharding, StageSharding
 from launcher.extras.device_matrix.sharded_graph import ShardedGraph, gathered, moves, reduced
 
 
-def meeting_ranks(sharding: Sharding, held: Iterable[int]) -> tuple[Rows, ...]:
-    """Returns each distinct set of rows that the virtual stages ``held`` by one pipeline rank need."""
-    found = (
-        rows for s in held for rows in _stage_rows(sharding.stages[s], last=s == len(sharding.stages) - 1)
+def meeting_ranks(sharding: Sharding, stages: Iterable[int]) -> tuple[Rows, ...]:
+    """Returns each distinct set of rows that the virtual stages ``stages`` of one pipeline rank need."""
+    all_rows = (
+        rows for s in stages for rows in _stage_rows(sharding.stages[s], last=s == len(sharding.stages) - 1)
     )
-    return tuple(dict.fromkeys(rows for rows in found if len(rows[0]) > 1))
+    return tuple(dict.fromkeys(rows for rows in all_rows if len(rows[0]) > 1))
 
 
 def _stage_rows(stage: StageSharding, last: bool) -> Iterator[Rows]:

@@ -84,22 +84,22 @@ def _of_stage(layout: Layout, ranks: int) -> TensorLayout | None:
 
 
 def used(
-    rest: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None, wanted: TensorLayout | None = None
+    rest: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None, preferred: TensorLayout | None = None
 ) -> TensorLayout | None:
     """Returns the layout in which operators take a parameter that is kept in the layout ``rest``.
 
-    That is the layout which hsdp shards along dim 0 into ``rest``; ``None`` if there is none. ``wanted``: the
-    layout that an operator takes, which is preferred.
+    That is the layout which hsdp shards along dim 0 into ``rest``; ``None`` if there is none. ``preferred``:
+    the layout that an operator takes.
     """
-    if wanted is not None and at_rest(wanted, spec, hsdp).canonical == rest.canonical:
-        return wanted
+    if preferred is not None and at_rest(preferred, spec, hsdp).canonical == rest.canonical:
+        return preferred
     if hsdp is None:
         return rest
     for fine in _refined(rest):
         first = fine.dims[0] if fine.dims else ()
         for n in range(len(first) + 1):
-            whole = TensorLayout(fine.matrix, (first[:n], *fine.dims[1:]) if fine.dims else ())
-            for each in (whole.canonical, whole):
+            gathered = TensorLayout(fine.matrix, (first[:n], *fine.dims[1:]) if fine.dims else ())
+            for each in (gathered.canonical, gathered):
                 if at_rest(each, spec, hsdp).canonical == rest.canonical:
                     return each
     return None
@@ -195,9 +195,9 @@ def conflicts(
     """
     first = {value: at for at in reversed(range(len(graph.nodes))) for value in graph.nodes[at].ins}
     names = {value: name for name, value in graph.params}
-    said: set[str] = set()  # a strategy of many modules is reported once
+    reported: set[str] = set()  # a strategy of many modules is reported once
     for w in written:
-        if w.key in said:
+        if w.key in reported:
             continue
         rule, node = rules[w.node], graph.nodes[w.node]
         assert rule is not None
@@ -213,7 +213,7 @@ def conflicts(
             )
             text = f"{names[value]} is cut {mine} here, and {theirs} in {path} of {KEY}"
             cure = quote(f"~parallel.operators.{w.key}") if w.key in config else ""
-            said.add(w.key)
+            reported.add(w.key)
             yield strategy_problem(w.key, origins.get(w.key), text, cure)
             break
 
@@ -226,54 +226,54 @@ def input_layouts(job: Job, specs: Sequence[TensorSpec], ranks: int) -> tuple[Te
 
     Every rank reads full samples and cuts its parts out of them, without communication.
     """
-    asked = job.parallel.dataset_strategy
-    if asked == "full_batch":
+    strategy = job.parallel.dataset_strategy
+    if strategy == "full_batch":
         return tuple(TensorLayout.whole(len(s.shape), ranks) for s in specs)
-    if asked == "data_parallel":
+    if strategy == "data_parallel":
         return tuple(_samples(s, ranks) for s in specs)
     problems: list[Problem] = []
     out = []
     for place, spec in enumerate(specs):
         try:
-            out.append(_layout(asked, place, spec.shape, ranks))
+            out.append(_layout(strategy, place, spec.shape, ranks))
         except UnfitError as error:
-            problems.append(Problem(DATASET_STRATEGY, str(error), _cure(asked, place, spec.shape, ranks)))
-    refuse([*problems, *_target(asked, len(specs), ranks)])
+            problems.append(Problem(DATASET_STRATEGY, str(error), _cure(strategy, place, spec.shape, ranks)))
+    refuse([*problems, *_target(strategy, len(specs), ranks)])
     return tuple(out)
 
 
-def _layout(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> TensorLayout:
+def _layout(strategy: Any, place: int, shape: tuple[int, ...], ranks: int) -> TensorLayout:
     where = f"input {place}"
-    if not isinstance(asked, Mapping):
-        return sliced_layout(where, asked[place], shape, ranks)
-    axes = device_matrix(asked["matrix"], asked["axes"], ranks)
-    return named_layout(where, asked["in"][place], shape, axes)
+    if not isinstance(strategy, Mapping):
+        return sliced_layout(where, strategy[place], shape, ranks)
+    axes = device_matrix(strategy["matrix"], strategy["axes"], ranks)
+    return named_layout(where, strategy["in"][place], shape, axes)
 
 
-def _target(asked: Any, place: int, ranks: int) -> list[Problem]:
+def _target(strategy: Any, place: int, ranks: int) -> list[Problem]:
     """Returns a problem if the entry of the target is malformed.
 
     Targets are cut as the loss takes them, whatever the entry says.
     """
     try:
-        if isinstance(asked, Mapping):
-            dims = asked["in"][place]
-            named_axes("target", dims, dims, device_matrix(asked["matrix"], asked["axes"], ranks))
+        if isinstance(strategy, Mapping):
+            dims = strategy["in"][place]
+            named_axes("target", dims, dims, device_matrix(strategy["matrix"], strategy["axes"], ranks))
         else:
-            over_ranks(f"target: {text(asked[place])}: ", asked[place], ranks)
+            over_ranks(f"target: {text(strategy[place])}: ", strategy[place], ranks)
     except UnfitError as error:
         return [Problem(DATASET_STRATEGY, str(error))]
     return []
 
 
-def _cure(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> str:
+def _cure(strategy: Any, place: int, shape: tuple[int, ...], ranks: int) -> str:
     """The override with the most slices that fit; "" if these cut nothing, or for named axes."""
-    if isinstance(asked, Mapping):
+    if isinstance(strategy, Mapping):
         return ""
-    nearest = tuple(nearest_slices(asked[place], shape, ranks))
+    nearest = tuple(nearest_slices(strategy[place], shape, ranks))
     if prod(nearest) == 1:  # the user did not mean to cut nothing
         return ""
-    return quote(f"{DATASET_STRATEGY}={written((*asked[:place], nearest, *asked[place + 1 :]))}")
+    return quote(f"{DATASET_STRATEGY}={written((*strategy[:place], nearest, *strategy[place + 1 :]))}")
 
 
 def _samples(spec: TensorSpec, ranks: int) -> TensorLayout:

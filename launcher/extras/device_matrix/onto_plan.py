@@ -226,19 +226,19 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: boo
     known: list[tuple[StageCode, StageGraphs]] = []
     out: list[StageGraphs] = []
     for stage in made.stages:
-        given = _given(made, stage.index, specs)
+        inputs = _given(made, stage.index, specs)
         code = None
         if ours and tracer is not None:
-            code = StageCode.from_graph(model, stage_graph(tracer, stage, made), given)
-            found = ((both, other.names_of(code)) for other, both in known)
-            like = next(((both, names) for both, names in found if names is not None), None)
+            code = StageCode.from_graph(model, stage_graph(tracer, stage, made), inputs)
+            matches = ((both, other.names_of(code)) for other, both in known)
+            like = next(((both, names) for both, names in matches if names is not None), None)
             if like is not None:
                 both, names = like
                 out.append(StageGraphs(renamed(both.train, names), renamed(both.evaluate, names)))
                 continue
         parts = split(model, made, made.sizes.places[stage.index], tracer)
         (module,) = (p.module for p in parts if p.stage.index == stage.index)
-        out.append(_recorded(module, given, ours=ours))
+        out.append(_recorded(module, inputs, ours=ours))
         if code is not None:
             known.append((code, out[-1]))
     return out
@@ -254,7 +254,7 @@ def _given(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
     return [t.requires_grad_(c.trains) for c in crossings for t in meta(c.specs)]
 
 
-def _recorded(module: nn.Module, given: Sequence[Tensor], ours: bool) -> StageGraphs:
+def _recorded(module: nn.Module, inputs: Sequence[Tensor], ours: bool) -> StageGraphs:
     """Records both modes. In our models only torch modules may behave differently in evaluation."""
     from launcher.extras.device_matrix.run.equal_modules import record_ours
     from launcher.extras.device_matrix.run.record import record as recorded
@@ -262,9 +262,9 @@ def _recorded(module: nn.Module, given: Sequence[Tensor], ours: bool) -> StageGr
     from launcher.parallel.trace.code_between_modules import modal
 
     record = record_ours if ours else recorded
-    train = record(module, given)
+    train = record(module, inputs)
     if ours and not modal(module):
         return StageGraphs(train, train)
     with evaluating([module]):
-        other = record(module, given)
+        other = record(module, inputs)
     return StageGraphs(train, train if other == train else other)

@@ -92,8 +92,8 @@ class Step:
             sides = self.exchange.of(row.index(rank))
             moved = (sum(p.elements for p in side if p.sender != p.receiver) for side in sides)
             return Collective("all_to_all", max(moved), len(row))
-        whole = self.after if self.op == "all_gather" else self.before
-        return Collective(self.op, prod(whole.local_shape(self.shape)), len(self.rows[0]))
+        full = self.after if self.op == "all_gather" else self.before
+        return Collective(self.op, prod(full.local_shape(self.shape)), len(self.rows[0]))
 
 
 LATENCY = 1 << 19
@@ -136,24 +136,24 @@ def _least(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], itemsiz
         return lacks * itemsize + LATENCY if lacks else 0
 
     # A rank lacks its entire part. A sum of n terms takes n - 1 receipts, and each further copy of it one.
-    terms, wanted = prod(at.matrix[a] for a in at.partial), prod(goal.local_shape(shape))
+    terms, needed = prod(at.matrix[a] for a in at.partial), prod(goal.local_shape(shape))
     copies = goal.ranks // prod(goal.slices)
     among_all = prod(shape) * (terms + copies - 2) // goal.ranks
     ahead = at.matrix == goal.matrix and all(
         a == b[: len(a)] for a, b in zip(at.dims, goal.dims, strict=True)
     )
-    return max(wanted, among_all) * itemsize + (1 if ahead else 2) * LATENCY
+    return max(needed, among_all) * itemsize + (1 if ahead else 2) * LATENCY
 
 
 def _steps(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
     """Yields every possible next step."""
     if at.partial:
-        found = _sums(at, goal, shape)
+        steps = _sums(at, goal, shape)
     elif at.matrix != goal.matrix:
-        found = iter(())
+        steps = iter(())
     else:
-        found = _towards(at, goal, shape)
-    yield from (step for step in found if step.after.divides(shape))
+        steps = _towards(at, goal, shape)
+    yield from (step for step in steps if step.after.divides(shape))
     if not at.partial:
         op: Op = "exchange" if received(at, goal, shape) else "slice"
         yield Step(op, at, goal, shape)
@@ -185,26 +185,26 @@ def _places(
     fits = [d for d, local in enumerate(at.local_shape(shape)) if local % n == 0]
     as_goal, ends = [], []
     for d in fits if at.matrix == goal.matrix else ():
-        have, want = at.dims[d], goal.dims[d]
-        more = want[len(have) :]
-        if have == want[: len(have)] and more and sorted(more[: len(axes)]) == sorted(axes):
+        have, goal_axes = at.dims[d], goal.dims[d]
+        more = goal_axes[len(have) :]
+        if have == goal_axes[: len(have)] and more and sorted(more[: len(axes)]) == sorted(axes):
             as_goal.append((d, more[: len(axes)]))
-        elif have == want[: len(have)] and more and set(more) <= set(axes):
+        elif have == goal_axes[: len(have)] and more and set(more) <= set(axes):
             as_goal.append((d, more + tuple(a for a in axes if a not in more)))
-        elif have[: len(want)] == want:
+        elif have[: len(goal_axes)] == goal_axes:
             ends.append(d)
     return as_goal + [(d, axes) for d in (ends or fits)[:1] if (d, axes) not in as_goal]
 
 
 def _towards(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
     """Yields steps over one matrix that leave changed dims cut as in ``goal``, or by fewer of its axes."""
-    for d, (have, want) in enumerate(zip(at.dims, goal.dims, strict=True)):
-        more = want[len(have) : len(have) + 1]
-        if have == want[: len(have)] and more and more[0] in at.repeated:
+    for d, (have, goal_axes) in enumerate(zip(at.dims, goal.dims, strict=True)):
+        more = goal_axes[len(have) : len(have) + 1]
+        if have == goal_axes[: len(have)] and more and more[0] in at.repeated:
             yield Step("slice", at, _cut(at, d, more), shape)
         for k in range(1, len(have) + 1):
             head, tail = have[:-k], have[-k:]
-            if head != want[: len(head)]:
+            if head != goal_axes[: len(head)]:
                 continue
             less = _with(at, d, head)
             yield Step("all_gather", at, less, shape, dim=d, axes=tail)

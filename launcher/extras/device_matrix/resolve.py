@@ -20,7 +20,7 @@ from launcher.extras.device_matrix.given_layouts import (
 from launcher.extras.device_matrix.layout import ShardedParam, TensorLayout, at_rest
 from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy
 from launcher.extras.device_matrix.search.cost import CostModel, Layouts
-from launcher.extras.device_matrix.search.explore import Found, Searches
+from launcher.extras.device_matrix.search.explore import Searches, SearchResult
 from launcher.extras.device_matrix.search.reasons import Reason, merged
 from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
 from launcher.extras.device_matrix.written import operator_names, read, unmatched
@@ -71,8 +71,8 @@ def assign(
             strategy = _default(graph, node, rule, ranks=ranks, layouts=layouts)
         out.append(strategy)
         for place, value in enumerate(node.outs):
-            whole = TensorLayout.whole(len(graph.values[value].shape), ranks)
-            made = whole if rule is None else strategy.makes(rule, place).summed()
+            full = TensorLayout.whole(len(graph.values[value].shape), ranks)
+            made = full if rule is None else strategy.makes(rule, place).summed()
             layouts[value] = rests.get(value, made)
     return tuple(out)
 
@@ -328,11 +328,11 @@ def _stage(
 
     # a search takes the model's inputs in the layouts of their users, unless the request says how they come
     free = place.index == 0 and _searched(resolved) and isinstance(job.parallel.dataset_strategy, str)
-    given = {} if free else dict(zip(graph.inputs, arrive, strict=True))
+    known_layouts = {} if free else dict(zip(graph.inputs, arrive, strict=True))
     of_file, wrong = _of_file(job, graph, file, taken(graph, rules, written))
     problems += wrong
-    given |= of_file
-    given |= {v: known[name] for name, v in graph.params if name in known}
+    known_layouts |= of_file
+    known_layouts |= {v: known[name] for name, v in graph.params if name in known}
     rests = {graph.nodes[w.node].outs[0]: w.out for w in written if w.out is not None}
 
     # training
@@ -352,32 +352,32 @@ def _stage(
         )
     reasons: tuple[Reason, ...] = ()
     if searches(job) and not problems:
-        asked = Layouts(rest={**given, **rests})
-        got = search.found(graph, rules, own, asked)
+        layouts = Layouts(rest={**known_layouts, **rests})
+        got = search.propagate(graph, rules, own, layouts)
         strategies, reasons = got.strategies, got.reasons
         problems += _lacking(got, place.index, terms)
     else:
-        strategies = assign(graph, rules, ranks, written=own, given=given, rests=rests)
+        strategies = assign(graph, rules, ranks, written=own, given=known_layouts, rests=rests)
     outputs: list[TensorLayout | None] = [None] * len(graph.outputs)
-    train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
+    train = sharded(graph, rules, strategies, given=known_layouts, outputs=outputs, rests=rests)
     if last:
         outputs = [_for_loss(train.layouts[v], terms.class_dim) for v in graph.outputs]
-        train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
+        train = sharded(graph, rules, strategies, given=known_layouts, outputs=outputs, rests=rests)
 
     # evaluation: the same strategies for the same operators, parameters in the layouts of training
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
-    held = {*_held(train), *_held(other)}
-    params = tuple(_param(job, train, name, v) for name, v in graph.params if name in held)
+    used_params = {*_held(train), *_held(other)}
+    params = tuple(_param(job, train, name, v) for name, v in graph.params if name in used_params)
     return StageSharding(train, other, params, written, reasons), problems
 
 
 def _of_file(
-    job: Job, graph: OpGraph, file: KnownParams | None, wanted: Mapping[int, TensorLayout]
+    job: Job, graph: OpGraph, file: KnownParams | None, preferred: Mapping[int, TensorLayout]
 ) -> tuple[dict[int, TensorLayout], list[Problem]]:
     """Returns the layouts in which operators take the parameters of the file, and problems.
 
-    ``wanted``: layouts that written strategies take. Such a layout is used if hsdp shards it into the layout
-    of the file.
+    ``preferred``: layouts that written strategies take. Such a layout is used if hsdp shards it into the
+    layout of the file.
     """
     out, problems = {}, []
     for name, value in graph.params:
@@ -385,7 +385,7 @@ def _of_file(
         if rest is None or file is None or name in graph.buffers:
             continue
         shards = job.parallel.hsdp if graph.values[value].trains else None
-        layout = used(rest, graph.values[value].spec, shards, wanted.get(value))
+        layout = used(rest, graph.values[value].spec, shards, preferred.get(value))
         if layout is None:
             text = f"{file.path}: {name} is kept in {list(rest.slices)} parts, which parallel.hsdp cannot do"
             problems.append(Problem(FILE, text, quote("parallel.hsdp=null")))
@@ -394,7 +394,7 @@ def _of_file(
     return out, problems
 
 
-def _lacking(got: Found, stage: int, terms: Terms) -> list[Problem]:
+def _lacking(got: SearchResult, stage: int, terms: Terms) -> list[Problem]:
     """Returns a problem if none of the strategies of a search fits in memory."""
     if not got.lacking:
         return []
@@ -446,13 +446,13 @@ def _evaluation(
     """
     params = {name: train.layouts[v] for name, v in train.graph.params}
     given = {v: train.layouts[t] for v, t in zip(graph.inputs, train.graph.inputs, strict=True)}
-    held = {v: params[name] for name, v in graph.params if name in params}
+    param_layouts = {v: params[name] for name, v in graph.params if name in params}
     rules = train.rules if graph is train.graph else tuple(rule_of(n, graph) for n in graph.nodes)
     strategies = assign(graph, rules, ranks, written=_same(graph, rules, train), given=given, rests={})
     outputs = [train.taken[at].layout for at in train.returns]
     if last:
         outputs = [TensorLayout.whole(len(graph.values[v].shape), ranks) for v in graph.outputs]
-    return sharded(graph, rules, strategies, given={**given, **held}, outputs=outputs)
+    return sharded(graph, rules, strategies, given={**given, **param_layouts}, outputs=outputs)
 
 
 def _same(graph: OpGraph, rules: Sequence[OpRule | None], train: ShardedGraph) -> dict[int, OpStrategy]:

@@ -106,8 +106,8 @@ def sharded(
         outputs: layouts of the outputs; ``None`` for an output that keeps its layout at rest.
         rests: requested layouts at rest.
     """
-    whole = _buffers(graph, strategies[0].ranks if strategies else 1)
-    made: dict[int, TensorLayout] = {**given, **whole}
+    buffers = _buffers(graph, strategies[0].ranks if strategies else 1)
+    made: dict[int, TensorLayout] = {**given, **buffers}
     rest = {**made, **(rests or {})}
     taken = _Takes(graph)
 
@@ -126,13 +126,13 @@ def sharded(
 
     # outputs
     returns = []
-    for value, wanted in zip(graph.outputs, outputs, strict=True):
-        rest.setdefault(value, wanted if made[value].partial and wanted else made[value].summed())
-        returns.append(taken.place(value, wanted or rest[value], ()))
+    for value, requested in zip(graph.outputs, outputs, strict=True):
+        rest.setdefault(value, requested if made[value].partial and requested else made[value].summed())
+        returns.append(taken.place(value, requested or rest[value], ()))
 
     changes = []
     for name, value in graph.changes:
-        kept = whole[dict(graph.params)[name]]
+        kept = buffers[dict(graph.params)[name]]
         rest.setdefault(value, kept if made[value].partial else made[value])
         changes.append(taken.place(value, kept, ()))
 

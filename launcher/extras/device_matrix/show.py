@@ -26,17 +26,17 @@ Rows = Iterator[tuple[str, str]]
 def sharding_rows(sharding: Sharding) -> Rows:
     """Yields the rows of the plan's text, each a label and a line."""
     yield "operators", f"over device matrices of {many(sharding.ranks, 'rank')} a stage"
-    found: dict[tuple[str, str], list[str]] = {}
+    modules_of: dict[tuple[str, str], list[str]] = {}
     for stage in sharding.stages:
-        for module, said in _operators(stage):
-            found.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "*", module), said), []).append(module)
-    for (glob, said), modules in found.items():
+        for module, description in _operators(stage):
+            modules_of.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "*", module), description), []).append(module)
+    for (glob, description), modules in modules_of.items():
         name = f"{glob} ({len(modules)})" if len(modules) > 1 else modules[0]
-        yield "operators", f"{name or 'the model itself'}: {said}"
+        yield "operators", f"{name or 'the model itself'}: {description}"
     for reason in sharding.reasons:
         yield "operators", reason
-    for whole in gathered(sharding):
-        yield "operators", f"gathered: {whole}"
+    for operator in gathered(sharding):
+        yield "operators", f"gathered: {operator}"
     yield from (("operators", text) for text in _together(sharding))
 
 
@@ -178,11 +178,11 @@ def operator_strategies(sharding: Sharding) -> dict[str, dict[str, Any]]:
     for stage, names in zip(sharding.stages, operator_names([g.graph for g in graphs]), strict=True):
         graph = stage.train
         main = main_operators(graph.graph, graph.rules)
-        said = {w.node: w for w in stage.written}
+        written_at = {w.node: w for w in stage.written}
         for at, (node, rule) in enumerate(zip(graph.graph.nodes, graph.rules, strict=True)):
             if rule is None:
                 continue
-            written = said.get(at)
+            written = written_at.get(at)
             alone = main[node.module] == at and stages[node.module] == 1 and bool(node.module)
             name = node.module if alone else names[at]
             row = as_written(graph.strategies[at], rule, None if written is None else written.out)

@@ -51,7 +51,7 @@ class StageBytes:
 
 def fullest(row: Row, stages: Mapping[int, StageBytes], sent: Mapping[int, StageMessages]) -> MemoryInUse:
     """Returns the moment with the most memory in a step of the pipeline rank that runs ``row``."""
-    alone = {s: held.beside(sent[s]) for s, held in stages.items()}
+    alone = {s: stage_bytes.beside(sent[s]) for s, stage_bytes in stages.items()}
     return max(_moments(row, alone, sent), key=lambda m: m.total)
 
 

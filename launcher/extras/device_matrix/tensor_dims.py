@@ -149,9 +149,9 @@ def named_axes(where: str, dims: Any, shape: Sequence[int], axes: Axes) -> list[
         names = entry_names(entry)
         for name in names:
             if not isinstance(name, str) or name not in axes.places:
-                there = ", ".join(axes.places)
+                known = ", ".join(axes.places)
                 raise UnfitError(
-                    f"{where}: {text(dims)}: {text(name)} is not an axis; the axes are {there}, or null"
+                    f"{where}: {text(dims)}: {text(name)} is not an axis; the axes are {known}, or null"
                 )
         out.append(tuple(axes.places[n] for n in names))
     flat = [a for own in out for a in own]

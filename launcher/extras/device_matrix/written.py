@@ -138,7 +138,7 @@ def unmatched(
     origins: Origins = NO_FILE,
 ) -> list[Problem]:
     """Returns problems for keys that match none of the ``modules`` of operators, nor of the ``operators``."""
-    there = tuple(m for m in dict.fromkeys(modules) if m)
+    known = tuple(m for m in dict.fromkeys(modules) if m)
     problems = []
     for key, value in config.items():
         names = operators if MARK in key else modules
@@ -149,8 +149,8 @@ def unmatched(
             problems.append(Problem(KEY, f"{text(value)}: should be {form}"))
             continue
         own = tuple(n for n in operators if MARK in key and n.partition(MARK)[0] == key.partition(MARK)[0])
-        meant = did_you_mean(nearest(key, own or there))
-        why = f"no such module has operators; there are {listed(there)}{meant}"
+        meant = did_you_mean(nearest(key, own or known))
+        why = f"no such module has operators; there are {listed(known)}{meant}"
         if own:
             why = f"its module has no such operator; there are {listed(own)}{meant}"
         problems.append(_problem(key, key, origins.get(key), why, quote(f"~{KEY}.{key}")))
@@ -170,7 +170,7 @@ def as_written(strategy: OpStrategy, rule: OpRule, out: TensorLayout | None = No
     {'matrix': [2, 4], 'axes': ['x', 'y'], 'in': [['x', 'y'], ['y', None]]}
     """
     names = _axis_names(strategy.matrix)
-    said: dict[str, Any] = {
+    row: dict[str, Any] = {
         "matrix": list(strategy.matrix),
         "axes": names,
         "in": [_named_dims(strategy.cut(letters), names) for letters in rule.ins],
@@ -179,13 +179,13 @@ def as_written(strategy: OpStrategy, rule: OpRule, out: TensorLayout | None = No
     # dims of the outputs that no input has
     taken = {letter for letters in rule.ins for letter in letters}
     if any(axes and letter not in taken for letter, axes in strategy.axes):
-        said["makes"] = [_named_dims(strategy.cut(letters), names) for letters in rule.outs]
+        row["makes"] = [_named_dims(strategy.cut(letters), names) for letters in rule.outs]
     if out is None:
-        return said
+        return row
     if out.matrix == strategy.matrix:
-        return {**said, "out": [_named_dims(out, names)]}
+        return {**row, "out": [_named_dims(out, names)]}
     names = _axis_names(out.matrix)
-    return {**said, "out": {"matrix": list(out.matrix), "axes": names, "out": [_named_dims(out, names)]}}
+    return {**row, "out": {"matrix": list(out.matrix), "axes": names, "out": [_named_dims(out, names)]}}
 
 
 def _axis_names(matrix: Sequence[int]) -> list[str]:

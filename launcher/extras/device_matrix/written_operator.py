@@ -89,8 +89,8 @@ def strategy_of(value: Any, op: Operator, at: int, key: str, origin: StrategyOri
     value = _over_matrix(value)
     unknown = [k for k in value if k not in (*WORDS, *op.params)]
     if unknown:
-        there = ", ".join([*WORDS, *op.params])
-        raise UnfitError(f"{unknown[0]}: no such key; there are {there}")
+        known = ", ".join([*WORDS, *op.params])
+        raise UnfitError(f"{unknown[0]}: no such key; there are {known}")
     tensors = dict(_tensors(value, op))
     axes = _axes(value, op.ranks)
     cut = _cut(op, tensors, axes)
@@ -121,13 +121,13 @@ def _axes(value: Mapping[str, Any], ranks: int) -> Axes | None:
 
 def _tensors(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[int, Any]]:
     """Yields the place and the written dims of each input."""
-    said = value.get("in", ())
-    if not isinstance(said, list | tuple):
-        raise UnfitError(f"in: {text(said)}: not a list with one list for each tensor")
-    if len(said) > len(op.node.ins):
+    inputs = value.get("in", ())
+    if not isinstance(inputs, list | tuple):
+        raise UnfitError(f"in: {text(inputs)}: not a list with one list for each tensor")
+    if len(inputs) > len(op.node.ins):
         shapes = ", ".join(str(list(s)) for s in op.shapes)
-        raise UnfitError(f"in: {text(said)}: {len(said)} tensors, and {op.node.kind} takes {shapes}")
-    yield from enumerate(said)
+        raise UnfitError(f"in: {text(inputs)}: {len(inputs)} tensors, and {op.node.kind} takes {shapes}")
+    yield from enumerate(inputs)
     if "input" in value:
         yield 0, value["input"]
     for name, place in op.params.items():
@@ -261,28 +261,28 @@ def _output(
 
     Numbers of slices use the operator's own axes if these cut the output so, otherwise a separate matrix.
     """
-    said = _said_of_output(value)
-    if said is None:
+    output = _said_of_output(value)
+    if output is None:
         return None
-    if isinstance(said, Mapping):  # it has a device matrix of its own
-        own_axes = device_matrix(said.get("matrix"), said.get("axes"), op.ranks)
-        return named_layout("out", _said_of_output({"out": said.get("out", ())}), op.made, own_axes)
+    if isinstance(output, Mapping):  # it has a device matrix of its own
+        own_axes = device_matrix(output.get("matrix"), output.get("axes"), op.ranks)
+        return named_layout("out", _said_of_output({"out": output.get("out", ())}), op.made, own_axes)
     if axes is not None:
-        return named_layout("out", said, op.made, axes)
+        return named_layout("out", output, op.made, axes)
     own = strategy.makes(op.rule, 0).summed()
-    same = own.slices == tuple(dividing_slices("out", said, op.made))
-    return own if same else sliced_layout("out", said, op.made, op.ranks)
+    same = own.slices == tuple(dividing_slices("out", output, op.made))
+    return own if same else sliced_layout("out", output, op.made, op.ranks)
 
 
 def _said_of_output(value: Mapping[str, Any]) -> Any:
     if "output" in value:
         return value["output"]
-    said = value.get("out")
-    if said is None or isinstance(said, Mapping):
-        return said
-    if not isinstance(said, list | tuple) or len(said) != 1:
-        raise UnfitError(f"out: {text(said)}: not a list with one list, for the tensor that it makes")
-    return said[0]
+    output = value.get("out")
+    if output is None or isinstance(output, Mapping):
+        return output
+    if not isinstance(output, list | tuple) or len(output) != 1:
+        raise UnfitError(f"out: {text(output)}: not a list with one list, for the tensor that it makes")
+    return output[0]
 
 
 def nearest_cure(key: str, value: Any, op: Operator, origin: StrategyOrigin | None) -> str:
@@ -320,14 +320,14 @@ def _changes(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[str, Any]
         except UnfitError:
             continue
     try:
-        said = _said_of_output(value)
-        counts = [_ways(own, axes) for own in _dims("out", said, op.made, axes)]
+        output = _said_of_output(value)
+        counts = [_ways(own, axes) for own in _dims("out", output, op.made, axes)]
     except UnfitError:
         return
     if axes is None:
         yield "out", [nearest_slices(counts, op.made, op.ranks)]
     else:
-        yield "out", [[n if s % c == 0 else None for n, c, s in zip(said, counts, op.made, strict=True)]]
+        yield "out", [[n if s % c == 0 else None for n, c, s in zip(output, counts, op.made, strict=True)]]
 
 
 def _nearest(op: Operator, tensors: Mapping[int, Any], axes: Axes | None, names: Any) -> list[list[Any]]:
@@ -341,15 +341,15 @@ def _nearest(op: Operator, tensors: Mapping[int, Any], axes: Axes | None, names:
 
     # letter by letter, from the ranks that remain
     got: dict[str, Any] = {"": None if axes else 1}
-    left = op.ranks
+    remaining = op.ranks
     for letter, own in cut.items():
         size = op.rule.size[letter]
         if axes is None:
-            got[letter] = max(k for k in divisors(left) if k <= own[0] and size % k == 0)
-            left //= got[letter]
+            got[letter] = max(k for k in divisors(remaining) if k <= own[0] and size % k == 0)
+            remaining //= got[letter]
         else:
             while own and size % _ways(own, axes):
                 own = own[:-1]
-            found = [names[a] for a in own]
-            got[letter] = found if len(found) > 1 else next(iter(found), None)
+            axis_names = [names[a] for a in own]
+            got[letter] = axis_names if len(axis_names) > 1 else next(iter(axis_names), None)
     return [[got[letter] for letter in op.rule.ins[place]] for place in tensors]

@@ -21,15 +21,15 @@ def note(run: Path, name: str, fault: Fault, **more: Any) -> None:
     if read(run, name, fault) is not None:
         return
     path.parent.mkdir(exist_ok=True)
-    said = {"drill": str(fault), "time_ns": time.time_ns()} | more
-    write_text(path, json.dumps(said, indent=1) + "\n")
+    content = {"drill": str(fault), "time_ns": time.time_ns()} | more
+    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def read(run: Path, name: str, fault: Fault) -> Mapping[str, Any] | None:
     """Reads a record; ``None`` if it does not exist or belongs to another drill."""
     path = run / FOLDER / name
     try:
-        said = parsed(path, read_bytes(path))
+        content = parsed(path, read_bytes(path))
     except FileNotFoundError:
         return None
-    return said if isinstance(said, dict) and said.get("drill") == str(fault) else None
+    return content if isinstance(content, dict) and content.get("drill") == str(fault) else None

@@ -68,8 +68,8 @@ def note_detection(run: Path, fault: Fault, again: bool = False) -> None:
     happened = record.read(run, record.HAPPENED, fault)
     if happened is None or fault.kind in ("slow_rank", "bitflip"):  # detected in the ranks' news
         return
-    said = [json.loads(path.read_text(encoding="utf-8")) for path in run.glob("errors/rank*.json")]
-    times = [f["time_ns"] for f in said if f["time_ns"] >= happened["time_ns"]]
+    faults = [json.loads(path.read_text(encoding="utf-8")) for path in run.glob("errors/rank*.json")]
+    times = [f["time_ns"] for f in faults if f["time_ns"] >= happened["time_ns"]]
     if times:
         record.note(run, record.DETECTED, fault, time_ns=min(times))
     elif again:
@@ -123,17 +123,17 @@ def _digests(checkpoints: Path, trust: Trust) -> dict[str, str]:
     }
 
 
-def lines(told: DrillReport) -> Iterator[str]:
+def lines(outcome: DrillReport) -> Iterator[str]:
     """The table at the end of the run."""
-    yield f"drill of {told.drill}"
-    yield f"  detected       {_after(told.detected_s)}"
-    going = "" if told.resumed_step is None else f", going on after step {told.resumed_step}"
-    if told.fault.restarts:
-        yield f"  recovered      {_after(told.recovered_s)}{going}"
-    yield f"  steps lost     {'unknown' if told.steps_lost is None else told.steps_lost}"
-    n = len(told.differing)
-    same = f"yes, all {told.tensors} tensors of weights, optimizer and random streams"
-    yield f"  bit-identical  {same if told.identical else f'no, {n} of {told.tensors} tensors differ'}"
+    yield f"drill of {outcome.drill}"
+    yield f"  detected       {_after(outcome.detected_s)}"
+    going = "" if outcome.resumed_step is None else f", going on after step {outcome.resumed_step}"
+    if outcome.fault.restarts:
+        yield f"  recovered      {_after(outcome.recovered_s)}{going}"
+    yield f"  steps lost     {'unknown' if outcome.steps_lost is None else outcome.steps_lost}"
+    n = len(outcome.differing)
+    same = f"yes, all {outcome.tensors} tensors of weights, optimizer and random streams"
+    yield f"  bit-identical  {same if outcome.identical else f'no, {n} of {outcome.tensors} tensors differ'}"
 
 
 def _after(seconds: float | None) -> str:
@@ -148,15 +148,17 @@ def finish(
     Raises ``RunError`` if the fault was not detected, if training did not resume, or, if ``strict``, when the
     weights differ.
     """
-    told = report(run, undisturbed, fault, trust)
-    write_text(run / FILE, json.dumps(asdict(told) | {"bit_identical": told.identical}, indent=1) + "\n")
-    say("\n".join(lines(told)))
+    outcome = report(run, undisturbed, fault, trust)
+    write_text(
+        run / FILE, json.dumps(asdict(outcome) | {"bit_identical": outcome.identical}, indent=1) + "\n"
+    )
+    say("\n".join(lines(outcome)))
     wrong = []
-    if told.detected_s is None:
+    if outcome.detected_s is None:
         wrong.append("it was not noticed")
-    if told.recovered_s is None and fault.restarts:
+    if outcome.recovered_s is None and fault.restarts:
         wrong.append("no step was done after it")
-    if strict and not told.identical:
-        wrong.append(f"the weights are not those of the undisturbed run: {told.differing[0]}")
+    if strict and not outcome.identical:
+        wrong.append(f"the weights are not those of the undisturbed run: {outcome.differing[0]}")
     if wrong:
         raise RunError(f"drill of {fault}: {'; '.join(wrong)}")

@@ -110,22 +110,22 @@ class FolderImages(Source):
 
 
 def open_images(settings: ImageFolder, seed: int) -> Dataset:
-    crop, found = settings.crop, listed(settings.root)
+    crop, listing = settings.crop, listed(settings.root)
     drawn = Augmentation(settings.cut if crop else None, crop.padding if crop else 0, settings.flip)
 
     # validation images: another folder, or some of the training images
-    n = len(found.images)
-    held, of = np.arange(0), found.images
+    n = len(listing.images)
+    held_out, of = np.arange(0), listing.images
     if settings.val is not None:
-        of = listed(settings.val, found.classes).images
-        train, held = np.arange(n), np.arange(len(of))
+        of = listed(settings.val, listing.classes).images
+        train, held_out = np.arange(n), np.arange(len(of))
     else:
         order = permutation(SPLIT_SEED, 0, n)
         cut = n - round(n * settings.val_fraction)
-        train, held = np.sort(order[:cut]), np.sort(order[cut:])
-    val = FolderImages(of, held, settings, None, seed)
+        train, held_out = np.sort(order[:cut]), np.sort(order[cut:])
+    val = FolderImages(of, held_out, settings, None, seed)
     return Dataset(
-        FolderImages(found.images, train, settings, drawn, seed),
+        FolderImages(listing.images, train, settings, drawn, seed),
         val,
         entropy(val),
         reading="in epochs",

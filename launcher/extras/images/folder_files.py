@@ -163,10 +163,10 @@ def _unfit(key: str, root: str) -> Iterator[Problem]:
         yield Problem(key, f"{root}: there is no such folder")
         return
     names = class_folders(root)
-    held = next((n for n in HELD_OUT if n in names), None)
-    if key == "data.root" and "train" in names and held:
-        cure = f"data.root={os.path.join(root, 'train')} data.val={os.path.join(root, held)}"
-        yield Problem(key, f"{root}: its folders are train and {held}, which are not classes", cure)
+    held_out = next((n for n in HELD_OUT if n in names), None)
+    if key == "data.root" and "train" in names and held_out:
+        cure = f"data.root={os.path.join(root, 'train')} data.val={os.path.join(root, held_out)}"
+        yield Problem(key, f"{root}: its folders are train and {held_out}, which are not classes", cure)
     elif not names:
         yield Problem(key, f"{root}: has no folders; the images of each class are in a folder of that name")
 

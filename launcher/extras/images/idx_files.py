@@ -70,11 +70,11 @@ def complete_shape(root: str, name: str, dims: int) -> tuple[int, ...]:
         text = f"at most {INFLATED} are unpacked in memory: gunzip it"
         raise BadFile(f"its header promises {need} bytes; {text}")
     have = _size(file)
-    wanted = need % 2**32 if packed else need
-    if have != wanted:
+    expected = need % 2**32 if packed else need
+    if have != expected:
         size = " x ".join(map(str, shape))
-        found = "its end is missing" if packed else f"it has {have}"
-        raise BadFile(f"cut off: its header promises {size} bytes, {need} with the header; {found}")
+        reason = "its end is missing" if packed else f"it has {have}"
+        raise BadFile(f"cut off: its header promises {size} bytes, {need} with the header; {reason}")
     return shape
 
 

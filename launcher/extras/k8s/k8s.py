@@ -318,8 +318,10 @@ def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
         text = f"{run}: the pods see only {settings.mount} ({KEY}.mount), and the run folder is outside it"
         problems.append(Problem(key, text))
     if not _workdir(settings).is_relative_to(settings.mount):
-        what = "it" if settings.workdir is not None else f"the current folder {_workdir(settings)}"
-        text = f"{settings.workdir or 'null'}: the pods see only {settings.mount} ({KEY}.mount), and {what}"
+        subject = "it" if settings.workdir is not None else f"the current folder {_workdir(settings)}"
+        text = (
+            f"{settings.workdir or 'null'}: the pods see only {settings.mount} ({KEY}.mount), and {subject}"
+        )
         problems.append(Problem(f"{KEY}.workdir", f"{text} is outside it", f"{KEY}.workdir={settings.mount}"))
     return problems
 

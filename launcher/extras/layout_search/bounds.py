@@ -54,10 +54,10 @@ class ModelCost:
             return 1.0
         last = range(self.blocks + 1)
         others = (-(-(self.blocks - n) // (stages - 1)) for n in last)
-        whole = min(
+        share = min(
             max(n * self.block + self.head, m * self.block) for n, m in zip(last, others, strict=True)
         )
-        return max(1 / stages, whole)
+        return max(1 / stages, share)
 
     def samples(self, n: int) -> float:
         """How many times longer ``n`` samples take than one."""

@@ -148,13 +148,13 @@ def space(job: Job) -> Space:
     """All layouts that ``search.over`` leaves open; other settings keep their values."""
     open_ = _Open(job)
     named = Candidates(open_.operators(), open_.recompute())
-    found = Space([], named)
+    search_space = Space([], named)
     for tp in open_.tps():
-        for operators in open_.operators_of(tp, named.operators, found.out):
+        for operators in open_.operators_of(tp, named.operators, search_space.out):
             for stages in open_.stages(tp):
-                for layout in _of_grid(open_, tp, operators, stages, found):
-                    found.layouts.append(layout)
-    return found
+                for layout in _of_grid(open_, tp, operators, stages, search_space):
+                    search_space.layouts.append(layout)
+    return search_space
 
 
 def _of_grid(open_: _Open, tp: int, operators: str, stages: int, space: Space) -> Iterator[LayoutCandidate]:
@@ -225,17 +225,17 @@ class _Open:
         self.a_node = job.launch.nproc
         self.world = job.launch.nproc * job.launch.nnodes
 
-    def _values(self, key: str, auto: Sequence[Any], asked: Any) -> list[Any]:
-        return _values(self.over, key, auto, asked)
+    def _values(self, key: str, auto: Sequence[Any], requested: Any) -> list[Any]:
+        return _values(self.over, key, auto, requested)
 
     def tps(self) -> list[int]:
         """Degrees of tp within a node, whose links are the fast ones."""
-        asked = self.job.parallel.grid.tp or 1
-        return self._values(TP, _divisors(self.a_node), asked)
+        requested = self.job.parallel.grid.tp or 1
+        return self._values(TP, _divisors(self.a_node), requested)
 
     def operators(self) -> Mapping[str, Any]:
-        found = self.over.get(OPERATORS)
-        return {ASKED: self.job.parallel.operators} if found is None else found
+        choices = self.over.get(OPERATORS)
+        return {ASKED: self.job.parallel.operators} if choices is None else choices
 
     def operators_of(self, tp: int, named: Mapping[str, Any], out: Counter[str]) -> Iterator[str]:
         """Candidates that shard something if ``tp`` > 1, else one candidate that shards nothing."""
@@ -251,8 +251,8 @@ class _Open:
         return self._values(STAGES, _divisors(self.world // tp), self.job.parallel.pipeline.stages)
 
     def micros(self, stages: int, local: int, out: Counter[str]) -> Iterator[int]:
-        asked = self.job.parallel.pipeline.micro_batch_num or stages
-        for n in self._values(MICROS, _divisors(local), asked):
+        requested = self.job.parallel.pipeline.micro_batch_num or stages
+        for n in self._values(MICROS, _divisors(local), requested):
             if local % n:
                 out[f"{local} samples of a rank cannot be divided evenly into {n} micro batches"] += 1
             elif n < stages:
@@ -281,10 +281,10 @@ class _Open:
         if left_open and replicas == 1:
             yield None
             return
-        whole = self._values(HSDP, (None, Hsdp()), self.job.parallel.hsdp)
+        options = self._values(HSDP, (None, Hsdp()), self.job.parallel.hsdp)
         if not left_open and {SHARD, LEVEL} & self.over.keys():
-            whole = [one or Hsdp() for one in whole]
-        for one in whole:
+            options = [one or Hsdp() for one in options]
+        for one in options:
             if one is None:
                 yield None
                 continue
@@ -297,10 +297,12 @@ class _Open:
                     yield base.model_copy(update={"shard_size": size, "optimizer_level": level})
 
     def recompute(self) -> Mapping[str, Recompute | None]:
-        found = self.over.get(RECOMPUTE)
-        if found is None:
+        choices = self.over.get(RECOMPUTE)
+        if choices is None:
             return {ASKED: self.job.parallel.recompute}
-        return dict(self._recompute(one, n) for n, one in enumerate([AUTO] if found == AUTO else found, 1))
+        return dict(
+            self._recompute(one, n) for n, one in enumerate([AUTO] if choices == AUTO else choices, 1)
+        )
 
     def _recompute(self, value: Any, n: int) -> tuple[str, Recompute | None]:
         """The name and the value of the ``n``-th candidate; without a limit of memory, auto is none."""
@@ -318,12 +320,12 @@ def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _values(over: Mapping[str, Any], key: str, auto: Sequence[Any], asked: Any) -> list[Any]:
+def _values(over: Mapping[str, Any], key: str, auto: Sequence[Any], requested: Any) -> list[Any]:
     """Candidates for a key: the values of auto, the listed ones, or the one in the request."""
-    found = over.get(key)
-    if found is None:
-        return [asked]
-    return list(auto) if found == AUTO else _once(found)
+    choices = over.get(key)
+    if choices is None:
+        return [requested]
+    return list(auto) if choices == AUTO else _once(choices)
 
 
 def _once(values: Sequence[Any]) -> list[Any]:

@@ -76,11 +76,11 @@ def settled(job: Job, measure: bool = False, others: FollowerRanks | None = None
     finalists, ranking = _searched(job)
     if not (measure and job.search.measure):
         return Chosen(_with_open_steps(finalists[0].job, job), tuple(show.notes(ranking)))
-    told = measuring.measured_cluster(ranking, measured(job, finalists, others))
-    taken = told.ran[0].finalist
-    note = Note("search.measure", "; ".join(measuring.note(told)))
+    measurements = measuring.measured_cluster(ranking, measured(job, finalists, others))
+    taken = measurements.ran[0].finalist
+    note = Note("search.measure", "; ".join(measuring.note(measurements)))
     notes = (*show.notes(ranking, taken.predicted), note)
-    return Chosen(_with_open_steps(taken.job, job), notes, measuring.file(told))
+    return Chosen(_with_open_steps(taken.job, job), notes, measuring.file(measurements))
 
 
 def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
@@ -91,11 +91,11 @@ def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
     lines = [*show.text(ranking)]
     best = Chosen(_with_open_steps(finalists[0].job, job))
     if job.search.measure:
-        told = measuring.measured_cluster(ranking, measured(job, finalists, others))
-        taken = _with_open_steps(told.ran[0].finalist.job, job)
-        best = Chosen(taken, cluster=measuring.file(told))
-        lines += _labelled("measured", measuring.table(told))
-        lines += _labelled("refitted", measuring.refitted(told))
+        measurements = measuring.measured_cluster(ranking, measured(job, finalists, others))
+        taken = _with_open_steps(measurements.ran[0].finalist.job, job)
+        best = Chosen(taken, cluster=measuring.file(measurements))
+        lines += _labelled("measured", measuring.table(measurements))
+        lines += _labelled("refitted", measuring.refitted(measurements))
     yield from lines
     if job.search.best is not None:
         path = Path(job.search.best)
@@ -113,21 +113,21 @@ def _searched(job: Job) -> tuple[list[Finalist], Ranking]:
         return search(with_steps(Resolved(job)).job, processes(), start=server.start)
 
 
-def _with_open_steps(found: Job, job: Job) -> Job:
-    """The layout ``found``, with the number of steps open if ``job`` leaves it open.
+def _with_open_steps(chosen: Job, job: Job) -> Job:
+    """The layout ``chosen``, with the number of steps open if ``job`` leaves it open.
 
     A recipe with both steps and epochs would be refused.
     """
-    return found.model_copy(update={"train": found.train.model_copy(update={"steps": job.train.steps})})
+    return chosen.model_copy(update={"train": chosen.train.model_copy(update={"steps": job.train.steps})})
 
 
 def _labelled(label: str, lines: Iterator[str]) -> Iterator[str]:
     yield from (f"  {'' if n else label:<10} {line}" for n, line in enumerate(lines))
 
 
-def write(path: Path, chosen: Chosen, said: Sequence[str]) -> None:
-    """Writes the recipe of the best layout, with ``said`` as comments, and the cluster file beside it."""
-    measuring.write(path, chosen.job, tuple(said))
+def write(path: Path, chosen: Chosen, comments: Sequence[str]) -> None:
+    """Writes the recipe of the best layout, with ``comments``, and the cluster file beside it."""
+    measuring.write(path, chosen.job, tuple(comments))
     if chosen.cluster:
         write_bytes(path.with_name(CLUSTER), chosen.cluster.encode())
 

@@ -139,32 +139,34 @@ class Trial:
         return tuple(p for p in recompute_auto.POLICIES[1:] if takes.get(p, few) <= CLOSE * few)
 
 
-def evaluate(asked: SearchContext, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
+def evaluate(context: SearchContext, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
     """Predicts a layout from its plan.
 
     If as few blocks as fit are recomputed, it interpolates between plans that recompute no block and all
     blocks.
     """
-    prediction = _evaluated(asked, trial, traces)
-    if not isinstance(prediction, Predicted) or asked.job.search.measure:
+    prediction = _evaluated(context, trial, traces)
+    if not isinstance(prediction, Predicted) or context.job.search.measure:
         return prediction
     return replace(prediction, works=())
 
 
-def _evaluated(asked: SearchContext, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
+def _evaluated(context: SearchContext, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
     layout = trial.layout
-    job = asked.job_of(layout)
+    job = context.job_of(layout)
     choosing = recompute_auto.is_requested(job)
     try:
         plain = plan_job(recompute_auto.under(job, {}) if choosing else job, traces)
         if plain.estimate.step is None:
             return Refused(layout, "over device matrices no seconds are predicted")
         prediction = predicted(layout, plain)
-        if not choosing or asked.room is None or prediction.nbytes <= asked.room:
+        if not choosing or context.room is None or prediction.nbytes <= context.room:
             return prediction
         if trial.slow(prediction):
             return Slower(layout, prediction.pipeline, prediction.plain)
-        return _fitted(prediction, job, plain, asked.room, policies=trial.policies(prediction), traces=traces)
+        return _fitted(
+            prediction, job, plain, context.room, policies=trial.policies(prediction), traces=traces
+        )
     except RequestError as error:
         return Refused(layout, "; ".join(f"{p.key}: {p.text}" for p in error.problems[:1]))
 
@@ -224,8 +226,8 @@ def _all_again(
             made = plan_like(recompute_auto.under(job, dict.fromkeys(blocks, policy)), like, traces)
         except RequestError:  # this policy does not suit the model; another one may
             continue
-        found = replace(predicted(plain.layout, made), policy=policy, again=1.0)
-        yield replace(found, pipeline=plain.pipeline, plain=plain.plain)
+        prediction = replace(predicted(plain.layout, made), policy=policy, again=1.0)
+        yield replace(prediction, pipeline=plain.pipeline, plain=plain.plain)
 
 
 def _between(none: Predicted, every: Predicted, room: int) -> Predicted:
@@ -253,11 +255,11 @@ def best(predictions: Sequence[Predicted], room: int | None) -> list[Predicted]:
 class Choice:
     """A layout that may be the best, whose recomputed blocks are still undecided."""
 
-    found: Predicted
+    prediction: Predicted
 
     @property
     def trace(self) -> TraceKey:
-        layout = self.found.layout
+        layout = self.prediction.layout
         return layout.cut, layout.micro, layout.stages == 1
 
 
@@ -269,9 +271,9 @@ class Finalist:
     predicted: Predicted
 
 
-def settle(asked: SearchContext, choice: Choice, traces: Traces) -> Finalist | Refused:
+def settle(context: SearchContext, choice: Choice, traces: Traces) -> Finalist | Refused:
     """Lets a plan choose the recomputed blocks; if it finds no choice, recomputes all of them."""
-    prediction, job = choice.found, asked.job_of(choice.found.layout)
+    prediction, job = choice.prediction, context.job_of(choice.prediction.layout)
     if not recompute_auto.is_requested(job):
         return Finalist(job, prediction)
     if not prediction.again:
@@ -280,7 +282,7 @@ def settle(asked: SearchContext, choice: Choice, traces: Traces) -> Finalist | R
         return _settled(prediction, job, plan_job(job, traces))
     except RequestError:
         every = _recompute_all(prediction, job, traces)
-    if every is not None and fits(every.predicted, asked.room):
+    if every is not None and fits(every.predicted, context.room):
         return every
     return Refused(prediction.layout, f"{prediction.policy}: slightly too large with any recomputation")
 
@@ -336,10 +338,12 @@ def changes(job: Job) -> Iterator[Change]:
 
 def best_change(job: Job, leanest: Callable[[Job], int | None]) -> tuple[Change, int] | None:
     """The change whose smallest layout needs the fewest bytes; the first of equal ones."""
-    found = [(nbytes, n, change) for n, change in enumerate(changes(job)) if (nbytes := leanest(change.job))]
-    if not found:
+    sized_changes = [
+        (nbytes, n, change) for n, change in enumerate(changes(job)) if (nbytes := leanest(change.job))
+    ]
+    if not sized_changes:
         return None
-    nbytes, _, change = min(found, key=lambda one: one[:2])
+    nbytes, _, change = min(sized_changes, key=lambda one: one[:2])
     return change, nbytes
 
 
@@ -354,37 +358,37 @@ class OneSample:
         return self.layouts[0].cut, 1, all(layout.stages == 1 for layout in self.layouts)
 
 
-def model_cost(asked: SearchContext, sample: OneSample, traces: Traces) -> ModelCost | str:
+def model_cost(context: SearchContext, sample: OneSample, traces: Traces) -> ModelCost | str:
     """The cost of the model, or why it cannot be planned; uses the fewest stages, but several if possible."""
     kept = traces.keeps_messages
-    planned = _planned(asked, sample, traces)
+    planned = _planned(context, sample, traces)
     if isinstance(planned, str):
         return planned
     _, plan = planned
-    return bounds.model_cost(plan, asked.speeds, keeps_messages() if kept is None else kept)
+    return bounds.model_cost(plan, context.speeds, keeps_messages() if kept is None else kept)
 
 
-def growth(asked: SearchContext, sample: OneSample, traces: Traces) -> float:
+def growth(context: SearchContext, sample: OneSample, traces: Traces) -> float:
     """The seconds of a second sample relative to those of the first. The sample must have a plan."""
-    planned = _planned(asked, sample, traces)
+    planned = _planned(context, sample, traces)
     assert not isinstance(planned, str), planned
     layout, plan = planned
-    return bounds.growth(plan, plan_job(_unsharded(asked, layout, 2), traces), asked.speeds)
+    return bounds.growth(plan, plan_job(_unsharded(context, layout, 2), traces), context.speeds)
 
 
-def _planned(asked: SearchContext, sample: OneSample, traces: Traces) -> tuple[LayoutCandidate, Plan] | str:
+def _planned(context: SearchContext, sample: OneSample, traces: Traces) -> tuple[LayoutCandidate, Plan] | str:
     why = ""
     for layout in sorted(sample.layouts, key=lambda one: (one.stages == 1, one.stages)):
         try:
-            return layout, plan_job(_unsharded(asked, layout), traces)
+            return layout, plan_job(_unsharded(context, layout), traces)
         except RequestError as error:
             why = f"{error.problems[0].key}: {error.problems[0].text}"
     return why
 
 
-def _unsharded(asked: SearchContext, layout: LayoutCandidate, micro: int = 1) -> Job:
+def _unsharded(context: SearchContext, layout: LayoutCandidate, micro: int = 1) -> Job:
     """The request for ``layout``: unsharded weights, no recomputation, ``micro`` samples a micro batch."""
-    job = job_of(asked.job, layout, asked.named)
+    job = job_of(context.job, layout, context.named)
     pipe = job.parallel.pipeline.model_copy(
         update={"micro_batch_num": layout.stages, "scheduler": "1f1b", "interleave": False}
     )

@@ -152,11 +152,11 @@ def unwritable(path: Path, job: Job) -> Problem | None:
     return run_folder.check_writable(path.parent, BEST_KEY, "the folder of this file")
 
 
-def write(path: Path, job: Job, said: tuple[str, ...] = ()) -> None:
+def write(path: Path, job: Job, comments: tuple[str, ...] = ()) -> None:
     """Writes the recipe atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     settled = job.model_copy(update={"search": Search()})
-    write_bytes(path, frozen_request.recipe_text(settled, (heading(job), *said)).encode())
+    write_bytes(path, frozen_request.recipe_text(settled, (heading(job), *comments)).encode())
 
 
 REFITTED = " (refitted)"
@@ -181,10 +181,10 @@ class MeasuredCluster:
 
 def measured_cluster(ranking: Ranking, ran: Sequence[MeasuredLayout]) -> MeasuredCluster:
     """Refits to the layouts that ``ran``, at least one."""
-    asked = ranking.question
-    steps = [_step(asked, one.finalist.predicted, one.seconds) for one in ran if one.seconds is not None]
+    context = ranking.question
+    steps = [_step(context, one.finalist.predicted, one.seconds) for one in ran if one.seconds is not None]
     refit = calibration.refit(steps)
-    speeds = speeds_of(refit.cluster, asked.job.train.precision, asked.job.launch.nproc)
+    speeds = speeds_of(refit.cluster, context.job.train.precision, context.job.launch.nproc)
     assert speeds is not None
     return MeasuredCluster(
         ran=tuple(ran),
@@ -195,8 +195,8 @@ def measured_cluster(ranking: Ranking, ran: Sequence[MeasuredLayout]) -> Measure
     )
 
 
-def _step(asked: SearchContext, predicted: Predicted, seconds: float) -> calibration.MeasuredStep:
-    job = asked.job
+def _step(context: SearchContext, predicted: Predicted, seconds: float) -> calibration.MeasuredStep:
+    job = context.job
     (work,) = predicted.works
     return calibration.MeasuredStep(work, job.cluster, job.train.precision, job.launch.nproc, seconds)
 
@@ -262,8 +262,8 @@ def _errors(measured: MeasuredCluster) -> str:
 
 def file(measured: MeasuredCluster) -> str:
     """The text of a cluster file with the refitted constants."""
-    whole = measured.refit.cluster
-    name = (whole.name or "a cluster").removesuffix(REFITTED)
+    cluster = measured.refit.cluster
+    name = (cluster.name or "a cluster").removesuffix(REFITTED)
     heads = [
         heading(measured.ran[0].finalist.job),
         f"The constants of {name}, some of them refitted: {_errors(measured)}.",
@@ -278,4 +278,4 @@ def file(measured: MeasuredCluster) -> str:
         ]
         if inner:
             comments[above] = ", ".join(inner)
-    return calibration.cluster_text(whole.model_copy(update={"name": f"{name}{REFITTED}"}), heads, comments)
+    return calibration.cluster_text(cluster.model_copy(update={"name": f"{name}{REFITTED}"}), heads, comments)

@@ -71,7 +71,7 @@ class CandidateQueue:
     family have the same values, and pipelines with more stages are at least as uneven.
     """
 
-    asked: SearchContext
+    context: SearchContext
     wholes: Mapping[TpChoice, ModelCost | str]
     heap: list[tuple[float, tuple[Any, ...], LayoutCandidate]] = field(default_factory=list)
     least: dict[LayoutCandidate, Bound] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class CandidateQueue:
     @property
     def free(self) -> bool:
         """Whether the search decides the number of stages."""
-        over = self.asked.job.search.over
+        over = self.context.job.search.over
         return AUTO in (over.get(candidates.STAGES), over.get(candidates.CHUNKS))
 
     def add(self, layout: LayoutCandidate) -> Bound | str:
@@ -92,8 +92,8 @@ class CandidateQueue:
         virtual = layout.stages * (2 if RULES[layout.scheduler].v and layout.stages > 1 else layout.chunks)
         if of.blocks and virtual > of.blocks and self.free:
             return "more virtual stages than blocks"
-        least = bound(layout, of, self.asked.speeds, self.asked.job)
-        if self.asked.room is None or least.nbytes <= self.asked.room:
+        least = bound(layout, of, self.context.speeds, self.context.job)
+        if self.context.room is None or least.nbytes <= self.context.room:
             self.least[layout] = least
             heappush(self.heap, (self.seconds(layout), layout.order, layout))
         return least
@@ -117,17 +117,17 @@ class CandidateQueue:
 
     def plain(self) -> list[LayoutCandidate]:
         """The first simple layout of each cut that certainly fits without recomputation: likely good ones."""
-        found: dict[TpChoice, LayoutCandidate] = {}
-        room = self.asked.room
+        by_cut: dict[TpChoice, LayoutCandidate] = {}
+        room = self.context.room
         for _, _, layout in sorted(self.heap):
             least = self.least[layout]
             simple = layout.scheduler == "1f1b" and layout.chunks == 1
             if simple and (room is None or least.states + least.kept < ROOMY * room):
-                found.setdefault(layout.cut, layout)
-        taken = set(found.values())
+                by_cut.setdefault(layout.cut, layout)
+        taken = set(by_cut.values())
         self.heap = [one for one in self.heap if one[-1] not in taken]
         heapify(self.heap)
-        return list(found.values())
+        return list(by_cut.values())
 
     def seconds(self, layout: LayoutCandidate) -> float:
         """The lower bound of the seconds, as known so far; ``inf`` if the layout does not fit."""
@@ -182,11 +182,15 @@ class CandidateQueue:
             bytes=min(tight, default=1.0),
         )
 
-    def learn(self, found: Predicted | Slower) -> None:
+    def learn(self, prediction: Predicted | Slower) -> None:
         """Records what a plan has shown; the least uneven pipeline of a family counts."""
-        least, family, kind = self.least[found.layout], _family(found.layout), _kind(found.layout)
-        uneven = least.uneven(found.pipeline, found.plain)
-        policies = {} if isinstance(found, Slower) else _effects(found, least, uneven)
+        least, family, kind = (
+            self.least[prediction.layout],
+            _family(prediction.layout),
+            _kind(prediction.layout),
+        )
+        uneven = least.uneven(prediction.pipeline, prediction.plain)
+        policies = {} if isinstance(prediction, Slower) else _effects(prediction, least, uneven)
         before = self.families.get(family, PlannedStatistics(uneven, {}))
         both = Imbalance(min(uneven.seconds, before.uneven.seconds), min(uneven.bytes, before.uneven.bytes))
         self.families[family] = PlannedStatistics(both, _together((before.policies, policies)))
@@ -245,17 +249,19 @@ def search(
     refuse(candidates.impossible(job))
     fast = speeds(job)
     assert fast is not None
-    there = candidates.space(job)
-    asked = SearchContext(job, there.named, fast)
+    space = candidates.space(job)
+    context = SearchContext(job, space.named, fast)
     known = traces or Traces(own=False, shallow=True)
-    ranking = Ranking(asked, len(there.layouts) + there.out.total(), refused=there.out)
-    with planners(asked, known, processes if len(there.layouts) > FEW else 1, start) as work:
-        _look(_waiting(asked, there.layouts, ranking, work), ranking, work)
+    ranking = Ranking(context, len(space.layouts) + space.out.total(), refused=space.out)
+    with planners(context, known, processes if len(space.layouts) > FEW else 1, start) as work:
+        _look(_waiting(context, space.layouts, ranking, work), ranking, work)
         first = _finalists(ranking, work, _count(job))
         if not first:
             _leanest(ranking, work)
     if not first:
-        other = evaluation.best_change(job, partial(_least_bytes, traces=known)) if ranking.found else None
+        other = (
+            evaluation.best_change(job, partial(_least_bytes, traces=known)) if ranking.predictions else None
+        )
         raise RequestError((nothing(ranking, other),))
     return first, ranking
 
@@ -264,27 +270,27 @@ def _least_bytes(job: Job, traces: Traces) -> int | None:
     """The fewest bytes of a planned layout; ``None`` if none can be planned."""
     fast = speeds(job)
     assert fast is not None
-    there = candidates.space(job)
-    ranking = Ranking(SearchContext(job, there.named, fast), len(there.layouts))
+    space = candidates.space(job)
+    ranking = Ranking(SearchContext(job, space.named, fast), len(space.layouts))
     with planners(ranking.question, traces) as work:
-        waiting = _waiting(ranking.question, there.layouts, ranking, work)
+        waiting = _waiting(ranking.question, space.layouts, ranking, work)
         ranking.too_large += [(least.nbytes, layout) for layout, least in waiting.least.items()]
         _leanest(ranking, work)
-    return min((one.nbytes for one in ranking.found), default=None)
+    return min((one.nbytes for one in ranking.predictions), default=None)
 
 
 def _leanest(ranking: Ranking, work: Planners) -> None:
     """Plans some of the layouts that are too large, to report by how much."""
     some = sorted(ranking.too_large, key=lambda one: (one[0], one[1].order))[:LAYOUTS_PER_ROUND]
     trials = [Trial(layout) for _, layout in some]
-    ranking.found += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
+    ranking.predictions += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
 
 
 def _waiting(
-    asked: SearchContext, layouts: Sequence[LayoutCandidate], ranking: Ranking, work: Planners
+    context: SearchContext, layouts: Sequence[LayoutCandidate], ranking: Ranking, work: Planners
 ) -> CandidateQueue:
     """A queue of the layouts that may fit; counts the others in ``ranking``."""
-    out = CandidateQueue(asked, _wholes(asked, layouts, work))
+    out = CandidateQueue(context, _wholes(context, layouts, work))
     refuse(list(_batch_dependent(out.wholes.values(), layouts)))
     for layout in layouts:
         least = out.add(layout)
@@ -307,7 +313,7 @@ def _batch_dependent(
 
 
 def _wholes(
-    asked: SearchContext, layouts: Sequence[LayoutCandidate], work: Planners
+    context: SearchContext, layouts: Sequence[LayoutCandidate], work: Planners
 ) -> dict[TpChoice, ModelCost | str]:
     """The cost of the model on one rank of tp for each cut, or why it cannot be planned."""
     by_cut: dict[TpChoice, dict[int, LayoutCandidate]] = defaultdict(dict)
@@ -320,7 +326,7 @@ def _wholes(
     able = [sample for sample, cut in zip(samples, by_cut, strict=True) if not isinstance(out[cut], str)]
     if not able or all(layout.micro == 1 for layout in layouts):
         return out
-    grows = evaluation.growth(asked, able[0], work.traces)
+    grows = evaluation.growth(context, able[0], work.traces)
     return {cut: of if isinstance(of, str) else replace(of, grows=grows) for cut, of in out.items()}
 
 
@@ -352,7 +358,7 @@ def _noted(one: Predicted | Refused | Slower, ranking: Ranking, waiting: Candida
     if isinstance(one, Slower):
         ranking.beyond += 1
     else:
-        ranking.found.append(one)
+        ranking.predictions.append(one)
 
 
 def _count(job: Job) -> int:
@@ -369,13 +375,13 @@ def _finalists(ranking: Ranking, work: Planners, count: int) -> list[Finalist]:
         if not rest:
             return [settled[one.layout] for one in some[:count]]
         for one, out in zip(rest, work([Choice(one) for one in rest], settle), strict=True):
-            at = ranking.found.index(one)
+            at = ranking.predictions.index(one)
             if isinstance(out, Refused):
-                del ranking.found[at]
+                del ranking.predictions[at]
                 ranking.refused[out.why] += 1
             else:
                 settled[one.layout] = out
-                ranking.found[at] = out.predicted
+                ranking.predictions[at] = out.predicted
     return []
 
 
@@ -399,32 +405,32 @@ R = TypeVar("R")
 class Planners:
     """Processes that plan layouts in parallel: this one, with its ``traces``, and ``others``."""
 
-    asked: SearchContext
+    context: SearchContext
     traces: Traces
     others: Workers
 
     def __call__(self, tasks: Sequence[T], do: Callable[[SearchContext, T, Traces], R]) -> list[R]:
         """Returns the result of each task, in order. A process that has traced a task's forward takes it."""
-        there = partial(_in_child, do, self.asked, self.traces.keeps_messages, self.traces.shallow)
+        elsewhere = partial(_in_child, do, self.context, self.traces.keeps_messages, self.traces.shallow)
         return list(
             self.others.map(
-                there,
+                elsewhere,
                 tasks,
                 prefer=lambda task: task.trace,
-                here=lambda task: do(self.asked, task, self.traces),
+                here=lambda task: do(self.context, task, self.traces),
             )
         )
 
 
 @contextmanager
 def planners(
-    asked: SearchContext, traces: Traces, count: int = 1, start: Start | None = None
+    context: SearchContext, traces: Traces, count: int = 1, start: Start | None = None
 ) -> Iterator[Planners]:
     """``count`` processes with this one, which is alone without ``start``. The others end with the block."""
     with ExitStack() as stack:
         others = Workers([], WHAT) if start is None else stack.enter_context(workers(count - 1, start, WHAT))
         stack.enter_context(_collected_seldom())
-        yield Planners(asked, traces, others)
+        yield Planners(context, traces, others)
 
 
 @cache
@@ -435,13 +441,13 @@ def _traces(keeps_messages: bool | None, shallow: bool) -> Traces:
 
 def _in_child(
     do: Callable[[SearchContext, T, Traces], R],
-    asked: SearchContext,
+    context: SearchContext,
     keeps_messages: bool | None,
     shallow: bool,
     task: T,
 ) -> R:
     with _collected_seldom():
-        return do(asked, task, _traces(keeps_messages, shallow))
+        return do(context, task, _traces(keeps_messages, shallow))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from launcher.plan.values.text import bytes_text, many, scaled, spans
 
 @dataclass
 class Ranking:
-    """The predictions ``found``, out of so many ``layouts``.
+    """The ``predictions`` for those of so many ``layouts`` that were planned.
 
     ``refused``: the number of impossible layouts by reason. ``beyond``: layouts that cannot be faster than
     the best. ``too_large``: layouts whose bound exceeds the memory. ``left``: layouts that were not examined.
@@ -24,7 +24,7 @@ class Ranking:
 
     question: SearchContext
     layouts: int
-    found: list[Predicted] = field(default_factory=list)
+    predictions: list[Predicted] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     too_large: list[tuple[float, LayoutCandidate]] = field(default_factory=list)
     beyond: int = 0
@@ -32,7 +32,7 @@ class Ranking:
 
     @property
     def best(self) -> list[Predicted]:
-        return best(self.found, self.question.room)
+        return best(self.predictions, self.question.room)
 
     @property
     def front(self) -> list[Predicted]:
@@ -78,16 +78,16 @@ def _row(n: int, one: Predicted, first: Predicted) -> tuple[str, ...]:
 
 def layout(one: Predicted) -> str:
     """A layout in few words; omits what it does not use."""
-    it = one.layout
-    words = [f"tp {it.tp} {it.operators}"] if it.tp > 1 else []
-    if it.stages > 1:
-        chunks = f" x {it.chunks}" if it.chunks > 1 else ""
-        words.append(f"{it.stages}{chunks} stages {it.scheduler}")
-    words.append(f"{it.micros} x {it.micro}")
-    if it.hsdp is not None:
-        words.append(f"{it.hsdp.optimizer_level} {it.hsdp.shard_size} of {it.replicas}")
-    elif it.replicas > 1:
-        words.append(f"{it.replicas} copies")
+    candidate = one.layout
+    words = [f"tp {candidate.tp} {candidate.operators}"] if candidate.tp > 1 else []
+    if candidate.stages > 1:
+        chunks = f" x {candidate.chunks}" if candidate.chunks > 1 else ""
+        words.append(f"{candidate.stages}{chunks} stages {candidate.scheduler}")
+    words.append(f"{candidate.micros} x {candidate.micro}")
+    if candidate.hsdp is not None:
+        words.append(f"{candidate.hsdp.optimizer_level} {candidate.hsdp.shard_size} of {candidate.replicas}")
+    elif candidate.replicas > 1:
+        words.append(f"{candidate.replicas} copies")
     if one.again:
         words.append(f"{one.again:.0%} again, {one.policy}")
     return ", ".join(words)
@@ -155,7 +155,7 @@ def _searched(ranking: Ranking) -> Iterator[str]:
 
 
 def _counted(ranking: Ranking) -> Iterator[str]:
-    parts = [f"{len(ranking.found):,} planned"]
+    parts = [f"{len(ranking.predictions):,} planned"]
     if ranking.beyond:
         parts.append(f"{ranking.beyond:,} are not faster by 1% at best")
     if ranking.too_large:
@@ -174,21 +174,21 @@ OWN = ("model", "data", "loss", "metrics", "optim")
 def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Problem:
     """Why there is no layout: none fits, or none is possible. ``other``: a single change and its bytes."""
     over = ranking.question.job.search.over
-    key, what = next(iter(over), "show"), "auto" if over else "nothing to search"
-    if not ranking.found:
+    key, shown = next(iter(over), "show"), "auto" if over else "nothing to search"
+    if not ranking.predictions:
         # what is wrong with the model or the data, most layouts say; the rest is about layouts
         often = next((text for text, _ in ranking.refused.most_common(1)), "")
         section, _, wrong = often.partition(": ")
         if section.partition(".")[0] in OWN:
             return Problem(section, f"{wrong}; none of {many(ranking.layouts, 'layout')} can be planned")
         why = "; ".join(f"{n:,} x {text}" for text, n in ranking.refused.most_common(REASONS))
-        return Problem(key, f"{what}: none of {many(ranking.layouts, 'layout')} can be planned: {why}")
+        return Problem(key, f"{shown}: none of {many(ranking.layouts, 'layout')} can be planned: {why}")
     assert ranking.question.room is not None
-    least = min(ranking.found, key=lambda one: (one.nbytes, one.layout.order))
+    least = min(ranking.predictions, key=lambda one: (one.nbytes, one.layout.order))
     alone = len(least.ranks) == 1
     who = f"rank{'' if alone else 's'} {spans(least.ranks)}"
     needs = f"{bytes_text(least.nbytes)} of {bytes_text(ranking.question.room)} on {who}"
-    text = f"{what}: none of {many(ranking.layouts, 'layout')} fits; the smallest planned one needs {needs}"
+    text = f"{shown}: none of {many(ranking.layouts, 'layout')} fits; the smallest planned one needs {needs}"
     text = f"{text}: {layout(least)}"
     if other is None or other[1] >= least.nbytes:
         return Problem(key, text)

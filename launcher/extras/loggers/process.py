@@ -128,8 +128,8 @@ class LoggerProcess:
         os.close(self._news)
 
         # a failure has been reported already
-        if "failed" not in self._warned and (said := self._unsent(late, waited_s, code)):
-            self._warn("end", said)
+        if "failed" not in self._warned and (message := self._unsent(late, waited_s, code)):
+            self._warn("end", message)
 
     def _unsent(self, late: bool, waited_s: float, code: int) -> str:
         rows = self._sent + self._dropped
@@ -343,19 +343,19 @@ NAMED_AFTER_THE_RUN = {"wandb": "project", "mlflow": "experiment", "trackio": "p
 def problems(job: Job) -> Iterator[Problem]:
     """Problems of loggers whose packages are not installed."""
     for name, packages in PACKAGES.items():
-        asked = getattr(job.logger, name)
-        remote = name == "mlflow" and asked is not None and asked.tracking_uri is not None
+        settings = getattr(job.logger, name)
+        remote = name == "mlflow" and settings is not None and settings.tracking_uri is not None
         needed = packages[:1] if remote else packages
         lacks = [package for package in needed if find_spec(package) is None]
-        if asked and lacks:
-            shown = "true: " if asked is True else ""
+        if settings and lacks:
+            shown = "true: " if settings is True else ""
             text = f"{shown}{lacks[0]} is not installed: {install_command(name)}"
             yield Problem(f"logger.{name}", text)
 
 
 def begun(job: Job, run: Path, before: int) -> Iterator[LoggerProcess]:
     """Starts all loggers but TensorBoard; ``before``: rows in ``metrics.jsonl`` of earlier starts."""
-    told = {
+    common = {
         "parent": os.getpid(),
         "title": f"{job.name}-{run.name}",
         "run": str(run.resolve()),
@@ -363,14 +363,14 @@ def begun(job: Job, run: Path, before: int) -> Iterator[LoggerProcess]:
         "wait_s": job.logger.wait_s,
     }
     for name, key in NAMED_AFTER_THE_RUN.items():
-        asked = getattr(job.logger, name)
-        if asked is not None:
-            settings: dict[str, Any] = asked.model_dump(mode="json")
+        logger = getattr(job.logger, name)
+        if logger is not None:
+            settings: dict[str, Any] = logger.model_dump(mode="json")
             settings[key] = settings[key] or job.name
-            yield _started(run, {**told, "name": name, "settings": settings})
+            yield _started(run, {**common, "name": name, "settings": settings})
     for i, target in enumerate(job.logger.others):
         own = {"name": f"others.{i}", "key": f"logger.others.{i}", "allow": job.security.allow}
-        yield _started(run, {**told, **own, "settings": target.model_dump(mode="json", by_alias=True)})
+        yield _started(run, {**common, **own, "settings": target.model_dump(mode="json", by_alias=True)})
 
 
 def _started(run: Path, begin: dict[str, Any]) -> LoggerProcess:

@@ -71,21 +71,21 @@ def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 class WandbLogger:
     """``state``: stored in the run folder; contains the id, with which a resumed run continues."""
 
-    def __init__(self, asked: Wandb, title: str, state: dict[str, Any]) -> None:
-        self._asked, self._title, self._state = asked, title, state
+    def __init__(self, settings: Wandb, title: str, state: dict[str, Any]) -> None:
+        self._settings, self._title, self._state = settings, title, state
 
     def on_start(self, config: dict[str, Any], plan: str, folder: Path) -> None:
         import wandb
 
-        asked, known = self._asked, "id" in self._state
+        settings, known = self._settings, "id" in self._state
         self._state.setdefault("id", secrets.token_hex(4))
         self._run = wandb.init(
-            project=asked.project,
-            name=asked.name or self._title,
-            entity=asked.entity,
-            group=asked.group,
-            tags=asked.tags,
-            mode=asked.mode,
+            project=settings.project,
+            name=settings.name or self._title,
+            entity=settings.entity,
+            group=settings.group,
+            tags=settings.tags,
+            mode=settings.mode,
             id=self._state["id"],
             resume="allow",
             dir=str(folder / "loggers"),
@@ -114,8 +114,8 @@ LONGEST_PARAM = 500  # characters of a parameter that all versions accept
 class MLflowLogger:
     """``state``: stored in the run folder; contains the run id, with which a resumed run continues."""
 
-    def __init__(self, asked: MLflow, title: str, state: dict[str, Any]) -> None:
-        self._asked, self._title, self._state = asked, title, state
+    def __init__(self, settings: MLflow, title: str, state: dict[str, Any]) -> None:
+        self._settings, self._title, self._state = settings, title, state
 
     def on_start(self, config: dict[str, Any], plan: str, folder: Path) -> None:
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -123,16 +123,20 @@ class MLflowLogger:
         from mlflow.tracking import MlflowClient
 
         store = folder.resolve() / "loggers"
-        asked, uri = self._asked, self._asked.tracking_uri
+        settings, uri = self._settings, self._settings.tracking_uri
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{store / 'mlflow.db'}")
         if "run_id" in self._state:
             self._client.update_run(self._state["run_id"], status="RUNNING")
             return
 
         artifacts = None if uri else (store / "mlflow").as_uri()
-        found = self._client.get_experiment_by_name(asked.experiment)
-        where = found.experiment_id if found else self._client.create_experiment(asked.experiment, artifacts)
-        made = self._client.create_run(where, run_name=asked.name or self._title)
+        experiment = self._client.get_experiment_by_name(settings.experiment)
+        where = (
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(settings.experiment, artifacts)
+        )
+        made = self._client.create_run(where, run_name=settings.name or self._title)
         self._state["run_id"] = made.info.run_id
         self._settle(config, plan)
 
@@ -160,21 +164,21 @@ class MLflowLogger:
 class TrackioLogger:
     """``state``: stored in the run folder; contains the name, with which a resumed run continues."""
 
-    def __init__(self, asked: Trackio, title: str, state: dict[str, Any]) -> None:
-        self._asked, self._title, self._state = asked, title, state
+    def __init__(self, settings: Trackio, title: str, state: dict[str, Any]) -> None:
+        self._settings, self._title, self._state = settings, title, state
 
     def on_start(self, config: dict[str, Any], plan: str, folder: Path) -> None:
-        os.environ["TRACKIO_DIR"] = str(self._asked.dir or folder.resolve() / "loggers" / "trackio")
+        os.environ["TRACKIO_DIR"] = str(self._settings.dir or folder.resolve() / "loggers" / "trackio")
         for sends in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
             os.environ.pop(sends, None)  # the request decides where metrics go
         import trackio
 
         known = "name" in self._state
-        self._state.setdefault("name", self._asked.name or self._title)
+        self._state.setdefault("name", self._settings.name or self._title)
         self._run = trackio.init(
-            project=self._asked.project,
+            project=self._settings.project,
             name=self._state["name"],
-            space_id=self._asked.space_id,
+            space_id=self._settings.space_id,
             config=config,  # Trackio keeps that of the last start
             resume="allow" if known else "never",
             embed=False,

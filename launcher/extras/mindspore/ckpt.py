@@ -99,15 +99,15 @@ class Ckpt:
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | memoryview:
         """Returns the bytes ``start`` up to ``stop`` of the tensor."""
         stop = nbytes(self.entries[name].spec) if stop is None else stop
-        found = []
+        pieces = []
         at = 0  # the offset in the tensor at which the part begins
         for a, b in self.entries[name].parts:
             first = max(start - at, 0)
             last = min(stop - at, b - a)
             if first < last:
-                found.append(self.source.read(a + first, a + last))
+                pieces.append(self.source.read(a + first, a + last))
             at += b - a
-        return found[0] if len(found) == 1 else b"".join(found)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def chunks(self, name: str) -> Iterator[bytes | memoryview]:
         """Yields all bytes of the tensor, in order, ``CHUNK`` at a time."""
@@ -162,15 +162,15 @@ def _source(path: Path, key: bytes | None, mode: CipherMode) -> ByteSource:
         raise ValueError(f"{path}: not a MindSpore checkpoint: it is empty")
 
     # the file must be encrypted if a key was given, and must not be if none was
-    found = mode_of(plain.read(0, min(4, plain.size)))
+    file_mode = mode_of(plain.read(0, min(4, plain.size)))
     if key is not None:
-        if found is None:
+        if file_mode is None:
             raise ValueError(f"{path}: a key was given, but the file is not encrypted; leave out dec_key")
         return EncryptedCkpt(path, key, mode)
-    if found is not None:
+    if file_mode is not None:
         raise ValueError(
             f"{path}: encrypted: load_segmented_checkpoints decrypts it, with dec_key and "
-            f'dec_mode="{found}"; save its result in plain files for other uses'
+            f'dec_mode="{file_mode}"; save its result in plain files for other uses'
         )
     return plain
 
@@ -191,9 +191,9 @@ def _body(source: ByteSource, verify: bool) -> int:
         crc = 0
         for at in range(0, end, CHUNK):
             crc = zlib.crc32(source.read(at, min(at + CHUNK, end)), crc)
-        wanted = int.from_bytes(trailer[len(CRC) :], "big")
-        if crc != wanted:
-            raise ValueError(f"damaged: its CRC-32 is {crc:08x}, it was written with {wanted:08x}")
+        expected = int.from_bytes(trailer[len(CRC) :], "big")
+        if crc != expected:
+            raise ValueError(f"damaged: its CRC-32 is {crc:08x}, it was written with {expected:08x}")
     return end
 
 
@@ -244,8 +244,8 @@ def _joined(run: list[_Part]) -> CkptEntry:
     size = sum(p.stop - p.start for p in run)
     spec = TensorSpec(_shape(first, size), DTYPES[first.type])
     if nbytes(spec) != size:
-        told = f"it has {size} bytes, {described(spec)} needs {nbytes(spec)}"
-        raise ValueError(f"tensor {shown(first.name)} is truncated or damaged: {told}")
+        difference = f"it has {size} bytes, {described(spec)} needs {nbytes(spec)}"
+        raise ValueError(f"tensor {shown(first.name)} is truncated or damaged: {difference}")
     return CkptEntry(spec, tuple((p.start, p.stop) for p in run))
 
 
@@ -298,16 +298,16 @@ def _name(source: ByteSource, start: int, end: int) -> str:
 
 
 def _part(source: ByteSource, name: str, start: int, stop: int) -> _Part:
-    found = {field.number: field for field in _few(fields(source.read, start, stop))}
-    if 3 in found:
+    by_number = {field.number: field for field in _few(fields(source.read, start, stop))}
+    if 3 in by_number:
         raise ValueError("a map tensor, which is not supported")
-    if found.keys() != {1, 2} or found[2].kind != BYTES:
+    if by_number.keys() != {1, 2} or by_number[2].kind != BYTES:
         raise ValueError("the entry is not a name with a tensor")
 
     # the tensor: its dims, its dtype, its bytes
     dims: list[int] = []
     rest: dict[int, Field] = {}
-    for field in _few(fields(source.read, found[2].start, found[2].stop)):
+    for field in _few(fields(source.read, by_number[2].start, by_number[2].stop)):
         if field.number == 1:
             dims += islice(_dims(source, field), DIMS + 1)
         else:
@@ -430,21 +430,21 @@ def _tensor(
     part: int,
 ) -> str:
     dims = (0,) if spec.dtype == TEXT else spec.shape
-    what = numbers(1, dims) + packet(2, NAMES[spec.dtype].encode())
+    description = numbers(1, dims) + packet(2, NAMES[spec.dtype].encode())
     sizes = _sizes(nbytes(spec), part)
 
     # begin a new entry when the previous one is full
     digest = xxhash.xxh3_128()
-    left = _entry(sink, name, what, next(sizes))
+    remaining = _entry(sink, name, description, next(sizes))
     for chunk in chunks:
         view = memoryview(chunk)
         digest.update(view)
         while view:
-            left = left or _entry(sink, name, what, next(sizes))
-            piece, view = view[:left], view[left:]
+            remaining = remaining or _entry(sink, name, description, next(sizes))
+            piece, view = view[:remaining], view[remaining:]
             sink.write(piece)
-            left -= piece.nbytes
-    assert left == sum(sizes) == 0, (name, left)
+            remaining -= piece.nbytes
+    assert remaining == sum(sizes) == 0, (name, remaining)
     return digest.hexdigest()
 
 
@@ -455,10 +455,10 @@ def _sizes(size: int, part: int) -> Iterator[int]:
         yield min(part, size - at)
 
 
-def _entry(sink: _File | CkptEncryptor, name: str, what: bytes, size: int) -> int:
+def _entry(sink: _File | CkptEncryptor, name: str, description: bytes, size: int) -> int:
     """Writes the head of an entry, up to its content; returns ``size``, the bytes of content that follow."""
     content = head(3, size)
-    tensor = head(2, len(what) + len(content) + size) + what + content
+    tensor = head(2, len(description) + len(content) + size) + description + content
     tag = packet(1, name.encode())
     sink.write(head(1, len(tag) + len(tensor) + size) + tag + tensor)
     return size

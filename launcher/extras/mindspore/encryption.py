@@ -93,9 +93,9 @@ def check_key(key: bytes, mode: str) -> None:
     if mode not in MODES:
         raise ValueError(f"dec_mode: {mode} is not one of {', '.join(MODES)}")
     if not isinstance(key, bytes) or len(key) not in KEYS[mode]:
-        told = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+        actual = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
         sizes = ", ".join(map(str, KEYS[mode]))
-        raise ValueError(f"dec_key: {told}; the key of {mode} is {sizes} bytes")
+        raise ValueError(f"dec_key: {actual}; the key of {mode} is {sizes} bytes")
 
 
 class EncryptedCkpt:

@@ -20,15 +20,15 @@ def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
     is ragged, or that only some ranks of a stage hold.
     """
     axes = {grid: _axes(grid) for grid in (strategy.grid, *strategy.matrices)}
-    found: list[str] = []
+    problems: list[str] = []
     slicings: dict[str, Slicing] = {}
     for name, entry in strategy.entries.items():
         try:
             slicings[name] = _slicing(entry.layout, axes[entry.layout.grid])
         except ValueError as error:
-            found.append(f"{name}: {error}")
-    if found:
-        raise ValueError("MindSpore has no such layout:\n" + "\n".join(f"  {f}" for f in found))
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise ValueError("MindSpore has no such layout:\n" + "\n".join(f"  {f}" for f in problems))
     return tuple(_file(strategy, slicings, stage) for stage in range(strategy.stages))
 
 
@@ -143,19 +143,19 @@ def _innermost(free: Sequence[RankSpan], size: int) -> tuple[RankSpan, ...]:
     Raises ``ValueError`` if no part of ``free`` has this size.
     """
     out: list[RankSpan] = []
-    left = size
+    remaining = size
     for span in reversed(free):
-        if left == 1:
+        if remaining == 1:
             break
 
         # the full span, or its inner part
-        if left % span.size == 0:
+        if remaining % span.size == 0:
             out.append(span)
-            left //= span.size
-        elif span.size % left == 0:
-            out.append(RankSpan(span.stride, left))
-            left = 1
+            remaining //= span.size
+        elif span.size % remaining == 0:
+            out.append(RankSpan(span.stride, remaining))
+            remaining = 1
         else:
-            told = f"optimizer shards of {size} ranks do not fit the repeats' axes {[s.size for s in free]}"
-            raise ValueError(f"{told}; one must be a part of the other")
+            text = f"optimizer shards of {size} ranks do not fit the repeats' axes {[s.size for s in free]}"
+            raise ValueError(f"{text}; one must be a part of the other")
     return tuple(reversed(out))

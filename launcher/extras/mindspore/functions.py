@@ -37,10 +37,10 @@ def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
     MindSpore's protobuf format has no shapes; each shape is then the smallest that the layout can cut. Raises
     ``TypeError`` if the argument is not a path, ``ValueError`` if it is not a strategy file.
     """
-    found = open_strategy("strategy_filename", strategy_filename)
-    if found is None:
+    opened = open_strategy("strategy_filename", strategy_filename)
+    if opened is None:
         raise TypeError("strategy_filename: expected a path, got NoneType")
-    strategy, _ = on_paper(found, None)
+    strategy, _ = on_paper(opened, None)
     return {name: entry.layout for name, entry in strategy.entries.items()}
 
 
@@ -65,8 +65,8 @@ def rank_list_for_transform(
 
     src, target = sides(before, after)
     check_rank(rank_id, target)
-    found = takes(src, target, match(src, target), rank_id)
-    return sorted({take.rank for take in found}, reverse=True)
+    reads = takes(src, target, match(src, target), rank_id)
+    return sorted({take.rank for take in reads}, reverse=True)
 
 
 def transform_checkpoint_by_rank(
@@ -323,28 +323,28 @@ def load_segmented_checkpoints(
     for source in (open_source(path, dec_key, mode) for path in _files(Path(ckpt_file_dir), dec_key)):
         for name in source.specs:
             if not _same(where.setdefault(name, source), source, name):
-                told = f"{name} is in {where[name].path.name} too; only one file may have it"
-                raise ValueError(f"{source.path}: {told}")
+                clash = f"{name} is in {where[name].path.name} too; only one file may have it"
+                raise ValueError(f"{source.path}: {clash}")
         for name, text in source.texts.items():
             if texts.setdefault(name, text) != text:
                 raise ValueError(f"{source.path}: the string {name} differs from that of another file")
 
     # the requested names; choice_func is called only if no prefix is given
-    def wanted(name: str) -> bool:
+    def is_requested(name: str) -> bool:
         if choice_func is not None and not drop and not keep:
             return _choice(choice_func, name)
         return not name.startswith(drop) and (not keep or name.startswith(keep))
 
-    chosen = {name: source for name, source in where.items() if wanted(name)}
-    texts = {name: text for name, text in texts.items() if wanted(name)}
+    chosen = {name: source for name, source in where.items() if is_requested(name)}
+    texts = {name: text for name, text in texts.items() if is_requested(name)}
     if not chosen:
         filters = "filter_prefix, specify_prefix and choice_func"
         raise ValueError(f"{ckpt_file_dir}: {filters} leave none of {len(where)} tensors")
 
-    found = {name: parameter(source.specs[name], source.chunks(name)) for name, source in chosen.items()}
+    parameters = {name: parameter(source.specs[name], source.chunks(name)) for name, source in chosen.items()}
     if net is not None:
-        load_into(net, found, strict=strict_load)
-    return found | texts
+        load_into(net, parameters, strict=strict_load)
+    return parameters | texts
 
 
 def _same(first: RankSource, other: RankSource, name: str) -> bool:
@@ -380,12 +380,12 @@ def _mode(key: bytes | None, mode: str) -> CipherMode:
 
 
 def _prefixes(key: str, value: Prefixes) -> tuple[str, ...]:
-    given = (value,) if isinstance(value, str) else (value or ())
-    if not isinstance(given, list | tuple) or not all(isinstance(prefix, str) for prefix in given):
+    prefixes = (value,) if isinstance(value, str) else (value or ())
+    if not isinstance(prefixes, list | tuple) or not all(isinstance(prefix, str) for prefix in prefixes):
         raise TypeError(f"{key}: expected str, or a list or tuple of str, got {value!r}")
-    if "" in given:
+    if "" in prefixes:
         raise ValueError(f"{key}: an empty prefix matches every name")
-    return tuple(given)
+    return tuple(prefixes)
 
 
 def _choice(choice: Callable[[str], bool], name: str) -> bool:

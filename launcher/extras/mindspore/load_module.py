@@ -28,8 +28,8 @@ def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
     return torch.nn.Parameter(flat.reshape(spec.shape), requires_grad=trained)
 
 
-def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
-    """Copies the tensors ``found`` into the tensors of ``net`` that have their names.
+def load_into(net: Any, tensors: Mapping[str, Any], *, strict: bool) -> None:
+    """Copies ``tensors`` into the tensors of ``net`` that have their names.
 
     If ``strict``, names and dtypes must be equal on both sides; only counters and optimizer states, which a
     training saves beside its parameters, may be missing in the net. Otherwise a tensor of the net also takes
@@ -40,33 +40,33 @@ def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
     state = net.state_dict()
     wrong = []
     if strict:
-        extra = [name for name in found if name not in state and not _of_training(name, found)]
+        extra = [name for name in tensors if name not in state and not _of_training(name, tensors)]
         wrong += [f"only in the files: {name}" for name in extra]
-        wrong += [f"only in the net: {name}" for name in state if name not in found]
+        wrong += [f"only in the net: {name}" for name in state if name not in tensors]
 
     # which tensor of the files each tensor of the net takes
-    names = {name: name for name in state if name in found}
+    names = {name: name for name in state if name in tensors}
     if not strict:
         missing = [name for name in state if name not in names]
-        taken, doubtful = _by_suffix(missing, [name for name in found if name not in names])
+        taken, doubtful = _by_suffix(missing, [name for name in tensors if name not in names])
         names |= taken
         wrong += doubtful
     if not names and not wrong:
         wrong.append("no tensor of the files is in the net")
 
-    misfits = (_misfit(theirs, found[theirs], state[name], strict) for name, theirs in names.items())
+    misfits = (_misfit(theirs, tensors[theirs], state[name], strict) for name, theirs in names.items())
     wrong += [text for text in misfits if text]
     if wrong:
         raise ValueError("the checkpoint does not fit the net:\n" + "\n".join(f"  {text}" for text in wrong))
-    net.load_state_dict({name: found[theirs].detach() for name, theirs in names.items()}, strict=False)
+    net.load_state_dict({name: tensors[theirs].detach() for name, theirs in names.items()}, strict=False)
 
 
-def _of_training(name: str, found: Mapping[str, Any]) -> bool:
+def _of_training(name: str, tensors: Mapping[str, Any]) -> bool:
     """Whether ``name`` is a counter, or an optimizer state of a parameter that the files have."""
     ours = name.split(".", 2)
-    if ours[0] == "optim" and ours[-1] in found:
+    if ours[0] == "optim" and ours[-1] in tensors:
         return True
-    return found[name].numel() == 1 or kind_of(name, found) == "optim"
+    return tensors[name].numel() == 1 or kind_of(name, tensors) == "optim"
 
 
 def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -76,14 +76,16 @@ def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], l
     matches, and a message for each name that is ambiguous.
     """
     weights = [n for n in others if kind_of(n, dict.fromkeys(others)) == "param"]
-    found = {n: [w.removesuffix(n) for w in weights if w.endswith(f".{n}")] for n in missing}
-    found = {n: prefixes for n, prefixes in found.items() if prefixes}
-    counts = Counter(prefix for prefixes in found.values() for prefix in prefixes)
-    common = [prefix for prefix, count in counts.items() if count == len(found)]
+    prefixes_of = {n: [w.removesuffix(n) for w in weights if w.endswith(f".{n}")] for n in missing}
+    prefixes_of = {n: prefixes for n, prefixes in prefixes_of.items() if prefixes}
+    counts = Counter(prefix for prefixes in prefixes_of.values() for prefix in prefixes)
+    common = [prefix for prefix, count in counts.items() if count == len(prefixes_of)]
     if len(common) == 1:
-        return {n: common[0] + n for n in found}, []
-    doubtful = [f"{n}: {' and '.join(p + n for p in ps)} end in it" for n, ps in found.items() if len(ps) > 1]
-    return {n: ps[0] + n for n, ps in found.items() if len(ps) == 1}, doubtful
+        return {n: common[0] + n for n in prefixes_of}, []
+    doubtful = [
+        f"{n}: {' and '.join(p + n for p in ps)} end in it" for n, ps in prefixes_of.items() if len(ps) > 1
+    ]
+    return {n: ps[0] + n for n, ps in prefixes_of.items() if len(ps) == 1}, doubtful
 
 
 def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:

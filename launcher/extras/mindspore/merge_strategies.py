@@ -90,11 +90,11 @@ def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Ca
         text = "MindSpore's files leave out dtypes, which the launcher's need; give form: protobuf or json"
         raise ValueError(f"{files[0]}: {text}")
     form = step.form
-    given = merged_file(strategy_file.load(source)) if all(map(is_ours, files)) else read_stages(files)[0]
+    strategy = merged_file(strategy_file.load(source)) if all(map(is_ours, files)) else read_stages(files)[0]
 
     def write() -> None:
         merged.parent.mkdir(parents=True, exist_ok=True)
-        write_strategy(merged, given, form)
+        write_strategy(merged, strategy, form)
         assert form_of(merged.read_bytes()) == form
 
     return len(files), write

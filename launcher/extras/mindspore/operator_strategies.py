@@ -90,7 +90,7 @@ def node_text(file: NodeStrategies) -> bytes:
         OUT_LAYOUTS: {node: _places(maps) for node, maps in file.out_layouts.items()},
         KEYS: dict(file.keys),
     }
-    root |= {part: found for part, found in more.items() if found}
+    root |= {part: content for part, content in more.items() if content}
     return json.dumps(root, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -156,23 +156,23 @@ def _tensor(row: dict[str, Any]) -> TensorMap:
     return TensorMap(devices, tuple(map(str, names)), tuple(dims))
 
 
-def _mapping(value: Any, what: str) -> dict[str, Any]:
+def _mapping(value: Any, label: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is {brief(value)}, no mapping")
+        raise ValueError(f"{label} is {brief(value)}, no mapping")
     return value
 
 
-def _list(value: Any, what: str) -> list[Any]:
+def _list(value: Any, label: str) -> list[Any]:
     if not isinstance(value, list) or len(value) > DIMS:
-        raise ValueError(f"{what} is {brief(value)}, not a short list")
+        raise ValueError(f"{label} is {brief(value)}, not a short list")
     return value
 
 
-def _wholes(value: Any, what: str, least: int) -> tuple[int, ...]:
-    found = _list(value, what)
-    if not all(type(n) is int and least <= n < 1 << 31 for n in found):
-        raise ValueError(f"{what} is {brief(value)}, not a list of whole numbers from {least}")
-    return tuple(found)
+def _wholes(value: Any, label: str, least: int) -> tuple[int, ...]:
+    numbers = _list(value, label)
+    if not all(type(n) is int and least <= n < 1 << 31 for n in numbers):
+        raise ValueError(f"{label} is {brief(value)}, not a list of whole numbers from {least}")
+    return tuple(numbers)
 
 
 MAIN = (
@@ -334,17 +334,17 @@ def of_sharding(sharding: matrices.Sharding, stage_of: Callable[[int], int]) -> 
             rule = None if at is None else graph.rules[at]
             if at is None or rule is None or not module or any(m.startswith(f"{module}.") for m in modules):
                 continue
-            op, said = graph.graph.nodes[at], written.get(at)
-            if said is None and not graph.params.intersection(op.ins):
+            op, requested = graph.graph.nodes[at], written.get(at)
+            if requested is None and not graph.params.intersection(op.ins):
                 continue
             node = _node_of(module, PRIMITIVES.get(op.kind, ""))
             takes = [graph.strategies[at].takes(rule, place) for place in range(len(rule.ins))]
             slices[node] = Slices(stage_of(index))
             layouts[node] = tuple(map(_over_matrix, takes))
-            if said is not None and said.out is not None:
-                out_layouts[node] = (_over_matrix(said.out),)
-            if said is not None and said.key != module:
-                keys[node] = said.key
+            if requested is not None and requested.out is not None:
+                out_layouts[node] = (_over_matrix(requested.out),)
+            if requested is not None and requested.key != module:
+                keys[node] = requested.key
     return NodeStrategies(slices, layouts=layouts, out_layouts=out_layouts, keys=keys)
 
 

@@ -106,10 +106,12 @@ class Message:
 
         Raises ``ValueError`` for more than ``most``.
         """
-        found = tuple(signed(v) for f in self._found[number] for v in islice(self._values(f), most + 1))
-        if len(found) > most:
+        signed_numbers = tuple(
+            signed(v) for f in self._found[number] for v in islice(self._values(f), most + 1)
+        )
+        if len(signed_numbers) > most:
             raise ValueError(f"field {number} has more than {most} values")
-        return found
+        return signed_numbers
 
     def _values(self, field: Field) -> Iterator[int]:
         if field.kind == VARINT:

@@ -159,12 +159,12 @@ def rank_paths(folder: Path) -> dict[int, Path]:
         raise ValueError(f"{folder}: it has no rank_<k> folders")
 
     # one file per rank, all of one format
-    found = {rank: newest(homes[rank]) for rank in sorted(homes)}
-    first = next(iter(found.values()))
-    other = [path for path in found.values() if path.suffix != first.suffix]
+    files = {rank: newest(homes[rank]) for rank in sorted(homes)}
+    first = next(iter(files.values()))
+    other = [path for path in files.values() if path.suffix != first.suffix]
     if other:
         raise ValueError(f"{first} and {other[0]}: two formats in one source; give files of one")
-    return found
+    return files
 
 
 def newest(home: Path) -> Path:
@@ -185,11 +185,11 @@ def newest(home: Path) -> Path:
     # the highest step, if all names have the same form
     steps = {path: _step(path) for path in files}
     best = max(steps.values(), default=())
-    found = [path for path, step in steps.items() if step == best]
-    if len({*map(len, steps.values())}) > 1 or not best or len(found) > 1:
+    newest_files = [path for path, step in steps.items() if step == best]
+    if len({*map(len, steps.values())}) > 1 or not best or len(newest_files) > 1:
         names = ", ".join(path.name for path in files)
         raise ValueError(f"{home}: which file counts? {names} do not end in different steps; leave one")
-    return found[0]
+    return newest_files[0]
 
 
 def _step(path: Path) -> tuple[int, ...]:
@@ -216,17 +216,17 @@ def takes(
     what ``match`` returns. ``among``, if given, are the source ranks whose files exist. Raises ``ValueError``
     if none of them has a piece.
     """
-    wanted = _wanted(src, dst, names, rank)
-    holders = [_holders(src.entries[names[name]].layout, piece.rank, among) for name, piece, _ in wanted]
-    lost = sorted({piece.rank for (_, piece, _), ranks in zip(wanted, holders, strict=True) if not ranks})
+    pieces = _wanted(src, dst, names, rank)
+    holders = [_holders(src.entries[names[name]].layout, piece.rank, among) for name, piece, _ in pieces]
+    lost = sorted({piece.rank for (_, piece, _), ranks in zip(pieces, holders, strict=True) if not ranks})
     if lost:
         raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} needs it")
 
     # pieces with the fewest holders first: they leave the least choice
     chosen: set[int] = set()
     out: dict[int, Take] = {}
-    for i in sorted(range(len(wanted)), key=lambda i: len(holders[i])):
-        name, piece, both = wanted[i]
+    for i in sorted(range(len(pieces)), key=lambda i: len(holders[i])):
+        name, piece, both = pieces[i]
         source = next((r for r in holders[i] if r in chosen), holders[i][0])
         chosen.add(source)
         out[i] = Take(name, source, piece.box, both)
@@ -301,11 +301,11 @@ class RankFiles:
         self._own = own
         self.loose = loose({rank: file.specs for rank, file in files.items()}, {*strategy.named, *known})
         self.texts = {name: text for file in files.values() for name, text in file.texts.items()}
-        found = [f"{files[rank].path}: {flaw}" for rank in files for flaw in self._flaws(rank)]
+        flaws = [f"{files[rank].path}: {flaw}" for rank in files for flaw in self._flaws(rank)]
         same = {name: next(r for r in files if name in files[r].specs) for name in replicated if verify}
-        found = found or [*self._changing({**self.loose, **same})]
-        if found:
-            raise ValueError("\n".join(found))
+        flaws = flaws or [*self._changing({**self.loose, **same})]
+        if flaws:
+            raise ValueError("\n".join(flaws))
 
     def held(self, dst: Strategy, names: Mapping[str, str], rank: int) -> HeldTensors:
         """Returns the tensors that ``write`` writes, to be read a region at a time."""
@@ -322,7 +322,7 @@ class RankFiles:
 
         # loose tensors are equal in every file that has them
         window = Window()
-        fills = {name: self._fill(window, names[name], found) for name, found in chosen.items()}
+        fills = {name: self._fill(window, names[name], pieces) for name, pieces in chosen.items()}
         fills |= {name: partial(self.files[source].fill, window, name) for name, source in self.loose.items()}
         return HeldTensors(specs, fills)
 
@@ -338,14 +338,14 @@ class RankFiles:
 
         ``names`` is what ``match`` returns.
         """
-        held = self.held(dst, names, rank)
+        tensors = self.held(dst, names, rank)
         boxes = held_boxes(dst, rank)
 
         def chunks(name: str) -> Iterator[memoryview]:
-            spec = held.specs[name]
-            return gathered(boxes.get(name, full_box(spec.shape)), spec.dtype, partial(held.fill, name))
+            spec = tensors.specs[name]
+            return gathered(boxes.get(name, full_box(spec.shape)), spec.dtype, partial(tensors.fill, name))
 
-        specs = {name: held.specs[name] for name in self.loose}
+        specs = {name: tensors.specs[name] for name in self.loose}
         write_held(path, dst, rank, chunks, more=specs, texts=self.texts, behind=behind)
 
     def _fill(self, window: Window, name: str, chosen: list[Take]) -> Fill:
@@ -369,10 +369,10 @@ class RankFiles:
         if self._own:
             good["strategy"] = [None, self.strategy.meaning, self.strategy.digest]
         for key, values in good.items():
-            found = file.metadata.get(f"launcher.{key}")
-            if found not in values:
+            actual = file.metadata.get(f"launcher.{key}")
+            if actual not in values:
                 yield (
-                    f"a file of another rank or layout: it says {key} {found}, not {mark[f'launcher.{key}']}"
+                    f"a file of another rank or layout: it says {key} {actual}, not {mark[f'launcher.{key}']}"
                 )
 
         # its tensors must be those of the strategy
@@ -383,10 +383,10 @@ class RankFiles:
         if unknown:
             yield f"in the file, but the strategy does not have it on rank {rank}: {', '.join(unknown)}"
         for name, box in boxes.items():
-            want = TensorSpec(box.shape, self.strategy.entries[name].dtype)
-            has = file.specs.get(name, want)
-            if has != want:
-                yield f"tensor {name} is {described(has)}, the strategy says {described(want)}"
+            expected = TensorSpec(box.shape, self.strategy.entries[name].dtype)
+            actual_spec = file.specs.get(name, expected)
+            if actual_spec != expected:
+                yield f"tensor {name} is {described(actual_spec)}, the strategy says {described(expected)}"
 
     def _changing(self, same: Mapping[str, int]) -> Iterator[str]:
         for name, source in same.items():

@@ -20,9 +20,9 @@ def parse_json(data: bytes) -> StrategyFile:
     root = _mapping(_load(data), "the file")
     counter = _whole_number(root, "current_stage")
     operators = _mapping(root.get("parallel_strategy_item", {}), "parallel_strategy_item")
-    found = tuple(_operator(name, row) for name, row in operators.items())
+    strategies = tuple(_operator(name, row) for name, row in operators.items())
     layouts = _mapping(root.get("parallel_layout_item", {}), "parallel_layout_item")
-    return StrategyFile(counter, found, {name: _slicing(name, row) for name, row in layouts.items()})
+    return StrategyFile(counter, strategies, {name: _slicing(name, row) for name, row in layouts.items()})
 
 
 def json_text(file: StrategyFile) -> bytes:
@@ -101,9 +101,9 @@ def _shape(row: dict[str, Any]) -> tuple[int, ...]:
     return shape
 
 
-def _mapping(value: Any, what: str) -> dict[str, Any]:
+def _mapping(value: Any, label: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is not a mapping")
+        raise ValueError(f"{label} is not a mapping")
     return value
 
 
@@ -159,8 +159,8 @@ def read_stages(paths: Sequence[Path]) -> tuple[StrategyFile, StrategyForm]:
         raise ValueError("no strategy file to merge")
     forms = {path: form_of(text) for path, text in data.items()}
     if len({*forms.values()}) > 1:
-        told = ", ".join(f"{path} is {form}" for path, form in forms.items())
-        raise ValueError(f"two forms in one merge: {told}; merge files of one form")
+        listing = ", ".join(f"{path} is {form}" for path, form in forms.items())
+        raise ValueError(f"two forms in one merge: {listing}; merge files of one form")
     return merge([(str(path), parse(text, str(path))) for path, text in data.items()]), forms[paths[0]]
 
 

@@ -118,11 +118,11 @@ def _slicings(file: StrategyFile, name: str) -> list[Slicing]:
 
 
 def _both(src: StrategyInput, dst: StrategyInput | None, name: str) -> TensorSpec:
-    found = [s for side in (src, dst) if isinstance(side, StrategyFile) for s in _slicings(side, name)]
-    dims = len(found[0].dims)
-    if any(len(s.dims) != dims for s in found):
-        raise ValueError(f"{name}: {dims} dims in one strategy, {len(found[-1].dims)} in the other")
-    return TensorSpec(tuple(lcm(*(_parts(s, dim) for s in found)) for dim in range(dims)), "float32")
+    slicings = [s for side in (src, dst) if isinstance(side, StrategyFile) for s in _slicings(side, name)]
+    dims = len(slicings[0].dims)
+    if any(len(s.dims) != dims for s in slicings):
+        raise ValueError(f"{name}: {dims} dims in one strategy, {len(slicings[-1].dims)} in the other")
+    return TensorSpec(tuple(lcm(*(_parts(s, dim) for s in slicings)) for dim in range(dims)), "float32")
 
 
 def _parts(s: Slicing, dim: int) -> int:

@@ -28,14 +28,14 @@ def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
     """
     if len(s.dims) == len(shape):
         return s
-    found = []
+    ways = []
     if s.shape is not None and len(s.shape) == len(s.dims):
-        found = list(_ways(s, shape, sliced))
-    if len(found) == 1:
-        return found[0]
-    problem = "in more than one way" if found else "in no way"
-    told = f"the strategy has {len(s.dims)} dims, the tensor {list(shape)} has {len(shape)}"
-    raise ValueError(f"{told}, and they match {problem}")
+        ways = list(_ways(s, shape, sliced))
+    if len(ways) == 1:
+        return ways[0]
+    problem = "in more than one way" if ways else "in no way"
+    text = f"the strategy has {len(s.dims)} dims, the tensor {list(shape)} has {len(shape)}"
+    raise ValueError(f"{text}, and they match {problem}")
 
 
 def expanded(s: Slicing) -> Slicing:
@@ -95,9 +95,11 @@ def _ways(s: Slicing, shape: tuple[int, ...], sliced: bool) -> Iterator[Slicing]
     for ends in combinations(range(1, len(s.dims)), len(shape) - 1):
         groups = [range(a, b) for a, b in zip((0, *ends), (*ends, len(s.dims)), strict=True)]
         real = tuple(prod(s.shape[d] for d in group) for group in groups)
-        seen = tuple(n // prod(s.count(d) for d in group) for n, group in zip(real, groups, strict=True))
-        found = seen if sliced else real
-        if found == shape and all(_one(s, group) for group in groups):
+        slice_shape = tuple(
+            n // prod(s.count(d) for d in group) for n, group in zip(real, groups, strict=True)
+        )
+        compared = slice_shape if sliced else real
+        if compared == shape and all(_one(s, group) for group in groups):
             dims = tuple(tuple(axis for d in group for axis in s.dims[d]) for group in groups)
             yield replace(s, dims=dims, shape=real, nested=True)
 
@@ -105,8 +107,8 @@ def _ways(s: Slicing, shape: tuple[int, ...], sliced: bool) -> Iterator[Slicing]
 def _one(s: Slicing, group: range) -> bool:
     """Whether the dims ``group`` can be one dim of the real tensor."""
     assert s.shape is not None
-    whole = all(s.shape[d] == s.count(d) for d in group[:-1])
-    return len(group) == 1 or (whole and all(s.dims[d] for d in group))
+    complete = all(s.shape[d] == s.count(d) for d in group[:-1])
+    return len(group) == 1 or (complete and all(s.dims[d] for d in group))
 
 
 def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -115,14 +117,14 @@ def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str
     Raises ``ValueError`` with each parameter that has no slice, or whose slice contradicts the file.
     """
     out = {}
-    found = _absent(file, slices)
+    problems = _absent(file, slices)
     for name, slicing in _flat(file).items():
         if name in slices:
             try:
                 out[name] = _full(slicing, slices[name])
             except ValueError as error:
-                found.append(f"{name}: {error}")
-    _raise(found)
+                problems.append(f"{name}: {error}")
+    _raise(problems)
     return out
 
 
@@ -134,19 +136,19 @@ def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int 
     file has a single stage; by default a file of stage 2 alone is the third of three. Raises ``ValueError``
     with everything that does not fit.
     """
-    found = _absent(file, full)
+    problems = _absent(file, full)
     parts = {name: s for name, s in _flat(file).items() if name in full}
     count = max(file.stages()) + 1 if stages is None else stages
     if count <= max(file.stages()):
-        found.append(f"the strategy has a stage {max(file.stages())}, the pipeline {count} stages")
+        problems.append(f"the strategy has a stage {max(file.stages())}, the pipeline {count} stages")
 
     sliced: dict[str, DimSpans] = {}
     for name, slicing in parts.items():
         try:
             sliced[name] = _cuts(slicing, full[name])
         except ValueError as error:
-            found.append(f"{name}: {error}")
-    _raise(found)
+            problems.append(f"{name}: {error}")
+    _raise(problems)
     return _strategy(file, full, sliced, count)
 
 
@@ -185,16 +187,16 @@ def _flat(file: StrategyFile) -> dict[str, Slicing]:
     Several stages list a tied parameter; raises ``ValueError`` if its layout differs between them.
     """
     out: dict[str, Slicing] = {}
-    found = []
+    problems = []
     for stage, layouts in file.stages().items():
         for name, slicing in layouts.items():
             first = out.setdefault(name, slicing)
             if first != slicing and _where(first) != _where(slicing):
-                found.append(
+                problems.append(
                     f"{name}: stage {stage} cuts it differently from an earlier stage; a tensor has one "
                     "layout"
                 )
-    _raise(found)
+    _raise(problems)
     return out
 
 
@@ -205,9 +207,9 @@ def _where(s: Slicing) -> tuple[object, ...]:
 def _ranks(file: StrategyFile) -> int:
     sizes = {s.ranks: name for name, s in file.layouts.items()}
     if len(sizes) > 1:
-        told = ", ".join(f"{n} for {name}" for n, name in sorted(sizes.items()))
+        listing = ", ".join(f"{n} for {name}" for n, name in sorted(sizes.items()))
         raise ValueError(
-            f"device matrices of different sizes: {told}; all stages must have the same number of ranks"
+            f"device matrices of different sizes: {listing}; all stages must have the same number of ranks"
         )
     return next(iter(sizes), 1)
 
@@ -217,9 +219,9 @@ def _absent(file: StrategyFile, specs: Mapping[str, TensorSpec]) -> list[str]:
     return [f"{', '.join(odd)}: in the strategy, but not in the checkpoint"] if odd else []
 
 
-def _raise(found: list[str]) -> None:
-    if found:
-        raise ValueError("the strategy file does not fit:\n" + "\n".join(f"  {f}" for f in found))
+def _raise(problems: list[str]) -> None:
+    if problems:
+        raise ValueError("the strategy file does not fit:\n" + "\n".join(f"  {f}" for f in problems))
 
 
 def _full(s: Slicing, piece: TensorSpec) -> TensorSpec:
@@ -227,8 +229,8 @@ def _full(s: Slicing, piece: TensorSpec) -> TensorSpec:
     s = collapsed(s, grown, sliced=True)
     shape = tuple(n * s.count(dim) for dim, n in enumerate(grown))
     if s.shape is not None and s.shape != shape:
-        told = f"a slice of {described(piece)} makes {list(shape)}, the strategy says {list(s.shape)}"
-        raise ValueError(f"{told}; are these the files that it was saved with?")
+        text = f"a slice of {described(piece)} makes {list(shape)}, the strategy says {list(s.shape)}"
+        raise ValueError(f"{text}; are these the files that it was saved with?")
     return TensorSpec(shape, piece.dtype)
 
 

@@ -61,8 +61,8 @@ def _line(name: str, curve: Curve, colour: str, at: list[tuple[float, float]]) -
     yield f'<path d="{_path(at)}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
     if len(curve) <= 60:
         for (x, y), p in zip(at, curve, strict=True):
-            said = escape(f"{name} {p.mean:.6g} at step {p.last}")
-            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{said}</title></circle>'
+            label = escape(f"{name} {p.mean:.6g} at step {p.last}")
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{label}</title></circle>'
 
 
 def _path(points: list[tuple[float, float]]) -> str:
@@ -88,5 +88,5 @@ def _marks(low: float, high: float) -> list[float]:
     step = next(s for s in (power / 5, power / 2, power, 2 * power) if (high - low) / s <= 6)
     count = len(ticks((high - low) / step))
     first = -floor(-low / step)  # ceil
-    found = [float(f"{step * (first + n):.12g}") for n in range(count + 1)]
-    return [value for value in found if low <= value <= high]
+    marks = [float(f"{step * (first + n):.12g}") for n in range(count + 1)]
+    return [value for value in marks if low <= value <= high]

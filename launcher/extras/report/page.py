@@ -48,7 +48,7 @@ STYLE = (
 
 
 @dataclass(frozen=True)
-class Told:
+class PageContent:
     """The content of a page.
 
     ``status``: running, done, or how it ended. ``changes``: the typed settings. ``pictures``: SVG texts by
@@ -66,31 +66,32 @@ class Told:
     kernels: Sequence[str] = ()
 
 
-def page(told: Told) -> str:
-    running = told.status == "running"
+def page(content: PageContent) -> str:
+    running = content.status == "running"
     refresh = f'<meta http-equiv="refresh" content="{REFRESH_S}">' if running else ""
     return "\n".join([
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}',
-        f"<title>{escape(told.name)}: {escape(told.status)}</title><style>{STYLE}</style></head><body>",
-        *_head(told),
-        *_charts(told.curves),
-        *_pictures(told.pictures),
-        *_kernels(told.kernels),
-        *_settings(told.changes),
-        f"<h2>Plan</h2><details><summary>all of it</summary><pre>{escape(told.plan)}</pre></details>",
-        *_files(told.files),
+        f"<title>{escape(content.name)}: {escape(content.status)}</title><style>{STYLE}</style></head><body>",
+        *_head(content),
+        *_charts(content.curves),
+        *_pictures(content.pictures),
+        *_kernels(content.kernels),
+        *_settings(content.changes),
+        f"<h2>Plan</h2><details><summary>all of it</summary><pre>{escape(content.plan)}</pre></details>",
+        *_files(content.files),
         "</body></html>\n",
     ])  # fmt: skip
 
 
-def _head(told: Told) -> Iterator[str]:
-    done = max((c.points[-1].last for c in told.curves.values() if len(c)), default=0)
-    steps = max(told.steps, done)
-    bad = "" if told.status in ("running", "done") else ' class="bad"'
-    yield f"<h1>{escape(told.name)}</h1>"
-    yield f'<p><span{bad}>{escape(told.status)}</span> <span class="soft">step {done} of {steps}</span></p>'
+def _head(content: PageContent) -> Iterator[str]:
+    done = max((c.points[-1].last for c in content.curves.values() if len(c)), default=0)
+    steps = max(content.steps, done)
+    bad = "" if content.status in ("running", "done") else ' class="bad"'
+    yield f"<h1>{escape(content.name)}</h1>"
+    status = f"<span{bad}>{escape(content.status)}</span>"
+    yield f'<p>{status} <span class="soft">step {done} of {steps}</span></p>'
     yield f'<div class="bar"><div style="width:{100 * done / max(steps, 1):.1f}%"></div></div>'
-    rows = [(_label(key), told.curves[key].points[-1].mean) for key in _order(told.curves)]
+    rows = [(_label(key), content.curves[key].points[-1].mean) for key in _order(content.curves)]
     if rows:
         yield (
             "<table><tr>" + "".join(f'<th class="soft">{escape(name)}</th>' for name, _ in rows) + "</tr><tr>"
@@ -100,8 +101,8 @@ def _head(told: Told) -> Iterator[str]:
 
 def _order(curves: Mapping[str, Curve]) -> list[str]:
     """Known figures first, then the others in the order of their appearance."""
-    there = [key for key in curves if key not in LEFT_OUT and len(curves[key])]
-    return [*(key for key in FIRST if key in there), *(key for key in there if key not in FIRST)]
+    shown = [key for key in curves if key not in LEFT_OUT and len(curves[key])]
+    return [*(key for key in FIRST if key in shown), *(key for key in shown if key not in FIRST)]
 
 
 def _label(key: str) -> str:
@@ -226,14 +227,14 @@ class Report:
         if moved:  # another folder has taken its place; the run will say so
             return
         try:
-            write_text(self._run / REPORT_FILE, page(self._told(status)))
+            write_text(self._run / REPORT_FILE, page(self._content(status)))
         except Exception as error:  # no error of the report may end a run
             if not self._failed:
                 _log.warning("%s: %s; the run continues without it", self._run / REPORT_FILE, said(error))
             self._failed = True
 
-    def _told(self, status: str) -> Told:
-        return Told(
+    def _content(self, status: str) -> PageContent:
+        return PageContent(
             name=f"{self._name} {self._run.name}",
             status=status,
             curves=self.curves,

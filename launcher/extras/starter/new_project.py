@@ -29,8 +29,8 @@ def carry_out(words: Sequence[str]) -> int:
         written = write(folder)
     except OSError as error:  # nothing was written
         raise _refused(f"{folder}: cannot be written: {error.strerror}", words) from error
-    there = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))}, and "
-    say(f"{folder}: {', '.join(written)}\nto go on: {there}the four commands of README.md")
+    change_folder = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))}, and "
+    say(f"{folder}: {', '.join(written)}\nto go on: {change_folder}the four commands of README.md")
     return DONE
 
 

@@ -122,9 +122,9 @@ def known_result(folder: Path, cell: Cell) -> CellResult | None:
         return None
     if status.get("status") not in ("done", "failed"):
         return None
-    said = without_run_dir(status.get("overrides", ()))
+    overrides = without_run_dir(status.get("overrides", ()))
     frozen = f"recipe={(folder / cell.name).absolute() / frozen_request.NAME}"
-    if said not in (without_run_dir(cell.overrides), (frozen,)):
+    if overrides not in (without_run_dir(cell.overrides), (frozen,)):
         return None
 
     return CellResult(

@@ -66,9 +66,9 @@ class Slots:
         self._free, self._most, self._machine = machine, most, machine
         self._taken: list[Slot] = []
 
-    def take(self, wanted: Forecast | None) -> Slot | None:
+    def take(self, forecast: Forecast | None) -> Slot | None:
         """Takes a slot; returns ``None`` if there is no room now."""
-        slot = self._fit(wanted)
+        slot = self._fit(forecast)
         if slot is None:
             return None
         self._taken.append(slot)
@@ -77,34 +77,34 @@ class Slots:
     def give_back(self, slot: Slot) -> None:
         self._taken.remove(slot)
 
-    def room(self, wanted: Forecast | None) -> int:
+    def room(self, forecast: Forecast | None) -> int:
         """How many such cells can run at a time on this machine if it is free; at least 1."""
         tried = Slots(self._machine, self._most)
         count = 0
-        while count < self._machine.cores + len(self._machine.devices) and tried.take(wanted):
+        while count < self._machine.cores + len(self._machine.devices) and tried.take(forecast):
             count += 1
-            if wanted is None:
+            if forecast is None:
                 break
         return max(count, 1)
 
-    def _fit(self, wanted: Forecast | None) -> Slot | None:
+    def _fit(self, forecast: Forecast | None) -> Slot | None:
         used = [d for slot in self._taken for d in slot.devices]
         devices = [d for d in self._machine.devices if d not in used]
-        if wanted is None:  # its needs are unknown
+        if forecast is None:  # its needs are unknown
             return None if self._taken else Slot(self._machine.cores, self._machine.memory)
         if self._most != "auto" and len(self._taken) >= self._most:
             return None
 
-        on_devices = wanted.device != "cpu"
+        on_devices = forecast.device != "cpu"
         slot = Slot(
-            cores=0 if on_devices else wanted.ranks * wanted.threads,
-            memory=wanted.resident,
-            devices=tuple(devices[: wanted.ranks]) if on_devices else (),
+            cores=0 if on_devices else forecast.ranks * forecast.threads,
+            memory=forecast.resident,
+            devices=tuple(devices[: forecast.ranks]) if on_devices else (),
             visible=self._machine.visible,
         )
         if not self._taken:
             return slot
-        if on_devices and len(devices) < wanted.ranks:
+        if on_devices and len(devices) < forecast.ranks:
             return None
         if self._most != "auto":
             return slot
@@ -143,13 +143,13 @@ _log = logging.getLogger(__name__)
 class Outcome:
     """Writes results to ``folder``, sorted by ``metric``."""
 
-    def __init__(self, folder: Path, asked: SweepRequest, metric: str) -> None:
-        self._folder, self._asked, self._metric = folder, asked, metric
+    def __init__(self, folder: Path, sweep_request: SweepRequest, metric: str) -> None:
+        self._folder, self._request, self._metric = folder, sweep_request, metric
         self._next = 0.0
 
     @property
     def _settings(self) -> Sweep:
-        return self._asked.settings
+        return self._request.settings
 
     def now(self, results: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> None:
         """Writes what is known so far, from time to time. An ``OSError`` does not end the sweep."""
@@ -182,13 +182,13 @@ class Outcome:
         print("\n".join([*summary.printed(ranked, off), *self._told(ranked, off, missing)]), flush=True)
         return all(gap.right for gap in off.values())
 
-    def _results(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> Results:
-        losses = dict(curves(self._folder, found))
-        return results(found, forecasts, self._metric, self._settings.goal, losses)
+    def _results(self, cell_results: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> Results:
+        losses = dict(curves(self._folder, cell_results))
+        return results(cell_results, forecasts, self._metric, self._settings.goal, losses)
 
     def _gaps(self, results: Sequence[CellResult]) -> dict[str, Gap]:
         done = [r for r in results if r.status == "done" and not r.same_as]
-        precisions = {r.cell.name: self._asked.compose(r.cell).job.train.precision for r in done}
+        precisions = {r.cell.name: self._request.compose(r.cell).job.train.precision for r in done}
         return gaps(self._folder, done, precisions)
 
     def _best(self, ranked: Results) -> list[str]:
@@ -196,7 +196,7 @@ class Outcome:
         if ranked.best is None:
             return []
         try:
-            job = self._asked.compose(ranked.best.result.cell).job
+            job = self._request.compose(ranked.best.result.cell).job
         except RequestError:  # the files have changed since
             return []
         values = job.model_dump(mode="json", by_alias=True)
@@ -259,7 +259,7 @@ class CellRuns:
     slots: Slots
     command: Sequence[str]
     metric: str
-    told: StopFlag
+    stop_flag: StopFlag
     watch: Watch
     outcome: Outcome
     deadline: float | None = None
@@ -300,15 +300,15 @@ class CellRuns:
     @property
     def _over(self) -> bool:
         late = self.deadline is not None and time.monotonic() > self.deadline
-        return bool(self.told.signum) or late
+        return bool(self.stop_flag.signum) or late
 
     def _begin(self, one: CheckedCell) -> bool:
         """Starts a cell, unless it need not run; returns false if there is no free slot."""
-        cell, wanted = one.cell, one.forecast
-        if wanted is not None:
-            self.forecasts[cell.name] = wanted
-            if self._first.setdefault(wanted.digest, cell.name) != cell.name:
-                same = CellResult(cell, "same", same_as=self._first[wanted.digest])
+        cell, forecast = one.cell, one.forecast
+        if forecast is not None:
+            self.forecasts[cell.name] = forecast
+            if self._first.setdefault(forecast.digest, cell.name) != cell.name:
+                same = CellResult(cell, "same", same_as=self._first[forecast.digest])
                 self.results[cell.name] = same
                 self.watch.ended(same, known=True)
                 return True
@@ -323,17 +323,17 @@ class CellRuns:
         elif one.refused:
             self._end(CellResult(cell, "refused", error=one.refused), known=False)
         else:
-            slot = self.slots.take(wanted)
+            slot = self.slots.take(forecast)
             if slot is None:
                 return False
             self._start(cell, slot)
         return True
 
     def _start(self, cell: Cell, slot: Slot) -> None:
-        held = cell_process.held(self.folder, cell)
-        if held is not None:
+        locked = cell_process.held(self.folder, cell)
+        if locked is not None:
             self.slots.give_back(slot)
-            self._end(held, known=False)
+            self._end(locked, known=False)
             return
         run = self.folder / cell.name
         (run / "status.json").unlink(missing_ok=True)
@@ -344,7 +344,7 @@ class CellRuns:
     def _look(self) -> None:
         """Checks for cells that have ended, and periodically reads what running ones have written."""
         for name, work in [*self._work.items()]:
-            if self.told.signum:
+            if self.stop_flag.signum:
                 work.process.stop()
             ended, why = self._why(work)
             result = work.process.result(ended, why)
@@ -359,15 +359,15 @@ class CellRuns:
     def _why(self, work: _Work) -> tuple[str, str]:
         if work.pruned:
             return "pruned", work.pruned
-        if self.told.signum:
-            return "interrupted", f"stopped by {signal_name(self.told.signum)}"
+        if self.stop_flag.signum:
+            return "interrupted", f"stopped by {signal_name(self.stop_flag.signum)}"
         return "", ""
 
     def _read(self) -> None:
         for name, work in self._work.items():
-            found = work.reader.read()
-            if not work.pruned and not self.told.signum:
-                work.pruned = self.sampler.hopeless(name, reports(found, self.metric))
+            rows = work.reader.read()
+            if not work.pruned and not self.stop_flag.signum:
+                work.pruned = self.sampler.hopeless(name, reports(rows, self.metric))
                 if work.pruned:
                     folder.prune(self.folder, name, work.pruned)
                     work.process.stop()

@@ -26,9 +26,9 @@ from launcher.run.slurm_files import ManyRuns, Ranks
 Size = tuple[Ranks, Slurm]
 
 
-def refuse_long_array(asked: SweepRequest, checked: Sequence[CheckedCell]) -> None:
+def refuse_long_array(sweep_request: SweepRequest, checked: Sequence[CheckedCell]) -> None:
     """Raises ``BadRequest`` if more cells have the same size than an array of the cluster may have tasks."""
-    slurm = asked.first.job.launch.slurm
+    slurm = sweep_request.first.job.launch.slurm
     if slurm is None or not slurm.submit or not slurm.array:
         return
     most = slurm_jobs.longest_array()
@@ -39,13 +39,15 @@ def refuse_long_array(asked: SweepRequest, checked: Sequence[CheckedCell]) -> No
             f"true: {longest} cells have one size, but an array of this cluster has at most {most - 1} tasks"
         )
         problem = Problem("launch.slurm.array", f"{text} (MaxArraySize)", "launch.slurm.array=false")
-        raise BadRequest((problem,), asked.first.origins)
+        raise BadRequest((problem,), sweep_request.first.origins)
 
 
-def submitted(asked: SweepRequest, at: Path, checked: Sequence[CheckedCell]) -> tuple[CellResult, ...]:
+def submitted(
+    sweep_request: SweepRequest, at: Path, checked: Sequence[CheckedCell]
+) -> tuple[CellResult, ...]:
     """The known result of each cell; submits those that are missing or failed. Raises ``RunError``."""
     numbers = folder.texts(at / slurm_files.NUMBERS)
-    slurm = asked.first.job.launch.slurm
+    slurm = sweep_request.first.job.launch.slurm
     alive = slurm_jobs.jobs() if numbers and slurm is not None and slurm.submit else frozenset()
     results: dict[str, CellResult] = {}
     sizes: dict[Size, list[Cell]] = {}
@@ -64,30 +66,30 @@ def submitted(asked: SweepRequest, at: Path, checked: Sequence[CheckedCell]) -> 
             results[cell.name] = CellResult(cell, "refused", error=one.refused)
         else:
             results[cell.name] = CellResult(cell, "submitted")
-            sizes.setdefault(_frozen(asked, at, cell), []).append(cell)
+            sizes.setdefault(_frozen(sweep_request, at, cell), []).append(cell)
     for size, cells in sizes.items():
-        number = _submit(asked, at, size, cells)
+        number = _submit(sweep_request, at, size, cells)
         for n, cell in enumerate(cells):
             mine = f"{number}_{n}" if size[1].array else number
             numbers[cell.name] = mine
-            told = f"job {mine} of Slurm" if number else "not submitted"
-            results[cell.name] = CellResult(cell, "submitted" if number else "written", error=told)
+            note = f"job {mine} of Slurm" if number else "not submitted"
+            results[cell.name] = CellResult(cell, "submitted" if number else "written", error=note)
         write_text(at / slurm_files.NUMBERS, json.dumps(numbers, indent=1) + "\n")
     return tuple(results[one.cell.name] for one in checked)
 
 
-def _frozen(asked: SweepRequest, at: Path, cell: Cell) -> Size:
+def _frozen(sweep_request: SweepRequest, at: Path, cell: Cell) -> Size:
     """Freezes the cell's request in its folder; returns its ranks and its Slurm settings."""
     from launcher.run.run import freeze
 
     words = (*cell.overrides, f"run_dir={quoted(str(at / cell.name))}")
-    request: Request = compose(words, config_dir=asked.config_dir)
+    request: Request = compose(words, config_dir=sweep_request.config_dir)
     job, plan = freeze(request, words)
     assert job.launch.slurm is not None
     return slurm_jobs.ranks_of(job, plan.sizes.grid.size // job.launch.nnodes), job.launch.slurm
 
 
-def _submit(asked: SweepRequest, at: Path, size: Size, cells: Sequence[Cell]) -> str:
+def _submit(sweep_request: SweepRequest, at: Path, size: Size, cells: Sequence[Cell]) -> str:
     """Submits the cells; returns the number of the job, or "" if the batch file is only written."""
     from launcher.runtime.cluster.messages import private_file  # imports torch
 

@@ -45,10 +45,10 @@ def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:
 
 def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
     """Cancels all Slurm jobs of the cells in one call."""
-    found = (commands.cancellable(cell) for cell in cells)
-    asked = dict.fromkeys(number for number in found if number is not None)
-    alive = slurm.jobs() if asked else frozenset()  # a killed job has not recorded that it ended
-    numbers = [number for number in asked if number in alive]
+    candidates = (commands.cancellable(cell) for cell in cells)
+    recorded = dict.fromkeys(number for number in candidates if number is not None)
+    alive = slurm.jobs() if recorded else frozenset()  # a killed job has not recorded that it ended
+    numbers = [number for number in recorded if number in alive]
     if not numbers:
         text = "no cell is a queued or running Slurm job; cells that run here end with the sweep"
         raise RunError(f"{at}: {text}")

@@ -99,25 +99,25 @@ def known(folder: Path) -> dict[str, list[str]]:
     if not os.path.lexists(index):
         return {}
     try:
-        found: dict[str, list[str]] = read_json(index)
+        overrides: dict[str, list[str]] = read_json(index)
     except (OSError, ValueError) as error:
         why = said(error) if isinstance(error, OSError) else f"{index}: no JSON"
         raise RequestError((Problem("sweep_dir", why),)) from error
 
     # users may edit the file
-    rows: list[Any] = [*found.values()] if isinstance(found, dict) else [None]
+    rows: list[Any] = [*overrides.values()] if isinstance(overrides, dict) else [None]
     if not all(isinstance(row, list) and all(isinstance(word, str) for word in row) for row in rows):
         raise RequestError((Problem("sweep_dir", f"{index}: it does not say which overrides each cell has"),))
-    return found
+    return overrides
 
 
 def texts(file: Path) -> dict[str, str]:
     """The texts in ``file``, by names of cells; empty if it is damaged, so that its cells run again."""
     try:
-        found = read_json(file)
+        content = read_json(file)
     except (OSError, ValueError):
         return {}
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    return {str(k): str(v) for k, v in content.items()} if isinstance(content, dict) else {}
 
 
 def pruned(folder: Path) -> dict[str, str]:

@@ -54,23 +54,23 @@ class Forecast:
     @property
     def columns(self) -> Mapping[str, float]:
         """The predicted columns of a table."""
-        found: dict[str, float] = {
+        columns: dict[str, float] = {
             "ranks": self.ranks,
             "planned_memory_mb": round(self.memory / 2**20, 1),
             "planned_bubble": round(self.bubble, 4),
         }
         if self.seconds is not None:
-            found["planned_step_ms"] = round(self.seconds * 1e3, 3)
+            columns["planned_step_ms"] = round(self.seconds * 1e3, 3)
             amount, unit = (self.samples, "samples") if self.tokens is None else (self.tokens, "tokens")
-            found[f"planned_{unit}_per_s"] = round(amount / self.seconds, 1)
+            columns[f"planned_{unit}_per_s"] = round(amount / self.seconds, 1)
         if self.mfu is not None:
-            found["planned_mfu"] = round(self.mfu, 4)
-        return found
+            columns["planned_mfu"] = round(self.mfu, 4)
+        return columns
 
 
 def forecast(job: Job, plan: Plan) -> Forecast:
     """The forecast of ``plan``, which must be that of ``job``."""
-    ranks, found = local_ranks(job, plan), plan.estimate
+    ranks, estimate = local_ranks(job, plan), plan.estimate
     size, step = plan.sizes.grid.size, plan.estimate.step
     needed = fit(job, plan, ranks, ENDLESS, besides={}) if ranks else None
     return Forecast(
@@ -79,8 +79,8 @@ def forecast(job: Job, plan: Plan) -> Forecast:
         threads=job.launch.threads,
         device=device(job, ceil(size / job.launch.nnodes))[0],
         resident=0 if needed is None else int(needed.needed * HEAP),
-        memory=max(m.total for m in found.memory),
-        bubble=found.timeline.bubble,
+        memory=max(m.total for m in estimate.memory),
+        bubble=estimate.timeline.bubble,
         seconds=None if step is None else step.seconds,
         mfu=None if step is None else step.mfu,
         samples=plan.sizes.global_batch,
@@ -94,9 +94,9 @@ def _digest(job: Job, plan: Plan) -> str:
 
     If in doubt, equal runs get different digests: running a cell twice is better than not at all.
     """
-    asked: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude=ASIDE)
+    settings: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude=ASIDE)
     for key in PLANNED:
-        section: dict[str, Any] = asked["parallel"]
+        section: dict[str, Any] = settings["parallel"]
         *above, name = key.split(".")
         for part in above:
             section = section[part]
@@ -104,5 +104,5 @@ def _digest(job: Job, plan: Plan) -> str:
     planned = {k: v for k, v in json.loads(as_json(plan)).items() if k not in WORDS}
     if planned["hsdp"] is not None:
         del planned["hsdp"]["shard_size"]  # the grid determines it
-    text = json.dumps([redact.values(asked), planned], sort_keys=True)
+    text = json.dumps([redact.values(settings), planned], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -61,21 +61,21 @@ class OptunaSampler:
 
     def __init__(
         self,
-        asked: SweepRequest,
+        sweep_request: SweepRequest,
         metric: str,
         named: Callable[[Sequence[Cell]], tuple[Cell, ...]],
         known: Sequence[Sequence[str]],
         window: int,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._asked, self._settings, self._metric = asked, asked.settings, metric
+        self._request, self._settings, self._metric = sweep_request, sweep_request.settings, metric
         self._named, self._window = named, window
         least = self._settings.goal == "min"
         self._study = optuna.create_study(
-            direction="minimize" if least else "maximize", pruner=_pruner(asked)
+            direction="minimize" if least else "maximize", pruner=_pruner(sweep_request)
         )
-        self._space = {axis.key: _distribution(axis) for axis in asked.axes if axis.varies}
-        self._known = deque(_params(asked.axes, known))
+        self._space = {axis.key: _distribution(axis) for axis in sweep_request.axes if axis.varies}
+        self._known = deque(_params(sweep_request.axes, known))
         self._trials: list[_Trial] = []
         self._told = self._counted = self._idle = 0
         self._repeats: deque[CheckedCell] = deque()
@@ -127,13 +127,13 @@ class OptunaSampler:
 
         one = self._cell(number, trial.optuna.params)
         try:
-            request = self._asked.compose(one)
+            request = self._request.compose(one)
             seeds = [request.job.seed + n for n in range(self._settings.seeds)]
             made = sweep_grid.repeated(one, seeds)
-            first = check(self._asked.compose(made[0]))
+            first = check(self._request.compose(made[0]))
         except RequestError as error:
             self._idle += 1
-            self._refused(trial, one, reason(error, self._asked.words))
+            self._refused(trial, one, reason(error, self._request.words))
             return
         if first is not None and first.digest in self._seen:
             self._idle += 1
@@ -152,19 +152,19 @@ class OptunaSampler:
         self._repeats.append(CheckedCell(cell, refused=why))
 
     def _cell(self, number: int, params: Mapping[str, Any]) -> Cell:
-        words = tuple(_word(axis, params) for axis in self._asked.axes)
-        varied = tuple(w for w, axis in zip(words, self._asked.axes, strict=True) if axis.varies)
+        words = tuple(_word(axis, params) for axis in self._request.axes)
+        varied = tuple(w for w, axis in zip(words, self._request.axes, strict=True) if axis.varies)
         return sweep_grid.cell(number, words, varied)
 
     def _report(self, trial: _Trial, reports: Reports) -> None:
         """Reports new values to optuna, up to the first that prunes the trial."""
         if self._settings.prune is None:
             return
-        for step, found in reports[len(trial.reports) :]:
+        for step, reported in reports[len(trial.reports) :]:
             if trial.pruned:
                 return
-            trial.optuna.report(found, step)
-            trial.reports = (*trial.reports, (step, found))
+            trial.optuna.report(reported, step)
+            trial.reports = (*trial.reports, (step, reported))
             trial.pruned = trial.optuna.should_prune()
 
     def _learn(self) -> None:
@@ -184,27 +184,27 @@ class OptunaSampler:
             self._study.tell(trial.optuna, state=TrialState.FAIL)
 
 
-def _sampler(asked: Sweep, number: int) -> optuna.samplers.BaseSampler:
-    seed = asked.seed * STREAMS + number
-    if asked.sampler == "random":
+def _sampler(settings: Sweep, number: int) -> optuna.samplers.BaseSampler:
+    seed = settings.seed * STREAMS + number
+    if settings.sampler == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     return optuna.samplers.TPESampler(seed=seed)
 
 
-def _pruner(asked: SweepRequest) -> optuna.pruners.BasePruner:
-    if asked.settings.prune == "asha":
-        first = asked.first.job.train.eval_every or 1
+def _pruner(sweep_request: SweepRequest) -> optuna.pruners.BasePruner:
+    if sweep_request.settings.prune == "asha":
+        first = sweep_request.first.job.train.eval_every or 1
         return optuna.pruners.SuccessiveHalvingPruner(min_resource=first)
-    return optuna.pruners.MedianPruner() if asked.settings.prune else optuna.pruners.NopPruner()
+    return optuna.pruners.MedianPruner() if sweep_request.settings.prune else optuna.pruners.NopPruner()
 
 
 def _distribution(axis: Axis) -> BaseDistribution:
-    it = axis.interval
-    if it is None:
+    interval = axis.interval
+    if interval is None:
         return CategoricalDistribution(axis.words)
-    if it.whole:
-        return IntDistribution(int(it.low), int(it.high), log=it.log)
-    return FloatDistribution(it.low, it.high, log=it.log)
+    if interval.whole:
+        return IntDistribution(int(interval.low), int(interval.high), log=interval.log)
+    return FloatDistribution(interval.low, interval.high, log=interval.log)
 
 
 def _word(axis: Axis, params: Mapping[str, Any]) -> str:
@@ -218,15 +218,15 @@ def _params(axes: Sequence[Axis], known: Sequence[Sequence[str]]) -> Iterator[di
     """The parameters of each earlier proposal of this sweep, without repeats for other seeds."""
     last: dict[str, Any] | None = None
     for words in known:
-        found = _param(axes, words)
-        if found is not None and found != last:
-            yield found
-        last = found
+        params = _param(axes, words)
+        if params is not None and params != last:
+            yield params
+        last = params
 
 
 def _param(axes: Sequence[Axis], words: Sequence[str]) -> dict[str, Any] | None:
     """The parameters that ``words`` set; ``None`` if they belong to another sweep."""
-    found: dict[str, Any] = {}
+    params: dict[str, Any] = {}
     for axis, word in zip(axes, words, strict=False):
         if axis.interval is not None:
             key, _, value = word.partition("=")
@@ -236,10 +236,10 @@ def _param(axes: Sequence[Axis], words: Sequence[str]) -> dict[str, Any] | None:
                 return None
             if key != axis.key or not axis.interval.low <= number <= axis.interval.high:
                 return None
-            found[axis.key] = number
+            params[axis.key] = number
         else:
             same = [w for w in axis.words if redact.text(w) == word]
             if not same:
                 return None
-            found |= {axis.key: same[0]} if axis.varies else {}
-    return found if len(words) >= len(axes) else None
+            params |= {axis.key: same[0]} if axis.varies else {}
+    return params if len(words) >= len(axes) else None

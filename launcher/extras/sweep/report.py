@@ -31,10 +31,10 @@ class _Axis:
         numbers = [_number(v) for v in values]
         self._numeric = None not in numbers
         if self._numeric:
-            found = sorted({n for n in numbers if n is not None})
-            self._log = found[0] > 0 and found[-1] / found[0] >= LOG
+            sorted_numbers = sorted({n for n in numbers if n is not None})
+            self._log = sorted_numbers[0] > 0 and sorted_numbers[-1] / sorted_numbers[0] >= LOG
             self.words = sorted({*values}, key=float)
-            low, high = self._scaled(found[0]), self._scaled(found[-1])
+            low, high = self._scaled(sorted_numbers[0]), self._scaled(sorted_numbers[-1])
             self._low, self._span = low, high - low
         else:
             self.words = sorted({*values})

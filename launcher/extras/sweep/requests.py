@@ -31,63 +31,65 @@ TIMED = ("step_ms", "tokens_per_s", "samples_per_s", "seconds")
 """Metrics that cells distort when they run at the same time."""
 
 
-def intervals(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
+def intervals(settings: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
     """Reports intervals in a grid, which would have infinitely many cells."""
     for axis in axes:
-        if axis.interval is not None and asked.sampler == GRID:
+        if axis.interval is not None and settings.sampler == GRID:
             key, _, shown = axis.words[0].lstrip("+").partition("=")
             text = f"{shown}: a grid takes lists of values, as {key}=A,B; samplers take intervals"
             yield Problem(key, text, "sweep.sampler=tpe sweep.cells=20")
 
 
-def problems(asked: Sweep, axes: Sequence[Axis], jobs: Sequence[Job]) -> Iterator[Problem]:
+def problems(settings: Sweep, axes: Sequence[Axis], jobs: Sequence[Job]) -> Iterator[Problem]:
     """Yields problems of a sweep's settings. ``jobs``: those of the cells that are known before any runs."""
-    if asked.sampler != GRID:
-        yield from _sampler(asked, axes)
+    if settings.sampler != GRID:
+        yield from _sampler(settings, axes)
     else:
-        if asked.cells is not None:
-            text = f"{asked.cells}: a grid has as many cells as there are combinations"
+        if settings.cells is not None:
+            text = f"{settings.cells}: a grid has as many cells as there are combinations"
             yield Problem("sweep.cells", text, "sweep.sampler=tpe")
-        if asked.prune is not None:
-            text = f"{asked.prune}: only a sampler learns from cells that are ended early"
+        if settings.prune is not None:
+            text = f"{settings.prune}: only a sampler learns from cells that are ended early"
             yield Problem("sweep.prune", text)
-    if asked.seeds > 1 and any(axis.varies and axis.key.lstrip("+") == "seed" for axis in axes):
-        yield Problem("sweep.seeds", f"{asked.seeds}: seed varies already")
-    if asked.certify and not any(_trains(job) for job in jobs):
+    if settings.seeds > 1 and any(axis.varies and axis.key.lstrip("+") == "seed" for axis in axes):
+        yield Problem("sweep.seeds", f"{settings.seeds}: seed varies already")
+    if settings.certify and not any(_trains(job) for job in jobs):
         yield Problem("sweep.certify", "true: no cell trains, so there are no losses to compare")
-    yield from _metric(asked, jobs)
-    yield from _prune(asked, jobs)
-    yield from _elsewhere(asked, jobs)
+    yield from _metric(settings, jobs)
+    yield from _prune(settings, jobs)
+    yield from _elsewhere(settings, jobs)
 
 
-def metric(asked: Sweep, jobs: Sequence[Job]) -> str:
+def metric(settings: Sweep, jobs: Sequence[Job]) -> str:
     """The metric by which cells are sorted."""
-    if asked.metric is not None:
-        return asked.metric
+    if settings.metric is not None:
+        return settings.metric
     return "val_loss" if any(_validates(job) for job in jobs) else "loss"
 
 
-def side_by_side(asked: Sweep, metric: str) -> int | Literal["auto"]:
+def side_by_side(settings: Sweep, metric: str) -> int | Literal["auto"]:
     """How many cells run at a time; for ``auto``, one if the metric is their speed."""
-    return 1 if asked.parallel == "auto" and metric in TIMED else asked.parallel
+    return 1 if settings.parallel == "auto" and metric in TIMED else settings.parallel
 
 
-def _sampler(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
+def _sampler(settings: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
     key = "sweep.sampler"
     if find_spec("optuna") is None:
-        text = f"{asked.sampler}: optuna is not installed: {install_command('optuna')}"
+        text = f"{settings.sampler}: optuna is not installed: {install_command('optuna')}"
         yield Problem(key, text)
     if not any(axis.varies for axis in axes):
-        text = f"{asked.sampler}: nothing varies; give a key a list, A,B, or an interval, interval(LOW, HIGH)"
+        text = (
+            f"{settings.sampler}: nothing varies; give a key a list, A,B, or an interval, interval(LOW, HIGH)"
+        )
         yield Problem(key, text)
-    if asked.cells is None and asked.minutes is None:
+    if settings.cells is None and settings.minutes is None:
         text = "null: set how many cells a sampler proposes, or in sweep.minutes how long it runs"
         yield Problem("sweep.cells", text, "sweep.cells=20")
 
 
-def _metric(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
+def _metric(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     """Reports a metric that no cell reports."""
-    if asked.metric is None:
+    if settings.metric is None:
         return
     known = [*MEASURED, "seconds"]
     if any(_trains(job) for job in jobs):
@@ -95,31 +97,31 @@ def _metric(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     for job in jobs:
         if _validates(job):
             known += ["val_loss", *(f"val_{figure(one)}" for one in job.metrics)]
-    if asked.metric in known:
+    if settings.metric in known:
         return
-    there = ", ".join(dict.fromkeys(reversed(known)))
-    close = get_close_matches(asked.metric, known, 1)
+    available = ", ".join(dict.fromkeys(reversed(known)))
+    close = get_close_matches(settings.metric, known, 1)
     cure = f"sweep.metric={close[0]}" if close else ""
-    yield Problem("sweep.metric", f"{asked.metric}: no cell reports it; there are {there}", cure)
+    yield Problem("sweep.metric", f"{settings.metric}: no cell reports it; there are {available}", cure)
 
 
-def _prune(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
-    if asked.prune is None:
+def _prune(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
+    if settings.prune is None:
         return
-    if asked.seeds > 1:
-        text = f"{asked.seeds}: sweep.prune ends a cell by one run, but each cell has several"
+    if settings.seeds > 1:
+        text = f"{settings.seeds}: sweep.prune ends a cell by one run, but each cell has several"
         yield Problem("sweep.seeds", text, "sweep.seeds=1")
-    by = metric(asked, jobs)
+    by = metric(settings, jobs)
     if by in (*MEASURED, "seconds"):
-        text = f"{asked.prune}: needs a loss or a metric of the model, and {by} is neither"
+        text = f"{settings.prune}: needs a loss or a metric of the model, and {by} is neither"
         yield Problem("sweep.prune", text)
     elif by != "loss" and not any(job.train.eval_every for job in jobs):
         steps = min((job.train.steps or 10 for job in jobs), default=10)
-        text = f"{asked.prune}: watches {by} while cells train, but nothing is validated then"
+        text = f"{settings.prune}: watches {by} while cells train, but nothing is validated then"
         yield Problem("sweep.prune", text, f"train.eval_every={max(1, steps // 10)}")
 
 
-def _elsewhere(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
+def _elsewhere(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     """Reports settings that do not work for cells on a cluster."""
     keys = dict.fromkeys(hand_over.key(job) for job in jobs)
     key = next((key for key in keys if key is not None), None)
@@ -130,8 +132,8 @@ def _elsewhere(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     if "launch.k8s" in keys:
         text = "cells of a sweep cannot be Kubernetes jobs; write each as a separate run"
         yield Problem("launch.k8s", text)
-    if asked.sampler != GRID:
-        text = f"{asked.sampler}: needs the results of earlier cells, which a cluster reports too late"
+    if settings.sampler != GRID:
+        text = f"{settings.sampler}: needs the results of earlier cells, which a cluster reports too late"
         yield Problem("sweep.sampler", f"{text}; use launch=auto inside an allocation")
 
 
@@ -183,10 +185,10 @@ class CheckedCell:
 def composed(args: Args) -> SweepRequest:
     """Composes the sweep. Raises ``RequestError`` with each problem once, whichever cells have it."""
     configs = ConfigFiles.from_folders(args.config_dir)
-    given = sweep_grid.axes(args.overrides, configs)
-    own = tuple(axis for axis in given if axis.key.lstrip("+").startswith(OWN))
+    all_axes = sweep_grid.axes(args.overrides, configs)
+    own = tuple(axis for axis in all_axes if axis.key.lstrip("+").startswith(OWN))
     refuse([_one_value(axis) for axis in own if axis.varies])
-    typed = tuple(axis for axis in given if axis not in own)
+    typed = tuple(axis for axis in all_axes if axis not in own)
     words = tuple(word for axis in own for word in axis.words)
     probe = SweepRequest(args.overrides, args.config_dir, typed, words, {})
 
@@ -197,26 +199,26 @@ def composed(args: Args) -> SweepRequest:
     except BadRequest:
         _composed(probe, tuple(_ends(typed)), args)  # others may have problems, too
         raise
-    asked = request.job.sweep
+    settings = request.job.sweep
     try:
-        axes = (*typed, *sweep_grid.written_axes(asked.over, typed, configs))
+        axes = (*typed, *sweep_grid.written_axes(settings.over, typed, configs))
     except RequestError as error:
         raise BadRequest(error.problems, request.origins) from error
-    refuse([*intervals(asked, axes)])
-    cells = sweep_grid.grid(axes) if asked.sampler == GRID else tuple(_ends(axes))
-    found = SweepRequest(args.overrides, args.config_dir, axes, words, _composed(probe, cells, args))
-    wrong = [*problems(found.settings, axes, [r.job for r in found.cells.values()])]
+    refuse([*intervals(settings, axes)])
+    cells = sweep_grid.grid(axes) if settings.sampler == GRID else tuple(_ends(axes))
+    sweep_request = SweepRequest(args.overrides, args.config_dir, axes, words, _composed(probe, cells, args))
+    wrong = [*problems(sweep_request.settings, axes, [r.job for r in sweep_request.cells.values()])]
     if wrong:
-        raise BadRequest(tuple(wrong), found.first.origins)
-    return found
+        raise BadRequest(tuple(wrong), sweep_request.first.origins)
+    return sweep_request
 
 
-def _composed(asked: SweepRequest, cells: Sequence[Cell], args: Args) -> dict[Cell, Request]:
+def _composed(sweep_request: SweepRequest, cells: Sequence[Cell], args: Args) -> dict[Cell, Request]:
     errors: dict[Cell, BadRequest] = {}
     out: dict[Cell, Request] = {}
     for cell in cells:
         try:
-            request = asked.compose(cell)
+            request = sweep_request.compose(cell)
         except BadRequest as error:
             errors[cell] = error
             continue
@@ -288,5 +290,5 @@ def together(errors: Mapping[Cell, BadRequest]) -> BadRequest:
 
 def reason(error: RequestError, words: Sequence[str]) -> str:
     """The problems in one line, without the secrets of the command line ``words``."""
-    said = "; ".join(f"{p.key}: {p.text}" if p.key else p.text for p in error.problems)
-    return redact.hide(said, redact.typed(words))
+    text = "; ".join(f"{p.key}: {p.text}" if p.key else p.text for p in error.problems)
+    return redact.hide(text, redact.typed(words))

@@ -69,20 +69,20 @@ class Results:
     @cached_property
     def front(self) -> tuple[Line, ...]:
         """The Pareto front of metric, speed and memory: no other cell is as good in all and better in one."""
-        those = [(line, point) for line in self.lines if (point := self._point(line)) is not None]
+        points = [(line, point) for line in self.lines if (point := self._point(line)) is not None]
         return tuple(
             line
-            for line, point in those
-            if not any(all(a <= b for a, b in zip(o, point, strict=True)) and o != point for _, o in those)
+            for line, point in points
+            if not any(all(a <= b for a, b in zip(o, point, strict=True)) and o != point for _, o in points)
         )
 
     def _point(self, line: Line) -> tuple[float, ...] | None:
         """The cell's metric, speed and memory; smaller is better. ``None`` if one is unknown."""
-        found = line.result.metrics
-        speed = next((found[name] for name in SPEEDS if name in found), None)
-        if line.value is None or speed is None or MEMORY not in found or line.result.same_as:
+        metrics = line.result.metrics
+        speed = next((metrics[name] for name in SPEEDS if name in metrics), None)
+        if line.value is None or speed is None or MEMORY not in metrics or line.result.same_as:
             return None
-        return self.sign * line.value, -float(speed), float(found[MEMORY])
+        return self.sign * line.value, -float(speed), float(metrics[MEMORY])
 
     @property
     def sign(self) -> int:
@@ -127,10 +127,10 @@ def curves(folder: Path, results: Sequence[CellResult]) -> Iterator[tuple[str, C
 
 def value(result: CellResult, metric: str) -> float | None:
     """The value by which a cell is ranked; ``None`` unless it is done and the value is a finite number."""
-    found = result.seconds if metric == "seconds" else result.metrics.get(metric)
-    if result.status != "done" or not isinstance(found, int | float) or not isfinite(found):
+    number = result.seconds if metric == "seconds" else result.metrics.get(metric)
+    if result.status != "done" or not isinstance(number, int | float) or not isfinite(number):
         return None
-    return float(found)
+    return float(number)
 
 
 GROUPS = {"operators": "parallel.operators"}

@@ -34,24 +34,24 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     Raises ``RequestError`` before any cell runs.
     """
     _refuse_outer_launcher(args, rank)
-    asked = composed(args)
-    if all(r.job.show is not None for r in asked.cells.values()):
-        return _show(asked.cells)
+    sweep_request = composed(args)
+    if all(r.job.show is not None for r in sweep_request.cells.values()):
+        return _show(sweep_request.cells)
 
     # refuse what can be refused before any cell runs
-    checked = _checked(asked)
-    if asked.settings.plan:
+    checked = _checked(sweep_request)
+    if sweep_request.settings.plan:
         print("\n".join(planned(checked)), flush=True)
         return 0
 
-    cluster_cells.refuse_long_array(asked, checked)
+    cluster_cells.refuse_long_array(sweep_request, checked)
 
     # the folder of the sweep, with a folder per cell
-    at = folder.open_folder(args.sweep_dir, asked.words)
+    at = folder.open_folder(args.sweep_dir, sweep_request.words)
     with _alone(at):
-        if hand_over.key(asked.first.job) is not None:
-            return _hand_over(asked, checked, at)
-        return _run(asked, checked, at, _command(args, command))
+        if hand_over.key(sweep_request.first.job) is not None:
+            return _hand_over(sweep_request, checked, at)
+        return _run(sweep_request, checked, at, _command(args, command))
 
 
 def check(args: Args, depth: Depth | None) -> None:
@@ -64,48 +64,50 @@ def check(args: Args, depth: Depth | None) -> None:
         raise together(wrong)
 
 
-def _checked(asked: SweepRequest) -> tuple[CheckedCell, ...]:
+def _checked(sweep_request: SweepRequest) -> tuple[CheckedCell, ...]:
     """Plans all cells of a grid, or those at the ends of a sampler's axes. Raises if none can run."""
     out: list[CheckedCell] = []
     wrong: dict[Cell, BadRequest] = {}
-    for one, request in asked.cells.items():
+    for one, request in sweep_request.cells.items():
         seeds = [request.job.seed + n for n in range(request.job.sweep.seeds)]
         for cell in sweep_grid.repeated(one, seeds):
             try:
-                again = request if cell is one else asked.compose(cell)
+                again = request if cell is one else sweep_request.compose(cell)
                 out.append(CheckedCell(cell, requests.check(again)))
             except BadRequest as error:
                 wrong[cell] = error
-                out.append(CheckedCell(cell, refused=reason(error, asked.words)))
+                out.append(CheckedCell(cell, refused=reason(error, sweep_request.words)))
     if len(wrong) == len(out):
         raise together(wrong)
     return tuple(out)
 
 
-def _run(asked: SweepRequest, checked: Sequence[CheckedCell], at: Path, command: Sequence[str]) -> int:
-    said = asked.settings
-    metric = requests.metric(said, [r.job for r in asked.cells.values()])
-    slots = Slots(machine(), requests.side_by_side(said, metric))
-    sampler = _sampler(asked, checked, at, metric, slots)
-    deadline = None if said.minutes is None else time.monotonic() + 60 * said.minutes
+def _run(
+    sweep_request: SweepRequest, checked: Sequence[CheckedCell], at: Path, command: Sequence[str]
+) -> int:
+    settings = sweep_request.settings
+    metric = requests.metric(settings, [r.job for r in sweep_request.cells.values()])
+    slots = Slots(machine(), requests.side_by_side(settings, metric))
+    sampler = _sampler(sweep_request, checked, at, metric, slots)
+    deadline = None if settings.minutes is None else time.monotonic() + 60 * settings.minutes
 
-    outcome = Outcome(at, asked, metric)
-    with heard() as told, Watch(sampler.size) as watch:
-        runs = CellRuns(at, sampler, slots, command, metric, told, watch, outcome, deadline)
+    outcome = Outcome(at, sweep_request, metric)
+    with heard() as stop_flag, Watch(sampler.size) as watch:
+        runs = CellRuns(at, sampler, slots, command, metric, stop_flag, watch, outcome, deadline)
         done = runs.run()
     right = outcome.end(done, runs.forecasts, missing=runs.missing)
-    if told.signum:
-        return Preempted(told.signum).code
-    return int(not right or any(r.status in _wrong(asked) for r in done))
+    if stop_flag.signum:
+        return Preempted(stop_flag.signum).code
+    return int(not right or any(r.status in _wrong(sweep_request) for r in done))
 
 
-def _hand_over(asked: SweepRequest, checked: Sequence[CheckedCell], at: Path) -> int:
+def _hand_over(sweep_request: SweepRequest, checked: Sequence[CheckedCell], at: Path) -> int:
     """Hands cells over to a cluster; reports the results of those that it has already run."""
-    metric = requests.metric(asked.settings, [r.job for r in asked.cells.values()])
-    found = cluster_cells.submitted(asked, at, _named(checked, at))
+    metric = requests.metric(sweep_request.settings, [r.job for r in sweep_request.cells.values()])
+    cell_results = cluster_cells.submitted(sweep_request, at, _named(checked, at))
     forecasts = {one.cell.name: one.forecast for one in checked if one.forecast is not None}
-    right = Outcome(at, asked, metric).end(found, forecasts)
-    return int(not right or any(r.status in _wrong(asked) for r in found))
+    right = Outcome(at, sweep_request, metric).end(cell_results, forecasts)
+    return int(not right or any(r.status in _wrong(sweep_request) for r in cell_results))
 
 
 def _named(checked: Sequence[CheckedCell], at: Path) -> list[CheckedCell]:
@@ -115,9 +117,9 @@ def _named(checked: Sequence[CheckedCell], at: Path) -> list[CheckedCell]:
     return named
 
 
-def _wrong(asked: SweepRequest) -> tuple[str, ...]:
+def _wrong(sweep_request: SweepRequest) -> tuple[str, ...]:
     """The statuses that fail a sweep. A sampler may propose cells that are refused."""
-    return ("failed", "interrupted", *(("refused",) if asked.settings.sampler == GRID else ()))
+    return ("failed", "interrupted", *(("refused",) if sweep_request.settings.sampler == GRID else ()))
 
 
 @contextmanager
@@ -130,16 +132,16 @@ def _alone(at: Path) -> Iterator[None]:
 
 
 def _sampler(
-    asked: SweepRequest, checked: Sequence[CheckedCell], at: Path, metric: str, slots: Slots
+    sweep_request: SweepRequest, checked: Sequence[CheckedCell], at: Path, metric: str, slots: Slots
 ) -> Sampler:
-    if asked.settings.sampler == GRID:
+    if sweep_request.settings.sampler == GRID:
         return GridSampler(_named(checked, at))
     from launcher.extras.sweep.optuna_sampler import OptunaSampler
 
     first = next((one.forecast for one in checked if one.forecast is not None), None)
     known = [*folder.known(at).values()]
     window = slots.room(first)
-    return OptunaSampler(asked, metric, lambda cells: folder.named(at, cells), known, window)
+    return OptunaSampler(sweep_request, metric, lambda cells: folder.named(at, cells), known, window)
 
 
 def _command(args: Args, command: Sequence[str]) -> tuple[str, ...]:

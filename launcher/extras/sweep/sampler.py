@@ -82,9 +82,9 @@ class RowReader:
                 text = file.read()
         except OSError:
             return self.rows
-        whole = text[: text.rfind(b"\n") + 1]
-        self._at += len(whole)
-        for line in whole.splitlines():
+        complete = text[: text.rfind(b"\n") + 1]
+        self._at += len(complete)
+        for line in complete.splitlines():
             try:
                 row = json.loads(line)
             except ValueError:  # truncated and grown again between two reads

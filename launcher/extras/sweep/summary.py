@@ -139,9 +139,9 @@ def planned(checked: Sequence[CheckedCell]) -> Iterator[str]:
     for key in keys:
         columns[_last(key, keys)] = [row.get(key, "") for row in values]
     columns["runs"] = [_runs(one, first) for one in shown]
-    told = [{} if one.forecast is None else one.forecast.columns for one in shown]
-    for name in dict.fromkeys(name for row in told for name in row):
-        cells = [figure(row.get(name)) for row in told]
+    forecasts = [{} if one.forecast is None else one.forecast.columns for one in shown]
+    for name in dict.fromkeys(name for row in forecasts for name in row):
+        cells = [figure(row.get(name)) for row in forecasts]
         if name != "ranks" or len({*cells}) > 1:
             columns[name.removeprefix("planned_")] = cells
     yield from lines(columns)
@@ -220,9 +220,9 @@ def _repeats(shown: Sequence[Line], results: Results) -> tuple[list[str], list[s
     means, spreads = [], []
     for line in shown:
         mean, spread = results.groups.get(line.result.cell.varied, (None, None))
-        told = spread is not None and line.result.cell.repeat == 0
-        means.append(figure(mean) if told else "")
-        spreads.append(figure(spread) if told else "")
+        first_run = spread is not None and line.result.cell.repeat == 0
+        means.append(figure(mean) if first_run else "")
+        spreads.append(figure(spread) if first_run else "")
     return means, spreads
 
 
@@ -277,20 +277,20 @@ class Watch:
 
     def _table(self, rows: Mapping[Cell, Sequence[Row]]) -> Iterator[str]:
         """Yields a table of the cells that run now."""
-        last = [self._last(cell, found) for cell, found in rows.items()]
+        last = [self._last(cell, cell_rows) for cell, cell_rows in rows.items()]
         heads = ("cell", "step", "loss", "tokens/s", "samples/s", "eta")
         if last:
             yield from lines({head: [row.get(head, "") for row in last] for head in heads})
 
     def _last(self, cell: Cell, rows: Sequence[Row]) -> dict[str, str]:
         row: Mapping[str, Any] = next((row for row in reversed(rows) if "loss" in row), {})
-        told = {"cell": cell.name}
+        texts = {"cell": cell.name}
         if not row:
-            return told
-        left = self._paces[cell.name].left(row)
-        told |= {"step": f"{row['step']}/{row['steps']}", "loss": figure(row["loss"])}
-        told |= {name.replace("_per_", "/"): short(row[name]) for name in SPEEDS if name in row}
-        return told | ({} if left is None else {"eta": span(left)})
+            return texts
+        seconds_left = self._paces[cell.name].left(row)
+        texts |= {"step": f"{row['step']}/{row['steps']}", "loss": figure(row["loss"])}
+        texts |= {name.replace("_per_", "/"): short(row[name]) for name in SPEEDS if name in row}
+        return texts | ({} if seconds_left is None else {"eta": span(seconds_left)})
 
     @property
     def _count(self) -> str:

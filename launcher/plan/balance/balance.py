@@ -84,8 +84,8 @@ def balanced_stages(
         optimizer: what the optimizer keeps.
         room: bytes of a rank's device; ``None``: unlimited.
     """
-    told = {m: part for part, group in enumerate(groups) for m in group}
-    at, _ = stages.place(model.graph, told, len(groups) - 1)
+    part_of = {m: part for part, group in enumerate(groups) for m in group}
+    at, _ = stages.place(model.graph, part_of, len(groups) - 1)
     nodes = [[n.name for n in model.graph.nodes if at[n.name] == part] for part in range(len(groups))]
     crossing = tuple(crossings(g, at, len(groups)) for g in model.graphs)
 
@@ -101,16 +101,16 @@ def balanced_stages(
         flying=memory.flying,
         held=memory.held,
     )
-    found = balanced(row, room, _likely(pipe, times))
+    choice = balanced(row, room, _likely(pipe, times))
     known = "predicted seconds" if speeds(job) else "flops and bytes written"
     text = f"balanced by {known}{'' if room is None else ' and memory'}"
-    text = f"{text}, the slowest rank {_above(times, sizes, found.cut):.1%} above the mean"
-    if room is not None and row.memory(found.cut) > room:
+    text = f"{text}, the slowest rank {_above(times, sizes, choice.cut):.1%} above the mean"
+    if room is not None and row.memory(choice.cut) > room:
         text = f"{text}; none fits in {bytes_text(room)}"
-    elif room is not None and found.cut != found.fastest:
-        text = f"{text}; {_decided(row, found.cut, found.fastest, room)}"
-    held = tuple(row.bytes_of(found.cut, rank) for rank in range(len(row.ranks)))
-    return Balanced(found.cut, text, held, row.step(found.cut))
+    elif room is not None and choice.cut != choice.fastest:
+        text = f"{text}; {_decided(row, choice.cut, choice.fastest, room)}"
+    rank_bytes = tuple(row.bytes_of(choice.cut, rank) for rank in range(len(row.ranks)))
+    return Balanced(choice.cut, text, rank_bytes, row.step(choice.cut))
 
 
 def _scheduler(job: Job, sizes: Sizes) -> str:
@@ -213,19 +213,21 @@ def _memory(
     """
     par, dtypes = job.parallel, precision(job)
     names = tuple(p.name for p in model.skeleton.params)
-    whole = Stage(0, (), (), (), (), names, 0, 0)
+    one_stage = Stage(0, (), (), (), (), names, 0, 0)
     over_tp = splits([s.operator for s in model.operators.spreads])
     apart = model_refusals.changed_tensors(model.graph, sizes)
-    every = placed(model.skeleton, (whole,), sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=apart)
+    every = placed(
+        model.skeleton, (one_stage,), sizes, par.hsdp, splits=over_tp, low=dtypes.low, unsharded=apart
+    )
     level = par.hsdp.optimizer_level if par.hsdp else None
 
     users = _users(model, at)
     used = ((p, frozenset[int]().union(*(users[n] for n in p.names))) for p in every)
     layouts = {p.layout for p in every}
-    lying = {layout: box.shape for layout in layouts if (box := layout.box(0)) is not None}
+    local_shapes = {layout: box.shape for layout in layouts if (box := layout.box(0)) is not None}
     return PartMemory(
         tensors=tuple(
-            tensor(p, lying[p.layout], parts, optimizer.nbytes(p, lying[p.layout]), level)
+            tensor(p, local_shapes[p.layout], parts, optimizer.nbytes(p, local_shapes[p.layout]), level)
             for p, parts in used
             if parts
         ),

@@ -52,14 +52,14 @@ class Row:
     @cached_property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
         """The stages of each rank."""
-        found = range(max(self.places) + 1)
-        return tuple(tuple(s for s, r in enumerate(self.places) if r == rank) for rank in found)
+        ranks = range(max(self.places) + 1)
+        return tuple(tuple(s for s, r in enumerate(self.places) if r == rank) for rank in ranks)
 
     @cached_property
     def coming(self) -> tuple[tuple[int, ...], ...]:
         """For each number of finished stages, how many each rank has still to come."""
-        found = range(self.stages + 1)
-        return tuple(tuple(sum(s >= made for s in mine) for mine in self.ranks) for made in found)
+        counts = range(self.stages + 1)
+        return tuple(tuple(sum(s >= made for s in mine) for mine in self.ranks) for made in counts)
 
     @cached_property
     def before(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -147,9 +147,9 @@ def shortest(row: Row) -> Cut:
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if _filled(row, middle) else (middle, high)
-    found = _filled(row, high * (1 + 1e-9))
-    assert found is not None
-    return found
+    cut = _filled(row, high * (1 + 1e-9))
+    assert cut is not None
+    return cut
 
 
 def _filled(row: Row, limit: float) -> Cut | None:

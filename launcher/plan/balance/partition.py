@@ -26,12 +26,12 @@ def promising_single(row: Row, room: int | None) -> list[Cut]:
     fits = None if room is None else fitting
     limit = row.step(shortest(row)) * (1 + CLOSE)
     for times in (1.0, 1.2, 2.0, inf):
-        found = _tried(row, by_bound(row, bound, limit * times, fits))
-        reach = min((row.step(c) for c in found), default=inf) * (1 + CLOSE)
-        if found and reach > limit * times:  # longer than the limit, so a cut beyond it may be shorter
-            found = _tried(row, by_bound(row, bound, reach, fits))
-        if found:
-            return found
+        cuts = _tried(row, by_bound(row, bound, limit * times, fits))
+        reach = min((row.step(c) for c in cuts), default=inf) * (1 + CLOSE)
+        if cuts and reach > limit * times:  # longer than the limit, so a cut beyond it may be shorter
+            cuts = _tried(row, by_bound(row, bound, reach, fits))
+        if cuts:
+            return cuts
     return []
 
 
@@ -122,9 +122,9 @@ def _ways(row: Row, runs: list[dict[int, dict[int, float]]]) -> list[dict[int, f
     for stage in range(row.stages - 1, -1, -1):
         rest = ways[stage + 1]
         for start, ends in runs[stage].items():
-            found = [max(least, rest[end]) for end, least in ends.items() if end in rest]
-            if found:
-                ways[stage][start] = min(found)
+            bounds = [max(least, rest[end]) for end, least in ends.items() if end in rest]
+            if bounds:
+                ways[stage][start] = min(bounds)
     return ways
 
 
@@ -162,10 +162,10 @@ def promising_interleaved(row: Row, room: int | None) -> list[Cut]:
     def in_step(cut: Cut) -> Key:
         return _in_step(row, cut, room)
 
-    found = sorted(_beam(row, room), key=key)
-    begin = [*found[:1], shortest(row)]
+    cuts = sorted(_beam(row, room), key=key)
+    begin = [*cuts[:1], shortest(row)]
     likely = [_refined(row, cut, by) for cut in begin for by in (key, in_step)]
-    every = list(dict.fromkeys(filter(fits, (*likely, shortest(row), *found))))
+    every = list(dict.fromkeys(filter(fits, (*likely, shortest(row), *cuts))))
     return _around(row, every[: max(4, row.tries // 2)], room)
 
 
@@ -181,16 +181,16 @@ def _beam(row: Row, room: int | None) -> list[Cut]:
                 cells.setdefault(longer.cut[-1], []).append((_uneven(row, longer), longer.cut, longer))
 
         # keep the ends closest to those of equal stages, and as many cuts as ``WORK`` allows
-        wanted = row.both[-1] * (stage + 1) / row.stages
-        order = sorted(cells, key=lambda end: abs(row.both[end] - wanted))
+        target = row.both[-1] * (stage + 1) / row.stages
+        order = sorted(cells, key=lambda end: abs(row.both[end] - target))
         kept = order if row.stages <= MANY else order[: max(4, WORK // (4 * NARROWEST * row.stages))]
         width = max(width, min(WIDEST, WORK // (row.stages * max(1, len(kept)) ** 2)))
         begun = [one for end in kept for _, _, one in sorted(cells[end], key=_first)[:width]]
     return [one.cut for one in begun]
 
 
-def _first(found: tuple[float, Cut, _Begun]) -> tuple[float, Cut]:
-    return found[:2]
+def _first(candidate: tuple[float, Cut, _Begun]) -> tuple[float, Cut]:
+    return candidate[:2]
 
 
 def _longer(row: Row, begun: _Begun, room: int | None) -> Iterator[_Begun]:
@@ -203,14 +203,14 @@ def _longer(row: Row, begun: _Begun, room: int | None) -> Iterator[_Begun]:
         time = row.both[end] - row.both[start]
         if end > first and time > row.long:
             return
-        held = nbytes[rank] + row.near_run(stage, start, end)
-        if room is not None and held > room:
+        rank_bytes = nbytes[rank] + row.near_run(stage, start, end)
+        if room is not None and rank_bytes > room:
             return
         now = loads[rank] + time
         yield _Begun(
             (*begun.cut, end),
             (*loads[:rank], now, *loads[rank + 1 :]),
-            (*nbytes[:rank], held, *nbytes[rank + 1 :]),
+            (*nbytes[:rank], rank_bytes, *nbytes[rank + 1 :]),
             begun.squares + now**2 - loads[rank] ** 2,
             begun.products + now * to_come - loads[rank] * (to_come + 1),
         )
@@ -252,10 +252,10 @@ def _refined(row: Row, cut: Cut, key: Callable[[Cut], Key]) -> Cut:
     """Moves parts from one stage to another as long as ``key`` improves."""
     now = key(cut)
     while True:
-        found = min(((key(c), c) for c in _shifts(row, cut)), default=(now, cut))
-        if found[0] >= now:
+        best = min(((key(c), c) for c in _shifts(row, cut)), default=(now, cut))
+        if best[0] >= now:
             return cut
-        now, cut = found
+        now, cut = best
 
 
 def _shifts(row: Row, cut: Cut) -> Iterator[Cut]:
@@ -286,9 +286,9 @@ def _shifted(cut: Cut, source: int, target: int) -> Cut:
     return (*cut[:first], *(i + step for i in cut[first:last]), *cut[last:])
 
 
-def _around(row: Row, found: Sequence[Cut], room: int | None) -> list[Cut]:
-    """Returns ``found`` and, while tries are left, also cuts near the best one."""
-    tried = {cut: row.step(cut) for cut in found}
+def _around(row: Row, cuts: Sequence[Cut], room: int | None) -> list[Cut]:
+    """Returns ``cuts`` and, while tries are left, also cuts near the best one."""
+    tried = {cut: row.step(cut) for cut in cuts}
     while 0 < len(tried) < row.tries:
         best = min(tried, key=lambda c: tried[c])
         near = sorted((_key(row, c, room), c) for c in _shifts(row, best) if c not in tried)

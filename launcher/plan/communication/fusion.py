@@ -132,20 +132,20 @@ def groups(
     some ranks only, so all of them are gathered with it.
     """
     units = _units(skeleton, graph, limits)
-    held = by_stage(params)
+    stage_params = by_stage(params)
     return tuple(
         group
         for stage in stages
-        for group in _groups(held.get(stage.index, []), stage, units, graph, limits=limits)
+        for group in _groups(stage_params.get(stage.index, []), stage, units, graph, limits=limits)
     )
 
 
 def _groups(
-    held: Sequence[Placed], stage: Stage, units: list[str], graph: Graph, limits: Limits
+    params: Sequence[Placed], stage: Stage, units: list[str], graph: Graph, limits: Limits
 ) -> Iterator[Group]:
     # a parameter goes with the innermost unit that alone uses it
     inner_first = sorted((u for u in units if u), key=lambda u: -u.count("."))
-    homes, rest = _homes(held, stage, inner_first, graph)
+    homes, rest = _homes(params, stage, inner_first, graph)
 
     # in gathering order; the rest, which belongs to the whole stage, comes last
     order = inner_first if limits.each else units
@@ -157,22 +157,22 @@ def _groups(
 
     before = ""
     for gather in gathers:
-        yield _group(gather, held, stage, graph, before=before)
+        yield _group(gather, params, stage, graph, before=before)
         before = gather.modules[-1]
 
 
 def _homes(
-    held: Sequence[Placed], stage: Stage, units: list[str], graph: Graph
+    params: Sequence[Placed], stage: Stage, units: list[str], graph: Graph
 ) -> tuple[dict[str, tuple[Placed, ...]], tuple[Placed, ...]]:
     """Returns the sharded parameters of ``stage`` by the first unit that can gather them, and the rest."""
-    left = {p.name: p for p in held if p.sharded}
+    remaining = {p.name: p for p in params if p.sharded}
     homes: dict[str, tuple[Placed, ...]] = {}
     for unit in (u for u in units if _runs(stage, u)):
-        inside = [p for p in left.values() if _inside(p, unit, stage)]
+        inside = [p for p in remaining.values() if _inside(p, unit, stage)]
         called = not graph.order or (unit, True) in graph.order  # a direct call of its forward runs no hooks
         if inside and called and _alone(unit, inside, stage, graph):
-            homes[unit] = tuple(left.pop(p.name) for p in inside)
-    return homes, tuple(left.values())
+            homes[unit] = tuple(remaining.pop(p.name) for p in inside)
+    return homes, tuple(remaining.values())
 
 
 def _inside(p: Placed, unit: str, stage: Stage) -> bool:
@@ -180,14 +180,14 @@ def _inside(p: Placed, unit: str, stage: Stage) -> bool:
     return any(covers(unit, owner(n)) for n in p.names if n in stage.params)
 
 
-def _group(gather: _Gather, held: Sequence[Placed], stage: Stage, graph: Graph, *, before: str) -> Group:
+def _group(gather: _Gather, params: Sequence[Placed], stage: Stage, graph: Graph, *, before: str) -> Group:
     """Makes a group of ``gather``; ``before`` is the last module of the group before it."""
     names = tuple(next(n for n in p.names if n in stage.params) for p in gather.params)
     calls = dict(graph.calls)
 
     # gradients pass through if this group or one before it is trained
-    learning = [i for i, p in enumerate(held) if p.trainable]
-    last = held.index(gather.params[-1])
+    learning = [i for i, p in enumerate(params) if p.trainable]
+    last = params.index(gather.params[-1])
     backward = gather.modules == ("",) or stage.index > 0 or bool(learning and learning[0] <= last)
     return Group(
         stage=stage.index,
@@ -209,19 +209,19 @@ def _units(skeleton: ModelStructure, graph: Graph, limits: Limits) -> list[str]:
     that one activation checkpoint runs again are gathered as one, because recomputation visits units in
     another order than a backward.
     """
-    whole = units(skeleton)
-    found = {owner(p.name) for p in skeleton.params} if limits.each else set(whole)
+    all_units = units(skeleton)
+    candidates = {owner(p.name) for p in skeleton.params} if limits.each else set(all_units)
 
     # FSDP2 does not support a module that runs inside itself
-    found = {m for m in found if not any(covers(n, m) for n in graph.nested)}
+    candidates = {m for m in candidates if not any(covers(n, m) for n in graph.nested)}
 
     # the outermost modules whose contents must be gathered together
-    looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in whole)}
+    looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in all_units)}
     looks |= set(graph.recomputed)
     looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
 
-    around = {o for o in looks if any(covers(o, m) for m in found)}
-    apart = {m for m in found if not any(covers(o, m) for o in looks)}
+    around = {o for o in looks if any(covers(o, m) for m in candidates)}
+    apart = {m for m in candidates if not any(covers(o, m) for o in looks)}
     return [m for m in skeleton.modules if m in around | apart]
 
 
@@ -287,11 +287,11 @@ def buckets(
         return ()
 
     number = {p.name: i for i, p in enumerate(p for p in params if p.trainable)}
-    held = by_stage(params)
+    stage_params = by_stage(params)
     out: list[Bucket] = []
     for stage in stages:
         last: dict[str, int] = {}  # for each dtype, the bucket that is being filled
-        for p in _learning(held, stage, sizes):
+        for p in _learning(stage_params, stage, sizes):
             if p.sharded:
                 continue
             alone = Bucket(stage.index, (p.name,), p.elements * ITEMSIZE[reduce or p.spec.dtype])
@@ -307,13 +307,13 @@ def buckets(
     return tuple(out)
 
 
-def _learning(held: Mapping[int, list[Placed]], stage: Stage, sizes: Sizes) -> list[Placed]:
+def _learning(stage_params: Mapping[int, list[Placed]], stage: Stage, sizes: Sizes) -> list[Placed]:
     """Returns the parameters whose gradients ``stage`` sums.
 
     If stages of one rank share a parameter, the first of them sums its gradient.
     """
     here = sizes.held(sizes.places[stage.index])
-    return [p for p in held.get(stage.index, []) if p.trainable and stage.index in p.copies(here)]
+    return [p for p in stage_params.get(stage.index, []) if p.trainable and stage.index in p.copies(here)]
 
 
 def _full(bucket: Bucket, alone: Bucket, number: dict[str, int], limits: Limits) -> bool:
@@ -334,15 +334,15 @@ def sums(
 
     ``partial``: names of these parameters.
     """
-    held = by_stage(params)
-    found: dict[tuple[int, str], list[Placed]] = {}
+    stage_params = by_stage(params)
+    by_stage_and_dtype: dict[tuple[int, str], list[Placed]] = {}
     for stage in stages:
-        for p in _learning(held, stage, sizes):
+        for p in _learning(stage_params, stage, sizes):
             if not partial.isdisjoint(p.names):
-                found.setdefault((stage.index, p.spec.dtype), []).append(p)
+                by_stage_and_dtype.setdefault((stage.index, p.spec.dtype), []).append(p)
     return tuple(
         Bucket(stage, tuple(p.name for p in together), sum(_kept(p) for p in together))
-        for (stage, _), together in found.items()
+        for (stage, _), together in by_stage_and_dtype.items()
     )
 
 

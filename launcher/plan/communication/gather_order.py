@@ -45,7 +45,7 @@ AHEAD = 1 << 26
 def gatherings(
     groups: tuple[Group, ...],
     visits: tuple[tuple[Visit, ...], ...],
-    held: tuple[int, ...],
+    rank_stages: tuple[int, ...],
     ahead: int | None,
     swapped: tuple[str, ...] = (),
 ) -> tuple[Gathering, ...]:
@@ -56,11 +56,11 @@ def gatherings(
     Args:
         groups: all groups of the plan.
         visits: one sequence a stage.
-        held: the stages of the rank.
+        rank_stages: the stages of the rank.
         ahead: bytes to gather before they are used; ``None`` to gather nothing ahead.
         swapped: modules that are called with other parameters than their own.
     """
-    order = [i for stage in held for i in _first_uses(groups, visits[stage], stage)]
+    order = [i for stage in rank_stages for i in _first_uses(groups, visits[stage], stage)]
 
     sizes = [groups[i].nbytes for i in order]
 
@@ -119,9 +119,9 @@ def _visits(groups: tuple[Group, ...], stage: int, graph: Graph) -> Iterator[Vis
 def notes(graph: Graph, params: tuple[Placed, ...]) -> list[Note]:
     """Returns a note about modules that read tensor values and contain sharded weights, if there are any."""
     names = [n for p in params if p.sharded for n in p.names]
-    found = [m or "the model" for m in graph.looks if any(covers(m, n) for n in names)]
-    if not found:
+    modules = [m or "the model" for m in graph.looks if any(covers(m, n) for n in names)]
+    if not modules:
         return []
-    verb, whose = ("looks", "its") if len(found) == 1 else ("look", "their")
-    text = f"{some(found)} {verb} at data, so ranks may run different code: on every rank all"
+    verb, whose = ("looks", "its") if len(modules) == 1 else ("look", "their")
+    text = f"{some(modules)} {verb} at data, so ranks may run different code: on every rank all"
     return [Note("parallel.hsdp", f"{text} {whose} weights are gathered, and missing gradients are zeros")]

@@ -33,11 +33,11 @@ EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float
 
 def param_groups(optim: Optim, params: Sequence[Placed]) -> tuple[ParamGroup, ...]:
     """Returns groups with every trainable parameter in exactly one, in order of first appearance."""
-    found: dict[tuple[str, OptimizerSettings], list[str]] = {}
+    groups: dict[tuple[str, OptimizerSettings], list[str]] = {}
     for p in _trained(params):
         key = next(iter(_keys(optim, p)), "")
-        found.setdefault((key, _settings(optim, key, p)), []).append(p.name)
-    return tuple(ParamGroup(key, settings, tuple(names)) for (key, settings), names in found.items())
+        groups.setdefault((key, _settings(optim, key, p)), []).append(p.name)
+    return tuple(ParamGroup(key, settings, tuple(names)) for (key, settings), names in groups.items())
 
 
 def _trained(params: Sequence[Placed]) -> list[Placed]:
@@ -97,8 +97,8 @@ def orthogonal(optim: Muon, p: Placed) -> bool:
 
 def _orthogonal(optim: Muon, key: str, p: Placed) -> bool:
     """Whether Muon updates ``p`` in the group ``key``."""
-    said = optim.groups[key].use if key else None
-    return len(p.spec.shape) == 2 and (p.role not in APART if said is None else said == "muon")
+    use = optim.groups[key].use if key else None
+    return len(p.spec.shape) == 2 and (p.role not in APART if use is None else use == "muon")
 
 
 def _ns_dtype(p: Placed) -> str:
@@ -135,8 +135,8 @@ def _nobody(key: str, group: Group, names: Sequence[str], params: Sequence[Place
 
     near = _near(key, names)
     tops = dict.fromkeys(name.split(".")[0] for name in names)
-    there = f"nearest: {', '.join(near)}" if near else f"there are {listed([*tops])}"
-    text = f"{_text(group)}: it names no parameter that is trained; {there}"
+    alternatives = f"nearest: {', '.join(near)}" if near else f"there are {listed([*tops])}"
+    text = f"{_text(group)}: it names no parameter that is trained; {alternatives}"
     return Problem(f"{KEY}.{key}", text, _set(near[0], group) if near else "")
 
 
@@ -161,8 +161,8 @@ def _torn(optim: Optim, p: Placed) -> Iterator[Problem]:
 
     # the cure puts the other names into the group of the first
     first, *others = unlike.values()
-    said = ", ".join(f"{keys[k]} is in {k}={_text(_groups(optim)[k])}" for k in (first, *others))
-    text = f"{' = '.join(p.names)} is one tensor, updated once, and {said}"
+    memberships = ", ".join(f"{keys[k]} is in {k}={_text(_groups(optim)[k])}" for k in (first, *others))
+    text = f"{' = '.join(p.names)} is one tensor, updated once, and {memberships}"
     cure = " ".join(_set(keys[k], _groups(optim)[first]) for k in others)
     yield Problem(f"{KEY}.{others[-1]}", text, cure)
 
@@ -188,9 +188,9 @@ def _idle(optim: Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
 
 
 def _complex(optim: Adafactor | Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
-    found = [p for p in trained if p.spec.dtype.startswith("complex")]
-    if found:
-        text = f"{optim.name}: it updates only real numbers, but {found[0].name} is {found[0].spec.dtype}"
+    params = [p for p in trained if p.spec.dtype.startswith("complex")]
+    if params:
+        text = f"{optim.name}: it updates only real numbers, but {params[0].name} is {params[0].spec.dtype}"
         yield Problem("optim.name", text, "optim=adamw")
 
 

@@ -107,7 +107,7 @@ def placed(
     hsdp: Hsdp | None,
     splits: Mapping[str, tuple[tuple[str, ...], ...]] | None = None,
     low: str | None = None,
-    whole: frozenset[str] = frozenset(),
+    unsharded: frozenset[str] = frozenset(),
 ) -> tuple[Placed, ...]:
     """Places every tensor of the model once, in definition order.
 
@@ -118,7 +118,7 @@ def placed(
         hsdp: how to shard over data-parallel ranks; ``None``: not at all.
         splits: the axes over which operators cut dims, by any name of a parameter.
         low: the half-precision dtype to compute in, if any.
-        whole: names of tensors that must not be sharded.
+        unsharded: names of tensors that must not be sharded.
     """
     same: dict[str, list[Param]] = {}
     for p in skeleton.params:
@@ -128,7 +128,7 @@ def placed(
     kept = wide(skeleton)
     apart = {name: bool(low) and name in kept for name in same}
     usual = _usual(skeleton)
-    alone = {n for n, ps in same.items() if apart[n] or n in whole or ps[0].spec.dtype != usual}
+    alone = {n for n, ps in same.items() if apart[n] or n in unsharded or ps[0].spec.dtype != usual}
 
     out = []
     for name, ps in same.items():
@@ -167,7 +167,7 @@ def _placed(
     low: str | None,
 ) -> Placed:
     names = tuple(p.name for p in ps)
-    held = tuple(s.index for s in stages if not set(names).isdisjoint(s.params))
+    stage_indices = tuple(s.index for s in stages if not set(names).isdisjoint(s.params))
     spec = ps[0].spec
     if low and all(p.stored == low for p in ps):  # a wider dtype would hold the same numbers
         spec = TensorSpec(spec.shape, low)
@@ -177,7 +177,7 @@ def _placed(
     if _shards(ps[0], sizes, hsdp, split):
         split = ((*split[0], "dp_shard"), *split[1:])
 
-    coords = tuple(sorted({sizes.places[s] for s in held}))
+    coords = tuple(sorted({sizes.places[s] for s in stage_indices}))
     layout = Layout(sizes.grid, spec.shape, split, (("pp", coords),))
     compute = low if low and "float" in spec.dtype else spec.dtype
     return Placed(
@@ -185,7 +185,7 @@ def _placed(
         names=names,
         spec=spec,
         layout=layout,
-        stages=held,
+        stages=stage_indices,
         trainable=ps[0].trainable,
         buffer=ps[0].buffer,
         compute=compute,

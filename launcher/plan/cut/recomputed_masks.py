@@ -35,10 +35,10 @@ def masks(graph: Graph) -> frozenset[str]:
 
 def _exact(node: Node, changed: frozenset[int]) -> bool:
     """Whether ``node`` is exact: it returns integers, in memory that nothing writes to."""
-    whole = node.out is not None and all(
+    integers = node.out is not None and all(
         not t.dtype.startswith(("float", "bfloat", "complex")) for t in node.out
     )
-    return whole and node.target.strip("_") in EXACT and not (node.reads | node.lies) & changed
+    return integers and node.target.strip("_") in EXACT and not (node.reads | node.lies) & changed
 
 
 def _nbytes(node: Node) -> int:

@@ -41,12 +41,12 @@ def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[
     ((25, 25, 25, 25), (34, 26, 21, 19))
     """
 
-    whole = _Sequence(length, linear, quadratic)
+    sequence = _Sequence(length, linear, quadratic)
     ends = [0]
     # the remaining positions are divided again after each piece, so that a rounding is shared by all others
-    for left in range(count, 0, -1):
-        limit = whole.limit(ends[-1], left)
-        ends.append(whole.ends(ends[-1], left, limit)[1])
+    for remaining in range(count, 0, -1):
+        limit = sequence.limit(ends[-1], remaining)
+        ends.append(sequence.ends(ends[-1], remaining, limit)[1])
     return tuple(b - a for a, b in pairwise(ends))
 
 
@@ -86,14 +86,16 @@ def grain(flow: TensorParallelPlan, tp: int) -> int:
     If an operator cuts the sequence over ``tp``, each rank has a part of each piece.
     """
     operators = [s.operator for s in flow.spreads]
-    said = ((o.kind, axes) for o in operators for axes in (o.input, o.output) if axes)
-    cut = any(tp_dim(a) == 1 and (len(a) > 2 or kind in ("embedding", "module")) for kind, a in said)
+    kinds_and_axes = ((o.kind, axes) for o in operators for axes in (o.input, o.output) if axes)
+    cut = any(
+        tp_dim(a) == 1 and (len(a) > 2 or kind in ("embedding", "module")) for kind, a in kinds_and_axes
+    )
     return tp if cut else 1
 
 
-def shortened(spec: TensorSpec, length: int, whole: int) -> TensorSpec:
-    """Returns ``spec`` for ``length`` of ``whole`` positions.
+def shortened(spec: TensorSpec, length: int, full_length: int) -> TensorSpec:
+    """Returns ``spec`` for ``length`` of ``full_length`` positions.
 
     Dim 1 is the sequence, or a rank's part of it.
     """
-    return replace(spec, shape=(spec.shape[0], spec.shape[1] * length // whole, *spec.shape[2:]))
+    return replace(spec, shape=(spec.shape[0], spec.shape[1] * length // full_length, *spec.shape[2:]))

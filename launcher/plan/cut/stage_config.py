@@ -71,18 +71,20 @@ def complaints(
     keys: Mapping[str, Any], skeleton: ModelStructure, ranks: int, chunks: int = 1
 ) -> list[Problem]:
     """Returns all problems of a ``stage_config`` for this model on ``ranks`` x ``chunks`` stages."""
-    stages, there = ranks * chunks, _there(ranks, chunks)
+    stages, stage_range = ranks * chunks, _there(ranks, chunks)
     names = (*skeleton.modules, *(p.name for p in skeleton.params))
     numbers = _numbers(keys)
 
     # each key alone
     problems: list[Problem] = []
     for key, stage in numbers.items():
-        missing = _no_such_stage(key, stage, stages, there)
+        missing = _no_such_stage(key, stage, stages, stage_range)
         problems += [missing] if missing else _no_such_module(key, stage, names)
     if len(numbers) < len(keys):
         guess = _without(numbers, skeleton, stages)
-        problems += [_no_number(k, s, guess.get(k, 0), there) for k, s in keys.items() if k not in numbers]
+        problems += [
+            _no_number(k, s, guess.get(k, 0), stage_range) for k, s in keys.items() if k not in numbers
+        ]
     if problems:
         return problems
 
@@ -90,16 +92,16 @@ def complaints(
     without = _without(keys, skeleton, stages)
     if without:
         return [_no_stage(without)]
-    return _unused(set(range(stages)) - {stage_of(keys, n) for n in names}, there)
+    return _unused(set(range(stages)) - {stage_of(keys, n) for n in names}, stage_range)
 
 
 def impossible(keys: Mapping[str, Any], ranks: int, chunks: int = 1) -> list[Problem]:
     """Returns the problems of ``keys`` for any model: stages that do not exist, or that no key names."""
-    stages, there, numbers = ranks * chunks, _there(ranks, chunks), _numbers(keys)
-    problems = [p for p in (_no_such_stage(k, s, stages, there) for k, s in numbers.items()) if p]
+    stages, stage_range, numbers = ranks * chunks, _there(ranks, chunks), _numbers(keys)
+    problems = [p for p in (_no_such_stage(k, s, stages, stage_range) for k, s in numbers.items()) if p]
     if problems or len(numbers) < len(keys):
         return problems
-    return _unused(set(range(stages)) - set(numbers.values()), there)
+    return _unused(set(range(stages)) - set(numbers.values()), stage_range)
 
 
 def _numbers(keys: Mapping[str, Any]) -> dict[str, int]:
@@ -112,21 +114,21 @@ def _there(ranks: int, chunks: int) -> str:
     return text + (f" x chunks={chunks})" if chunks > 1 else ")")
 
 
-def _unused(stages: Collection[int], there: str) -> list[Problem]:
-    text = f"nothing is on stage {', '.join(map(str, sorted(stages)))}; there are stages {there}"
+def _unused(stages: Collection[int], stage_range: str) -> list[Problem]:
+    text = f"nothing is on stage {', '.join(map(str, sorted(stages)))}; there are stages {stage_range}"
     return [Problem(KEY, text, f"{KEY}=auto")] if stages else []
 
 
-def _no_such_stage(key: str, stage: int, stages: int, there: str) -> Problem | None:
+def _no_such_stage(key: str, stage: int, stages: int, stage_range: str) -> Problem | None:
     if 0 <= stage < stages:
         return None
     where, nearest = f"{KEY}.{key}", 0 if stage < 0 else stages - 1
-    return Problem(where, f"{stage}: no such stage; there are stages {there}", f"{where}={nearest}")
+    return Problem(where, f"{stage}: no such stage; there are stages {stage_range}", f"{where}={nearest}")
 
 
-def _no_number(key: str, stage: Any, guess: int, there: str) -> Problem:
+def _no_number(key: str, stage: Any, guess: int, stage_range: str) -> Problem:
     meant = int(stage) if isinstance(stage, str) and stage.isdecimal() else guess
-    text = f"{stage!r} is not a stage number; there are stages {there}"
+    text = f"{stage!r} is not a stage number; there are stages {stage_range}"
     return Problem(f"{KEY}.{key}", text, f"{KEY}.{key}={meant}")
 
 
@@ -228,11 +230,11 @@ Inside = Mapping[str, Sequence[Param]]
 
 
 def _inside(skeleton: ModelStructure) -> Inside:
-    found: dict[str, list[Param]] = {}
+    params_inside: dict[str, list[Param]] = {}
     for p in skeleton.params:
         for module in prefixes(p.name)[:-1]:
-            found.setdefault(module, []).append(p)
-    return found
+            params_inside.setdefault(module, []).append(p)
+    return params_inside
 
 
 def _around_layers(
@@ -245,7 +247,7 @@ def _around_layers(
     stacks: list[str] = []
     for name in skeleton.modules:
         if name in skeleton.containers and not any(name.startswith(s + ".") for s in stacks):
-            shapes = [found for c in children.get(name, []) if (found := _shapes(inside, c))]
+            shapes = [child_shapes for c in children.get(name, []) if (child_shapes := _shapes(inside, c))]
             if len(set(shapes)) < len(shapes):
                 stacks.append(name)
     layers: dict[str, int] = {}
@@ -267,21 +269,21 @@ def _bytes(inside: Inside, module: str) -> int:
 
 def leaves(keys: Mapping[str, int], skeleton: ModelStructure) -> frozenset[str]:
     """Returns the modules that are entirely on one stage: they stay eager and are never traced into."""
-    whole: dict[str, set[int | None]] = {}
+    stages: dict[str, set[int | None]] = {}
     for name in skeleton.modules:
         stage = stage_of(keys, name)
         for prefix in prefixes(name):
-            whole.setdefault(prefix, set()).add(stage)
+            stages.setdefault(prefix, set()).add(stage)
     for param in skeleton.params:
         for prefix in prefixes(owner(param.name)) if owner(param.name) else []:
-            whole[prefix].add(stage_of(keys, param.name))
-    return frozenset(name for name, at in whole.items() if len(at) == 1)
+            stages[prefix].add(stage_of(keys, param.name))
+    return frozenset(name for name, at in stages.items() if len(at) == 1)
 
 
 def own(graph: Graph, node: Node) -> frozenset[int]:
     """Returns the memory of the module that ``node`` calls: its parameters and buffers."""
-    given = frozenset[int]().union(*(graph[m].lies for m in node.inputs))
-    return node.reads - given if node.kind == "module" else frozenset()
+    input_memory = frozenset[int]().union(*(graph[m].lies for m in node.inputs))
+    return node.reads - input_memory if node.kind == "module" else frozenset()
 
 
 def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:

@@ -75,11 +75,11 @@ def stage_graph(model: Staged, graph: Graph, index: int, ranks: tuple[int, ...])
     If the model is ``whole`` and ``graph`` has segments, the calls are these segments.
     """
     stage, count = model.stages[index], len(model.stages)
-    held = tuple(p for p in model.params if index in p.stages)
-    nbytes = {n: p.nbytes for p in held for n in p.names}
+    params = tuple(p for p in model.params if index in p.stages)
+    nbytes = {n: p.nbytes for p in params for n in p.names}
     if model.whole and graph.segments:
         calls = [_part(s, nbytes) for s in graph.segments if s.module or s.saved]
-        return StageGraph(index, count, ranks, tuple(calls), held, linked=False)
+        return StageGraph(index, count, ranks, tuple(calls), params, linked=False)
 
     sent = frozenset(c.name for c in model.boundaries[index]) if index + 1 < count else frozenset()
     calls = [
@@ -88,7 +88,7 @@ def stage_graph(model: Staged, graph: Graph, index: int, ranks: tuple[int, ...])
     ]
     nodes = graph.nodes if model.whole else [graph[n] for n in stage.nodes]
     calls += [_call(graph, n, nbytes, n.name in sent) for n in nodes if n.kind != "param"]
-    return StageGraph(index, count, ranks, tuple(calls), held)
+    return StageGraph(index, count, ranks, tuple(calls), params)
 
 
 def _call(graph: Graph, node: Node, nbytes: Mapping[str, int], sent: bool) -> Call:

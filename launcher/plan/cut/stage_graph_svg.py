@@ -60,10 +60,10 @@ def _links(stage: StageGraph) -> Iterator[tuple[int, int, int]]:
     if not stage.linked:
         yield from ((i, i + 1, 0) for i in range(len(row) - 1))
         return
-    wanted = [(row[m], i) for i, c in enumerate(stage.calls) for m in c.inputs if m in row]
-    wanted += [(i, len(stage.calls)) for i, c in enumerate(stage.calls) if c.sent]
+    links = [(row[m], i) for i, c in enumerate(stage.calls) for m in c.inputs if m in row]
+    links += [(i, len(stage.calls)) for i, c in enumerate(stage.calls) if c.sent]
     free: list[int] = []  # the box down to which each lane is in use
-    for start, end in sorted(set(wanted)):
+    for start, end in sorted(set(links)):
         if end == start + 1:
             yield start, end, 0
             continue

@@ -49,29 +49,29 @@ def around(name: str) -> tuple[str, ...]:
     return tuple(".".join(parts[:n]) for n in range(len(parts) + 1))
 
 
-def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Problem]]:
+def place(graph: Graph, requested: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Problem]]:
     """Returns the stage of every node, and the problems of the requested stages.
 
-    Modules are where ``told`` puts them; glue is on the latest stage of its inputs and parameters. Data only
-    flows forward.
+    Modules are where ``requested`` puts them; glue is on the latest stage of its inputs and parameters. Data
+    only flows forward.
 
     Args:
         graph: the traced forward.
-        told: the requested stage of modules, and of parameters that the glue uses.
+        requested: the requested stage of modules, and of parameters that the glue uses.
         last: the last stage, which has the output.
     """
-    at, edges = _placed(graph, told, last)
-    return at, _against(graph, told, last, edges) + _unheard(graph, at, told)
+    at, edges = _placed(graph, requested, last)
+    return at, _against(graph, requested, last, edges) + _unheard(graph, at, requested)
 
 
 Edge = tuple[Node, int, Node, int]
 """A node, its stage, an input that it needs, and the later stage of that input."""
 
 
-def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Edge]]:
+def _placed(graph: Graph, requested: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Edge]]:
     """Returns the stage of every node, and the edges on which data would flow backwards."""
     at: dict[str, int] = {}
-    found: list[Edge] = []
+    edges: list[Edge] = []
     changed = frozenset[int]().union(*(n.writes for n in graph.nodes if n.kind == "glue"))
     for node in graph.nodes:
         values = [m for m in node.inputs if graph[m].kind != "param"]
@@ -83,35 +83,35 @@ def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str,
         if node.kind == "output":
             at[node.name] = last
         elif node.kind == "module":
-            at[node.name] = told.get(node.target, floor)
+            at[node.name] = requested.get(node.target, floor)
         elif node.kind == "glue":
-            at[node.name] = max(floor, _wanted(graph, node, told, changed))
+            at[node.name] = max(floor, _wanted(graph, node, requested, changed))
 
         if at[node.name] < floor and latest:
-            found.append((node, at[node.name], graph[latest], floor))
-    return at, found
+            edges.append((node, at[node.name], graph[latest], floor))
+    return at, edges
 
 
-def _wanted(graph: Graph, node: Node, told: Mapping[str, int], changed: frozenset[int]) -> int:
+def _wanted(graph: Graph, node: Node, requested: Mapping[str, int], changed: frozenset[int]) -> int:
     """Returns the latest stage that glue must be on.
 
     Glue must be on the stage of parameters that it uses, and of modules whose tensors it uses if glue changes
     them.
     """
-    used = [told.get(graph[m].target, 0) for m in node.inputs if graph[m].kind == "param"]
+    used = [requested.get(graph[m].target, 0) for m in node.inputs if graph[m].kind == "param"]
     mine = (node.reads | node.lies) & changed
     whose = (
         [m for m in graph.nodes if m.kind == "module" and mine & stage_config.own(graph, m)] if mine else []
     )
-    return max([0, *used, *(told.get(m.target, 0) for m in whose)])
+    return max([0, *used, *(requested.get(m.target, 0) for m in whose)])
 
 
-def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]) -> list[Problem]:
+def _against(graph: Graph, requested: Mapping[str, int], last: int, edges: list[Edge]) -> list[Problem]:
     """Returns one problem an edge, but only one for all edges of modules that no cut can separate."""
     if not edges:
         return []
 
-    groups = components(graph, list(dict.fromkeys(n.target for n in graph.nodes if n.target in told)))
+    groups = components(graph, list(dict.fromkeys(n.target for n in graph.nodes if n.target in requested)))
     problems: dict[tuple[str, ...], Problem] = {}
     for node, stage, source, floor in edges:
         group = next(g for g in groups if node.target in g)
@@ -121,43 +121,45 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
             output = f"the output of {_what(source)} on stage {floor}"
             text = f"{node.target!r} is on stage {stage} but needs {output}"
             text = f"{text}; {together(group)} must be on one stage, for {why(graph, group)}"
-            cure = _gathered(graph, told, last, group)
+            cure = _gathered(graph, requested, last, group)
             if not cure:
                 text = f"{text}; use fewer stages"
             problems[group] = Problem(KEY, text, cure)
 
     # if the cures of single modules do not work together, one cure names all of them
     single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in problems}
-    if single and not _works(graph, {**told, **single}, last):
-        cure = _in_order(graph, told, last, groups)
+    if single and not _works(graph, {**requested, **single}, last):
+        cure = _in_order(graph, requested, last, groups)
         for key in problems:
             if key[1:] == ("",):
                 problems[key] = replace(problems[key], cure=cure)
     return list(problems.values())
 
 
-def _works(graph: Graph, told: Mapping[str, int], last: int) -> bool:
-    at, edges = _placed(graph, told, last)
-    return not edges and not _unheard(graph, at, told) and {*told.values()} >= {*range(last + 1)}
+def _works(graph: Graph, requested: Mapping[str, int], last: int) -> bool:
+    at, edges = _placed(graph, requested, last)
+    return not edges and not _unheard(graph, at, requested) and {*requested.values()} >= {*range(last + 1)}
 
 
-def _in_order(graph: Graph, told: Mapping[str, int], last: int, groups: Sequence[Sequence[str]]) -> str:
+def _in_order(graph: Graph, requested: Mapping[str, int], last: int, groups: Sequence[Sequence[str]]) -> str:
     """Returns the overrides that put the stages of modules in ascending order; "" if that does not work."""
     modules = [m for g in groups for m in g]
-    now = dict(zip(modules, sorted(told[m] for m in modules), strict=True))
-    moved = {m: s for m, s in now.items() if told[m] != s}
-    works = len(moved) < 7 and _works(graph, {**told, **now}, last)
+    now = dict(zip(modules, sorted(requested[m] for m in modules), strict=True))
+    moved = {m: s for m, s in now.items() if requested[m] != s}
+    works = len(moved) < 7 and _works(graph, {**requested, **now}, last)
     return " ".join(f"{KEY}.{m}={s}" for m, s in moved.items()) if works else ""
 
 
-def _gathered(graph: Graph, told: Mapping[str, int], last: int, group: tuple[str, ...]) -> str:
+def _gathered(graph: Graph, requested: Mapping[str, int], last: int, group: tuple[str, ...]) -> str:
     """Returns the overrides that put a group on one of its stages, with the fewest moves.
 
     Returns "" if none works, because a stage would be empty for example.
     """
-    for stage in sorted({told[m] for m in group}, key=lambda s: (sum(told[m] != s for m in group), s)):
-        moved = {m: stage for m in group if told[m] != stage}
-        if _works(graph, {**told, **moved}, last):
+    for stage in sorted(
+        {requested[m] for m in group}, key=lambda s: (sum(requested[m] != s for m in group), s)
+    ):
+        moved = {m: stage for m in group if requested[m] != stage}
+        if _works(graph, {**requested, **moved}, last):
             return " ".join(f"{KEY}.{m}={stage}" for m in moved)
     return ""
 
@@ -168,18 +170,18 @@ def _backwards(node: Node, stage: int, source: Node, floor: int) -> Problem:
     return Problem(key, f"{text}; data flows from lower to higher stages only", f"{key}={floor}")
 
 
-def _unheard(graph: Graph, at: Mapping[str, int], told: Mapping[str, int]) -> list[Problem]:
+def _unheard(graph: Graph, at: Mapping[str, int], requested: Mapping[str, int]) -> list[Problem]:
     """Returns the problems of parameters that glue uses only on other stages than the requested one."""
     used: dict[str, list[int]] = {}
     for node in graph.nodes:
         for m in node.inputs:
-            if graph[m].kind == "param" and graph[m].target in told:
+            if graph[m].kind == "param" and graph[m].target in requested:
                 used.setdefault(graph[m].target, []).append(at[node.name])
 
     problems = []
     for name, stages in used.items():
-        if told[name] not in stages:
-            text = f"{name!r} is on stage {told[name]} but is first used on stage {min(stages)}"
+        if requested[name] not in stages:
+            text = f"{name!r} is on stage {requested[name]} but is first used on stage {min(stages)}"
             problems.append(Problem(f"{KEY}.{name}", text, f"{KEY}.{name}={min(stages)}"))
     return problems
 
@@ -238,8 +240,8 @@ def _homeless(skeleton: ModelStructure, stages: tuple[Stage, ...]) -> list[Probl
 
     They would be missing in checkpoints.
     """
-    held = {name for s in stages for name in s.params}
-    same = {p.same_as for p in skeleton.params if p.name in held}
+    placed_names = {name for s in stages for name in s.params}
+    same = {p.same_as for p in skeleton.params if p.name in placed_names}
     lost = [p.name for p in skeleton.params if p.same_as not in same]
     if not lost:
         return []
@@ -273,7 +275,7 @@ def _stage(
     modules = tuple(dict.fromkeys(n.target for n in inside if n.kind == "module"))
     direct = {n.target for n in inside if n.kind == "param"}
     called = frozenset(modules)
-    held = tuple(
+    params = tuple(
         p.name for p in skeleton.params if p.name in direct or not called.isdisjoint(around(owner(p.name)))
     )
 
@@ -283,19 +285,19 @@ def _stage(
         receives=receives,
         sends=sends,
         modules=modules,
-        params=held,
+        params=params,
         flops=sum(n.flops for n in inside),
         saved=sum(n.saved for n in inside),
         deferred=sum(n.backward.deferred.flops for n in inside),
     )
 
 
-def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:
+def segments(stage: Stage, graph: Graph, full_graph: Graph) -> tuple[Segment, ...]:
     """Returns the segments of a stage in the order in which ``graph`` runs them.
 
-    ``graph`` is ``whole``, or that of a piece of its sequences.
+    ``graph`` is ``full_graph``, or that of a piece of its sequences.
     """
-    heavy = [n for n in stage.nodes if whole[n].saved or whole[n].backward.work]
+    heavy = [n for n in stage.nodes if full_graph[n].saved or full_graph[n].backward.work]
     return graph.segments or tuple(_segment(graph[n]) for n in heavy)
 
 

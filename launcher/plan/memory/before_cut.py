@@ -185,13 +185,13 @@ class PartMemory:
         far = stage > 0 and self.places[stage - 1] != self.places[stage]
         took = crossing[start - 1] if far else BoundaryBytes(0, 0)
 
-        held = saved_end - saved + (self.logits[1] if last else 0)
+        activations = saved_end - saved + (self.logits[1] if last else 0)
         sent = made.nbytes if away and self.keeps_messages else 0
         if not sent:
-            held += made.nbytes
+            activations += made.nbytes
         if not self.keeps_messages:
-            held += took.nbytes
-        return InFlight(held, waits_end - waits, sent, took.grads)
+            activations += took.nbytes
+        return InFlight(activations, waits_end - waits, sent, took.grads)
 
     def _buffers(self, run: Run) -> int:
         """Returns the bytes of torch's receive buffers for all micro batches."""
@@ -296,11 +296,11 @@ def _fullest(row: Row, pieces: int) -> Iterator[Mapping[tuple[int, int], InFligh
                 most[key] = max(most.get(key, (0, 0)), (now, i))
 
     # the progress of each stage at these moments
-    wanted = {i for _, i in most.values()}
+    chosen = {i for _, i in most.values()}
     counts = {(stage, piece): [0, 0, 0, 0] for stage in flying for piece in range(pieces)}
     for i, a in enumerate(row):
         _count(counts[a.stage, a.micro % pieces], a.kind)
-        if i in wanted:
+        if i in chosen:
             yield {key: InFlight(*n) for key, n in counts.items()}
 
 

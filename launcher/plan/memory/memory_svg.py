@@ -80,8 +80,8 @@ def _title(picture: _Picture) -> str:
 def _head(picture: _Picture) -> Iterator[str]:
     """Draws the title and the legend."""
     yield f'<text class="head" x="{LEFT}" y="28">{_title(picture)}</text>'
-    said = "of each pipeline rank, the rank that holds most; a peak is the total of the plan's memory"
-    yield f'<text class="soft" x="{LEFT}" y="48">{said}</text>'
+    caption = "of each pipeline rank, the rank that holds most; a peak is the total of the plan's memory"
+    yield f'<text class="soft" x="{LEFT}" y="48">{caption}</text>'
     x = LEFT
     for fill, label in (
         (ALWAYS, "weights and optimizer"),
@@ -131,10 +131,10 @@ def _peak(peak: Span, picture: _Picture, top: int) -> Iterator[str]:
     yield f'<text {beside} y="{y - 5:.1f}">{bytes_text(peak.nbytes)}</text>'
 
 
-def _pixels(held: Sequence[Span], picture: _Picture) -> Iterator[tuple[int, int]]:
+def _pixels(held_spans: Sequence[Span], picture: _Picture) -> Iterator[tuple[int, int]]:
     """Yields runs of pixel columns as (count, bytes); a column shows the most bytes held in its time."""
     columns = [0] * WIDE
-    for s in held:
+    for s in held_spans:
         first = min(floor(picture.x(s.start)), WIDE - 1)
         for x in range(first, max(first + 1, min(ceil(picture.x(s.end)), WIDE))):
             columns[x] = max(columns[x], s.nbytes)

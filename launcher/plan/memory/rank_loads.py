@@ -63,8 +63,8 @@ def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tup
 
 def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
     """Returns the load of ``stage``; ``here``: all stages of its rank."""
-    held = model.held.get(stage.index, [])
-    whole = [p for p in held if not p.sharded and p.trainable and stage.index in p.copies(here)]
+    params = model.held.get(stage.index, [])
+    unsharded = [p for p in params if not p.sharded and p.trainable and stage.index in p.copies(here)]
     passes = tuple(_pass(model, stage, graph) for graph in model.graphs)
     named = [s.module for s in passes[0].segments]
     gathered = [g for g in model.groups if g.stage == stage.index]
@@ -72,8 +72,8 @@ def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
     return StageLoad(
         passes=passes,
         gathers=tuple(_gather(model, g, named) for g in gathered),
-        own=_own(whole, stage, named),
-        half_copies=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
+        own=_own(unsharded, stage, named),
+        half_copies=sum(p.gathered for p in unsharded if p.compute != p.spec.dtype),
         buffers=model.sizes.micros * sent.received if model.keeps_messages else 0,
     )
 
@@ -148,7 +148,7 @@ def stage_messages(
 
 
 def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:
-    held = [model.named[n] for n in g.names]
+    params = [model.named[n] for n in g.names]
     trained = [model.named[n] for n in g.names if n not in g.idle]
     shard = model.sizes.grid["dp_shard"]
     reduced = model.dtypes.reduce if model.dtypes.mixed else None
@@ -156,7 +156,7 @@ def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:
     # the segments that run with these weights
     near = [i for i, s in enumerate(segments) if any(_meet(m, s) for m in g.modules)]
     return Gather(
-        whole=sum(p.padded * ITEMSIZE[p.compute] for p in held),
+        whole=sum(p.padded * ITEMSIZE[p.compute] for p in params),
         grads=sum(p.gathered for p in trained),
         scattered=sum(p.padded * ITEMSIZE[reduced or p.spec.dtype] for p in trained),
         shard=sum(p.padded // shard * ITEMSIZE[p.spec.dtype] for p in trained),
@@ -170,13 +170,13 @@ def _meet(group: str, segment: str) -> bool:
     return covers(group, segment) or (bool(segment) and covers(segment, group))
 
 
-def _own(whole: list[Placed], stage: Stage, segments: list[str]) -> tuple[int, ...]:
+def _own(unsharded: list[Placed], stage: Stage, segments: list[str]) -> tuple[int, ...]:
     """Returns the bytes of the gradients of unsharded parameters, by the first segment that contains them.
 
     Parameters of no segment count in the first one, whose backward runs last.
     """
     out = [0] * max(1, len(segments))
-    for p in whole:
+    for p in unsharded:
         here = next(n for n in p.names if n in stage.params)
         near = [i for i, s in enumerate(segments) if s and covers(s, owner(here))]
         out[min(near, default=0)] += p.nbytes
@@ -229,11 +229,11 @@ def curves(
         ranks = grid.ranks(pp=pp)
         most = max((memory[rank] for rank in ranks), key=lambda m: m.total)
         always = most.params + most.optimizer
-        found = _ordered(load, always)
+        points = _ordered(load, always)
         if timeline is not None:
             events = [e for e in timeline.events if e.rank == pp]
-            found = _timed(load, always, events, end=timeline.makespan + after)
-        out.append(Curve(most.rank, ranks, always, tuple(found)))
+            points = _timed(load, always, events, end=timeline.makespan + after)
+        out.append(Curve(most.rank, ranks, always, tuple(points)))
     return tuple(out)
 
 

@@ -170,13 +170,13 @@ class _Walk:
         """
         load = self.loads[a.stage]
         piece = a.micro % len(load.passes)
-        there = (self._grown(), frozenset(self.unreduced))
-        key = (a.kind, a.stage, piece, self.last, over, self.lingering, there)
+        state = (self._grown(), frozenset(self.unreduced))
+        key = (a.kind, a.stage, piece, self.last, over, self.lingering, state)
         before = self.now()
         if key not in self.known:
             moments = [*self._act(a, load, piece), *(self._finish(a.stage) if over else ())]
             most, after = max(moments, key=lambda m: m.total), self.now()
-            if (self._grown(), frozenset(self.unreduced)) == there:
+            if (self._grown(), frozenset(self.unreduced)) == state:
                 self.known[key] = most - before, after - before, self.lingering
             return ActionMemory(most, after)
         most, change, self.lingering = self.known[key]
@@ -310,14 +310,14 @@ class _Walk:
 
     def _scatter(self, stage: int, n: int, g: Gather, *, ahead: int = 0, grad: int = 0) -> MemoryInUse:
         """Returns the moment before the full gradients are freed."""
-        held = self.now(gathered=g.scattered + g.shard + ahead, activations=grad)
+        moment = self.now(gathered=g.scattered + g.shard + ahead, activations=grad)
         if (stage, n) in self.unreduced:
             self.unreduced.discard((stage, n))
             self.gathered -= g.grads
         if (stage, n) not in self.reduced:
             self.reduced.add((stage, n))
             self.grads += g.shard
-        return held
+        return moment
 
     def _drop(self, stage: int, n: int, g: Gather) -> None:
         if (stage, n) not in self.dropped:

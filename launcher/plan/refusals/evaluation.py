@@ -68,8 +68,8 @@ def notes(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
         out.append(Note("model", f"{text}: the certificate leaves the validation out"))
     names = [c.name for c in graph.effects.evaluated]
     if names and evaluated_by(job):
-        them = "it is" if len(names) == 1 else "they are"
-        text = f"a forward in evaluation mode changes {listed(names)}: {them} restored after each evaluation"
+        verb = "it is" if len(names) == 1 else "they are"
+        text = f"a forward in evaluation mode changes {listed(names)}: {verb} restored after each evaluation"
         out.append(Note("model", text))
     return out
 

@@ -88,8 +88,8 @@ def layout_problems(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Ite
         p = placed.get(change.name)
         why = _changed(change, p, at)
         if why:
-            what = "parameter" if p is not None and not p.buffer else "buffer"
-            yield Problem(KEY, f"the forward changes the {what} {change.name}{why[0]}", why[1])
+            kind = "parameter" if p is not None and not p.buffer else "buffer"
+            yield Problem(KEY, f"the forward changes the {kind} {change.name}{why[0]}", why[1])
     for inner in graph.effects.inner:
         why = _inner(inner, at)
         if why:
@@ -117,8 +117,8 @@ def layout_problems(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Ite
 def _around(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields what differs between ranks and would make them train different models."""
     n = at.sizes.grid.size
-    asking = [f"the constructor asks for {what}" for what in skeleton.traits.world]
-    asking += [f"{_where(module)} asks for {what} in its forward" for module, what in graph.effects.world]
+    asking = [f"the constructor asks for {query}" for query in skeleton.traits.world]
+    asking += [f"{_where(module)} asks for {query} in its forward" for module, query in graph.effects.world]
     for asks in asking if n > 1 else ():
         text = f"{asks}, and {n} ranks get a different answer than one process"
         cure = "remove it: the launcher combines samples, gradients and losses itself"
@@ -184,8 +184,8 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
     kept = [p.name for p in params if p.name in changed and not p.buffer]
     if not kept or sizes.grid["dp_shard"] == 1:
         return []
-    verb, them = ("stays", "it") if len(kept) == 1 else ("stay", "them")
-    return [Note("parallel.hsdp", f"{listed(kept)} {verb} unsharded: the forward changes {them}")]
+    verb, pronoun = ("stays", "it") if len(kept) == 1 else ("stay", "them")
+    return [Note("parallel.hsdp", f"{listed(kept)} {verb} unsharded: the forward changes {pronoun}")]
 
 
 def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
@@ -259,12 +259,12 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     buffers = [c.name for c in graph.effects.changes if c.read and not persistent & {*c.names}]
     kept = [n for n in (k.name for k in graph.effects.kept) if owner(n) not in skeleton.traits.saying]
     out = []
-    for names, what, cure in (
+    for names, reason, cure in (
         (kept, "Python keeps it", "make a buffer of it, or return it from get_extra_state"),
         (buffers, "persistent=False keeps it out of the state dict", "register it as a persistent buffer"),
     ):
         if names:
-            text = f"{listed(names)}: the forward changes and reads it, and {what}; no checkpoint stores it"
+            text = f"{listed(names)}: the forward changes and reads it, and {reason}; no checkpoint stores it"
             out.append(Note("checkpoint", f"{text}, so a resumed run resets it; {cure}"))
     return out
 
@@ -277,10 +277,10 @@ DTYPES = (
 
 
 def _disagree(graph: Graph) -> Iterator[Problem]:
-    found = graph.effects.disagree
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch rejects; {DTYPES}")
+    calls = graph.effects.disagree
+    if calls:
+        more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
+        yield Problem(KEY, f"the forward calls {calls[0]}{more}, which torch rejects; {DTYPES}")
 
 
 def _sparse(graph: Graph) -> Iterator[Problem]:
@@ -421,30 +421,30 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         (graph.fills, ": its forward changes a list or dictionary argument, and FSDP2 passes a "
                       "copy to modules with sharded weights", "let it return what it adds"),
     ):  # fmt: skip
-        found = [m for m in modules if m in gathered]
-        if found:
-            text = f"{listed(found)}{why}; {way_out}, or shard nothing"
+        affected = [m for m in modules if m in gathered]
+        if affected:
+            text = f"{listed(affected)}{why}; {way_out}, or shard nothing"
             yield Problem(KEY, text, "parallel.hsdp=null")
 
     # level3 gathers weights again in the backward: after tensor hooks have run, and only a module's own
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
-        found = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
-        if found:
-            who = listed([m or "the model" for m in found])
+        affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
+        if affected:
+            who = listed([m or "the model" for m in affected])
             text = f"{who}: its forward puts a hook on a tensor, which uses"
             text += " weights in the backward, before level3 has gathered them again"
             yield Problem(KEY, text, "parallel.hsdp.optimizer_level=level2")
-        found = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
-        if found:
-            text = f"{listed(found)}: called with another tensor in place of a weight, but level3 would"
+        affected = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
+        if affected:
+            text = f"{listed(affected)}: called with another tensor in place of a weight, but level3 would"
             yield Problem(KEY, f"{text} gather the weight", "parallel.hsdp.optimizer_level=level2")
 
 
 def _twins(at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed]) -> Iterator[Problem]:
     """Yields modules with sharded weights that several stages of one rank run: FSDP2 wraps a module once."""
     for names in skeleton.traits.twins:
-        found = (at.stage_of(n) for n in names)
-        here = {stage for stage in found if stage is not None}
+        stages = (at.stage_of(n) for n in names)
+        here = {stage for stage in stages if stage is not None}
         ranks = [at.sizes.places[s] for s in here]
         mine = [p for n in names for m, p in placed.items() if covers(n, owner(m))]
         if len(set(ranks)) < len(ranks) and any(p.sharded for p in mine):
@@ -490,9 +490,9 @@ def lora_notes(job: Job, params: Sequence[Placed]) -> Iterator[Note]:
         return
     adapters = [p for p in params if p.role == "adapter"]
     numbers = sum(prod(p.spec.shape) for p in adapters)
-    whole = sum(prod(p.spec.shape) for p in params if not p.buffer)
-    what = f"{many(len(adapters) // 2, 'adapter')} of rank {job.model.lora.rank}"
-    text = f"{what}: {numbers} of {whole} numbers are trained, all others are frozen"
+    total = sum(prod(p.spec.shape) for p in params if not p.buffer)
+    summary = f"{many(len(adapters) // 2, 'adapter')} of rank {job.model.lora.rank}"
+    text = f"{summary}: {numbers} of {total} numbers are trained, all others are frozen"
     if kept_half := [p for p in params if p.half]:
         size = sum(prod(p.spec.shape) for p in kept_half)
         text += f"; {size} of them are kept in {kept_half[0].spec.dtype}, as they come"

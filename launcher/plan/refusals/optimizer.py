@@ -50,11 +50,11 @@ def note(traits: OptimizerTraits | None) -> list[Note]:
     """Returns a note on what the optimizer did when it was tried."""
     if traits is None or traits.broken:
         return []
-    what = "each number of a tensor by itself" if traits.elements else "one full tensor at a time"
+    unit = "each number of a tensor by itself" if traits.elements else "one full tensor at a time"
     if not traits.alone:
-        what = "all tensors together"
+        unit = "all tensors together"
     more = "; random numbers of torch's" if traits.draws else ""
-    return [Note(KEY, f"{traits.name} updates {what} {SEEN}{more}")]
+    return [Note(KEY, f"{traits.name} updates {unit} {SEEN}{more}")]
 
 
 def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]:

@@ -84,14 +84,14 @@ def shares() -> Axis:
     return Axis("share of the step", tuple((tenth / 10, f"{tenth * 10} %") for tenth in range(11)))
 
 
-def seconds(whole: float) -> Axis:
-    """Returns an axis from 0 to ``whole`` seconds.
+def seconds(total: float) -> Axis:
+    """Returns an axis from 0 to ``total`` seconds.
 
     >>> seconds(0.05).title, [label for _, label in seconds(0.05).ticks]
     ('milliseconds', ['0', '5', '10', '15', '20', '25', '30', '35', '40', '45', '50'])
     """
-    title, unit = next((u for u in UNITS if whole >= u[1]), UNITS[-1])
-    return numbers(title, whole / unit)
+    title, unit = next((u for u in UNITS if total >= u[1]), UNITS[-1])
+    return numbers(title, total / unit)
 
 
 def numbers(title: str, most: float) -> Axis:

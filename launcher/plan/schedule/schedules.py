@@ -65,9 +65,11 @@ def _in_groups(ranks: int, chunks: int, micros: int, lead: int) -> Schedule:
 def forwards(places: tuple[int, ...], micros: int) -> Schedule:
     """Forwards only: groups of micro batches pass the stages of a rank in turn, on any placement."""
     ranks = max(places) + 1
-    held = [[s for s, rank in enumerate(places) if rank == r] for r in range(ranks)]
+    rank_stages = [[s for s, rank in enumerate(places) if rank == r] for r in range(ranks)]
     groups = grouped(ranks, micros)
-    return tuple(tuple(Action(s, "F", m) for group in groups for s in mine for m in group) for mine in held)
+    return tuple(
+        tuple(Action(s, "F", m) for group in groups for s in mine for m in group) for mine in rank_stages
+    )
 
 
 def grouped(ranks: int, micros: int) -> Groups:
@@ -144,18 +146,18 @@ def _sequence_row(rank: int, ranks: int, ahead: list[tuple[int, int, int]], piec
     first: the backward of a later piece computes gradients of what it read from earlier ones.
     """
     queue: deque[int] = deque()
-    there: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    forwarded: dict[int, list[tuple[int, int]]] = defaultdict(list)
     row: list[Action] = []
 
     def back() -> None:
         micro = queue.popleft()
-        chunk, piece = there[micro].pop()
+        chunk, piece = forwarded[micro].pop()
         row.append(Action(chunk * ranks + rank, "B", micro * pieces + piece))
 
     for at, (chunk, micro, piece) in enumerate(ahead):
         row.append(Action(chunk * ranks + rank, "F", micro * pieces + piece))
         queue.append(micro)
-        there[micro].append((chunk, piece))
+        forwarded[micro].append((chunk, piece))
         if at >= min(warm, len(ahead) - 1):
             back()
     while queue:
@@ -188,8 +190,8 @@ def zero_bubble_v(ranks: int, chunks: int, micros: int) -> Schedule:
     batches are dropped.
     """
     assert chunks == 2, chunks
-    whole = max(micros, 2 * ranks - 1)
-    rows = (_spelled(_v(r, ranks, whole), r, 2 * ranks - 1 - r) for r in range(ranks))
+    enough = max(micros, 2 * ranks - 1)
+    rows = (_spelled(_v(r, ranks, enough), r, 2 * ranks - 1 - r) for r in range(ranks))
     return tuple(tuple(a for a in row if a.micro < micros) for row in rows)
 
 

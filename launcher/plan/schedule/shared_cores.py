@@ -32,10 +32,10 @@ class Cores:
 
     def load(self, rows: Iterable[tuple[tuple[int, int], ...]]) -> Counter[int]:
         """Returns how many ranks are at work on each node if these rows are."""
-        found = Counter[int]()
+        counts = Counter[int]()
         for nodes in rows:
-            found.update(dict(nodes))
-        return found
+            counts.update(dict(nodes))
+        return counts
 
     def speed(self, at_work: int) -> float:
         """Returns the speed of each of ``at_work`` ranks on a node; 1 is the speed with one rank a core.

@@ -39,9 +39,9 @@ class Cost:
     def kept(self, a: Action) -> int:
         """Returns by how many bytes ``a`` changes the activations that are kept."""
         at = self.at(a)
-        held = self.activation[at]
-        waits = self.waits[at] if self.waits else held
-        return {"F": held, "B": -held, "I": waits - held, "W": -waits}[a.kind]
+        activation = self.activation[at]
+        waits = self.waits[at] if self.waits else activation
+        return {"F": activation, "B": -activation, "I": waits - activation, "W": -waits}[a.kind]
 
     def at(self, a: Action) -> int:
         """Returns the index of an action's stage and piece in the tuples."""
@@ -89,8 +89,8 @@ class Timeline:
     @property
     def bubble(self) -> float:
         """The idle share of the makespan, as the mean over ranks: 0 to 1."""
-        whole = len(self.busy) * self.makespan
-        return (whole - sum(self.busy)) / whole if whole else 0.0
+        total = len(self.busy) * self.makespan
+        return (total - sum(self.busy)) / total if total else 0.0
 
 
 class Deadlock(ValueError):
@@ -161,10 +161,10 @@ def needs(a: Action, stages: int) -> tuple[Action, ...]:
 
 
 def _stuck(schedule: Schedule, rows: list[list[Event]], waiting: dict[Action, list[int]]) -> str:
-    there = {result(a) for row in schedule for a in row}
+    results = {result(a) for row in schedule for a in row}
     reasons: dict[int, str] = {}
     for needed, ranks in waiting.items():
-        nobody = "" if needed in there else ", which no rank does"
+        nobody = "" if needed in results else ", which no rank does"
         reasons |= dict.fromkeys(ranks, f"{needed}{nobody}")
     lines = [f"rank {r} at {schedule[r][len(rows[r])]} waits for {reasons[r]}" for r in sorted(reasons)]
     return f"the schedule deadlocks: {'; '.join(lines)}"
@@ -180,14 +180,14 @@ def _peak(row: Row, cost: Cost) -> int:
 
 
 def _in_flight(row: Row, pieces: int) -> int:
-    held: Counter[int] = Counter()
+    in_flight: Counter[int] = Counter()
     most = 0
     for a in row:
         micro = a.micro // pieces
-        held[micro] += {"F": 1, "I": 0}.get(a.kind, -1)
-        if not held[micro]:
-            del held[micro]
-        most = max(most, len(held))
+        in_flight[micro] += {"F": 1, "I": 0}.get(a.kind, -1)
+        if not in_flight[micro]:
+            del in_flight[micro]
+        most = max(most, len(in_flight))
     return most
 
 

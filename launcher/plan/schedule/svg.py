@@ -171,8 +171,8 @@ def _head(picture: _Picture) -> Iterator[str]:
     if picture.sent or picture.lanes:
         yield from _legend(y + LEGEND, _network(picture))
     if picture.lanes:
-        said = "collectives are drawn as late as they can be: how long they take is predicted, not when"
-        yield f'<text class="soft" x="{LEFT}" y="{y + 2 * LEGEND + 11}">{said}</text>'
+        caption = "collectives are drawn as late as they can be: how long they take is predicted, not when"
+        yield f'<text class="soft" x="{LEFT}" y="{y + 2 * LEGEND + 11}">{caption}</text>'
 
 
 def _network(picture: _Picture) -> Iterator[tuple[list[str], str]]:
@@ -197,12 +197,12 @@ def _legend(y: int, entries: Iterable[tuple[list[str], str]]) -> Iterator[str]:
 def _grid(picture: _Picture) -> Iterator[str]:
     """Draws one row per rank, and the time axis."""
     t, inner, top = picture.timeline, picture.inner, picture.top
-    for rank, (busy, held) in enumerate(zip(t.busy, t.in_flight, strict=True)):
+    for rank, (busy, in_flight) in enumerate(zip(t.busy, t.in_flight, strict=True)):
         y = top + picture.row * rank
         share = busy / picture.span if picture.span else 0.0
         yield f'<rect x="{LEFT}" y="{y}" width="{inner:.1f}" height="{BAR}" fill="#eef1f4"/>'
         yield f'<text x="16" y="{y + 13}">rank {rank}</text>'
-        yield f'<text class="soft" x="16" y="{y + 27}">busy {share:.0%}, holds {held}</text>'
+        yield f'<text class="soft" x="16" y="{y + 27}">busy {share:.0%}, holds {in_flight}</text>'
 
     ticks = time_axis.shares() if picture.after is None else time_axis.seconds(picture.span)
     yield from time_axis.drawn(ticks, left=LEFT, inner=inner, bottom=picture.bottom)
@@ -280,10 +280,10 @@ def _stretches(y: int, spans: list[tuple[int, int]]) -> str:
 
 def _chunks(t: Timeline) -> dict[int, tuple[int, int]]:
     """Returns for each stage which of its rank's chunks it is, and how many the rank has."""
-    held: dict[int, set[int]] = {}
+    stages_of: dict[int, set[int]] = {}
     for e in t.events:
-        held.setdefault(e.rank, set()).add(e.action.stage)
-    return {s: (n, len(stages)) for stages in held.values() for n, s in enumerate(sorted(stages))}
+        stages_of.setdefault(e.rank, set()).add(e.action.stage)
+    return {s: (n, len(stages)) for stages in stages_of.values() for n, s in enumerate(sorted(stages))}
 
 
 def _shade(kind: Kind, chunk: int, chunks: int) -> str:

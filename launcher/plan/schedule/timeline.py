@@ -65,8 +65,8 @@ def chrome(
     names = [_thread(r, "thread_name", name=f"pipeline rank {r}") for r in ranks]
     events = []
     for e in timeline.events:
-        said = {} if after is None else _seconds(e.end - e.start)
-        args = _args(e.action, timeline.pieces) | said
+        seconds = {} if after is None else _seconds(e.end - e.start)
+        args = _args(e.action, timeline.pieces) | seconds
         events.append(_event(e, str(e.action), NAMES[e.action.kind], e.rank, scale=scale, args=args))
     start = timeline.makespan
     for name, n in after or ():
@@ -100,8 +100,8 @@ def _network(lanes: Sequence[Lane], ranks: Iterable[int]) -> Iterator[tuple[Lane
         yield from ((lane, row) for row in rows)
 
 
-def _thread(tid: int, what: str, **args: str | int) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": 0, "tid": tid, "args": args}
+def _thread(tid: int, record: str, **args: str | int) -> dict[str, Any]:
+    return {"name": record, "ph": "M", "pid": 0, "tid": tid, "args": args}
 
 
 def _event(

@@ -30,21 +30,21 @@ def problems(job: Job) -> Iterator[Problem]:
 
 def setting_rows(job: Job) -> Iterator[Setting]:
     """Yields the settings that are not at their default."""
-    asked = job.checkpoint
-    if asked.asynchronous:
+    checkpoint = job.checkpoint
+    if checkpoint.asynchronous:
         yield Setting("checkpoint.async", "true", *_asynchronous(job))
 
-    if asked.encrypt is not None:
+    if checkpoint.encrypt is not None:
         why = "tensor files are encrypted with AES-256-GCM, the manifest has a MAC of the same key"
         why += "; names, shapes and digests of tensors stay readable"
-        yield Setting("checkpoint.encrypt", place_text(asked.encrypt), "applied", why)
+        yield Setting("checkpoint.encrypt", place_text(checkpoint.encrypt), "applied", why)
 
-    if asked.accept_plain:
+    if checkpoint.accept_plain:
         yield Setting("checkpoint.accept_plain", "true", *_plain(job))
 
-    if asked.accept_changes:
+    if checkpoint.accept_changes:
         why = "training resumes from a checkpoint although these changed"
-        yield Setting("checkpoint.accept_changes", ", ".join(asked.accept_changes), "applied", why)
+        yield Setting("checkpoint.accept_changes", ", ".join(checkpoint.accept_changes), "applied", why)
 
 
 def _asynchronous(job: Job) -> Outcome:
@@ -77,8 +77,8 @@ def streams_misnamed(names: Iterable[str], kinds: Collection[str]) -> list[Probl
     return [_misnamed(name, "a random stream") for name in names if name in streams]
 
 
-def _misnamed(name: str, what: str) -> Problem:
-    text = f"{name} has the name that checkpoints use for {what}, and would overwrite it"
+def _misnamed(name: str, purpose: str) -> Problem:
+    text = f"{name} has the name that checkpoints use for {purpose}, and would overwrite it"
     return Problem("model", f"{text}; rename its module")
 
 

@@ -22,32 +22,32 @@ BEGINNING = 20
 
 def limits(job: Job) -> Limits:
     """Returns the limits in bytes that ``comm_fusion`` requests."""
-    asked, hsdp = job.parallel.comm_fusion, job.parallel.hsdp
-    if not asked.openstate:
+    fusion, hsdp = job.parallel.comm_fusion, job.parallel.hsdp
+    if not fusion.openstate:
         return Limits(each=True, gather=None, reduce=0)
-    fitted = None if asked.network is None else knee(asked.network)
+    fitted = None if fusion.network is None else knee(fusion.network)
 
     # except with level1, torch scatters the gradients of what it gathered together: one size for both
-    gather, scatter = size(asked.allgather), size(asked.reducescatter)
+    gather, scatter = size(fusion.allgather), size(fusion.reducescatter)
     if hsdp is not None and hsdp.optimizer_level != "level1":
         sizes = [n for n in (gather, scatter) if n is not None]
         gather, scatter = min(sizes, default=None), None
     gather = fitted if gather is None else gather
 
-    if asked.allreduce is not None and isinstance(asked.allreduce.config, tuple):
-        cuts = asked.allreduce.config
+    if fusion.allreduce is not None and isinstance(fusion.allreduce.config, tuple):
+        cuts = fusion.allreduce.config
         return Limits(each=False, gather=gather, reduce=DEFAULT, cuts=cuts, scatter=scatter)
-    reduce = size(asked.allreduce)
+    reduce = size(fusion.allreduce)
     if reduce is None:
         reduce = fitted or DEFAULT
     return Limits(each=False, gather=gather, reduce=reduce, scatter=scatter)
 
 
-def size(asked: Fusion | FusionIndex | None) -> int | None:
+def size(fusion: Fusion | FusionIndex | None) -> int | None:
     """The number of bytes that mode ``size`` requests; ``None`` for any other mode."""
-    if asked is None or asked.mode != "size" or isinstance(asked.config, tuple):
+    if fusion is None or fusion.mode != "size" or isinstance(fusion.config, tuple):
         return None
-    return DEFAULT if asked.config is None else int(asked.config * MB)
+    return DEFAULT if fusion.config is None else int(fusion.config * MB)
 
 
 def knee(network: Network) -> int:
@@ -61,15 +61,15 @@ def knee(network: Network) -> int:
 
 def param_problems(job: Job, params: tuple[Placed, ...]) -> list[Problem]:
     """Returns a problem if ``allreduce.config`` has a parameter number that the model does not have."""
-    asked = job.parallel.comm_fusion.allreduce
-    if asked is None or not isinstance(asked.config, tuple):
+    allreduce = job.parallel.comm_fusion.allreduce
+    if allreduce is None or not isinstance(allreduce.config, tuple):
         return []
     count = sum(p.trainable for p in params)
-    beyond = [number for number in asked.config if number >= count]
+    beyond = [number for number in allreduce.config if number >= count]
     if not beyond:
         return []
     key = f"{KEY}.allreduce.config"
-    kept = ", ".join(str(number) for number in asked.config if number < count)
+    kept = ", ".join(str(number) for number in allreduce.config if number < count)
     text = f"{beyond[0]}: the model has {many(count, 'trainable parameter')}, numbered 0 to {count - 1}"
     return [Problem(key, text, f"{key}=[{kept}]")]
 
@@ -127,10 +127,10 @@ def _fitted(fusion: CommFusion, fused: Communication) -> bool:
 
 def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
     """Yields the settings of gathers and scatters; ``shards``: whether anything is sharded."""
-    fusion, found = job.parallel.comm_fusion, limits(job)
-    limit = found.gather
-    for name, asked in (("allgather", fusion.allgather), ("reducescatter", fusion.reducescatter)):
-        nbytes = size(asked)
+    fusion, effective = job.parallel.comm_fusion, limits(job)
+    limit = effective.gather
+    for name, settings in (("allgather", fusion.allgather), ("reducescatter", fusion.reducescatter)):
+        nbytes = size(settings)
         if nbytes is None:
             continue
 
@@ -138,7 +138,7 @@ def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
         key, value = f"{KEY}.{name}", f"size {bytes_text(nbytes)}"
         if not shards:
             yield Setting(key, value, "satisfied", "nothing is sharded, nothing to gather or to scatter")
-        elif name == "reducescatter" and found.scatter is not None:
+        elif name == "reducescatter" and effective.scatter is not None:
             why = "gradients that are done one after the other are scattered together up to this size"
             yield Setting(key, value, "applied", why)
         elif limit is not None and nbytes > limit:
@@ -150,12 +150,12 @@ def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
 
 def _reduces(fusion: CommFusion, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields the setting of all-reduces."""
-    asked = fusion.allreduce
-    if asked is None or asked.mode == "auto":
+    allreduce = fusion.allreduce
+    if allreduce is None or allreduce.mode == "auto":
         return
 
     key = f"{KEY}.allreduce"
-    value = _written(asked)
+    value = _written(allreduce)
     sharded = sizes.grid["dp_shard"] > 1 if fused is None else bool(fused.groups)
     if sizes.replicas == 1:
         yield Setting(key, value, "satisfied", ALONE)
@@ -168,9 +168,9 @@ def _reduces(fusion: CommFusion, sizes: Sizes, fused: Communication | None) -> I
         yield Setting(key, value, "applied", "gradients of unsharded parameters, in buckets")
 
 
-def _written(asked: FusionIndex) -> str:
-    nbytes = size(asked)
+def _written(allreduce: FusionIndex) -> str:
+    nbytes = size(allreduce)
     if nbytes is not None:
         return f"size {bytes_text(nbytes)}"
-    assert isinstance(asked.config, tuple), asked
-    return f"index {list(asked.config)}"
+    assert isinstance(allreduce.config, tuple), allreduce
+    return f"index {list(allreduce.config)}"

@@ -33,14 +33,14 @@ RECORDED = ("reduce-overhead", "max-autotune")
 
 def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Yields problems that do not depend on the model."""
-    asked = job.train.compile
-    if asked is None:
+    settings = job.train.compile
+    if settings is None:
         return
-    if asked.mode != "default" and asked.backend != INDUCTOR:
-        text = f"{asked.mode}: is a mode of {INDUCTOR}, but {BACKEND} is {asked.backend}"
+    if settings.mode != "default" and settings.backend != INDUCTOR:
+        text = f"{settings.mode}: is a mode of {INDUCTOR}, but {BACKEND} is {settings.backend}"
         yield Problem(MODE, text, f"{MODE}=default")
-    elif asked.mode in RECORDED:
-        text = f"{asked.mode}: records CUDA graphs, which hold one call at a time"
+    elif settings.mode in RECORDED:
+        text = f"{settings.mode}: records CUDA graphs, which hold one call at a time"
         text += ", and a step has several micro batches under way"
         yield Problem(MODE, text, f"{MODE}=max-autotune-no-cudagraphs")
     if sizes is not None and sizes.pieces > 1:
@@ -63,12 +63,12 @@ def split(job: Job, rule: Rule) -> Iterator[Problem]:
 
 def unknown_backend(job: Job, known: Iterable[str]) -> Iterator[Problem]:
     """Yields a problem if the backend is not among ``known``, those of this torch."""
-    asked = job.train.compile
-    if asked is None or asked.backend in known:
+    settings = job.train.compile
+    if settings is None or settings.backend in known:
         return
     usual = sorted(b for b in known if "TESTING" not in b)
-    best = nearest(asked.backend, usual) or INDUCTOR
-    text = f"{asked.backend}: torch has no such backend; it has {', '.join(usual)}"
+    best = nearest(settings.backend, usual) or INDUCTOR
+    text = f"{settings.backend}: torch has no such backend; it has {', '.join(usual)}"
     yield Problem(BACKEND, text, f"{BACKEND}={best}")
 
 
@@ -83,9 +83,9 @@ def overwritten(job: Job, seen: bool) -> list[Problem]:
     return [Problem(KEY, f"{text}; let it make a new tensor", OFF)]
 
 
-def broken(found: Mapping[str, str]) -> list[Problem]:
-    """Returns a problem for each reason in ``found``, which maps modules to why they are not one graph."""
-    alike = {why: [m or "the model" for m in found if found[m] == why] for why in found.values()}
+def broken(reasons: Mapping[str, str]) -> list[Problem]:
+    """Returns a problem for each reason in ``reasons``, which maps modules to why they are not one graph."""
+    alike = {why: [m or "the model" for m in reasons if reasons[m] == why] for why in reasons.values()}
     return [
         Problem(FULLGRAPH, f"true: {some(modules)}: torch cannot make one graph of it: {why}", IN_PARTS)
         for why, modules in alike.items()
@@ -97,27 +97,27 @@ def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | N
 
     The modules are in definition order, without those inside of another one that is compiled.
     """
-    asked = job.train.compile
-    if asked is None:
+    settings = job.train.compile
+    if settings is None:
         return None, []
-    modules, problems = _named(asked, model.skeleton, model.graph, at)
+    modules, problems = _named(settings, model.skeleton, model.graph, at)
     if problems:
         return None, problems
     problems = [
         *_cut_open(modules, at),
         *_gathered_inside(modules, job, at.groups),
         *_no_graph(modules, model),
-        *_no_whole_graph(asked, modules, model),
+        *_no_whole_graph(settings, modules, model),
         *_selected_inside(modules, model),
         *_over_tp(modules, model),
     ]
     made = Compilation(
         modules=modules,
-        backend=asked.backend,
-        mode=asked.mode,
-        fullgraph=asked.fullgraph,
-        dynamic=asked.dynamic,
-        timeout_s=asked.timeout_s,
+        backend=settings.backend,
+        mode=settings.mode,
+        fullgraph=settings.fullgraph,
+        dynamic=settings.dynamic,
+        timeout_s=settings.timeout_s,
         loss=not isinstance(job.loss, Target) and model.operators.output is None,
     )
     return made, problems
@@ -136,15 +136,15 @@ def notes(made: Compilation | None) -> Iterator[Note]:
 
 
 def _named(
-    asked: Compile, skeleton: ModelStructure, graph: Graph, at: CutModel
+    settings: Compile, skeleton: ModelStructure, graph: Graph, at: CutModel
 ) -> tuple[tuple[str, ...], list[Problem]]:
-    if asked.modules == STAGES:
+    if settings.modules == STAGES:
         return (STAGE,), []
-    if asked.modules == AUTO:
+    if settings.modules == AUTO:
         return _blocks(skeleton, graph, at), []
-    keys = (asked.modules,) if isinstance(asked.modules, str) else asked.modules
+    keys = (settings.modules,) if isinstance(settings.modules, str) else settings.modules
     problems = [
-        *uncallable(MODULES, asked.modules, skeleton),
+        *uncallable(MODULES, settings.modules, skeleton),
         *(p for key in keys for p in _idle(key, skeleton, graph)),
     ]
     chosen: list[str] = []
@@ -161,8 +161,8 @@ def _blocks(skeleton: ModelStructure, graph: Graph, at: CutModel) -> tuple[str, 
     Units that torch cannot put in one graph are left out, unless that leaves none.
     """
     called = set(_called(skeleton, graph)).intersection(units(skeleton))
-    whole = [u for u in skeleton.modules if u in called and at.stage_of(u) is not None]
-    apart = [u for u in whole if not _inner(u, at.groups)]
+    uncut = [u for u in skeleton.modules if u in called and at.stage_of(u) is not None]
+    apart = [u for u in uncut if not _inner(u, at.groups)]
     made = [u for u in apart if any(m != u and covers(u, m) for m in skeleton.modules)]
     loaded = [u for u in apart if any(covers(u, p.name) for p in skeleton.params)]
     quiet = [u for u in made or loaded if not any(covers(u, m) for m in graph.looks)]
@@ -227,9 +227,9 @@ def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
         yield Problem(MODULES, f"{text}; name other modules", OFF)
 
 
-def _no_whole_graph(asked: Compile, modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
+def _no_whole_graph(settings: Compile, modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     """Yields problems for modules that torch can compile in several graphs, but not in a single one."""
-    if not asked.fullgraph:
+    if not settings.fullgraph:
         return
     looks = _with(modules, model.graph.looks)
     if looks:
@@ -244,8 +244,8 @@ def _no_whole_graph(asked: Compile, modules: Sequence[str], model: TracedModel) 
 
 def _with(modules: Iterable[str], inside: Iterable[str]) -> str:
     """Lists the ``modules`` that contain one of ``inside``."""
-    there = list(inside)
-    return some([m or "each stage" for m in modules if any(covers(m, w) for w in there)])
+    inner = list(inside)
+    return some([m or "each stage" for m in modules if any(covers(m, w) for w in inner)])
 
 
 def _selected_inside(modules: Iterable[str], model: TracedModel) -> Iterator[Problem]:
@@ -280,9 +280,9 @@ def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
         yield Problem(MODULES, f"{text} collectives for nothing; leave one of the two out", OFF)
 
     inside = [r for r in again if any(covers(m, r.module) for m in modules)]
-    whole = [r.module for r in inside if r.policy == "full"]
-    if whole:
-        text = f"{some(whole)}: a graph cannot recompute all of a module that is cut over tp"
+    fully_recomputed = [r.module for r in inside if r.policy == "full"]
+    if fully_recomputed:
+        text = f"{some(fully_recomputed)}: a graph cannot recompute all of a module that is cut over tp"
         cure = "parallel.recompute.policy=selective parallel.recompute.comm=keep"
         yield Problem(MODULES, f"{text}; policy selective can", cure)
     elif any(r.comm and r.module not in modules for r in inside):
@@ -294,8 +294,8 @@ def line(made: Compilation) -> str:
     """Describes ``made`` in one line of the plan."""
     names = "each stage" if made.modules == (STAGE,) else listed(made.modules)
     mode = "" if made.mode == "default" else f" ({made.mode})"
-    whole = "one graph each" if made.fullgraph else "eager where it cannot be compiled"
+    graphs = "one graph each" if made.fullgraph else "eager where it cannot be compiled"
     shapes = {True: "any shape", False: "the planned shapes", None: "shapes as they come"}[made.dynamic]
     patience = f"the first step may take {made.timeout_s:g} s"
     names += " and the loss" if made.loss else ""
-    return f"{names} by {made.backend}{mode}: {whole}, for {shapes}; {patience}"
+    return f"{names} by {made.backend}{mode}: {graphs}, for {shapes}; {patience}"

@@ -72,11 +72,11 @@ def _why_matrices(job: Job) -> str:
     return ""
 
 
-def _other_dims(asked: Any) -> bool:
+def _other_dims(strategy: Any) -> bool:
     """Whether a dataset strategy cuts other dims than the samples, or names axes."""
-    if isinstance(asked, str):
+    if isinstance(strategy, str):
         return False
-    return isinstance(asked, Mapping) or any(n > 1 for dims in asked for n in dims[1:])
+    return isinstance(strategy, Mapping) or any(n > 1 for dims in strategy for n in dims[1:])
 
 
 def _other_batches(job: Job, written: Iterable[reader.Strategy], tp: int) -> bool:

@@ -54,8 +54,8 @@ LOCAL_NORM = "parallel.local_norm"
 
 def local_norm_problems(job: Job) -> Iterator[Problem]:
     """Yields a problem if ``device`` is set but norms are neither printed nor dumped."""
-    asked = job.parallel.local_norm
-    if asked.device and not asked.print and asked.dump is None:
+    local_norm = job.parallel.local_norm
+    if local_norm.device and not local_norm.print and local_norm.dump is None:
         text = "true: sets how norms are reported, but they are not"
         text += ": print them, or dump them to a folder"
         yield Problem(f"{LOCAL_NORM}.device", text, f"{LOCAL_NORM}.print=true")
@@ -63,14 +63,16 @@ def local_norm_problems(job: Job) -> Iterator[Problem]:
 
 def local_norm_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields a row for printed norms and a row for dumped norms."""
-    asked = job.parallel.local_norm
-    what = "one number per rank" if asked.device else "one a parameter"
+    local_norm = job.parallel.local_norm
+    granularity = "one number per rank" if local_norm.device else "one a parameter"
     often = "every step" if job.train.log_every == 1 else f"every {job.train.log_every} steps"
     status, why = _local_norm_outcome(job, sizes, fused)
-    if asked.print:
-        yield Setting(f"{LOCAL_NORM}.print", "true", status, f"{what}, {often}: {why}")
-    if asked.dump is not None:
-        yield Setting(f"{LOCAL_NORM}.dump", asked.dump, status, f"{what}, {often}, in rank<N>.jsonl: {why}")
+    if local_norm.print:
+        yield Setting(f"{LOCAL_NORM}.print", "true", status, f"{granularity}, {often}: {why}")
+    if local_norm.dump is not None:
+        yield Setting(
+            f"{LOCAL_NORM}.dump", local_norm.dump, status, f"{granularity}, {often}, in rank<N>.jsonl: {why}"
+        )
 
 
 def _local_norm_outcome(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:

@@ -25,32 +25,34 @@ SEARCHED = "parallel.mode=recursive_programming"
 
 def tp_degree(job: Job, notes: list[Note], problems: list[Problem]) -> int:
     """Returns the size of tp: as requested, or as the slices of the operators imply; 1 if neither says it."""
-    asked, operators = job.parallel.grid.tp, job.parallel.operators
-    said, clash = reader.degree(operators)
+    requested, operators = job.parallel.grid.tp, job.parallel.operators
+    implied, clash = reader.degree(operators)
 
     # contradictions among the operators, a missing size of tp, and a contradiction between both
     if clash:
         problems.append(Problem(OPERATORS, f"cuts over tp into different numbers of slices: {clash}"))
-    elif operators and asked is None and said is None:
+    elif operators and requested is None and implied is None:
         text = f"null: {OPERATORS} names the axis tp, but nothing says how many ranks it has"
         problems.append(Problem(TP, text, f"{TP}=2"))
-    elif asked is not None and said not in (None, asked):
-        problems.append(Problem(TP, f"{asked}: {OPERATORS} cuts into {said} slices", f"{TP}={said}"))
+    elif requested is not None and implied not in (None, requested):
+        problems.append(
+            Problem(TP, f"{requested}: {OPERATORS} cuts into {implied} slices", f"{TP}={implied}")
+        )
 
     # one follows from the other, or has no effect
-    elif asked is None and said is not None:
-        notes.append(Note(TP, f"null -> {said}: the slices of {OPERATORS}"))
-    elif asked == 1 and operators:
+    elif requested is None and implied is not None:
+        notes.append(Note(TP, f"null -> {implied}: the slices of {OPERATORS}"))
+    elif requested == 1 and operators:
         notes.append(Note(OPERATORS, "has no effect: tp has one rank"))
-    elif (asked or 1) > 1 and not operators and job.parallel.param_strategy.load is None:
-        text = f"{asked}: {OPERATORS} cuts nothing over tp"
+    elif (requested or 1) > 1 and not operators and job.parallel.param_strategy.load is None:
+        text = f"{requested}: {OPERATORS} cuts nothing over tp"
         if isinstance(job.model, LanguageModel):
             cure = "operators=megatron"
         else:
             cure = SEARCHED
             text += f"; it names how each operator is cut, or {SEARCHED} finds that for any model"
         problems.append(Problem(TP, text, cure))
-    return asked or said or 1
+    return requested or implied or 1
 
 
 KEY = "parallel.grid"
@@ -130,16 +132,16 @@ def _grid(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Prob
     """Returns the grid; ``None``, with a problem in ``problems``, if the ranks do not make full pipelines."""
     if engine.over_matrices:
         return _one_set(job, engine, notes, problems)
-    asked = job.parallel.grid
+    requested = job.parallel.grid
     pp = job.parallel.pipeline.stages
     tp = tp_degree(job, notes, problems)
-    if asked.pp not in (None, pp):
-        text = f"{asked.pp}: contradicts parallel.pipeline.stages={pp}"
+    if requested.pp not in (None, pp):
+        text = f"{requested.pp}: contradicts parallel.pipeline.stages={pp}"
         problems.append(Problem(f"{KEY}.pp", text, f"{KEY}.pp={pp}"))
     shard = hsdp.shards(job, problems)
 
     # the number of ranks: as requested, or as few as the layout needs
-    need = lcm(pp * tp * (shard or 1) * (asked.dp_replicate or 1), job.launch.nnodes)
+    need = lcm(pp * tp * (shard or 1) * (requested.dp_replicate or 1), job.launch.nnodes)
     if job.launch.nproc is None:
         a_node = need // job.launch.nnodes
         notes.append(Note("launch.nproc", f"null -> {a_node}: as many ranks as the layout needs"))
@@ -155,8 +157,8 @@ def _grid(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Prob
     if dp % shard:
         problems.append(hsdp.indivisible(job, world, dp, shard))
         shard = gcd(dp, shard)  # goes on, so that independent problems are reported too
-    if asked.dp_replicate not in (None, dp // shard):
-        key, n = f"{KEY}.dp_replicate", asked.dp_replicate
+    if requested.dp_replicate not in (None, dp // shard):
+        key, n = f"{KEY}.dp_replicate", requested.dp_replicate
         text = f"{n}: {n} x {shard} shards are not {many(dp, 'data-parallel rank')}"
         problems.append(Problem(key, text, f"{key}={dp // shard}"))
     return Grid.of(pp=pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
@@ -164,10 +166,10 @@ def _grid(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Prob
 
 def _one_set(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Problem]) -> Grid | None:
     """Returns a grid with all ranks of a stage on one axis, because each operator arranges them itself."""
-    pp, asked = job.parallel.pipeline.stages, job.parallel.grid.pp
-    if asked not in (None, pp):
+    pp, requested = job.parallel.pipeline.stages, job.parallel.grid.pp
+    if requested not in (None, pp):
         problems.append(
-            Problem(f"{KEY}.pp", f"{asked}: contradicts parallel.pipeline.stages={pp}", f"{KEY}.pp={pp}")
+            Problem(f"{KEY}.pp", f"{requested}: contradicts parallel.pipeline.stages={pp}", f"{KEY}.pp={pp}")
         )
     ranks = device_matrix.ranks(job, engine, problems)
     problems += device_matrix.problems(job, ranks)
@@ -186,7 +188,9 @@ def _indivisible(job: Job, world: int, tp: int, unit: int) -> Problem:
     """
     pp, nodes = job.parallel.pipeline.stages, job.launch.nnodes
     step = unit // gcd(unit, nodes)
-    what = many(pp, "pipeline stage") + (f" x {tp}-way tensor parallelism" if tp > 1 else "")
+    factors = many(pp, "pipeline stage") + (f" x {tp}-way tensor parallelism" if tp > 1 else "")
     ranks = "" if nodes == 1 else f"{many(world, 'rank')} on {nodes} nodes "
     cure = f"launch.nproc={-(-(job.launch.nproc or 1) // step) * step}"
-    return Problem("launch.nproc", f"{job.launch.nproc}: {ranks}cannot be divided evenly into {what}", cure)
+    return Problem(
+        "launch.nproc", f"{job.launch.nproc}: {ranks}cannot be divided evenly into {factors}", cure
+    )

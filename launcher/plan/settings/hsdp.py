@@ -33,15 +33,15 @@ DROPPED = (
 
 def shards(job: Job, problems: list[Problem]) -> int | None:
     """The number of ranks that share one copy of the weights; ``None`` means all data-parallel ranks."""
-    hsdp, asked = job.parallel.hsdp, job.parallel.grid.dp_shard
+    hsdp, requested = job.parallel.hsdp, job.parallel.grid.dp_shard
     if hsdp is None:
-        if asked not in (None, 1):
-            problems.append(Problem(AXIS, f"{asked}: sharding needs {KEY}", quote(f"{KEY}={{}}")))
+        if requested not in (None, 1):
+            problems.append(Problem(AXIS, f"{requested}: sharding needs {KEY}", quote(f"{KEY}={{}}")))
         return 1
-    if hsdp.shard_size > 0 and asked not in (None, hsdp.shard_size):
-        text = f"{asked}: contradicts {SHARDS}={hsdp.shard_size}"
+    if hsdp.shard_size > 0 and requested not in (None, hsdp.shard_size):
+        text = f"{requested}: contradicts {SHARDS}={hsdp.shard_size}"
         problems.append(Problem(AXIS, text, f"{AXIS}={hsdp.shard_size}"))
-    return hsdp.shard_size if hsdp.shard_size > 0 else asked
+    return hsdp.shard_size if hsdp.shard_size > 0 else requested
 
 
 def worked_out(job: Job, shard: int) -> list[Note]:

@@ -26,13 +26,13 @@ OPERATOR_STRATEGY = "parallel.operator_strategy"
 
 def operator_strategy_rows(job: Job) -> Iterator[Setting]:
     """Yields one row per file."""
-    asked = job.parallel.operator_strategy
-    if asked.save is not None:
+    files = job.parallel.operator_strategy
+    if files.save is not None:
         why = "strategies of the operators that are cut are written before the first step"
-        yield Setting(f"{OPERATOR_STRATEGY}.save", asked.save, "applied", why)
-    if asked.load is not None:
+        yield Setting(f"{OPERATOR_STRATEGY}.save", files.save, "applied", why)
+    if files.load is not None:
         why = "operators are cut as the file says, unless parallel.operators names the same module"
-        yield Setting(f"{OPERATOR_STRATEGY}.load", asked.load, "applied", why)
+        yield Setting(f"{OPERATOR_STRATEGY}.load", files.load, "applied", why)
 
 
 PARAM_STRATEGY = "parallel.param_strategy"
@@ -40,14 +40,14 @@ PARAM_STRATEGY = "parallel.param_strategy"
 
 def param_strategy_rows(job: Job) -> Iterator[Setting]:
     """Yields one row per file."""
-    asked = job.parallel.param_strategy
-    which = "trainable parameters" if asked.only_trainable else "all parameters and buffers"
-    if asked.save is not None:
+    files = job.parallel.param_strategy
+    which = "trainable parameters" if files.only_trainable else "all parameters and buffers"
+    if files.save is not None:
         why = f"layouts of {which} are written before the first step"
-        yield Setting(f"{PARAM_STRATEGY}.save", asked.save, "applied", why)
-    if asked.load is not None:
+        yield Setting(f"{PARAM_STRATEGY}.save", files.save, "applied", why)
+    if files.load is not None:
         why = f"{which} get the layouts of the file; operators, tp and shards follow where they are not set"
-        yield Setting(f"{PARAM_STRATEGY}.load", asked.load, "applied", why)
+        yield Setting(f"{PARAM_STRATEGY}.load", files.load, "applied", why)
 
 
 FORMAT, VERSION = "launcher.groups", 1
@@ -97,8 +97,8 @@ def alike(grid: Grid, params: Sequence[Placed]) -> tuple[tuple[int, ...], ...]:
     """Returns sets of ranks that hold the same pieces of every tensor, so that they share a checkpoint."""
     same: dict[object, list[int]] = {}
     for rank in range(grid.size):
-        held = tuple(p.layout.box(rank) for p in params)
-        same.setdefault(held, []).append(rank)
+        boxes = tuple(p.layout.box(rank) for p in params)
+        same.setdefault(boxes, []).append(rank)
     return tuple(map(tuple, same.values()))
 
 

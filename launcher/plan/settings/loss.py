@@ -34,8 +34,8 @@ def metric_problems(job: Job) -> Iterator[Problem]:
 
     known = isinstance(job.data, Text) and job.data.tokenizer != "file"
     if not known and any(isinstance(one, BitsPerByte) for one in job.metrics):
-        what = getattr(job.data, "name", "of a class of your own")
-        of = f"data {what}" + (" with tokenizer=file" if isinstance(job.data, Text) else "")
+        data_name = getattr(job.data, "name", "of a class of your own")
+        of = f"data {data_name}" + (" with tokenizer=file" if isinstance(job.data, Text) else "")
         text = f"bits_per_byte: {of} does not say how many bytes of text a token stands for"
         yield Problem(METRICS_KEY, text, _kept([m for m in job.metrics if not isinstance(m, BitsPerByte)]))
 
@@ -87,13 +87,13 @@ OVER = {
 
 def objective(job: Job) -> Objective:
     loss = job.loss
-    whole = any(isinstance(one, Target) for one in (loss, *job.metrics))
+    user_defined = any(isinstance(one, Target) for one in (loss, *job.metrics))
     return Objective(
         loss=TARGET if isinstance(loss, Target) else loss.name,
         ignored=loss.ignore_index if isinstance(loss, CrossEntropy) else IGNORED,
         metrics=tuple(map(figure, job.metrics)),
         ranked=tuple((figure(m), getattr(m, "k", 0)) for m in job.metrics if not isinstance(m, Target)),
-        whole=whole,
+        whole=user_defined,
     )
 
 
@@ -103,9 +103,9 @@ def loss_rows(job: Job) -> Iterator[Setting]:
         return
     kind, value = objective(job).loss, job.loss.target if isinstance(job.loss, Target) else job.loss.name
     keys = job.loss.model_dump(exclude_defaults=True) if isinstance(job.loss, CrossEntropy) else {}
-    said = "".join(f", {key} {number:g}" for key, number in keys.items() if key != "name")
+    options = "".join(f", {key} {number:g}" for key, number in keys.items() if key != "name")
     yield Setting(
-        "loss", f"{value}{said}", "applied", f"the sum over the global batch, divided by {OVER[kind]}"
+        "loss", f"{value}{options}", "applied", f"the sum over the global batch, divided by {OVER[kind]}"
     )
 
 
@@ -122,9 +122,9 @@ CHATS = "full conversations, several in a sample where they fit, each kept apart
 def packing_problems(job: Job) -> Iterator[Problem]:
     """Yields problems for settings that cannot keep documents apart, or that count targets of padding."""
     data, documents, pieces = job.data, apart(job.data), job.parallel.pipeline.seq_chunks
-    said = None if documents is None else f"{documents.key}={documents.value}"
-    if said is not None and isinstance(pieces, int) and pieces > 1:
-        text = f"{pieces}: positions restart and attention ends inside a piece with {said}"
+    setting = None if documents is None else f"{documents.key}={documents.value}"
+    if setting is not None and isinstance(pieces, int) and pieces > 1:
+        text = f"{pieces}: positions restart and attention ends inside a piece with {setting}"
         cure = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
         yield Problem(
             PIECES, f"{text}, which pieces of a sequence do not carry over; use full sequences", cure
@@ -132,13 +132,13 @@ def packing_problems(job: Job) -> Iterator[Problem]:
     if isinstance(data, Chat):
         yield from _ignored(job, "data=chat")
     elif isinstance(data, Tokens) and data.by_document:
-        yield from _ignored(job, said or f"{PACKING}={data.packing}")
+        yield from _ignored(job, setting or f"{PACKING}={data.packing}")
 
 
-def _ignored(job: Job, asked: str) -> Iterator[Problem]:
+def _ignored(job: Job, setting: str) -> Iterator[Problem]:
     """Yields a problem if the loss does not ignore the number that marks targets of padding."""
     if isinstance(job.loss, CrossEntropy) and job.loss.ignore_index != IGNORED:
-        text = f"{job.loss.ignore_index}: with {asked} there are targets of {IGNORED}"
+        text = f"{job.loss.ignore_index}: with {setting} there are targets of {IGNORED}"
         yield Problem(IGNORE, f"{text}, which must be ignored", f"{IGNORE}={IGNORED}")
 
 

@@ -41,8 +41,8 @@ def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
         return _beside(job, "FSDP2 reduces each group during backward")
 
     if fused is not None and fused.whole:
-        whole = many(fused.whole, "unsharded parameter")
-        return "degraded", f"{text}; {whole} after the last backward of a step"
+        unsharded = many(fused.whole, "unsharded parameter")
+        return "degraded", f"{text}; {unsharded} after the last backward of a step"
     return status, text
 
 
@@ -68,10 +68,10 @@ def _ones(sizes: Sizes, together: Iterable[Group | Bucket]) -> bool:
     return all(n == 1 for n in Counter(sizes.places[t.stage] for t in together).values())
 
 
-def _beside(job: Job, what: str) -> Outcome:
+def _beside(job: Job, text: str) -> Outcome:
     if job.launch.device == "cpu":
-        return "degraded", f"{what} on accelerators only; the CPU waits"
-    return "degraded", f"{what} where launch.device=auto finds an accelerator; on CPUs ranks wait"
+        return "degraded", f"{text} on accelerators only; the CPU waits"
+    return "degraded", f"{text} where launch.device=auto finds an accelerator; on CPUs ranks wait"
 
 
 def matmul(sizes: Sizes, fused: Communication | None, ops: Collection[str]) -> Outcome:
@@ -82,24 +82,25 @@ def matmul(sizes: Sizes, fused: Communication | None, ops: Collection[str]) -> O
         return "applied", "input gradients of matmuls are sent while weight gradients are computed"
 
     # nothing to send, or not by these collectives
-    found = fused.input_gradients(ops)
+    input_gradients = fused.input_gradients(ops)
     if not any(c.phase == "backward" for s in fused.spreads for c in s.comms):
         return "satisfied", "no operator that is cut sends anything in backward"
-    if not found:
+    if not input_gradients:
         by = "" if ops == EVERY else f" by {_listed(ops)}"
         return "satisfied", f"no trained matmul sends the gradient of its input{by}"
 
     # all matmuls overlap, or some of them
-    if found.late:
-        first = f"input gradients of {many(len(found.late), 'matmul')} are waited for"
+    if input_gradients.late:
+        first = f"input gradients of {many(len(input_gradients.late), 'matmul')} are waited for"
         return "degraded", f"{first}: weight gradients come in the second half of a backward"
     text = (
-        f"input gradients of {many(len(found.beside), 'matmul')} are sent while weight gradients are computed"
+        f"input gradients of {many(len(input_gradients.beside), 'matmul')} "
+        "are sent while weight gradients are computed"
     )
-    if not found.compiled:
+    if not input_gradients.compiled:
         return "applied", text
-    waits = f"of {many(len(found.compiled), 'matmul')} that torch compiles are waited for"
-    return "degraded", f"{text}; those {waits}" if found.beside else f"input gradients {waits}"
+    waits = f"of {many(len(input_gradients.compiled), 'matmul')} that torch compiles are waited for"
+    return "degraded", f"{text}; those {waits}" if input_gradients.beside else f"input gradients {waits}"
 
 
 def _listed(ops: Collection[str]) -> str:

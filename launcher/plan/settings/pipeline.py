@@ -26,21 +26,21 @@ def micros(job: Job, notes: list[Note], problems: list[Problem]) -> int:
     If too few are requested, it adds a problem to ``problems`` and returns enough for planning to continue.
     """
     pipe = job.parallel.pipeline
-    asked, stages = pipe.micro_batch_num, pipe.stages
+    requested, stages = pipe.micro_batch_num, pipe.stages
     least, why = stages, "as many as stages"
     rule = RULES.get(pipe.scheduler)
     if rule is not None and rule.v and stages > 1 and rule.full:
         least, why = 2 * stages, f"as many as virtual stages, which {pipe.scheduler} needs"
 
-    if asked is None:
+    if requested is None:
         notes.append(Note(MICROS, f"null -> {least}: {why}"))
-    elif asked < stages:
-        text = f"{asked}: too few to fill {stages} stages; at least as many are needed"
+    elif requested < stages:
+        text = f"{requested}: too few to fill {stages} stages; at least as many are needed"
         problems.append(Problem(MICROS, text, f"{MICROS}={least}"))
-    elif asked < least:
-        text = f"{asked}: too few; {pipe.scheduler} needs as many as virtual stages, {least}"
+    elif requested < least:
+        text = f"{requested}: too few; {pipe.scheduler} needs as many as virtual stages, {least}"
         problems.append(Problem(MICROS, text, f"{MICROS}={least}"))
-    return max(asked or 0, least)
+    return max(requested or 0, least)
 
 
 def problems(job: Job, sizes: Sizes | None) -> list[Problem]:
@@ -121,14 +121,14 @@ def candidates(job: Job, sizes: Sizes) -> tuple[str, ...]:
 def _suits(job: Job, sizes: Sizes, scheduler: str, rule: Rule) -> bool:
     """Whether this scheduler can run ``job`` with its stages, micro batches and sequence chunks."""
     pipe = job.parallel.pipeline.model_copy(update={"scheduler": scheduler})
-    asked = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pipeline": pipe})})
+    candidate = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pipeline": pipe})})
     if rule.v and sizes.chunks != 2:
         return False
     if rule.single and sizes.chunks != 1:
         return False
     if rule.full and sizes.micros < sizes.virtual:
         return False
-    return rule.seq == (pipe.seq_chunks > 1) and not any(_illegal(asked, sizes, rule))
+    return rule.seq == (pipe.seq_chunks > 1) and not any(_illegal(candidate, sizes, rule))
 
 
 TRANSFER = 0.05

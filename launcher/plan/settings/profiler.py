@@ -14,17 +14,17 @@ KEY = "debug.profiler"
 
 def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Yields problems of a window that never opens or never closes, and of ranks that are not in the plan."""
-    asked = job.debug.profiler
-    if asked is None or sizes is None:
+    window = job.debug.profiler
+    if window is None or sizes is None:
         return
-    if asked.steps is not None:
-        yield from _steps(*asked.steps, sizes.steps)
+    if window.steps is not None:
+        yield from _steps(*window.steps, sizes.steps)
     size = sizes.grid.size
-    absent = [rank for rank in asked.ranks or () if rank >= size]
-    if asked.ranks is not None and absent:
-        there = ",".join(str(rank) for rank in asked.ranks if rank < size) or "0"
+    absent = [rank for rank in window.ranks or () if rank >= size]
+    if window.ranks is not None and absent:
+        existing = ",".join(str(rank) for rank in window.ranks if rank < size) or "0"
         text = f"{absent[0]}: the plan has {many(size, 'rank')}, counted from 0"
-        yield Problem(f"{KEY}.ranks", text, f"{KEY}.ranks=[{there}]")
+        yield Problem(f"{KEY}.ranks", text, f"{KEY}.ranks=[{existing}]")
 
 
 def _steps(first: int, last: int, total: int) -> Iterator[Problem]:

@@ -22,17 +22,17 @@ MODULES = f"{KEY}.modules"
 
 
 def resolve(
-    asked: Recompute | None, skeleton: ModelStructure, leaves: tuple[str, ...] | None
+    request: Recompute | None, skeleton: ModelStructure, leaves: tuple[str, ...] | None
 ) -> tuple[tuple[Recomputed, ...], list[Problem]]:
     """Returns the requested modules in definition order, without modules inside of other ones, and problems.
 
     Exact names beat globs, and later keys beat earlier ones. ``leaves``: the modules that stages do not
     divide; ``None`` with a single stage.
     """
-    if asked is None:
+    if request is None:
         return (), []
-    policies = _policies(asked)
-    problems = list(uncallable(MODULES, asked.modules, skeleton))
+    policies = _policies(request)
+    problems = list(uncallable(MODULES, request.modules, skeleton))
     if problems:
         return (), problems
 
@@ -43,34 +43,34 @@ def resolve(
         inside = any(m in chosen for m in around(module))
         if key is not None and not inside and module not in skeleton.lists:
             chosen[module] = key
-    each = {m for key in policies for m in [n for n, k in chosen.items() if k == key][:: asked.every]}
+    each = {m for key in policies for m in [n for n, k in chosen.items() if k == key][:: request.every]}
 
     out = []
     for module in (m for m in skeleton.modules if m in each):
-        keep = asked.keep if policies[chosen[module]] == "selective" else ()
-        out.append(Recomputed(module, keep, asked.comm == "recompute"))
+        keep = request.keep if policies[chosen[module]] == "selective" else ()
+        out.append(Recomputed(module, keep, request.comm == "recompute"))
     cut = [r.module for r in out if leaves is not None and not any(covers(leaf, r.module) for leaf in leaves)]
     return tuple(out), [_over_stages(m, out, leaves or ()) for m in cut[:1]]
 
 
 def undivided(
-    asked: Recompute | None, skeleton: ModelStructure, leaves: tuple[str, ...], stages: int
+    request: Recompute | None, skeleton: ModelStructure, leaves: tuple[str, ...], stages: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns ``leaves`` with recomputed modules in place of the leaves inside of them, and these modules.
 
     A module is merged only if enough leaves with parameters remain for that number of ``stages``.
     """
-    whole: list[str] = []
+    recomputed: list[str] = []
     loaded = {module for p in skeleton.params for module in around(p.name)}
-    for module in (r.module for r in resolve(asked, skeleton, None)[0]):
+    for module in (r.module for r in resolve(request, skeleton, None)[0]):
         inside = [leaf for leaf in leaves if covers(module, leaf)]
         if not inside or inside == [module]:
             continue
         merged = tuple(dict.fromkeys(module if leaf in inside else leaf for leaf in leaves))
         if sum(m in loaded for m in merged) >= stages:
             leaves = merged
-            whole.append(module)
-    return leaves, tuple(whole)
+            recomputed.append(module)
+    return leaves, tuple(recomputed)
 
 
 def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, ...]) -> Problem:
@@ -81,12 +81,12 @@ def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, .
     return Problem(MODULES, text, quote(f"{MODULES}=[{names}]"))
 
 
-def _policies(asked: Recompute) -> dict[str, str]:
+def _policies(request: Recompute) -> dict[str, str]:
     """The policy of each name or glob."""
-    if isinstance(asked.modules, Mapping):
-        return dict(asked.modules)
-    names = (asked.modules,) if isinstance(asked.modules, str) else asked.modules
-    return dict.fromkeys(names, asked.policy)
+    if isinstance(request.modules, Mapping):
+        return dict(request.modules)
+    names = (request.modules,) if isinstance(request.modules, str) else request.modules
+    return dict.fromkeys(names, request.policy)
 
 
 def _key(policies: Mapping[str, str], patterns: Sequence[str], module: str) -> str | None:
@@ -124,8 +124,8 @@ def settled(
 
 def _compiled(module: str, compiled: tuple[str, ...]) -> str:
     """Why ``module`` cannot run twice: the model compiles it, a part of it or a module around it; or ""."""
-    found = [m for m in compiled if covers(m, module) or covers(module, m)]
-    return f"the model has {found[0] or 'itself'} compiled (torch.compile)" if found else ""
+    overlapping = [m for m in compiled if covers(m, module) or covers(module, m)]
+    return f"the model has {overlapping[0] or 'itself'} compiled (torch.compile)" if overlapping else ""
 
 
 def _restored(module: str, graph: Graph) -> tuple[str, ...]:
@@ -168,20 +168,20 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
     for name in graph.effects.grads:
         if here(name):
             yield "it reads a weight's .grad"
-    for what, names in (
+    for reason, names in (
         ("changes an input in place", graph.overwrites),
         ("changes a list or dictionary that it receives", graph.fills),
         ("returns a generator", graph.lazy),
         ("runs in inference mode", graph.inferred),
         ("is called with other weights than its own", graph.swapped),
     ):
-        deep = what.startswith(("returns", "is called"))
+        deep = reason.startswith(("returns", "is called"))
         if module in names or (deep and any(map(here, names))):
-            yield f"it {what}"
+            yield f"it {reason}"
     backwards = (*(n.backward for n in graph.nodes), *(s.backward for s in graph.segments))
     for b in backwards:
-        if found := [n for n in b.twice if here(n)]:
-            yield f"each of its forwards changes {found[0]}"
+        if changed := [n for n in b.twice if here(n)]:
+            yield f"each of its forwards changes {changed[0]}"
         if module in b.unlike:
             yield "a second forward of it kept other tensors than the first"
     for name in graph.toggles:
@@ -194,5 +194,5 @@ def setting_rows(job: Job, recomputed: tuple[Recomputed, ...]) -> Iterator[Setti
     if job.parallel.recompute is not None:
         named = listed(list(_policies(job.parallel.recompute)))
         run = "runs" if len(recomputed) == 1 else "run"
-        what = f"{many(len(recomputed), 'module')} {run} again in the backward"
-        yield Setting(KEY, named, "applied", what)
+        why = f"{many(len(recomputed), 'module')} {run} again in the backward"
+        yield Setting(KEY, named, "applied", why)

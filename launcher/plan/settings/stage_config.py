@@ -47,24 +47,24 @@ class StageRequest:
 
 
 def cut(
-    job: Job, asked: StageRequest, model: TracedModel, optimizer: StateSize
+    job: Job, request: StageRequest, model: TracedModel, optimizer: StateSize
 ) -> tuple[tuple[Stage, ...], list[Note]]:
     """Cuts ``model`` into stages, and returns them with notes on how they were chosen.
 
     ``optimizer``: the size of its state. Raises ``RequestError`` if the stages are impossible.
     """
-    sizes, config = asked.sizes, asked.config
+    sizes, config = request.sizes, request.config
     called = list(dict.fromkeys(n.target for n in model.graph.nodes if n.kind == "module"))
     notes: list[Note] = []
     if model.leaves is None:
-        told = dict.fromkeys(called, 0)
+        requested = dict.fromkeys(called, 0)
     elif config is None:
-        told, notes = automatic(job, asked, model, called, optimizer)
+        requested, notes = automatic(job, request, model, called, optimizer)
     else:
         glued = {n.target for n in model.graph.nodes if n.kind == "param"}
-        told = _as_asked(config, called, glued, model.skeleton)
+        requested = _as_asked(config, called, glued, model.skeleton)
 
-    at, problems = stages.place(model.graph, told, sizes.virtual - 1)
+    at, problems = stages.place(model.graph, requested, sizes.virtual - 1)
     made: tuple[Stage, ...] = ()
     if not problems:
         made, problems = stages.cut(model.graph, at, sizes.virtual, model.skeleton)
@@ -112,8 +112,8 @@ def _output(graph: Graph) -> list[Problem]:
     last = graph.nodes[-1]
     if last.out is not None and (last.keys or not last.packed):
         return []
-    what, inside = last.keys if last.out is None and last.keys else ("something else", "")
-    text = f"its forward returns {what}: no tensor, nor a plain tuple, list or dict of tensors"
+    returned, inside = last.keys if last.out is None and last.keys else ("something else", "")
+    text = f"its forward returns {returned}: no tensor, nor a plain tuple, list or dict of tensors"
     cure = "return only the logits, for an object by name, as in out.logits"
     if inside:
         line = f"def forward(self, *inputs): return super().forward(*inputs){inside}"
@@ -122,13 +122,13 @@ def _output(graph: Graph) -> list[Problem]:
 
 
 def automatic(
-    job: Job, asked: StageRequest, model: TracedModel, called: Sequence[str], optimizer: StateSize
+    job: Job, request: StageRequest, model: TracedModel, called: Sequence[str], optimizer: StateSize
 ) -> tuple[dict[str, int], list[Note]]:
     """Chooses a stage for each of the ``called`` modules with parameters, so that a step is short and fits.
 
     Stages are cut only where data flow in one direction. Raises ``RequestError`` for too few modules.
     """
-    sizes, like, nbytes = asked.sizes, asked.like, _bytes(model.skeleton)
+    sizes, like, nbytes = request.sizes, request.like, _bytes(model.skeleton)
     groups = components(model.graph, [m for m in called if nbytes[m]])
     if len(groups) < sizes.virtual:
         raise RequestError((_too_few(job, sizes, model, groups),))
@@ -137,16 +137,16 @@ def automatic(
         room = None if sizes.engine.over_matrices else device_memory.room(job)
         balanced = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
         runs = enumerate(pairwise(balanced.cut))
-        told = {m: stage for stage, (i, j) in runs for group in groups[i:j] for m in group}
+        chosen = {m: stage for stage, (i, j) in runs for group in groups[i:j] for m in group}
         how = balanced.text
     else:
-        told = {m: like[m] for group in groups for m in group}
+        chosen = {m: like[m] for group in groups for m in group}
         how = "balanced as if nothing was recomputed"
     notes = [Note(KEY, f"auto -> the stages above: {how}")]
     for group in groups:
         if len(group) > 1:
             notes.append(Note(KEY, f"auto: {together(group)} on one stage, for {why(model.graph, group)}"))
-    return told, notes
+    return chosen, notes
 
 
 def _bytes(skeleton: ModelStructure) -> Counter[str]:

@@ -31,15 +31,17 @@ def _samples(job: Job) -> Iterator[Problem]:
     """Yields problems for ``sample`` steps without text data, which alone has a tokenizer for the prompt."""
     for name, step in job.steps.items():
         if step.kind == "sample" and not isinstance(job.data, Text):
-            what = getattr(job.data, "name", "a class of your own")
+            data_name = getattr(job.data, "name", "a class of your own")
             rest = ",".join(n for n in job.steps if n != name)
-            yield Problem(f"steps.{name}", f"continues text, but data is {what}", quote(f"steps=[{rest}]"))
+            yield Problem(
+                f"steps.{name}", f"continues text, but data is {data_name}", quote(f"steps=[{rest}]")
+            )
 
 
 def _held_out(job: Job) -> Iterator[Problem]:
     """Yields a problem if steps read held-out samples although the request reserves none."""
-    given = [n for n, s in job.steps.items() if isinstance(s, Predict) and s.inputs is not None]
-    readers = [n for n, s in job.steps.items() if evaluates(s) and n not in given]
+    with_inputs = [n for n, s in job.steps.items() if isinstance(s, Predict) and s.inputs is not None]
+    readers = [n for n, s in job.steps.items() if evaluates(s) and n not in with_inputs]
     if job.train.eval_every is not None and _trains(job):
         readers.append("train.eval_every")
     if readers and getattr(job.data, "val_fraction", None) == 0 and getattr(job.data, "val", None) is None:
@@ -52,18 +54,19 @@ def _decay(job: Job) -> Iterator[Problem]:
 
     A training that is all warm-up has no decay, so that is no problem here.
     """
-    asked, steps = job.schedule, job.train.steps
-    if not _trains(job) or not isinstance(asked, WSD) or steps is None or asked.warmup_steps >= steps:
+    schedule, steps = job.schedule, job.train.steps
+    if not _trains(job) or not isinstance(schedule, WSD) or steps is None or schedule.warmup_steps >= steps:
         return
-    decay, left = asked.decay(steps), steps - asked.warmup_steps
-    if decay > left:
-        share = asked.decay_steps is None
-        key, said = ("decay_share", f"{asked.decay_share:g}") if share else ("decay_steps", f"{decay}")
+    decay, after_warmup = schedule.decay(steps), steps - schedule.warmup_steps
+    if decay > after_warmup:
+        share = schedule.decay_steps is None
+        key, number = ("decay_share", f"{schedule.decay_share:g}") if share else ("decay_steps", f"{decay}")
         is_so = f" is {many(decay, 'step')}, and" if share else ""
         text = (
-            f"{said}:{is_so} schedule.warmup_steps={asked.warmup_steps} leaves {left} of train.steps={steps}"
+            f"{number}:{is_so} schedule.warmup_steps={schedule.warmup_steps} "
+            f"leaves {after_warmup} of train.steps={steps}"
         )
-        yield Problem(f"schedule.{key}", text, f"schedule.decay_steps={left}")
+        yield Problem(f"schedule.{key}", text, f"schedule.decay_steps={after_warmup}")
 
 
 def _trains(job: Job) -> bool:
@@ -157,9 +160,9 @@ def idle(job: Job, steps: int) -> Iterator[Note]:
         ("train.eval_every", job.train.eval_every, "validation"),
         ("checkpoint.every", job.checkpoint.every, "checkpoint"),
     )
-    for key, every, what in rare:
+    for key, every, event in rare:
         if every is not None and every >= steps:
-            yield Note(key, f"{every}: no {what} while training, which ends after {many(steps, 'step')}")
+            yield Note(key, f"{every}: no {event} while training, which ends after {many(steps, 'step')}")
 
 
 def unsaved(job: Job, steps: int, seconds: float) -> Iterator[Note]:
@@ -198,16 +201,16 @@ def _round_down(n: float) -> int:
     return max(digit for digit in (1, 2, 5) if digit * power <= max(n, 1)) * power
 
 
-def _rates(asked: Schedule, steps: int) -> Iterator[Note]:
+def _rates(schedule: Schedule, steps: int) -> Iterator[Note]:
     """Yields notes on parts of the schedule that ``steps`` do not reach, and on the steps of a share."""
-    if isinstance(asked, Target):
+    if isinstance(schedule, Target):
         return
-    warm, training = asked.warmup_steps, f"the training, {many(steps, 'step')}"
+    warm, training = schedule.warmup_steps, f"the training, {many(steps, 'step')}"
     if warm >= steps:
         yield Note("schedule.warmup_steps", f"{warm}: {training}, is all warm-up")
-    elif isinstance(asked, CosineRestarts) and warm + asked.period_steps >= steps:
-        text = f"{asked.period_steps}: no restart: {training}, ends before it"
+    elif isinstance(schedule, CosineRestarts) and warm + schedule.period_steps >= steps:
+        text = f"{schedule.period_steps}: no restart: {training}, ends before it"
         yield Note("schedule.period_steps", text)
-    elif isinstance(asked, WSD) and asked.decay_steps is None:
-        share = f"schedule.decay_share={asked.decay_share:g} of {many(steps, 'step')}"
-        yield Note("schedule.decay_steps", f"null -> {asked.decay(steps)}: {share}")
+    elif isinstance(schedule, WSD) and schedule.decay_steps is None:
+        share = f"schedule.decay_share={schedule.decay_share:g} of {many(steps, 'step')}"
+        yield Note("schedule.decay_steps", f"null -> {schedule.decay(steps)}: {share}")

@@ -195,9 +195,9 @@ def overlaps(job: Job, sizes: Sizes, fused: Communication) -> tuple[str, ...]:
 
 def problems(job: Job, sizes: Sizes | None, file: SwitchesFile | None) -> Iterator[Problem]:
     """Yields problems for invalid switches, unsupported ones, and degraded ones if ``strict`` is set."""
-    found = list(wrong(asked_for(job)))
-    yield from found
-    if found or sizes is None:
+    invalid = list(wrong(asked_for(job)))
+    yield from invalid
+    if invalid or sizes is None:
         return
     early = [s for s in switches(job, sizes, None) if s.name not in OF_PLAN]
     yield from (_refusal(s, file, "") for s in early if s.status == "rejected")
@@ -211,17 +211,19 @@ def param_problems(
     return _half_done(job, switches(job, sizes, fused), file)
 
 
-def _half_done(job: Job, found: Iterable[Switch], file: SwitchesFile | None) -> Iterator[Problem]:
+def _half_done(job: Job, candidates: Iterable[Switch], file: SwitchesFile | None) -> Iterator[Problem]:
     if asked_for(job).get(STRICT) is True:
-        yield from (_refusal(s, file, "strict: ") for s in found if s.status == "degraded")
+        yield from (_refusal(s, file, "strict: ") for s in candidates if s.status == "degraded")
 
 
-def gathered(job: Job, found: Iterable[str], file: SwitchesFile | None) -> list[Problem]:
+def gathered(job: Job, names: Iterable[str], file: SwitchesFile | None) -> list[Problem]:
     """Returns problems for operators that work on gathered tensors, which ``strict`` forbids."""
     if asked_for(job).get(STRICT) is not True:
         return []
     key, text, cure = _place(file, STRICT, "true", "false")
-    return [Problem(key, f"{text}: an operator works on gathered tensors: {what}", cure) for what in found]
+    return [
+        Problem(key, f"{text}: an operator works on gathered tensors: {operator}", cure) for operator in names
+    ]
 
 
 def _refusal(s: Switch, file: SwitchesFile | None, half: str) -> Problem:
@@ -319,12 +321,12 @@ def _fusing(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOutcom
 
     # whole gradients, in buckets
     limits = comm_fusion.limits(job)
-    whole = f"unsharded gradients are sent in buckets of {bytes_text(limits.reduce)}"
+    unsharded = f"unsharded gradients are sent in buckets of {bytes_text(limits.reduce)}"
     if limits.reduce == comm_fusion.DEFAULT:
-        whole = "unsharded gradients are sent in buckets of 64 MB"
+        unsharded = "unsharded gradients are sent in buckets of 64 MB"
     if limits.cuts is not None:
         numbers = ", ".join(map(str, limits.cuts))
-        whole = f"unsharded gradients are sent in buckets that end before the parameters {numbers}"
+        unsharded = f"unsharded gradients are sent in buckets that end before the parameters {numbers}"
 
     # sharded gradients, in the groups that are gathered together, unless scatters have a limit of their own
     sharded = "a group at a time"
@@ -333,21 +335,21 @@ def _fusing(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOutcom
         sharded = f"in groups of up to {bytes_text(size)}"
 
     if fused is not None and not fused.groups:
-        return "satisfied", whole
+        return "satisfied", unsharded
     if fused is not None and not fused.buckets:
         return "satisfied", f"every gradient is sharded; they are sent {sharded}"
-    return "satisfied", f"{whole}, sharded ones {sharded}"
+    return "satisfied", f"{unsharded}, sharded ones {sharded}"
 
 
 def _rerunning(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOutcome:
     """Describes whether recomputation repeats the collectives of operators over tp."""
-    asked = job.parallel.recompute
+    recompute = job.parallel.recompute
     if sizes.grid["tp"] == 1:
         return "satisfied", "no operator is cut: recomputation sends nothing"
-    if asked is None:
+    if recompute is None:
         why = "a model that checkpoints its own modules waits for their collectives again"
         return "degraded", f"nothing is recomputed by the launcher; {why}"
-    if asked.comm == "keep":
+    if recompute.comm == "keep":
         return "applied", "results of collectives over tp are kept: recomputation sends nothing"
     keep = "parallel.recompute.comm=keep sends nothing again"
     return "degraded", f"collectives over tp run again, and are waited for; {keep}"

@@ -66,8 +66,8 @@ def text(rows: Rows, tp: int | None, searched: Searched | None = None) -> str:
 
 
 def _row(o: Operator) -> dict[str, Any]:
-    said = Reading(o.input, o.output, o.weights)
-    parts = [*said.weights, ("input", said.input), ("output", said.output)]
+    reading = Reading(o.input, o.output, o.weights)
+    parts = [*reading.weights, ("input", reading.input), ("output", reading.output)]
     row: dict[str, Any] = {name: _dims(axes) for name, axes in parts if axes is not None}
     return row if o.key == o.module else {**row, NAME_KEY: o.key}
 
@@ -93,8 +93,8 @@ def parsed(data: Any, setting: str, path: str) -> tuple[int | None, dict[str, An
         raise ValueError(f'not a file of operator strategies: "format" is not "{FORMAT}"')
     version = data.get("version")
     if type(version) is not int or version not in (OVER_TP, VERSION):
-        told = f"this launcher reads versions {OVER_TP} and {VERSION}"
-        raise ValueError(f"version {str(version)[:40]}; {told}")
+        supported = f"this launcher reads versions {OVER_TP} and {VERSION}"
+        raise ValueError(f"version {str(version)[:40]}; {supported}")
 
     # the axis that the rows name
     tp, operators = data.get("tp"), data.get("operators")
@@ -111,14 +111,14 @@ def searched(data: Any) -> Searched | None:
 
     Raises ``ValueError`` if the record has another form.
     """
-    said = data.get(SEARCHED)
-    if said is None:
+    record = data.get(SEARCHED)
+    if record is None:
         return None
-    reasons = said.get("reasons") if isinstance(said, Mapping) else None
+    reasons = record.get("reasons") if isinstance(record, Mapping) else None
     if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
         raise ValueError(f'"{SEARCHED}" should be an object: {{"rows": digest, "reasons": [text]}}')
     rows = digest(data["operators"])
-    return Searched(rows, tuple(reasons) if said.get("rows") == rows else ())
+    return Searched(rows, tuple(reasons) if record.get("rows") == rows else ())
 
 
 def _strategy(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def resolved(
     ``origins``: the files that have strategies of ``config``. A parameter in ``config`` and in ``file`` must
     have the same layout in both; everything else is a problem.
     """
-    wanted, problems = _over_tp(file, skeleton, grid)
+    file_axes, problems = _over_tp(file, skeleton, grid)
     if problems:
         return (), problems
 
@@ -162,7 +162,7 @@ def resolved(
     config, origins, problems = unwrapped(config, skeleton, origins)
     cut: dict[str, dict[str, Any]] = {}
     lookup = Lookup.from_config(config, origins)
-    own = {p.name: wanted[p.same_as] for p in skeleton.params if p.same_as in wanted and not p.buffer}
+    own = {p.name: file_axes[p.same_as] for p in skeleton.params if p.same_as in file_axes and not p.buffer}
     for name, axes in own.items():
         module, _, parameter = name.rpartition(".")
         if lookup.key(module) is None:

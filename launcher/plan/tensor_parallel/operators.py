@@ -163,8 +163,8 @@ class Lookup:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], origins: Origins) -> Lookup:
-        asked = [k for k in config if k not in origins]
-        return cls(frozenset(asked), globs(asked), frozenset(config.keys() - {*asked}))
+        requested = [k for k in config if k not in origins]
+        return cls(frozenset(requested), globs(requested), frozenset(config.keys() - {*requested}))
 
     def key(self, module: str) -> str | None:
         """Returns the name or glob of the strategy for ``module``, or ``None``."""
@@ -233,10 +233,10 @@ def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list
 
     Its dims may mean (out, in), as in torch, or (in, out), as in MindSpore's MatMul.
     """
-    said = dict(reading.weights)
-    if "in" not in value or kind not in LINEARS or len(said.get("weight", ())) != 2:
+    weights = dict(reading.weights)
+    if "in" not in value or kind not in LINEARS or len(weights.get("weight", ())) != 2:
         return [reading]
-    turned = {**said, "weight": said["weight"][::-1]}
+    turned = {**weights, "weight": weights["weight"][::-1]}
     return [reading, Reading(reading.input, reading.output, tuple(turned.items()))]
 
 
@@ -246,13 +246,13 @@ def _complete(reading: Reading, module: _Module, *, listed: bool) -> tuple[Readi
     ``listed``: it was written by position.
     """
     kind = module.kind
-    said = dict(reading.weights)
+    written = dict(reading.weights)
     full: dict[str, Axes] = {}
 
     # each parameter alone
     for p in module.own:
         name = p.name.rpartition(".")[2]
-        axes = said.get(name)
+        axes = written.get(name)
         if axes is not None and len(axes) != len(p.spec.shape):
             return None, f"{name} has shape {list(p.spec.shape)}, not {len(axes)} dims"
         if axes is not None and any(DP in dim for dim in axes):
@@ -269,11 +269,11 @@ def _complete(reading: Reading, module: _Module, *, listed: bool) -> tuple[Readi
 
     # a bias is cut like the outputs, and added once if they are summed; an adapter is cut on the same side
     if kind in LINEARS:
-        for name, wanted in _beside(full["weight"]).items():
-            if said.get(name, wanted) != wanted:
+        for name, expected in _beside(full["weight"]).items():
+            if written.get(name, expected) != expected:
                 text = f"{name} {axes_text(full[name])} does not go with weight"
                 return None, f"{text} {axes_text(full['weight'])}"
-            full |= {name: wanted} if name in full else {}
+            full |= {name: expected} if name in full else {}
     return Reading(reading.input, reading.output, tuple(full.items())), ""
 
 
@@ -294,29 +294,31 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
             return f"{name} {axes_text(axes)}: samples are cut over dp first"
 
     # the input
-    given = reading.input
-    into = None if given is None else tp_dim(given)
-    last = given is not None and into == len(given) - 1
+    input_axes = reading.input
+    into = None if input_axes is None else tp_dim(input_axes)
+    last = input_axes is not None and into == len(input_axes) - 1
     if kind in LINEARS:
-        if weight == 1 and given is not None and not last:
-            return f"input {axes_text(given)} does not go with a weight cut over tp on its inputs"
+        if weight == 1 and input_axes is not None and not last:
+            return f"input {axes_text(input_axes)} does not go with a weight cut over tp on its inputs"
         if weight != 1 and last:
-            asked = axes_text(given or ())
-            return f"input {asked} cut over tp on its features needs a weight cut on its inputs"
+            described = axes_text(input_axes or ())
+            return f"input {described} cut over tp on its features needs a weight cut on its inputs"
     if listed and kind in LINEARS and weight == 0 and into is not None:
-        return f"input {axes_text(given or ())}: tp cannot cut both the samples and the outputs"
+        return f"input {axes_text(input_axes or ())}: tp cannot cut both the samples and the outputs"
     if listed and kind == "embedding" and weight is None and into is not None:
-        return f"input {axes_text(given or ())}: tp cuts a table, not the indices"
+        return f"input {axes_text(input_axes or ())}: tp cuts a table, not the indices"
     if kind == "embedding" and weight is not None and into is not None:
-        return f"input {axes_text(given or ())}: every rank looks up all indices in its part of the table"
+        return (
+            f"input {axes_text(input_axes or ())}: every rank looks up all indices in its part of the table"
+        )
 
     # the output
-    made, cut_out = reading.output, {**dict.fromkeys(LINEARS, 0), "embedding": 1}.get(kind)
-    if made is not None and weight is not None and weight == cut_out:
-        out = tp_dim(made)
-        if out is not None and out != len(made) - 1:
-            what = "its output is cut on the last dim; it can stay cut or be gathered"
-            return f"output {axes_text(made)}: {what}"
+    output_axes, cut_out = reading.output, {**dict.fromkeys(LINEARS, 0), "embedding": 1}.get(kind)
+    if output_axes is not None and weight is not None and weight == cut_out:
+        out = tp_dim(output_axes)
+        if out is not None and out != len(output_axes) - 1:
+            advice = "its output is cut on the last dim; it can stay cut or be gathered"
+            return f"output {axes_text(output_axes)}: {advice}"
     return ""
 
 
@@ -334,17 +336,17 @@ def _uneven(module: _Module, reading: Reading, grid: Grid) -> Problem | None:
 
 def _ties(operators: Sequence[Operator], skeleton: ModelStructure) -> list[Problem]:
     """Returns the problems of tensors that are cut differently under two names."""
-    said = splits(operators)
+    cuts = splits(operators)
     first: dict[str, tuple[str, Axes]] = {}
     out = []
     for p in skeleton.params:
-        axes = said.get(p.name, ((),) * len(p.spec.shape))
+        axes = cuts.get(p.name, ((),) * len(p.spec.shape))
         name, other = first.setdefault(p.same_as, (p.name, axes))
         if other != axes:
             here, there = axes_text(axes), axes_text(other)
             text = f"{p.name} is the same tensor as {name}, cut {here} here and {there} there"
-            whole, cut = (name, axes) if tp_dim(other) is None else (p.name, other)
-            out.append(Problem(KEY, text, quote(f"{KEY}.{whole}={axes_text(cut)}")))
+            uncut, cut = (name, axes) if tp_dim(other) is None else (p.name, other)
+            out.append(Problem(KEY, text, quote(f"{KEY}.{uncut}={axes_text(cut)}")))
     return out
 
 

@@ -39,9 +39,9 @@ class Strategy:
             return None
         layout = value.get("layout")
         written: list[Any] = []
-        for key, given in value.items():
-            several = key in ("in", "out") and isinstance(given, list | tuple)
-            written += given if several else [given]
+        for key, entry in value.items():
+            several = key in ("in", "out") and isinstance(entry, list | tuple)
+            written += entry if several else [entry]
         return cls(
             inputs=tuple(map(_entries, _entries(value.get("in")))),
             matrix=_entries(value.get("matrix")),
@@ -61,8 +61,8 @@ def _counts(tensor: Any) -> bool:
 
 def strategies(operators: Mapping[str, Any]) -> dict[str, Strategy]:
     """Returns the strategies of ``parallel.operators``, without the values that are none."""
-    found = ((key, Strategy.of(value)) for key, value in operators.items())
-    return {key: strategy for key, strategy in found if strategy is not None}
+    pairs = ((key, Strategy.of(value)) for key, value in operators.items())
+    return {key: strategy for key, strategy in pairs if strategy is not None}
 
 
 def entry_names(entry: Any) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ def readings(
 
     # every way to read each tensor
     ways: list[list[tuple[str, Axes]]] = []
-    for key, given in value.items():
+    for key, entry in value.items():
         if key == "layout":
             continue
         if key not in (*TENSORS, *names):
@@ -153,34 +153,34 @@ def readings(
             wrong.append(f"{key}: no such key; there are input, output, in, out, layout and {own}")
         elif key in ("in", "out"):
             places = order if key == "in" else ("output",)
-            for name, tensor in _positions(key, given, places, wrong):
+            for name, tensor in _positions(key, entry, places, wrong):
                 batch = name in ("input", "output")
                 read = _ways(f"{key}[{name}]", tensor, axis_names, wrong, batch=batch)
                 ways.append([(name, axes) for axes in read])
         else:
-            read = _ways(key, given, axis_names, wrong, batch=key in ("input", "output"))
+            read = _ways(key, entry, axis_names, wrong, batch=key in ("input", "output"))
             ways.append([(key, axes) for axes in read])
     if wrong:
         return (), wrong
 
     # every combination of them
-    found = [_reading(dict(choice)) for choice in product(*ways)]
-    return tuple(dict.fromkeys(found)), []
+    combined = [_reading(dict(choice)) for choice in product(*ways)]
+    return tuple(dict.fromkeys(combined)), []
 
 
-def _reading(said: dict[str, Axes]) -> Reading:
-    weights = tuple((n, a) for n, a in said.items() if n not in TENSORS)
-    return Reading(said.get("input"), said.get("output"), weights)
+def _reading(axes: dict[str, Axes]) -> Reading:
+    weights = tuple((n, a) for n, a in axes.items() if n not in TENSORS)
+    return Reading(axes.get("input"), axes.get("output"), weights)
 
 
-def _positions(key: str, given: Any, places: Sequence[str], wrong: list[str]) -> Iterator[tuple[str, Any]]:
+def _positions(key: str, entries: Any, places: Sequence[str], wrong: list[str]) -> Iterator[tuple[str, Any]]:
     """Yields each entry of a list of tensors with the tensor that it means; adds problems to ``wrong``."""
-    if not isinstance(given, list | tuple) or not all(isinstance(t, list | tuple) for t in given):
-        wrong.append(f"{key}: {given}: not a list with one list for each tensor")
-    elif len(given) > len(places):
-        wrong.append(f"{key}: {len(given)} tensors; there are {', '.join(places)}")
+    if not isinstance(entries, list | tuple) or not all(isinstance(t, list | tuple) for t in entries):
+        wrong.append(f"{key}: {entries}: not a list with one list for each tensor")
+    elif len(entries) > len(places):
+        wrong.append(f"{key}: {len(entries)} tensors; there are {', '.join(places)}")
     else:
-        yield from zip(places, given, strict=False)
+        yield from zip(places, entries, strict=False)
 
 
 def _ways(where: str, tensor: Any, axis_names: _AxisNames, wrong: list[str], *, batch: bool) -> list[Axes]:
@@ -240,10 +240,10 @@ def _slices(count: int, ways: Mapping[str, int], *, batch: bool) -> tuple[list[t
     if fits:
         return fits, ""
 
-    there = f"tp is {ways[TP]}"
+    sizes = f"tp is {ways[TP]}"
     if batch:
-        there += f", dp is {ways[DP]}"
-    return [], f"{count} slices match no axis: {there}"
+        sizes += f", dp is {ways[DP]}"
+    return [], f"{count} slices match no axis: {sizes}"
 
 
 def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, ...]]:
@@ -292,7 +292,7 @@ def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
     >>> degree({"up": {"in": [[4, 1], [1, 2]]}})
     (2, '')
     """
-    said: dict[int, str] = {}
+    sizes_of: dict[int, str] = {}
     for key, strategy in strategies(operators).items():
         # slices over tp: the last size of a device matrix, and all dims of tensors but the samples (dim 0 of
         # the first tensor)
@@ -301,8 +301,8 @@ def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
             sizes += tensor[1:] if at == 0 else tensor
         for n in sizes:
             if isinstance(n, int) and not isinstance(n, bool) and n > 1:
-                said.setdefault(n, key)
+                sizes_of.setdefault(n, key)
 
-    if len(said) > 1:
-        return None, " but ".join(f"{n} in {key}" for n, key in said.items())
-    return next(iter(said), None), ""
+    if len(sizes_of) > 1:
+        return None, " but ".join(f"{n} in {key}" for n, key in sizes_of.items())
+    return next(iter(sizes_of), None), ""

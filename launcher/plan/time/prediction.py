@@ -230,11 +230,11 @@ def lanes(timeline: Timeline, shares: Sequence[TpShare], networks: Sequence[Netw
     ``shares``: one per stage and piece, stage by stage; ``networks``: one per pipeline rank.
     """
     label = "gradients and weights, hidden and waited for"
-    found = (
+    all_lanes = (
         Lane("tp", "collectives over tp", tuple(_over_tp(timeline, shares))),
         Lane("data-parallel", label, tuple(_of_weights(timeline, networks))),
     )
-    return tuple(lane for lane in found if lane.stretches)
+    return tuple(lane for lane in all_lanes if lane.stretches)
 
 
 def tp_seconds(e: Event, pieces: int, shares: Sequence[TpShare]) -> float:
@@ -336,15 +336,15 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
         Term("overheads", others),
         Term("allocator near its limit", more),
     )
-    whole = together + more
+    step_seconds = together + more
     return Prediction(
         cluster=speeds.cluster.name or "the cluster",
-        seconds=whole,
+        seconds=step_seconds,
         terms=terms,
         samples=work.samples,
         tokens=work.tokens,
         devices=work.grid.size,
-        mfu=work.flops / (whole * speeds.peak * work.grid.size),
+        mfu=work.flops / (step_seconds * speeds.peak * work.grid.size),
         memory=work.memory,
         needs=needed,
         timeline=timeline,

@@ -175,8 +175,8 @@ def _rank(at: CutModel, fused: Communication, pp: int, memory: Sequence[Memory])
     grid = at.sizes.grid
     first = grid.ranks(pp=pp)[0]
     events = list(between_replicas(at, fused, at.named, pp))
-    there = set(grid.ranks(pp=pp))
-    here = [m for m in memory if m.rank in there]
+    stage_ranks = set(grid.ranks(pp=pp))
+    here = [m for m in memory if m.rank in stage_ranks]
     return RankWork(
         share=_counted(e for e in events if e[0] in SHARES),
         same=_counted(e for e in events if e[0] not in SHARES),

@@ -208,9 +208,11 @@ def between_stages(
             yield from ((after, n) for n in _specs(boundaries[stage], forward, *part))
 
 
-def _specs(crossing: tuple[BoundaryTensor, ...], forward: bool, length: int, whole: int) -> list[int]:
-    """Returns the bytes of each tensor for ``length`` of ``whole`` positions."""
-    return [t.nbytes * length // whole for c in crossing for t in c.specs if forward or "float" in t.dtype]
+def _specs(crossing: tuple[BoundaryTensor, ...], forward: bool, length: int, full_length: int) -> list[int]:
+    """Returns the bytes of each tensor for ``length`` of ``full_length`` positions."""
+    return [
+        t.nbytes * length // full_length for c in crossing for t in c.specs if forward or "float" in t.dtype
+    ]
 
 
 def between_copies(

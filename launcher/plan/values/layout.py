@@ -188,12 +188,12 @@ def moves(src: Layout, dst: Layout, rank: int) -> tuple[Move, ...]:
 
     A source is the rank's own copy where it has one, otherwise the lowest rank with a copy.
     """
-    want = dst.box(rank)
-    if want is None:
+    target = dst.box(rank)
+    if target is None:
         return ()
     out = []
     for box, ranks in src.holders().items():
-        part = box if box == want else box & want  # an empty tensor still moves, as itself
+        part = box if box == target else box & target  # an empty tensor still moves, as itself
         if part is not None:
             out.append(Move(rank if rank in ranks else ranks[0], rank, part))
     return tuple(out)

@@ -70,19 +70,19 @@ def _beside(key: str, skeleton: ModelStructure) -> list[str]:
     return [m for m in skeleton.modules if owner and m.rpartition(".")[0] == owner]
 
 
-def uncallable(setting: str, asked: StageNames, skeleton: ModelStructure) -> Iterator[Problem]:
-    """Yields problems for keys of ``asked`` that match no module, or only lists of modules.
+def uncallable(setting: str, value: StageNames, skeleton: ModelStructure) -> Iterator[Problem]:
+    """Yields problems for keys of ``value`` that match no module, or only lists of modules.
 
-    ``asked`` is the value of ``setting``.
+    ``value`` is the value of ``setting``.
     """
-    for key in [asked] if isinstance(asked, str) else asked:
+    for key in [value] if isinstance(value, str) else value:
         text = no_such_module(key, skeleton)
         if text is not None:
             name = _meant(key, skeleton)
         elif all(m in skeleton.lists for m in _matching(key, skeleton)):
             text, name = "a list of modules, which is not called itself; name modules inside it", f"{key}.*"
         if text is not None:
-            cure = quote(f"{setting}={_written(asked, key, name)}") if name else ""
+            cure = quote(f"{setting}={_written(value, key, name)}") if name else ""
             yield Problem(setting, f"{key}: {text}", cure)
 
 
@@ -99,11 +99,11 @@ def _meant(key: str, skeleton: ModelStructure) -> str | None:
     return nearest(key, dict.fromkeys([*skeleton.modules, *globs]), alike=0.8)
 
 
-def _written(asked: StageNames, key: str, name: str) -> str:
-    """``asked`` with ``name`` in place of ``key``, as the value of an override."""
-    if isinstance(asked, str):
+def _written(value: StageNames, key: str, name: str) -> str:
+    """``value`` with ``name`` in place of ``key``, as the value of an override."""
+    if isinstance(value, str):
         return name
-    names = [name if k == key else k for k in asked]
-    if isinstance(asked, Mapping):
-        return "{" + ",".join(f"{n}:{v}" for n, v in zip(names, asked.values(), strict=True)) + "}"
+    names = [name if k == key else k for k in value]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{n}:{v}" for n, v in zip(names, value.values(), strict=True)) + "}"
     return f"[{','.join(names)}]"

@@ -38,8 +38,10 @@ def gloo_file(folder: Path, rank: int) -> Path:
 
 def variables(folder: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables that torch reads when it makes a process group and when it writes; none that the user set."""
-    wanted = {SIZE: str(ENTRIES), ON_TIMEOUT: "1", FILE: str(prefix(folder))}
-    return {key: value for key, value in wanted.items() if key not in env and OLDER.get(key, key) not in env}
+    defaults = {SIZE: str(ENTRIES), ON_TIMEOUT: "1", FILE: str(prefix(folder))}
+    return {
+        key: value for key, value in defaults.items() if key not in env and OLDER.get(key, key) not in env
+    }
 
 
 @contextmanager
@@ -75,5 +77,5 @@ def write(folder: Path, rank: int) -> Path | None:
 
 def written(folder: Path, since_ns: int = 0) -> list[Path]:
     """The dumps in a run folder that are not older than ``since_ns``."""
-    found = prefix(folder).parent.glob("flight-*")
-    return sorted(path for path in found if path.stat().st_mtime_ns >= since_ns)
+    dumps = prefix(folder).parent.glob("flight-*")
+    return sorted(path for path in dumps if path.stat().st_mtime_ns >= since_ns)

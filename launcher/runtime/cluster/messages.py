@@ -417,7 +417,7 @@ def _settings(kind: Any) -> _Codec:
         return [known, _any(dict(value.model_extra or {})), sorted(value.model_fields_set)]
 
     def got(data: Any) -> Any:
-        known, more, given = data
+        known, more, set_fields = data
         made = {n: c.decode(one) for (n, c), one in zip(codecs().items(), _list(known), strict=True)}
         if more and kind.model_config.get("extra") != "allow":
             raise Unsuitable(f"{kind.__name__} has no {', '.join(more)}")
@@ -425,7 +425,7 @@ def _settings(kind: Any) -> _Codec:
         if names:
             raise Unsuitable(f"{kind.__name__} has {', '.join(map(str, names))} twice")
         by_alias = {kind.model_fields[name].alias or name: value for name, value in made.items()}
-        return kind.model_construct({_text(one) for one in given}, **by_alias, **more)
+        return kind.model_construct({_text(one) for one in set_fields}, **by_alias, **more)
 
     return _Codec(lambda value: type(value) is kind, put, got)
 

@@ -77,12 +77,12 @@ def _listed(entry: ctypes._Pointer[_IfAddrs]) -> Iterator[Interface]:
         entry = one.next
 
 
-def _address(found: _SockAddr) -> str | None:
+def _address(address: _SockAddr) -> str | None:
     """The text of an IPv4 or IPv6 address, with the scope if link-local; ``None`` for other families."""
-    data = bytes(found.data)
-    if found.family == socket.AF_INET:
+    data = bytes(address.data)
+    if address.family == socket.AF_INET:
         return socket.inet_ntop(socket.AF_INET, data[2:6])
-    if found.family != socket.AF_INET6:
+    if address.family != socket.AF_INET6:
         return None
     text = socket.inet_ntop(socket.AF_INET6, data[6:22])
     (scope,) = struct.unpack("=I", data[22:26])
@@ -120,10 +120,10 @@ def route(host: str, port: int) -> Route | None:
             except OSError:  # no route in this family: try the next address
                 continue
             own = _text(probe.getsockname())
-            there = _text(probe.getpeername())
-        found = having(own)
-        if found is not None:
-            return Route(found, there)
+            peer = _text(probe.getpeername())
+        interface = having(own)
+        if interface is not None:
+            return Route(interface, peer)
     return None
 
 
@@ -232,8 +232,8 @@ class Network:
     def _listen(self, name: str) -> Listener:
         own = named(name)
         if own is None:
-            there = ", ".join(dict.fromkeys(one.name for one in interfaces()))
-            raise OSError(errno.ENODEV, f"{GLOO} is {name}, but the interfaces there are {there}")
+            available = ", ".join(dict.fromkeys(one.name for one in interfaces()))
+            raise OSError(errno.ENODEV, f"{GLOO} is {name}, but the interfaces there are {available}")
         listener = socket.create_server((own.address, 0), family=_family(own.address), backlog=BACKLOG)
         self._sockets.append(listener)
         return Listener(
@@ -265,12 +265,12 @@ class Network:
     def unreached(self, within_s: float = ANSWER_S, refused: bool = True) -> list[Unreached]:
         """The nodes that this one cannot reach; without ``refused``, a refused connection is success."""
         own = self._own()
-        found: list[Unreached] = []
+        failures: list[Unreached] = []
         for source in own:
             targets = [peer for peer in self.peers if peer not in own]
             for target, why in _connect(source.address, targets, within_s, refused):
-                found.append(Unreached(source, target, why))
-        return found
+                failures.append(Unreached(source, target, why))
+        return failures
 
     def _own(self) -> tuple[Listener, ...]:
         """The ``peers`` on this node. Node names may repeat, so a node's first rank compares ranks."""
@@ -320,8 +320,8 @@ def describe(failed: Sequence[Unreached], rendezvous: str) -> str:
         text += f" ({len(pairs)} connections between nodes fail)"
     by_user = [one.node for one in (first.source, first.target) if one.set_by_user]
     if by_user:
-        them = " and ".join(dict.fromkeys(by_user))
-        return f"{text}; {GLOO} is set on {them}: set it to the interface that reaches the other nodes"
+        nodes = " and ".join(dict.fromkeys(by_user))
+        return f"{text}; {GLOO} is set on {nodes}: set it to the interface that reaches the other nodes"
     return f"{text}; these interfaces reach MASTER_ADDR ({rendezvous}); {GLOO} and {NCCL} choose others"
 
 

@@ -88,10 +88,10 @@ def _interface(place: Place) -> tuple[socket.AddressFamily, str]:
     """
     any_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
-        found = socket.getaddrinfo(place.host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(place.host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # other nodes may still be able to resolve the name
         return any_family, ""
-    for family, _, _, _, (address, *_) in found:
+    for family, _, _, _, (address, *_) in addresses:
         loopback = ip_address(str(address).partition("%")[0]).is_loopback
         if loopback and place.size > place.local_size:
             continue
@@ -104,7 +104,7 @@ def _interface(place: Place) -> tuple[socket.AddressFamily, str]:
 
 
 def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None], node: str) -> None:
-    began, said = time.monotonic(), False
+    began, announced = time.monotonic(), False
     where = endpoint(place.host, place.port)
     who = "the launcher of the ranks" if place.hosted else "rank 0"
     me = f"rank {place.rank}" + (f" on {node}" if node else "")
@@ -122,8 +122,8 @@ def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None],
         # not yet: it may start slowly
         look()
         waited = time.monotonic() - began
-        if waited > SAY_S and not said:
-            said = True
+        if waited > SAY_S and not announced:
+            announced = True
             say(f"{me} waits for {who} at {where}: {why}")
         if waited > min(SAY_S, 1.0) and waited > limit_s():
             limit = "" if limit_s() < timeout_s() else " (launch.timeout_s)"
@@ -170,8 +170,8 @@ class Refused(RunError):
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        what = "a message in the store of this job, which is not signed with its secret"
-        super().__init__(f"rank {rank} has refused {what}: {CAUSE}")
+        message = "a message in the store of this job, which is not signed with its secret"
+        super().__init__(f"rank {rank} has refused {message}: {CAUSE}")
 
 
 def await_ranks(
@@ -183,9 +183,9 @@ def await_ranks(
     Raises ``Refused`` as soon as one of them has refused a message.
     """
     keys = [f"{prefix}{rank}" for rank in ranks]
-    began, said = time.monotonic(), False
+    began, announced = time.monotonic(), False
 
-    def left() -> list[int]:
+    def missing_ranks() -> list[int]:
         return [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
 
     while keys and not store.check(list(keys)):
@@ -193,9 +193,9 @@ def await_ranks(
             raise Refused(refuser)
         waited = time.monotonic() - began
         if waited > timeout_s:
-            return left()
-        if waited > SAY_S and not said and (late := left()):
-            said = True
+            return missing_ranks()
+        if waited > SAY_S and not announced and (late := missing_ranks()):
+            announced = True
             say(f"waiting for {ranks_text(late)}, which {what}")
         time.sleep(_LOOK_S / 5)
     return []

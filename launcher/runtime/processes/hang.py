@@ -159,18 +159,18 @@ def failed(
     # the reporting rank waits for the faults of the others; the rest leave
     if world.rank and (mine is None or not mine.echo):
         return error
-    found = _written(folder, world, patient=mine is not None and mine.echo)
-    if world.rank and world.rank != min((f.rank for f in found), default=0):
+    rank_faults = _written(folder, world, patient=mine is not None and mine.echo)
+    if world.rank and world.rank != min((f.rank for f in rank_faults), default=0):
         return error
 
     # only echoes: the cause is the network, or a rank that has written nothing
-    if mine is not None and all(f.echo for f in found):
-        cut = None if network is None else _cut(found, world, timeout_s, network)
-        silent = {*range(world.size)} - {f.rank for f in found}
-        found += _silent(silent, world, where, timeout_s) if cut is None else [cut]
-    if not found:
+    if mine is not None and all(f.echo for f in rank_faults):
+        cut = None if network is None else _cut(rank_faults, world, timeout_s, network)
+        silent = {*range(world.size)} - {f.rank for f in rank_faults}
+        rank_faults += _silent(silent, world, where, timeout_s) if cut is None else [cut]
+    if not rank_faults:
         return error
-    return faults.failed(found, folder=folder)
+    return faults.failed(rank_faults, folder=folder)
 
 
 def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
@@ -178,20 +178,22 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
     end = time.monotonic() + CAUSE_S
     while True:
         read = [Fault(**json.loads(f.read_text(encoding="utf-8"))) for f in folder.glob("errors/rank*.json")]
-        found = [f for f in read if f.attempt == world.attempt]
-        over = any(not f.echo for f in found) or len(found) == world.size or time.monotonic() > end
+        rank_faults = [f for f in read if f.attempt == world.attempt]
+        over = (
+            any(not f.echo for f in rank_faults) or len(rank_faults) == world.size or time.monotonic() > end
+        )
         if not patient or over:
-            return found
+            return rank_faults
         time.sleep(0.05)
 
 
-def _cut(found: list[Fault], world: World, timeout_s: float, network: Network) -> Fault | None:
+def _cut(rank_faults: list[Fault], world: World, timeout_s: float, network: Network) -> Fault | None:
     """The fault of a network that kept nodes waiting for each other; ``None`` if there is another cause.
 
     The network is the cause if another node does not answer now and its ranks report at most a timeout. If
     all nodes answer, it may have been the cause if every rank waited until its timeout.
     """
-    late = {network.nodes.get(f.rank, "") for f in found if f.late}
+    late = {network.nodes.get(f.rank, "") for f in rank_faults if f.late}
     limit = f"for {timeout_s:g} s (launch.timeout_s)"
     for one in network.unreached(AFTERWARDS_S, refused=False):
         ends = f"{one.source} does not reach {one.target}: {one.why}"
@@ -201,7 +203,7 @@ def _cut(found: list[Fault], world: World, timeout_s: float, network: Network) -
         text = f"(on {one.source.node}) waited for {one.target.node} {limit}"
         cause = f"the network between them, or {one.target.node} itself, is the cause"
         return _lost(world.rank, world, f"{text}: {cause}: {ends}")
-    if len(late) > 1 and len(found) == world.size and all(f.late for f in found):
+    if len(late) > 1 and len(rank_faults) == world.size and all(f.late for f in rank_faults):
         text = f"and the other ranks, on {' and '.join(sorted(late))}, waited for each other {limit}"
         cause = "the network between these nodes, which answers again now, or ranks that do not call the same"
         return _lost(world.rank, world, f"{text}: {cause} collectives")

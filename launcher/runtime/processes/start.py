@@ -89,11 +89,11 @@ def run_ranks(
 
     with serving() as server, caught() as stop:
         attempt = partial(_attempt, start=start or server.start, stop=stop, on_message=on_message)
-        found = _repeated(task, attempt, port, times=max_restarts + 1)
+        outcome = _repeated(task, attempt, port, times=max_restarts + 1)
 
-    if isinstance(found, faults.RanksFailed):
-        raise found
-    return [cast(T, found[rank]) for rank in range(size)]
+    if isinstance(outcome, faults.RanksFailed):
+        raise outcome
+    return [cast(T, outcome[rank]) for rank in range(size)]
 
 
 def run_outer_rank(
@@ -188,34 +188,34 @@ def _attempt(
 ) -> AttemptOutcome:
     """Runs one attempt of all ranks, or of ``ranks`` in this process."""
     # a parent that user code has made unfit forks no rank: another one forks ranks that share nothing
-    wanted = range(task.size) if ranks is None else ranks
+    local_ranks = range(task.size) if ranks is None else ranks
     out = None
     if task.share is not None:
-        out = _forked(task, wanted, start, stop, on_message, elsewhere)
+        out = _forked(task, local_ranks, start, stop, on_message, elsewhere)
     if out is None:
-        out = _forked(replace(task, share=None), wanted, start, stop, on_message, elsewhere)
+        out = _forked(replace(task, share=None), local_ranks, start, stop, on_message, elsewhere)
     if out is None:
-        killed = {rank: faults.died(rank, task.attempt, -signal.SIGKILL) for rank in wanted}
+        killed = {rank: faults.died(rank, task.attempt, -signal.SIGKILL) for rank in local_ranks}
         return AttemptOutcome(task.attempt, faults=killed)
     return out
 
 
 def _forked(
     task: Task,
-    wanted: Sequence[int],
+    ranks: Sequence[int],
     start: Start,
     stop: int | None,
     on_message: OnMessage | None,
     elsewhere: Elsewhere,
 ) -> AttemptOutcome | None:
-    """The outcome of the ``wanted`` ranks of one parent; ``None`` if it has not forked them all."""
+    """The outcome of the ``ranks`` of one parent; ``None`` if it has not forked them all."""
     live: dict[int, Child] = {}
-    parent = parent_of(task, wanted, start)
+    parent = parent_of(task, ranks, start)
     try:
-        signum = _fill(live, parent, len(wanted), stop)
+        signum = _fill(live, parent, len(ranks), stop)
         if signum is not None:
             return AttemptOutcome(task.attempt, signum=signum)
-        if len(live) < len(wanted):
+        if len(live) < len(ranks):
             return None
         with task.rendezvous.hosted():
             return watch(live, task, stop, on_message, elsewhere)

@@ -362,8 +362,8 @@ class _Supervisor:
             self._deadline = time.monotonic() + GRACE_S
 
     def _kill(self) -> None:
-        told = self._out.signum is not None and (self._out.insisted or not self._task.polls)
-        if not told and all(f.echo for f in self._known()):
+        by_signal = self._out.signum is not None and (self._out.insisted or not self._task.polls)
+        if not by_signal and all(f.echo for f in self._known()):
             self._accuse()
         for child in self._live.values():
             child.send_signal(signal.SIGKILL)

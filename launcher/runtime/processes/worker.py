@@ -119,8 +119,8 @@ def run_rank(task: Task, rank: int, fd: int) -> int:
     box = Outbox(fd)
     gc_thresholds.as_usual()
     try:
-        told = _settle(task, rank, box)
-        box.send("result", _work(task, rank, box, told))
+        stop_signal = _settle(task, rank, box)
+        box.send("result", _work(task, rank, box, stop_signal))
         return 0
     except BaseException as error:  # SystemExit too: a rank must not end the run silently
         _tell(task, rank, box, error)
@@ -130,8 +130,8 @@ def run_rank(task: Task, rank: int, fd: int) -> int:
         sys.stderr.flush()
 
 
-def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object:
-    world = replace(_world(task, rank), send=partial(box.send, "message"), told=told)
+def _work(task: Task, rank: int, box: Outbox, stop_signal: Callable[[], int]) -> object:
+    world = replace(_world(task, rank), send=partial(box.send, "message"), told=stop_signal)
 
     with nullcontext() if task.alone else _connected(world, task):
         try:
@@ -181,7 +181,7 @@ def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
     for signum in STOPS:
         handler = signal.SIG_DFL if signum in _OWN else signal.SIG_IGN
         signal.signal(signum, handler)
-    told = polled(_OWN) if task.polls else never
+    stop_signal = polled(_OWN) if task.polls else never
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
     # output: bypass the streams on which the supervisor draws its progress bar
@@ -192,7 +192,7 @@ def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
     hang.answer(task.rendezvous.stack(rank))
 
     os.environ.update(_variables(_world(task, rank), near=task.outer is None))
-    return told
+    return stop_signal
 
 
 def _variables(at: World, near: bool) -> dict[str, str]:

@@ -120,12 +120,12 @@ def verify(parts: tuple[tuple[str, str, tuple[str, ...]], ...] = PARTS) -> None:
 
 def _missing(module: str, name: str, arguments: tuple[str, ...]) -> list[str]:
     try:
-        found: Any = import_module(module)
+        target: Any = import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError):
         return [f"{module}.{name} does not exist"]
-    known = inspect.signature(found).parameters if arguments else {}
+    known = inspect.signature(target).parameters if arguments else {}
     return [f"{module}.{name} takes no {a!r}" for a in arguments if a not in known]
 
 

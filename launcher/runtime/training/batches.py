@@ -165,10 +165,10 @@ class Feed:
             return (self._targets(source, read, where, split)[keep],)
 
         inputs = tuple(self._move(t, self.floating) for t in deal(for_inputs, read_inputs))
-        wanted: tuple[Tensor, ...] = ()
+        target_tensors: tuple[Tensor, ...] = ()
         if targets:
-            wanted = tuple(self._move(t, self.exact) for t in deal(for_targets, read_targets))
-        return Batch(inputs, wanted[0] if wanted else None, valid)
+            target_tensors = tuple(self._move(t, self.exact) for t in deal(for_targets, read_targets))
+        return Batch(inputs, target_tensors[0] if target_tensors else None, valid)
 
     def _targets(self, source: Samples, read: Indices, where: str, split: str) -> Tensor:
         """The targets, checked on the CPU by the rank that reads them: no rank has to wait for a GPU."""

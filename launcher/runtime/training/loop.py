@@ -180,17 +180,17 @@ def due(s: Session, loop: Loop) -> bool:
 
 def stop_if_requested(s: Session) -> None:
     """Stops all ranks if any of them has been asked to stop. All ranks call it between two pieces of work."""
-    told = torch.tensor(bool(s.world.told()), dtype=torch.int32)
-    dist.all_reduce(told)
-    if told.item():
+    requested = torch.tensor(bool(s.world.told()), dtype=torch.int32)
+    dist.all_reduce(requested)
+    if requested.item():
         stop(s)
 
 
 def stop(s: Session) -> NoReturn:
     """Stops, after all ranks have agreed to."""
-    told = torch.tensor(s.world.told(), dtype=torch.int32)
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    signum = int(told.item())
+    signals = torch.tensor(s.world.told(), dtype=torch.int32)
+    dist.all_reduce(signals, dist.ReduceOp.MAX)
+    signum = int(signals.item())
     if s.world.rank == 0:
         s.emit({"text": f"{signal_name(signum)}: stopping after {s.step} steps"})
     if s.average is not None:
@@ -219,9 +219,9 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
         own = [] if s.times is None else [s.times.share()]
         sums = torch.cat([sums, s.pipeline.measured.flatten().cpu(), *own])
     dist.all_reduce(sums)
-    mean, squares, told, *rest = sums.tolist()
+    mean, squares, stop_requests, *rest = sums.tolist()
     measured, each = rest[: 2 * len(s.pipeline.metrics)], rest[2 * len(s.pipeline.metrics) :]
-    s.told = told > 0
+    s.told = stop_requests > 0
     norm = math.sqrt(squares) / s.scaling.factor if squares >= 0 else math.nan
     loss = mean * s.plan.loss_terms
 
@@ -285,8 +285,8 @@ def _skip(s: Session) -> None:
     s.scaling.overflowed()
     s.optimizer.zero_grad(set_to_none=True)
     if s.world.rank == 0:
-        said = f"gradients overflowed at loss scale {was:g}: skipped, now {s.scaling.factor:g}"
-        s.emit({"text": f"step {s.step + 1}: {said}"})
+        text = f"gradients overflowed at loss scale {was:g}: skipped, now {s.scaling.factor:g}"
+        s.emit({"text": f"step {s.step + 1}: {text}"})
 
 
 def validate(s: Session, batches: int | None, suffix: str = "") -> float:
@@ -308,8 +308,8 @@ def validate(s: Session, batches: int | None, suffix: str = "") -> float:
         cure = "so there is no loss. Look at the held-out data"
         raise RunError(f"{where}: {_nothing(s, 'the held-out samples')}, {cure}")
     loss: float = total / counted * s.plan.loss_terms
-    found = values(s.pipeline.metrics, _pairs(measured), where)
-    figures = {f"val_{name}{suffix}": value for name, value in ({"loss": loss} | found).items()}
+    metrics = values(s.pipeline.metrics, _pairs(measured), where)
+    figures = {f"val_{name}{suffix}": value for name, value in ({"loss": loss} | metrics).items()}
     s.results |= {**figures, f"val_step{suffix}": s.step}
     if s.world.rank == 0:
         late = {"after": s.passed} if s.passed > s.step else {}

@@ -225,8 +225,8 @@ def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:
     >>> _spread("w", [{"w": float(n)} for n in range(6)])
     '0 (rank 0) to 5 (rank 5) on 6 ranks'
     """
-    found = [(norms[name], rank) for rank, norms in enumerate(every) if name in norms]
-    if len(found) <= FEW:
-        return ", ".join(f"{n:.4g} on rank {rank}" for n, rank in found)
-    (least, first), (most, last) = min(found), max(found)
-    return f"{least:.4g} (rank {first}) to {most:.4g} (rank {last}) on {len(found)} ranks"
+    by_rank = [(norms[name], rank) for rank, norms in enumerate(every) if name in norms]
+    if len(by_rank) <= FEW:
+        return ", ".join(f"{n:.4g} on rank {rank}" for n, rank in by_rank)
+    (least, first), (most, last) = min(by_rank), max(by_rank)
+    return f"{least:.4g} (rank {first}) to {most:.4g} (rank {last}) on {len(by_rank)} ranks"

@@ -59,22 +59,22 @@ def restore(model: ParallelModel, saved: Any, rank: int, same_layout: bool) -> l
         values.insert(0, values[saved["ranks"][rank]])
     missing = []
     for name, module in _saying(model):
-        found = next((v for v in values if name in v), None)
-        if found is None:
+        state = next((v for v in values if name in v), None)
+        if state is None:
             missing.append(name)
         else:
-            module.set_extra_state(_decoded(found[name]))
+            module.set_extra_state(_decoded(state[name]))
     return missing
 
 
 def _saying(model: ParallelModel) -> Iterator[tuple[str, nn.Module]]:
     """This rank's modules that override ``get_extra_state``, each once."""
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for part in model.parts:
         for name, module in part.module.named_modules():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
-                found.setdefault(name, module)
-    yield from found.items()
+                modules.setdefault(name, module)
+    yield from modules.items()
 
 
 def _encoded(value: Any, name: str) -> Any:
@@ -105,23 +105,23 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     most = value.pop("maxlen", None) if "deque" in value else None
-    ((kind, held),) = value.items()
+    ((kind, content),) = value.items()
     if kind == "bytes":
-        return base64.b64decode(held)
+        return base64.b64decode(content)
     if kind == "tensor":
-        dtype, shape, text = held
+        dtype, shape, text = content
         if not text:
             return torch.empty(shape, dtype=dtype_of(dtype))
         raw = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
         return raw.view(dtype_of(dtype)).reshape(shape)
     if kind == "array":
-        dtype, shape, text = held
+        dtype, shape, text = content
         return np.frombuffer(base64.b64decode(text), np.dtype(dtype)).reshape(shape).copy()
     if kind == "deque":
-        return deque(map(_decoded, held), most)
+        return deque(map(_decoded, content), most)
     if kind in SEQUENCES:
-        return SEQUENCES[kind](map(_decoded, held))
-    return MAPPINGS[kind]((_decoded(k), _decoded(v)) for k, v in held)
+        return SEQUENCES[kind](map(_decoded, content))
+    return MAPPINGS[kind]((_decoded(k), _decoded(v)) for k, v in content)
 
 
 def _text(raw: bytes) -> str:

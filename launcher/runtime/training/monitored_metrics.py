@@ -39,11 +39,13 @@ class Watched:
 
 def value(s: Session, watched: Watched) -> float:
     """The metric after a validation. Raises ``RunError`` if it has no value."""
-    found = s.results.get(watched.metric)
-    if found is None:
-        there = ", ".join(n for n in s.results if n == "loss" or (n.startswith("val_") and n != "val_step"))
-        raise RunError(f"{watched.key}: there is no metric {watched.metric!r}; there are {there}")
-    return found
+    number = s.results.get(watched.metric)
+    if number is None:
+        available = ", ".join(
+            n for n in s.results if n == "loss" or (n.startswith("val_") and n != "val_step")
+        )
+        raise RunError(f"{watched.key}: there is no metric {watched.metric!r}; there are {available}")
+    return number
 
 
 def wait(s: Session, watched: Watched) -> None:

@@ -90,8 +90,8 @@ class Pipeline:
         training = _stages(model, inputs, device, plan.pieces, made=_output(plan))
         count = plan.sizes.micros * max(len(plan.pieces), 1)
         self._train = pipelining.runtime(training, plan.schedule, count, self._training_loss)
-        whole, micros = _stages(model, inputs, device, made=plan.output), plan.sizes.micros
-        self._evaluate = pipelining.runtime(whole, plan.evaluation, micros, self._evaluation_loss)
+        full_stages, micros = _stages(model, inputs, device, made=plan.output), plan.sizes.micros
+        self._evaluate = pipelining.runtime(full_stages, plan.evaluation, micros, self._evaluation_loss)
 
     def step(
         self,
@@ -186,10 +186,10 @@ class Pipeline:
 
         # prepare the arguments of the first and the last stage
         count = micros * max(len(pieces), 1)
-        given = list(zip(*(_cut(t, size, pieces) for t in inputs), strict=True)) if self.first else None
+        arguments = list(zip(*(_cut(t, size, pieces) for t in inputs), strict=True)) if self.first else None
         numbers = list(torch.arange(count)) if self.last else None  # torch's target is an index into ours
         with self.model.running(), self.around():
-            pipelining.run(run, given, numbers)
+            pipelining.run(run, arguments, numbers)
 
     def _check_sizes(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None) -> None:
         """Raises ``RunError`` for samples whose shape differs from the plan."""
@@ -215,8 +215,10 @@ class Pipeline:
         loss = self.step_loss(output, targets, *self.share.parts)
         self.raw.append(loss.detach())
         self._measure(each(output, torch.Tensor.detach), targets, self.share.parts, counts=self.share.counts)
-        whole = self.count.whole()
-        return loss * (self.scale * self.scaled / torch.where(whole == 0, 1, whole)).to(loss.dtype)
+        denominator = self.count.whole()
+        return loss * (self.scale * self.scaled / torch.where(denominator == 0, 1, denominator)).to(
+            loss.dtype
+        )
 
     def _evaluation_loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         output = formed(output, self.model.plan.output_keys)
@@ -240,9 +242,9 @@ class Pipeline:
         """Computes the metrics; all ranks with shards of an output call it. ``counts``: adds them up here."""
         if not self.measuring or not self.metrics:
             return
-        found = torch.stack([m.sums(output, targets, *parts) for m in self.metrics])
+        sums = torch.stack([m.sums(output, targets, *parts) for m in self.metrics])
         if counts:
-            self.measured += found
+            self.measured += sums
 
     def _sum(self, counts: bool) -> torch.Tensor:
         if not self.raw or not counts:
@@ -408,9 +410,9 @@ def check_ids(inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[Look
             raise RunError(f"{text}, but {known}. Look at the data, or {cure}")
 
 
-def _first(targets: Tensor, wrong: Tensor, indices: Indices, at: Place, what: str = "the target") -> str:
+def _first(targets: Tensor, wrong: Tensor, indices: Indices, at: Place, noun: str = "the target") -> str:
     spot, *below = wrong.nonzero()[0].tolist()
     more = f" and {int(wrong.sum()) - 1} more" if wrong.sum() > 1 else ""
     inside = f" at {', '.join(map(str, below))}" if below else ""
     number = targets[(spot, *below)].item()
-    return f"{at.when}: {what} of {at.split} sample {indices[spot]}{inside} is {number}{more}"
+    return f"{at.when}: {noun} of {at.split} sample {indices[spot]}{inside} is {number}{more}"

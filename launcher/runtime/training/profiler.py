@@ -151,10 +151,10 @@ class ProfileWindow:
         trace = self._stopped()
         self.folder.mkdir(exist_ok=True)
         trace.export_chrome_trace(str(self.path))
-        told = self._table(kernel_times(trace))
-        (self.folder / f"rank{self.rank}.txt").write_text("\n".join(told) + "\n", encoding="utf-8")
+        lines = self._table(kernel_times(trace))
+        (self.folder / f"rank{self.rank}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
         if self.say is not None:
-            self.say("\n".join(told))
+            self.say("\n".join(lines))
         self._written = True
 
     def drop(self) -> None:
@@ -189,8 +189,8 @@ class ProfileWindow:
             self._memory._record_memory_history(max_entries=ENTRIES)
         elif self.memory and self.say is not None:
             kind = self.device.type
-            there = "" if is_accelerator(self.device) else "; the trace says what its allocator gave"
-            self.say(f"debug.profiler.memory: torch takes no snapshot of the memory of {kind}{there}")
+            hint = "" if is_accelerator(self.device) else "; the trace says what its allocator gave"
+            self.say(f"debug.profiler.memory: torch takes no snapshot of the memory of {kind}{hint}")
 
     def _save_memory(self) -> None:
         """Writes ``rank<N>-memory.pickle``, for https://pytorch.org/memory_viz."""

@@ -51,9 +51,9 @@ class PlainProgress(SilentProgress):
         self._at = 0.0
 
     def feed(self, news: News) -> None:
-        said = message(news)
-        if said is not None:
-            print(said, file=self._out, flush=True)
+        text = message(news)
+        if text is not None:
+            print(text, file=self._out, flush=True)
         elif self._due(news["step"], news["steps"]):
             self._step, self._at = news["step"], self._clock()
             print(line(news, self._pace.left(news)), file=self._out, flush=True)
@@ -99,9 +99,9 @@ class ProgressBar(SilentProgress):
 
     def feed(self, news: News) -> None:
         self._lines.feed(news)
-        said = message(news)
-        if said is not None:
-            self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)
+        printed = message(news)
+        if printed is not None:
+            self._bar.console.print(printed, markup=False, highlight=False, soft_wrap=True)
             return
 
         # a training step: move the bar, unless it was drawn just now
@@ -157,11 +157,11 @@ def message(news: News) -> str | None:
     if "text" in news:
         return str(news["text"])
     values = {key: value for key, value in news.items() if key.startswith("val_")}
-    found = [f"{key.removeprefix('val_')} {value:.4f}" for key, value in values.items()]
-    if not found:
+    figures = [f"{key.removeprefix('val_')} {value:.4f}" for key, value in values.items()]
+    if not figures:
         return None
     after = [f"step {news['step']}"] if "step" in news else []
-    return "  ".join([*after, "validation", *found])
+    return "  ".join([*after, "validation", *figures])
 
 
 def line(news: News, left: float | None) -> str:
@@ -172,10 +172,14 @@ def line(news: News, left: float | None) -> str:
     return "  ".join([f"step {news['step']}/{news['steps']}", *facts(news, left)])
 
 
-def facts(news: News, left: float | None) -> list[str]:
+def facts(news: News, seconds_left: float | None) -> list[str]:
     """The readable figures of a training step; the last step shows no time left."""
-    found = [form(news[key]) for key, form in _FORMS.items() if key in news]
-    return found if left is None or news["step"] == news["steps"] else [*found, f"eta {span(left)}"]
+    figures = [form(news[key]) for key, form in _FORMS.items() if key in news]
+    return (
+        figures
+        if seconds_left is None or news["step"] == news["steps"]
+        else [*figures, f"eta {span(seconds_left)}"]
+    )
 
 
 _FORMS: Mapping[str, Callable[[float], str]] = {

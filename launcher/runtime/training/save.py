@@ -199,17 +199,17 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
     s.results["saved_step"] = s.step
     final = store.step_folder(s.folder / "checkpoints", s.step)
     group = None if saver is None else saver.group
-    found = states(s)
-    writer = RankWriter(store.partial(final), s.world.rank, strategy(s, found), s.trust.key)
+    optimizer_states = states(s)
+    writer = RankWriter(store.partial(final), s.world.rank, strategy(s, optimizer_states), s.trust.key)
 
     # check that this rank has all tensors that the strategy assigns to it
-    held = tensors(s, found)
-    writer.check({name: spec(t) for name, t in held.items()})
+    local_tensors = tensors(s, optimizer_states)
+    writer.check({name: spec(t) for name, t in local_tensors.items()})
 
     # select the part that no lower rank writes
     blobs = {}
     for name in chain.from_iterable(writer.boxes.values()):
-        own = held[name] if saver is None else saver.host(name, held[name])
+        own = local_tensors[name] if saver is None else saver.host(name, local_tensors[name])
         blobs[name] = blob(own)
 
     # the checkpoint's description of itself

@@ -71,13 +71,13 @@ class Callbacks:
         """
         if hook == "on_step":
             self._last = dict(metrics)
-        told = MappingProxyType(dict(metrics))
+        frozen_metrics = MappingProxyType(dict(metrics))
         event = TrainingEvent(
             step=step,
             steps=self.steps,
             loss=self._last.get("loss"),
             lr=self._last.get("lr"),
-            metrics=told,
+            metrics=frozen_metrics,
             folder=self.folder,
             rank=self.rank,
             checkpoint=checkpoint,
@@ -94,9 +94,9 @@ class Callbacks:
 
     def agreed(self) -> bool:
         """Whether a callback of any rank has asked to stop. Every rank calls it."""
-        asked = torch.tensor(self.asked, dtype=torch.int32)
-        dist.all_reduce(asked)
-        return bool(asked.item())
+        requests = torch.tensor(self.asked, dtype=torch.int32)
+        dist.all_reduce(requests)
+        return bool(requests.item())
 
 
 @dataclass

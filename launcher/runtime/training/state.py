@@ -79,13 +79,13 @@ def _named(key: str, param: str) -> str:
     return f"optim.{key}.{param}"
 
 
-def strategy(s: Session, found: Sequence[State]) -> Strategy:
-    """The strategy of the weights and the optimizer states ``found``.
+def strategy(s: Session, optimizer_states: Sequence[State]) -> Strategy:
+    """The strategy of the weights and the ``optimizer_states``.
 
     Every rank calls this: the ranks agree on which states exist.
     """
     # collect what each rank has, and its shape if that is not the parameter's
-    every = all_gather({x.name: x.described for x in found}, dict[str, Described])
+    every = all_gather({x.name: x.described for x in optimizer_states}, dict[str, Described])
 
     placed = {p.name: p.layout for p in s.plan.params}
     entries = dict(of_plan(s.plan).entries)
@@ -107,13 +107,13 @@ def _laid_out(s: Session, param: Layout, key: str, shape: tuple[int, ...] | None
     return replace(param, shape=shape, split=((),) * len(shape))
 
 
-def tensors(s: Session, found: Sequence[State]) -> dict[str, Tensor]:
-    """This rank's tensors by checkpoint name, including the optimizer states ``found``.
+def tensors(s: Session, optimizer_states: Sequence[State]) -> dict[str, Tensor]:
+    """This rank's tensors by checkpoint name, including the ``optimizer_states``.
 
     They share memory with the model, except Python numbers of the optimizer's state.
     """
     out = {p.name: local(t.detach()) for p, t in s.model.named()}
-    return out | {x.name: local(x.tensor) for x in found}
+    return out | {x.name: local(x.tensor) for x in optimizer_states}
 
 
 def blob(t: Tensor) -> Blob:
@@ -172,18 +172,18 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     if s.plan.observed.optimizer is None:
         prime(s)
         _forget(s, checkpoint.strategy)
-        found = states(s)
+        optimizer_states = states(s)
     else:
-        found = _blank(s, checkpoint.strategy)
+        optimizer_states = _blank(s, checkpoint.strategy)
     if not averages.entries:
-        found = [x for x in found if x.key != AVERAGE]
+        optimizer_states = [x for x in optimizer_states if x.key != AVERAGE]
 
     # a moving average that this run does not keep has the checkpoint's layout
-    want = strategy(s, found)
+    target = strategy(s, optimizer_states)
     if s.average is None:
-        want = followed(want, averages)
-    _read(s, checkpoint, want, tensors(s, found), broadcast=broadcast)
-    _give_back(s, found)
+        target = followed(target, averages)
+    _read(s, checkpoint, target, tensors(s, optimizer_states), broadcast=broadcast)
+    _give_back(s, optimizer_states)
     if s.average is not None and not averages.entries:
         s.average.begin_again()
 
@@ -193,7 +193,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     if s.scaling.dynamic and loss_scale:
         s.scaling.factor = float(loss_scale[0])
         s.scaling.good = int(loss_scale[1])
-    same_layout = checkpoint.strategy.digest == want.digest
+    same_layout = checkpoint.strategy.digest == target.digest
     _told_again(s, checkpoint, same_layout)
     if same_layout:
         _go_on(read_extra(checkpoint, s.world.rank), torch.device(s.world.device))
@@ -247,11 +247,11 @@ def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
     return torch.zeros(shape, dtype=dtype_of(entry.dtype), device=device)
 
 
-def _give_back(s: Session, found: Sequence[State]) -> None:
-    """Gives the optimizer the states ``found``, for every copy of a parameter."""
+def _give_back(s: Session, optimizer_states: Sequence[State]) -> None:
+    """Gives the optimizer its ``optimizer_states``, for every copy of a parameter."""
     if s.plan.observed.optimizer is not None:
         kept: dict[str, tuple[Tensor, dict[str, Tensor]]] = {p.name: (t, {}) for p, t in s.model.named()}
-        for x in (x for x in found if x.key != AVERAGE):
+        for x in (x for x in optimizer_states if x.key != AVERAGE):
             kept[x.placed.name][1][x.key] = x.tensor
         for t, packed in kept.values():
             if packed or s.step:  # otherwise it keeps its initial state
@@ -262,7 +262,7 @@ def _give_back(s: Session, found: Sequence[State]) -> None:
 def _read(
     s: Session,
     checkpoint: Checkpoint,
-    want: Strategy,
+    target: Strategy,
     mine: Mapping[str, Tensor],
     *,
     broadcast: bool,
@@ -270,11 +270,11 @@ def _read(
 ) -> None:
     """Reads tensors; records the bytes that all ranks read, and those that they then have."""
     rank = s.world.rank
-    unread = _averages_of(want).entries if s.average is None else {}
-    layouts = {name: entry.layout for name, entry in want.entries.items() if name not in unread}
+    unread = _averages_of(target).entries if s.average is None else {}
+    layouts = {name: entry.layout for name, entry in target.entries.items() if name not in unread}
     own = {name for name, layout in layouts.items() if not broadcast or layout.twins(rank)[0] == rank}
     bytes_read = 0
-    for name, b in each(checkpoint, want, rank, kinds=kinds, only=own):
+    for name, b in each(checkpoint, target, rank, kinds=kinds, only=own):
         fill(mine[name], b)
         bytes_read += b.data.nbytes
 
@@ -291,10 +291,10 @@ def _read(
 
 def broadcast(s: Session) -> Sent:
     """Sends weights, buffers and optimizer state of the first rank that has them to all replicas."""
-    found = states(s)
-    layouts = {name: entry.layout for name, entry in strategy(s, found).entries.items()}
-    sent = _share(s, tensors(s, found), layouts)
-    _give_back(s, found)
+    optimizer_states = states(s)
+    layouts = {name: entry.layout for name, entry in strategy(s, optimizer_states).entries.items()}
+    sent = _share(s, tensors(s, optimizer_states), layouts)
+    _give_back(s, optimizer_states)
     return sent
 
 
@@ -304,9 +304,9 @@ def _share(s: Session, mine: Mapping[str, Tensor], layouts: Mapping[str, Layout]
     Step counters and Python numbers are on the CPU, from which some backends cannot send: they are copied to
     the device first.
     """
-    there = {n: t.to(torch.device(s.world.device)) for n, t in mine.items()}
-    sent = share({n: (t,) for n, t in there.items()}, layouts)
-    for n, t in there.items():
+    moved = {n: t.to(torch.device(s.world.device)) for n, t in mine.items()}
+    sent = share({n: (t,) for n, t in moved.items()}, layouts)
+    for n, t in moved.items():
         if t is not mine[n]:
             mine[n].copy_(t)
     return sent

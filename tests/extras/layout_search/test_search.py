@@ -78,7 +78,7 @@ def test_nothing_is_faster_of_all_that_fit(batch: tuple[str, ...]) -> None:
         _, ranking = search(asked.model_copy(update={"cluster": cluster}), traces=traces)
         best = min(seconds for seconds, nbytes, _ in every if nbytes <= room)
         assert ranking.best[0].seconds <= 1.01 * best
-        assert len(ranking.found) < len(every)
+        assert len(ranking.predictions) < len(every)
 
 
 @pytest.mark.parametrize("room", [0.012, 0.018])
@@ -94,7 +94,7 @@ def test_nothing_is_faster_of_all_that_fit_once_blocks_run_again(room: float) ->
     every = [seconds for seconds, nbytes, _ in brute(asked, traces) if nbytes <= room * GB]
     assert settled[0].predicted.nbytes <= room * GB
     assert settled[0].predicted.seconds <= 1.01 * min(every)
-    assert len(ranking.found) < ranking.layouts
+    assert len(ranking.predictions) < ranking.layouts
 
 
 def found(*overrides: str) -> tuple[Job, Ranking]:
@@ -125,8 +125,8 @@ def test_as_many_are_found_as_are_to_be_measured_and_they_are_the_best() -> None
 def test_layouts_that_are_to_be_measured_can_be_predicted_on_other_devices() -> None:
     """On the same ones it is what was predicted, between two plans too."""
     _, ranking = search(job("parallel=auto", "cluster.memory_gb=0.02", "search.measure=2"))
-    assert {len(one.works) for one in ranking.found} == {1, 2}
-    for one in ranking.found:
+    assert {len(one.works) for one in ranking.predictions} == {1, 2}
+    for one in ranking.predictions:
         assert one.on(ranking.question.speeds) == pytest.approx(one.seconds, rel=1e-12)
 
 
@@ -178,7 +178,7 @@ def test_where_nothing_fits_the_change_that_helps_most_is_named_and_holds() -> N
 
 def test_a_change_that_saves_nothing_is_not_named() -> None:
     _, ranking = search(job("parallel.pipeline.stages=[1,2]"))
-    least = min(one.nbytes for one in ranking.found)
+    least = min(one.nbytes for one in ranking.predictions)
     asked = ranking.question.job
     without = nothing(ranking)
     assert nothing(ranking, (Change("launch.nnodes=2", asked), least)) == without

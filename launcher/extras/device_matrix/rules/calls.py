@@ -76,24 +76,26 @@ class LetteredCall:
 Said: TypeAlias = LetteredCall | None
 
 
-def rule_from(call: OperatorCall, said: LetteredCall) -> OpRule:
+def rule_from(call: OperatorCall, lettered_call: LetteredCall) -> OpRule:
     """Returns the rule with the sizes of letters: the gcd of all dims that have the letter.
 
     A letter that cannot be cut, because its size is 1, is dropped.
     """
     sizes: dict[str, int] = {}
-    for shape, letters in zip((*call.ins, *call.outs), (*said.ins, *said.outs), strict=True):
+    for shape, letters in zip(
+        (*call.ins, *call.outs), (*lettered_call.ins, *lettered_call.outs), strict=True
+    ):
         for n, letter in zip(shape, letters, strict=True):
             sizes[letter] = gcd(sizes.get(letter, 0), n)
-    sizes |= {letter: gcd(n, sizes[letter]) for letter, n in said.sizes.items() if letter in sizes}
+    sizes |= {letter: gcd(n, sizes[letter]) for letter, n in lettered_call.sizes.items() if letter in sizes}
     kept = {letter: n for letter, n in sizes.items() if letter and n > 1}
     return OpRule(
-        ins=tuple(tuple(x if x in kept else "" for x in letters) for letters in said.ins),
-        outs=tuple(tuple(x if x in kept else "" for x in letters) for letters in said.outs),
+        ins=tuple(tuple(x if x in kept else "" for x in letters) for letters in lettered_call.ins),
+        outs=tuple(tuple(x if x in kept else "" for x in letters) for letters in lettered_call.outs),
         sizes=tuple(kept.items()),
-        sums=tuple(x for x in said.sums if x in kept),
-        inside=tuple(x for x in said.inside if x in kept),
-        kernel=said.kernel,
+        sums=tuple(x for x in lettered_call.sums if x in kept),
+        inside=tuple(x for x in lettered_call.inside if x in kept),
+        kernel=lettered_call.kernel,
     )
 
 

@@ -273,10 +273,10 @@ def _wide(dtype: str) -> int:
 
 def _softmax_dtype(call: _Call) -> str:
     """The dtype in which softmax is computed."""
-    given = call.arg(2)
+    argument = call.arg(2)
     if call.node.kind.startswith("_"):  # half_to_float
-        return "float32" if given else call.dtype
-    named = call.node.kwarg("dtype") if given is None else given
+        return "float32" if argument else call.dtype
+    named = call.node.kwarg("dtype") if argument is None else argument
     return named.text.removeprefix("torch.") if isinstance(named, Name) else call.dtype
 
 

@@ -108,8 +108,8 @@ def rule_of(node: OpNode, graph: OpGraph) -> OpRule | None:
     """Returns how ``node`` may be cut; ``None`` if no rule is known."""
     call = OperatorCall(node, graph)
     rule = RULES.get(node.kind)
-    said = rule(call) if rule is not None else None
-    return None if said is None else rule_from(call, said)
+    lettered_call = rule(call) if rule is not None else None
+    return None if lettered_call is None else rule_from(call, lettered_call)
 
 
 def whole_rule(node: OpNode, graph: OpGraph) -> OpRule:

@@ -55,9 +55,9 @@ class Regather:
         self._whole: dict[int, tuple[weakref.ref[Any], _Saved]] = {}
         self._hooks: Any = None
 
-    def enter(self, name: str, whole: Tensor, kept: Tensor, plan: Redistribution) -> None:
-        """Register ``whole``, which was gathered from ``kept`` by ``plan``."""
-        storage = whole.untyped_storage()
+    def enter(self, name: str, full: Tensor, kept: Tensor, plan: Redistribution) -> None:
+        """Register ``full``, which was gathered from ``kept`` by ``plan``."""
+        storage = full.untyped_storage()
         saved = _Saved(name, kept.detach(), plan, (), (), 0)
         self._whole[storage._cdata] = weakref.ref(storage), saved
 
@@ -84,8 +84,8 @@ class Regather:
         if isinstance(saved, Tensor):
             return saved
         self.count[saved.name] += 1
-        whole = carry_out(saved.kept, saved.plan, self.groups)
-        return whole.as_strided(saved.shape, saved.stride, saved.offset)
+        full = carry_out(saved.kept, saved.plan, self.groups)
+        return full.as_strided(saved.shape, saved.stride, saved.offset)
 
 
 class Weights(Mapping[str, Tensor]):
@@ -130,9 +130,9 @@ class Weights(Mapping[str, Tensor]):
         p, kept = self.params[name], self.kept(name)
         if not p.shared:
             return kept
-        whole = redistribute(kept, gathered(p), reduced(p), self.groups)
-        self.regather.enter(name, whole, kept, gathered(p))
-        return whole
+        full = redistribute(kept, gathered(p), reduced(p), self.groups)
+        self.regather.enter(name, full, kept, gathered(p))
+        return full
 
     def kept(self, name: str) -> Tensor:
         """Return the tensor as it is stored."""
@@ -150,12 +150,12 @@ class Weights(Mapping[str, Tensor]):
         for name in self.leaves:
             p, shard = self.params[name], self.kept(name)
             computed = shard.detach().to(dtype_of(p.spec.dtype))
-            whole = carry_out(computed, gathered(p), self.groups)
+            full = carry_out(computed, gathered(p), self.groups)
             if shard.requires_grad and torch.is_grad_enabled():
-                whole.requires_grad_()
-                if self._at_once(p) or whole.dtype != shard.dtype:
-                    whole.register_post_accumulate_grad_hook(partial(self._after_backward, name, shard))
-            self.whole[name] = whole
+                full.requires_grad_()
+                if self._at_once(p) or full.dtype != shard.dtype:
+                    full.register_post_accumulate_grad_hook(partial(self._after_backward, name, shard))
+            self.whole[name] = full
 
     def drop(self) -> None:
         """Free the gathered weights, after the last forward of an evaluation."""
@@ -175,10 +175,10 @@ class Weights(Mapping[str, Tensor]):
         self.drop()
 
     @torch.no_grad()
-    def _after_backward(self, name: str, shard: Tensor, whole: Tensor) -> None:
+    def _after_backward(self, name: str, shard: Tensor, full: Tensor) -> None:
         """Reduce (level2) or add up (level1) the gradient of a micro batch, in the dtype of the weight."""
-        assert whole.grad is not None
-        grad, whole.grad = whole.grad.to(shard.dtype), None
+        assert full.grad is not None
+        grad, full.grad = full.grad.to(shard.dtype), None
         if self._at_once(self.params[name]):
             self._bring_back(self.params[name], shard, grad)
         else:
@@ -229,7 +229,7 @@ def stage_groups(plan: Plan, meshes: Meshes) -> StageGroups | None:
     grid = plan.sizes.grid
     stages = [grid.ranks(pp=pp) for pp in range(grid["pp"])]
     needs = [meeting_ranks(plan.sharding, plan.sizes.held(pp)) for pp in range(grid["pp"])]
-    return StageGroups.build(stages, needs, whole=meshes.tp)
+    return StageGroups.build(stages, needs, stage_group=meshes.tp)
 
 
 def _holder(layout: Layout) -> int:
@@ -244,8 +244,8 @@ def run_sharded(
     if plan.sharding is None or groups is None:
         return []
     out = []
-    held = Counter(p.name for part in parts for p, _, _ in part.named(plan.params))
-    several = frozenset(name for name, n in held.items() if n > 1)
+    counts = Counter(p.name for part in parts for p, _, _ in part.named(plan.params))
+    several = frozenset(name for name, n in counts.items() if n > 1)
     for part in parts:
         stage = plan.sharding.stages[part.stage.index]
         names = {p.name: name for p, name, _ in part.named(plan.params)}
@@ -291,11 +291,11 @@ class StageForward:
     def __call__(self, *inputs: Tensor) -> Any:
         program = self.programs[self.module.training]
         graph = program.sharded
-        given = list(inputs)
+        parts = list(inputs)
         if self.whole:
-            given = [self._mine(graph, v, x) for v, x in zip(graph.graph.inputs, inputs, strict=True)]
+            parts = [self._mine(graph, v, x) for v, x in zip(graph.graph.inputs, inputs, strict=True)]
         with self.weights.regather:
-            outs, changes = program.run(given, self.weights)
+            outs, changes = program.run(parts, self.weights)
         for name, t in changes.items():
             self.weights.replace(name, t)
         return outs[0] if self.last and len(outs) == 1 else tuple(outs)
@@ -312,13 +312,13 @@ class MatrixShare(OutputShare):
     layout: TensorLayout
     rank: int
 
-    def targets(self, whole: Tensor) -> Tensor:
+    def targets(self, full: Tensor) -> Tensor:
         """Return the targets of this rank's part of the output: a micro batch's, split as its samples are."""
         for dim, axes in enumerate(self.layout.dims[:-1]):
-            if axes and dim < whole.dim():
-                size = whole.shape[dim] // self.layout.slices[dim]
-                whole = whole.narrow(dim, self.layout.part(axes, self.rank) * size, size)
-        return whole
+            if axes and dim < full.dim():
+                size = full.shape[dim] // self.layout.slices[dim]
+                full = full.narrow(dim, self.layout.part(axes, self.rank) * size, size)
+        return full
 
 
 def matrix_share(sharding: Sharding, rank: int, groups: StageGroups | None) -> MatrixShare:

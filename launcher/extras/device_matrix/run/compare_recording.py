@@ -21,14 +21,14 @@ from launcher.parallel.trace.graph_recorder import stream
 class HiddenChanges(fx.Interpreter):
     """Runs the recording of a forward.
 
-    ``found`` has the operations that change, unseen by autograd, the memory of a tensor that has a gradient.
+    ``operators`` are those that change, unseen by autograd, the memory of a tensor that has a gradient.
     A forward that is rebuilt without in-place changes would propagate a gradient there that the original does
     not.
     """
 
     def __init__(self, graphs: fx.GraphModule, outer: HiddenChanges | None = None) -> None:
         super().__init__(graphs, garbage_collect_values=False)
-        self.found: list[str] = outer.found if outer else []
+        self.operators: list[str] = outer.operators if outer else []
         self._lies: defaultdict[int, list[Tensor]] = outer._lies if outer else defaultdict(list)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -40,9 +40,9 @@ class HiddenChanges(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if str(target) == "wrap_with_set_grad_enabled":
-            enabled, region, *given = args
+            enabled, region, *arguments = args
             with torch.set_grad_enabled(enabled):
-                return HiddenChanges(region, self).run(*given)
+                return HiddenChanges(region, self).run(*arguments)
         if isinstance(target, torch._ops.OpOverload):
             self._look(target, args, kwargs)
         return super().call_function(target, args, kwargs)
@@ -52,16 +52,16 @@ class HiddenChanges(fx.Interpreter):
             beside = self._lies[t.untyped_storage()._cdata]
             sees = torch.is_grad_enabled() and t.requires_grad and op is not torch.ops.aten.detach_.default
             if not sees and any(other.requires_grad for other in beside):
-                self.found.append(op.overloadpacket.__name__)
+                self.operators.append(op.overloadpacket.__name__)
 
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors that an operation's schema marks as written."""
     out: list[Tensor] = []
-    for n, said in enumerate(func._schema.arguments):
-        if said.alias_info is not None and said.alias_info.is_write:
-            given = args[n] if n < len(args) else kwargs.get(said.name)
-            out += [t for t in tree_leaves(given) if isinstance(t, Tensor)]
+    for n, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[n] if n < len(args) else kwargs.get(argument.name)
+            out += [t for t in tree_leaves(value) if isinstance(t, Tensor)]
     return out
 
 
@@ -111,7 +111,7 @@ class ValueNumbers(Dispatch):
             taken.sort()
         named = sorted((name, self._numbered(a)) for name, a in kwargs.items())
         draw = self._drawn(func)
-        whole = _digest(func.overloadpacket.__name__.removesuffix("_"), taken, named, draw)
+        call_digest = _digest(func.overloadpacket.__name__.removesuffix("_"), taken, named, draw)
 
         out = func(*args, **kwargs)
 
@@ -120,10 +120,10 @@ class ValueNumbers(Dispatch):
         for n, t in enumerate(changed):
             storage = self._memory.get(t.untyped_storage()._cdata, "")
             lies = (t.storage_offset(), tuple(t.shape), tuple(t.stride()))
-            self._put(t, _digest(whole, n) if _fills(t) else _digest(storage, *lies, whole, n))
+            self._put(t, _digest(call_digest, n) if _fills(t) else _digest(storage, *lies, call_digest, n))
         for n, t in enumerate(x for x in tree_leaves(out) if isinstance(x, Tensor)):
             if t.untyped_storage()._cdata not in self._memory:
-                self._put(t, self._made(func, args, t) or _digest(whole, n))
+                self._put(t, self._made(func, args, t) or _digest(call_digest, n))
         return out
 
     def _made(self, func: Any, args: Sequence[Any], made: Tensor) -> str:
@@ -152,8 +152,8 @@ def _fills(t: Tensor) -> bool:
     return t.is_contiguous() and t.numel() * t.itemsize == t.untyped_storage().nbytes()
 
 
-def _digest(*what: Any) -> str:
-    return blake2b(repr(what).encode(), digest_size=16).hexdigest()
+def _digest(*parts: Any) -> str:
+    return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 Numbers = dict[str, str | None]
@@ -177,14 +177,14 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
 
     # run the recording once
     named = dict(_tensors(copied(module)))
-    given = _arguments(program, named)
-    found = _different(once, _numbers(_over(given, program.graph_module), named, inputs, trains))
-    if found:
-        return f"{found} is not that of its operators alone"
+    arguments = _arguments(program, named)
+    difference = _different(once, _numbers(_over(arguments, program.graph_module), named, inputs, trains))
+    if difference:
+        return f"{difference} is not that of its operators alone"
     if trains:
         changes = HiddenChanges(program.graph_module)
-        _over(given, changes.run)(*inputs)
-        for name in changes.found:
+        _over(arguments, changes.run)(*inputs)
+        for name in changes.operators:
             return f"{name} changes a tensor in place where autograd does not see it"
     return ""
 
@@ -197,12 +197,12 @@ def _arguments(program: torch.export.ExportedProgram, named: dict[str, Tensor]) 
     return [named[places[name]] if name in places else None for name in takes]
 
 
-def _over(given: list[Tensor | None], run: Callable[..., Any]) -> Callable[..., Any]:
+def _over(arguments: list[Tensor | None], run: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``run`` as a function of the inputs."""
 
     def forward(*inputs: Tensor) -> Any:
         rest = iter(inputs)
-        return run(*(next(rest) if t is None else t for t in given))
+        return run(*(next(rest) if t is None else t for t in arguments))
 
     return forward
 
@@ -228,8 +228,8 @@ def _numbers(
 ) -> Numbers:
     """Number the results of one forward and, in training, of the backward of all its outputs."""
     # before
-    given = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
-    leaves = {**named, **{f"input {n}": x for n, x in enumerate(given)}}
+    copies = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
+    leaves = {**named, **{f"input {n}": x for n, x in enumerate(copies)}}
     numbers = ValueNumbers()
     for name, t in leaves.items():
         t.grad = None
@@ -237,7 +237,7 @@ def _numbers(
 
     # forward and backward
     with numbers, torch.set_grad_enabled(trains):
-        outs = [t for t in tree_leaves(forward(*given)) if isinstance(t, Tensor)]
+        outs = [t for t in tree_leaves(forward(*copies)) if isinstance(t, Tensor)]
         out: Numbers = {f"output {n}": numbers.of(t) for n, t in enumerate(outs)}
         ways = [t for t in outs if trains and t.requires_grad]
         seeds = [torch.empty_like(t) for t in ways]

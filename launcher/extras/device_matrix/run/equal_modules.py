@@ -163,8 +163,8 @@ def _groups(owner: nn.Module, shared: Counter[int]) -> Iterator[list[str]]:
 
 def _alone(module: nn.Module, shared: Counter[int]) -> bool:
     """Whether a module takes one tensor, has no buffers, and shares its parameters with no other module."""
-    found = inspect.signature(type(module).forward).parameters.values()
-    takes = [p.name for p in found if p.kind is not p.VAR_POSITIONAL]
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    takes = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
     own = list(module.parameters())
     if len(takes) != 2 or not own or any(True for _ in module.buffers()):
         return False

@@ -120,11 +120,11 @@ def _divided(args: tuple[Arg, ...], place: int, ways: int) -> tuple[Arg, ...]:
 
 def _diagonal(call: LocalCall) -> int:
     """Return the diagonal in the part, whose (i, j) is (i + rows before, j + columns before) in the whole."""
-    given = call.node.args[1] if len(call.node.args) > 1 else 0
+    diagonal = call.node.args[1] if len(call.node.args) > 1 else 0
     rows, columns = call.rule.outs[0][-2:]
     height, width = call.local_outs[0][-2:]
-    assert isinstance(given, int)
-    return given + call.part(rows) * height - call.part(columns) * width
+    assert isinstance(diagonal, int)
+    return diagonal + call.part(rows) * height - call.part(columns) * width
 
 
 Run = Callable[..., Any]
@@ -133,9 +133,9 @@ Run = Callable[..., Any]
 
 def torch_op(op: str) -> Any:
     """``add.Tensor`` -> ``torch.ops.aten.add.Tensor``."""
-    space, found, name = op.rpartition("::")
+    space, separator, name = op.rpartition("::")
     kind, _, overload = name.partition(".")
-    packet = getattr(getattr(torch.ops, space if found else "aten"), kind)
+    packet = getattr(getattr(torch.ops, space if separator else "aten"), kind)
     return getattr(packet, overload or "default")
 
 

@@ -46,9 +46,9 @@ def _dtype(call: LocalCall) -> torch.dtype | None:
     """Return the dtype of the computation, if the call names one."""
     if call.node.kind.startswith("_"):
         return torch.float32 if call.node.args[2] else None
-    given: Arg = call.node.args[2] if len(call.node.args) > 2 else call.node.kwarg("dtype")
-    found: torch.dtype | None = constant(given, torch.device("cpu"))
-    return found
+    argument: Arg = call.node.args[2] if len(call.node.args) > 2 else call.node.kwarg("dtype")
+    dtype: torch.dtype | None = constant(argument, torch.device("cpu"))
+    return dtype
 
 
 def cut_softmax(x: Tensor, dim: int, meeting: Meeting, *, log: bool) -> Tensor:
@@ -98,8 +98,8 @@ def logsumexp(call: LocalCall, here: Collectives, run: Run) -> Run:
         return run
     meeting = Meeting(here, call.strategy.matrix, axes)
     count = len(call.ins[0])
-    given = call.node.args[1]
-    listed = given if isinstance(given, tuple) else (given,)
+    argument = call.node.args[1]
+    listed = argument if isinstance(argument, tuple) else (argument,)
     dims = tuple(sorted({d % count for d in listed if isinstance(d, int)}))
     keep = len(call.outs[0]) == count
 
@@ -226,8 +226,8 @@ def _hard_terms(loss: ClassLoss, logs: Tensor, target: Tensor, *weight: Tensor) 
     known = (target == loss.ignored) | ((target >= 0) & (target < loss.classes))
     torch._assert_async(known.all(), f"a target is beyond the {loss.classes} classes")
     here, local = _here(loss, target, logs.shape[loss.dim])
-    found = logs.gather(loss.dim, local.unsqueeze(loss.dim)).squeeze(loss.dim)
-    out = torch.where(here, -(found * weight[0][local] if weight else found), 0)
+    target_logs = logs.gather(loss.dim, local.unsqueeze(loss.dim)).squeeze(loss.dim)
+    out = torch.where(here, -(target_logs * weight[0][local] if weight else target_logs), 0)
     if not loss.smoothing:
         return out
 
@@ -302,8 +302,8 @@ def embedding(call: LocalCall, run: Run, device: torch.device) -> Run:
         torch._assert_async(((indices >= 0) & (indices < classes)).all(), beyond)
         local = indices - low
         elsewhere = (local < 0) | (local >= rows)
-        found: Tensor = look_up(table, local.masked_fill(elsewhere, 0))
-        return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+        vectors: Tensor = look_up(table, local.masked_fill(elsewhere, 0))
+        return vectors.masked_fill(elsewhere.unsqueeze(-1), 0)
 
     return masked
 
@@ -387,9 +387,9 @@ def _argument(call: LocalCall, place: int) -> Arg:
 
 
 def _eps(call: LocalCall, place: int) -> float:
-    given = _argument(call, place)
-    if isinstance(given, int | float):
-        return given
+    argument = _argument(call, place)
+    if isinstance(argument, int | float):
+        return argument
     if call.node.kind != "rms_norm":
         return 1e-5
     dtype = torch_dtype(call.dtype)
@@ -412,20 +412,24 @@ def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
         eps=_eps(call, 5 + len(kept)),
         centered=True,
     )
-    there = [isinstance(_argument(call, place), Ref) for place in (1, 2, *kept)]
+    present = [isinstance(_argument(call, place), Ref) for place in (1, 2, *kept)]
     channels = (1, -1, *[1] * (len(shape) - 2))
 
     def over_ranks(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         rest = iter(others)
-        weight, bias, *running = (next(rest) if is_there else None for is_there in there)
+        weight, bias, *running = (next(rest) if is_there else None for is_there in present)
         out, mean, variance = normalized(x, over)
         if weight is not None:
             out = out * weight.view(channels)
         if bias is not None:
             out = out + bias.view(channels)
         saved = (out.to(x.dtype), mean.flatten(), (variance + over.eps).rsqrt().flatten())
-        seen = (mean, variance * (over.count / (over.count - 1)))
-        moved = (_moved(t, new, momentum) for t, new in zip(running, seen, strict=False) if t is not None)
+        batch_statistics = (mean, variance * (over.count / (over.count - 1)))
+        moved = (
+            _moved(t, new, momentum)
+            for t, new in zip(running, batch_statistics, strict=False)
+            if t is not None
+        )
         return (*saved, *moved)[: len(call.outs)]
 
     return over_ranks
@@ -446,14 +450,14 @@ def dropout(call: LocalCall, run: Run) -> Run:
     masked = len(call.outs) > 1
     if not training or not 0 < p < 1 or not (masked or any(call.strategy.takes(call.rule, 0).dims)):
         return run
-    part, whole = _part(call), _full_allocator(call)
+    part, allocate_full = _part(call), _full_allocator(call)
 
     def of_whole_mask(x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if x.device.type != "cpu":  # accelerators have another kernel, with other draws
-            keep = torch.native_dropout(whole(x).fill_(1), p, True)[1][part]
+            keep = torch.native_dropout(allocate_full(x).fill_(1), p, True)[1][part]
             out = x * keep * (1 / (1 - p))
             return (out, keep) if masked else out
-        noise = whole(x).bernoulli_(1 - p).div_(1 - p)[part]
+        noise = allocate_full(x).bernoulli_(1 - p).div_(1 - p)[part]
         out = x * noise
         return (out, noise != 0) if masked else out
 
@@ -479,10 +483,10 @@ def feature_dropout(call: LocalCall, run: Run) -> Run:
 
 def drawn(call: LocalCall, run: Run) -> Run:
     """Draw values that depend on their input's shape and strides only."""
-    part, whole = _part(call), _full_allocator(call)
+    part, allocate_full = _part(call), _full_allocator(call)
 
     def of_all(x: Tensor) -> Tensor:
-        out: Tensor = run(whole(x))
+        out: Tensor = run(allocate_full(x))
         return out[part]
 
     return of_all

@@ -83,9 +83,9 @@ def measure_stage(
         with halves.running():
             ready = meter.now
             run = partial(_micro_batch, meter, program, weights, halves, stage, loss)
-            left, forward, first = run()
+            activations, forward, first = run()
             shards = sum(p.grad.untyped_storage().nbytes() for p in masters if p.grad is not None)
-            whole = meter.now - ready - shards
+            full_grads = meter.now - ready - shards
             later = run()[2] if micros > 1 else first
             before = meter.now
         meter.restart()
@@ -93,12 +93,12 @@ def measure_stage(
         again = weights.regather.count
         return StageBytes(
             gathered=ready - at_rest,
-            kept=left,
+            kept=activations,
             forward=forward,
             first=first,
             later=later,
             grads=shards,
-            whole=whole,
+            whole=full_grads,
             reduced=max(0, meter.peak - before),
             left=meter.now - at_rest,
             regathered=tuple(again[p.name] // min(micros, 2) for p in stage.params),
@@ -158,11 +158,11 @@ def _skeleton(
 
 def _halves(skeleton: nn.Module, params: tuple[ShardedParam, ...], kept: Mapping[str, str]) -> HalfWeights:
     """Return half-precision copies of parameters that are stored in another dtype than they compute in."""
-    found = []
+    copies = []
     for p in params:
         owner, _, name = p.name.rpartition(".")
         module = skeleton.get_submodule(owner)
         master = module._parameters.get(name)
         if master is not None and kept[p.name] != p.spec.dtype:
-            found.append(HalfWeight(master, dtype_of(p.spec.dtype), ((module, name),)))
-    return HalfWeights(tuple(found))
+            copies.append(HalfWeight(master, dtype_of(p.spec.dtype), ((module, name),)))
+    return HalfWeights(tuple(copies))

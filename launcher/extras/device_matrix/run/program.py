@@ -44,7 +44,7 @@ class StageGroups:
         cls,
         stages: Sequence[tuple[int, ...]],
         needs: Sequence[Iterable[Rows]],
-        whole: dist.ProcessGroup | None = None,
+        stage_group: dist.ProcessGroup | None = None,
     ) -> StageGroups:
         """Make all groups.
 
@@ -53,7 +53,7 @@ class StageGroups:
         Args:
             stages: the ranks of each stage, ascending and disjoint.
             needs: the rows of ranks for which each stage needs groups.
-            whole: the group of this rank's stage, if it exists: on every rank or on none.
+            stage_group: the group of this rank's stage, if it exists: on every rank or on none.
         """
         rank = dist.get_rank()
         own = next(stage for stage in stages if rank in stage)
@@ -62,7 +62,8 @@ class StageGroups:
         for stage, need in zip(stages, needs, strict=True):
             need = [rows for rows in dict.fromkeys(need) if len(rows[0]) > 1]
             made = {
-                row: _group(stage, row, whole) for row in dict.fromkeys(row for rows in need for row in rows)
+                row: _group(stage, row, stage_group)
+                for row in dict.fromkeys(row for rows in need for row in rows)
             }
             if stage == own:
                 mine = {rows: next(row for row in rows if place in row) for rows in need}
@@ -87,12 +88,12 @@ class StageGroups:
 
 
 def _group(
-    stage: tuple[int, ...], row: tuple[int, ...], whole: dist.ProcessGroup | None
+    stage: tuple[int, ...], row: tuple[int, ...], stage_group: dist.ProcessGroup | None
 ) -> dist.ProcessGroup:  # fmt: skip
     if len(row) == dist.get_world_size():
-        whole = dist.group.WORLD
-    if len(row) == len(stage) and whole is not None:
-        return whole
+        stage_group = dist.group.WORLD
+    if len(row) == len(stage) and stage_group is not None:
+        return stage_group
     group: dist.ProcessGroup = dist.new_group([stage[r] for r in row])  # making one costs 10 ms
     return group
 
@@ -150,8 +151,8 @@ def carry_out(x: torch.Tensor, plan: Redistribution, groups: StageGroups | None)
 
 @lru_cache(maxsize=1 << 12)
 def _kept(step: Step, rank: int) -> Slices:
-    had, kept = (layout.box(step.shape, rank) for layout in (step.before, step.after))
-    return _within(kept, had)
+    before, after = (layout.box(step.shape, rank) for layout in (step.before, step.after))
+    return _within(after, before)
 
 
 def _all_reduce(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
@@ -220,7 +221,7 @@ class _Packing:
 @lru_cache(maxsize=1 << 12)
 def _packing(step: Step, place: int) -> _Packing:
     plan = step.exchange
-    had, wanted = plan.src.box(plan.shape, place), plan.dst.box(plan.shape, place)
+    source, target = plan.src.box(plan.shape, place), plan.dst.box(plan.shape, place)
     sends, receives = plan.of(place)
     own = [p.box for p in receives if p.sender == place]
     sent = {p.receiver: p for p in sends if p.receiver != place}
@@ -230,10 +231,10 @@ def _packing(step: Step, place: int) -> _Packing:
         for pieces in (sent, received)
     ]
     return _Packing(
-        own=tuple((_within(box, wanted), _within(box, had)) for box in own),
-        sent=tuple(_within(sent[r].box, had) for r in sorted(sent)),
+        own=tuple((_within(box, target), _within(box, source)) for box in own),
+        sent=tuple(_within(sent[r].box, source) for r in sorted(sent)),
         sent_sizes=sizes[0],
-        received=tuple(_within(received[r].box, wanted) for r in sorted(received)),
+        received=tuple(_within(received[r].box, target) for r in sorted(received)),
         received_sizes=sizes[1],
     )
 

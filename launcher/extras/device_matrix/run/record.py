@@ -29,20 +29,20 @@ def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
     Unfolding by torch forgets the mode of an operator. Raises ``RequestError`` for regions under autocast,
     whose dtypes would be lost.
     """
-    found = False
+    unfold = False
     for module in graphs.modules():
         if not isinstance(module, fx.GraphModule):
             continue
         for node in list(module.graph.nodes):
             if str(node.target) == "wrap_with_autocast":
-                found = True
+                unfold = True
                 _refuse(node, key)
             if str(node.target) == "wrap_with_set_grad_enabled":
-                found = True
+                unfold = True
                 if node.args[0] is False:
                     _cut(module.graph, node)
         module.recompile()
-    return found
+    return unfold
 
 
 def _refuse(node: fx.Node, key: str) -> None:
@@ -55,13 +55,13 @@ def _refuse(node: fx.Node, key: str) -> None:
 def _cut(graph: fx.Graph, region: fx.Node) -> None:
     """Detach each tensor that enters ``region``; in-place changes there have no gradient either."""
     detached: dict[fx.Node, fx.Node] = {}
-    for given in region.all_input_nodes:
-        if isinstance(given.meta.get("val"), torch.Tensor):
+    for entering in region.all_input_nodes:
+        if isinstance(entering.meta.get("val"), torch.Tensor):
             with graph.inserting_before(region):
-                detached[given] = graph.call_function(torch.ops.aten.detach.default, (given,))
-            detached[given].meta = dict(given.meta)
-    for given, without in detached.items():
-        region.replace_input_with(given, without)
+                detached[entering] = graph.call_function(torch.ops.aten.detach.default, (entering,))
+            detached[entering].meta = dict(entering.meta)
+    for entering, without in detached.items():
+        region.replace_input_with(entering, without)
 
 
 KEY = "parallel.operators"
@@ -165,25 +165,25 @@ class _Recorder:
         """Return the outputs, and the new values of buffers."""
         outputs, changes = [], {}
         made_here: Any = node.args[0]
-        for said, made in zip(self.program.graph_signature.output_specs, made_here, strict=True):
-            if said.kind.name == "USER_OUTPUT":
+        for output_spec, made in zip(self.program.graph_signature.output_specs, made_here, strict=True):
+            if output_spec.kind.name == "USER_OUTPUT":
                 outputs.append(self.at[made])
-            elif said.kind.name == "BUFFER_MUTATION":
-                changes[self.first[said.target]] = self.at[made]
+            elif output_spec.kind.name == "BUFFER_MUTATION":
+                changes[self.first[output_spec.target]] = self.at[made]
             else:
-                text = f"the forward changes {said.target}, which is not a buffer of the model"
+                text = f"the forward changes {output_spec.target}, which is not a buffer of the model"
                 raise RequestError((_cannot(text),))
         return tuple(outputs), changes
 
     def _node(self, node: fx.Node) -> OpNode:
         made = node.meta["val"]
-        given = node.target is not torch.ops.aten.detach.default and any(
+        needs_grad = node.target is not torch.ops.aten.detach.default and any(
             self.values[self.at[n]].trains for n in node.all_input_nodes if n in self.at
         )
         if isinstance(made, torch.Tensor):
-            outs: tuple[int, ...] = (self._value(node, made, given),)
+            outs: tuple[int, ...] = (self._value(node, made, needs_grad),)
         else:
-            outs = self.parts[node] = tuple(self._add(t, given) for t in made)
+            outs = self.parts[node] = tuple(self._add(t, needs_grad) for t in made)
         if not isinstance(node.target, torch._ops.OpOverload):
             name = getattr(node.target, "__name__", str(node.target))
             where = _module(node) or "the model's own forward"

@@ -31,14 +31,14 @@ def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims,
                     groups.join(("value", v, d), ("node", at, letter))
 
     # numbered in the order of inputs, then of operators
-    found: dict[object, int] = {}
+    numbers: dict[object, int] = {}
     for v in graph.inputs:
         for d in range(len(graph.values[v].shape)):
-            found.setdefault(groups.root(("value", v, d)), len(found))
+            numbers.setdefault(groups.root(("value", v, d)), len(numbers))
     out = []
     for at, rule in enumerate(rules):
         named = () if rule is None else dict.fromkeys(x for t in (*rule.ins, *rule.outs) for x in t if x)
-        out.append({x: found.setdefault(groups.root(("node", at, x)), len(found)) for x in named})
+        out.append({x: numbers.setdefault(groups.root(("node", at, x)), len(numbers)) for x in named})
     return tuple(out)
 
 

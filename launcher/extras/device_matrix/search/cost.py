@@ -276,13 +276,13 @@ class Layouts:
     leave: Mapping[int, TensorLayout] = field(default_factory=dict)
 
 
-def fixed_layouts(graph: OpGraph, ranks: int, asked: Layouts) -> Layouts:
+def fixed_layouts(graph: OpGraph, ranks: int, requested: Layouts) -> Layouts:
     """Returns the requested layouts, and those of buffers.
 
     Buffers are whole on every rank, also after a forward changed them.
     """
-    rest = {v: layout.canonical for v, layout in asked.rest.items()}
-    leave = {v: layout.canonical for v, layout in asked.leave.items()}
+    rest = {v: layout.canonical for v, layout in requested.rest.items()}
+    leave = {v: layout.canonical for v, layout in requested.leave.items()}
     named = dict(graph.params)
     for name in sorted(graph.buffers):
         rest[named[name]] = TensorLayout.whole(len(graph.values[named[name]].shape), ranks).canonical
@@ -296,7 +296,7 @@ def graph_cost(
     rules: Sequence[OpRule | None],
     strategies: Sequence[OpStrategy],
     model: CostModel,
-    asked: Layouts | None = None,
+    requested: Layouts | None = None,
 ) -> Cost:
     """Returns the cost of a graph.
 
@@ -304,7 +304,7 @@ def graph_cost(
     of their first user.
     """
     ranks = prod(strategies[0].matrix) if strategies else 1
-    fixed = fixed_layouts(graph, ranks, asked or Layouts())
+    fixed = fixed_layouts(graph, ranks, requested or Layouts())
     total, taken = Cost(), _ports(graph, rules, strategies)
     for node, rule, strategy in zip(graph.nodes, rules, strategies, strict=True):
         total += node_cost(graph, node, rule, strategy, model)

@@ -44,7 +44,7 @@ def explore(
         return [best] if limit is None else [best, all_of_them.cheapest(), smallest(all_of_them)]
 
     # one search for each device matrix of two axes, over which all operators are cut
-    found: list[Menus] = list(extra)
+    menus: list[Menus] = list(extra)
     choices: list[Choice] = []
     for p in (p for p in range(2, ranks) if ranks % p == 0):
         bounds = frozenset((p, ranks))
@@ -52,13 +52,13 @@ def explore(
         one = search(pricer, variables, merged(pricer, [coarse, *extra]))
         choices.append(fitting(one, limit))
         choices += [] if limit is None else [one.cheapest(), smallest(one)]
-    found += [one_each(pricer, c) for c in choices]
+    menus += [one_each(pricer, c) for c in choices]
 
     # combine their results, and move single factors to other letters, as long as that helps
     top = min(choices, key=lambda c: order(c, limit))
     for _ in range(ROUNDS):
         near = [neighbours(v, v.cuts(s), ranks) for v, s in zip(variables.all, top.states, strict=True)]
-        mixed = merged(pricer, [one_each(pricer, top), *found, pricer.equal(near)])
+        mixed = merged(pricer, [one_each(pricer, top), *menus, pricer.equal(near)])
         new = fitting(search(pricer, variables, mixed), limit)
         if order(new, limit) >= order(top, limit):
             break
@@ -96,18 +96,18 @@ def merged(pricer: Pricer, menus: Iterable[Menus]) -> Menus:
     return pricer.equal(out)
 
 
-def fitting(found: Search, limit: float | None) -> Choice:
+def fitting(outcome: Search, limit: float | None) -> Choice:
     """Returns a choice that fits into ``limit`` bytes, nearly the cheapest; if none fits, the smallest."""
-    best = alike(found, limit)
-    return best if limit is None or best.memory > limit else found.swapped(best, limit)
+    best = alike(outcome, limit)
+    return best if limit is None or best.memory > limit else outcome.swapped(best, limit)
 
 
-def alike(found: Search, limit: float | None) -> Choice:
+def alike(outcome: Search, limit: float | None) -> Choice:
     """Like ``fitting``, but with the same price per byte for all variables: equal layers stay equal."""
-    cheapest = found.cheapest()
+    cheapest = outcome.cheapest()
     if limit is None or cheapest.memory <= limit:
         return cheapest
-    least = smallest(found)
+    least = smallest(outcome)
     if least.memory > limit:
         return least
 
@@ -115,7 +115,7 @@ def alike(found: Search, limit: float | None) -> Choice:
     best, low, high = least, 1e-16, 1e-4
     for _ in range(HALVINGS):
         price = (low * high) ** 0.5
-        new = found.cheapest(byte=price)
+        new = outcome.cheapest(byte=price)
         if new.memory <= limit:
             best, high = min(best, new, key=lambda c: c.seconds), price
         else:
@@ -123,9 +123,9 @@ def alike(found: Search, limit: float | None) -> Choice:
     return best
 
 
-def smallest(found: Search) -> Choice:
+def smallest(outcome: Search) -> Choice:
     """Returns the choice with the fewest bytes on a rank; of equal ones the cheapest."""
-    return found.cheapest(byte=1.0, second=1e-6)
+    return outcome.cheapest(byte=1.0, second=1e-6)
 
 
 def unfolded(
@@ -171,8 +171,8 @@ def halved(
         states = [
             {v.state(c, so_far): c for c in more} for v, more in zip(variables.all, options, strict=True)
         ]
-        found = search(pricer, variables, pricer.equal([tuple(s) for s in states])).cheapest()
-        cuts = [known[state] for known, state in zip(states, found.states, strict=True)]
+        best = search(pricer, variables, pricer.equal([tuple(s) for s in states])).cheapest()
+        cuts = [known[state] for known, state in zip(states, best.states, strict=True)]
     return tuple(v.state(c, ranks) for v, c in zip(variables.all, cuts, strict=True))
 
 
@@ -203,7 +203,7 @@ def factors(n: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The strategies of all nodes and their cost.
 
     ``reasons``: why operators without a written strategy got theirs. ``lacking``: the bytes that exceed the
@@ -216,16 +216,16 @@ class Found:
     lacking: float = 0.0
 
 
-def found(
+def search_result(
     pricer: Pricer,
     strategies: tuple[OpStrategy, ...],
     written: Mapping[int, OpStrategy],
     memory: float | None,
-) -> Found:
+) -> SearchResult:
     cost = graph_cost(pricer.graph, pricer.rules, strategies, pricer.model, pricer.fixed)
     lacking = 0.0 if memory is None else max(0.0, cost.memory.total - memory)
-    reasons = tuple(Reasons(pricer, strategies).found(written))
-    return Found(strategies, cost, reasons, lacking)
+    reasons = tuple(Reasons(pricer, strategies).of_unwritten(written))
+    return SearchResult(strategies, cost, reasons, lacking)
 
 
 SMALL_GRAPH = 16
@@ -239,10 +239,10 @@ def propagate(
     written: Mapping[int, OpStrategy],
     model: CostModel | None = None,
     *,
-    asked: Layouts | None = None,
+    requested: Layouts | None = None,
     memory: float | None = None,
     extra: Sequence[Sequence[OpStrategy]] = (),
-) -> Found:
+) -> SearchResult:
     """Returns the cheapest strategies by ``model``; those ``written`` for some nodes are kept.
 
     The search is exact over ``candidate_cuts``, and strategies that follow ``written`` ones, for graphs of up
@@ -254,30 +254,28 @@ def propagate(
         ranks: the number of ranks of the stage.
         written: strategies to keep, by place of the node.
         model: the cost model; by default ``CostModel()``.
-        asked: requested layouts of inputs and other values; other inputs come in the layouts of their users.
+        requested: layouts of inputs and other values; other inputs come in the layouts of their users.
         memory: the bytes of a rank that the strategies have to fit in.
         extra: strategies of all nodes that are candidates, too.
     """
-    fixed = fixed_layouts(graph, ranks, asked or Layouts())
-    whole = Pricer(graph, rules, model or CostModel(), fixed)
-    short = shortened(graph, _marks(whole, written))
+    fixed = fixed_layouts(graph, ranks, requested or Layouts())
+    full = Pricer(graph, rules, model or CostModel(), fixed)
+    short = shortened(graph, _marks(full, written))
 
     # promising solutions, from a graph with few of the equal layers
     back = {short_at: at for at, short_at in reversed(list(enumerate(short.of)))}
-    layers = Pricer(
-        short.graph, [rules[back[n]] for n in range(len(back))], whole.model, fixed, short.weights
-    )
+    layers = Pricer(short.graph, [rules[back[n]] for n in range(len(back))], full.model, fixed, short.weights)
     few_written = {n: written[at] for n, at in back.items() if at in written}
     others = [[strategies[back[n]] for n in range(len(back))] for strategies in extra]
     solutions = _solutions(layers, ranks, few_written, others, memory)
     if len(back) == len(graph.nodes):
-        return found(whole, solutions[0], written, memory)
+        return search_result(full, solutions[0], written, memory)
 
     # each operator of the full graph may have any strategy that its equal had in one of these solutions
     single = variables(graph, rules, dims_of_model(graph, rules), written, together=False)
     menus = [tuple(dict.fromkeys((s[n],) for s in solutions)) for n in short.of]
-    best = alike(search(whole, single, whole.equal(menus)), memory)
-    return found(whole, best.strategies(single), written, memory)
+    best = alike(search(full, single, full.equal(menus)), memory)
+    return search_result(full, best.strategies(single), written, memory)
 
 
 def recursive(
@@ -286,14 +284,14 @@ def recursive(
     ranks: int,
     model: CostModel | None = None,
     *,
-    asked: Layouts | None = None,
+    requested: Layouts | None = None,
     memory: float | None = None,
-) -> Found:
+) -> SearchResult:
     """``recursive_programming``: returns what ``propagate`` finds if no strategy is written.
 
     In that case, the search begins with the strategies of ``halved`` unless candidates are few.
     """
-    return propagate(graph, rules, ranks, {}, model, asked=asked, memory=memory)
+    return propagate(graph, rules, ranks, {}, model, requested=requested, memory=memory)
 
 
 def _marks(pricer: Pricer, written: Mapping[int, OpStrategy]) -> list[int]:
@@ -348,20 +346,20 @@ class Searches:
     ranks: int
     model: CostModel
     memory: float | None
-    _known: dict[Any, Found] = field(default_factory=dict)
+    _known: dict[Any, SearchResult] = field(default_factory=dict)
 
-    def found(
+    def propagate(
         self,
         graph: OpGraph,
         rules: Sequence[OpRule | None],
         written: Mapping[int, OpStrategy],
-        asked: Layouts,
-    ) -> Found:
-        given = (written, asked.rest, asked.leave)
-        key = (unnamed(graph), tuple(rules), *(tuple(sorted(of.items(), key=_first)) for of in given))
+        requested: Layouts,
+    ) -> SearchResult:
+        layouts = (written, requested.rest, requested.leave)
+        key = (unnamed(graph), tuple(rules), *(tuple(sorted(of.items(), key=_first)) for of in layouts))
         if key not in self._known:
             self._known[key] = propagate(
-                graph, rules, self.ranks, written, self.model, asked=asked, memory=self.memory
+                graph, rules, self.ranks, written, self.model, requested=requested, memory=self.memory
             )
         return self._known[key]
 

@@ -66,8 +66,8 @@ def merged(reasons: Iterable[Reason]) -> Iterator[Reason]:
     modules: dict[tuple[str, str, str], int] = {}
     for r in reasons:
         modules[r.name, r.light, r.said] = modules.get((r.name, r.light, r.said), 0) + r.modules
-    for (name, light, said), count in modules.items():
-        yield Reason(name, count, light, said)
+    for (name, light, text), count in modules.items():
+        yield Reason(name, count, light, text)
 
 
 class Reasons:
@@ -80,7 +80,7 @@ class Reasons:
         self.names = _names(pricer, self.dims)
         self._params = {v for _, v in self.graph.params}
 
-    def found(self, written: Mapping[int, OpStrategy]) -> Iterator[Reason]:
+    def of_unwritten(self, written: Mapping[int, OpStrategy]) -> Iterator[Reason]:
         """Yields the reasons of operators without a written strategy, in the order of their first run."""
         groups: dict[tuple[str, str, str, bool], list[int]] = {}
         constant = constants(self.graph)
@@ -103,8 +103,8 @@ class Reasons:
                 yield Reason(module or "the model", modules, f", {light}", words)
                 continue
             several = any(k[0] == module and k[3] and k[1] != kind for k in groups)
-            what = f"{module}.{kind}" if module and several else module or kind
-            yield Reason(what, modules, "", words + self.why(nodes[len(nodes) // 2]))
+            operator = f"{module}.{kind}" if module and several else module or kind
+            yield Reason(operator, modules, "", words + self.why(nodes[len(nodes) // 2]))
 
     def words(self, at: int, chosen: OpStrategy | None = None) -> str:
         """Describes a strategy: ``batch 4 x columns 2``, or one word if all ranks cut the same letter."""

@@ -156,7 +156,7 @@ def _pattern(
     maker, names = known
     own = f"{layer.prefix}{layer.number}."
 
-    def told(v: int) -> object:
+    def describe(v: int) -> object:
         at, i = maker.get(v, (-1, 0))
         if layer.start <= at < layer.stop:
             return "own", at - layer.start, i
@@ -166,7 +166,8 @@ def _pattern(
         return ("parameter", name.removeprefix(own)) if name.startswith(own) else ("other", v)
 
     return tuple(
-        (signatures[n], tuple(told(v) for v in graph.nodes[n].ins)) for n in range(layer.start, layer.stop)
+        (signatures[n], tuple(describe(v) for v in graph.nodes[n].ins))
+        for n in range(layer.start, layer.stop)
     )
 
 

@@ -72,8 +72,8 @@ class MoveTable:
     def _settled(self, source: Array, first: Array) -> Array:
         """The layout at rest of each source; a sum of terms rests as it is first taken."""
         partial = np.array([bool(x.partial) for x in self.layouts])[source]
-        whole = np.array([self._add(x.summed().canonical) for x in list(self.layouts)])
-        return np.where(partial, whole[first], source)
+        summed = np.array([self._add(x.summed().canonical) for x in list(self.layouts)])
+        return np.where(partial, summed[first], source)
 
     def _moves(self, src: Array, dst: Array) -> tuple[Array, Array]:
         src, dst = np.broadcast_arrays(src, dst)
@@ -164,8 +164,10 @@ class Pricer:
     @cached_property
     def signatures(self) -> tuple[int, ...]:
         """A number for each node, the same for equal operators on tensors of equal shapes and dtypes."""
-        found: dict[object, int] = {}
-        return tuple(found.setdefault(signature(self.graph, node), len(found)) for node in self.graph.nodes)
+        numbers: dict[object, int] = {}
+        return tuple(
+            numbers.setdefault(signature(self.graph, node), len(numbers)) for node in self.graph.nodes
+        )
 
     def _number(self, *key: object) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -353,11 +355,11 @@ class Choice:
     memory: float
 
     def strategies(self, variables: Variables) -> tuple[OpStrategy, ...]:
-        found: list[OpStrategy] = [OpStrategy((1,))] * len(variables.of)
+        by_node: list[OpStrategy] = [OpStrategy((1,))] * len(variables.of)
         for variable, state in zip(variables.all, self.states, strict=True):
             for at, strategy in zip(variable.members, state, strict=True):
-                found[at] = strategy
-        return tuple(found)
+                by_node[at] = strategy
+        return tuple(by_node)
 
 
 @dataclass(frozen=True)

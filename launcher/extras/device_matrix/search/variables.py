@@ -90,8 +90,8 @@ def variables(
 ) -> Variables:
     """Returns a variable for each operator; with ``together``, light neighbours in a module share one."""
     constant = constants(graph)
-    whole = {at for at, rule in enumerate(rules) if rule is None or at in constant}
-    alone = whole | written.keys()
+    uncut = {at for at, rule in enumerate(rules) if rule is None or at in constant}
+    alone = uncut | written.keys()
 
     # the root of a group stands for it
     groups = Groups()
@@ -108,7 +108,7 @@ def variables(
             of[at] = number
         if mine[0] in written:
             every.append(Variable((mine[0],), (), ((),), (written[mine[0]],)))
-        elif mine[0] in whole:
+        elif mine[0] in uncut:
             every.append(Variable((mine[0],), (), ((),)))
         else:
             every.append(_variable(mine, rules, dims))
@@ -168,11 +168,11 @@ def _join_light(graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int],
 
 def constants(graph: OpGraph) -> frozenset[int]:
     """The nodes that depend on no input and no parameter: every rank makes their full outputs."""
-    given = {*graph.inputs, *(v for _, v in graph.params)}
+    dependent = {*graph.inputs, *(v for _, v in graph.params)}
     out = set()
     for at, node in enumerate(graph.nodes):
-        if given.intersection(node.ins):
-            given.update(node.outs)
+        if dependent.intersection(node.ins):
+            dependent.update(node.outs)
         else:
             out.add(at)
     return frozenset(out)

@@ -48,7 +48,7 @@ def test_nothing_is_cheaper_among_all_choices(seed: int) -> None:
     graph, ranks, model, written = case
     rows = TensorLayout((ranks,), ((0,), ()))
     asked = Layouts({v: rows for v in graph.inputs if rows.divides(graph.values[v].shape) and seed % 2})
-    found = propagate(graph, rules_of(graph), ranks, written, model, asked=asked)
+    found = propagate(graph, rules_of(graph), ranks, written, model, requested=asked)
     assert all(found.strategies[at] == strategy for at, strategy in written.items())
     best = cheapest(graph, ranks, model, written, asked)
     assert found.cost.predicted <= 1.01 * best
@@ -87,7 +87,7 @@ def mlp(batch: int) -> OpGraph:
 def test_inputs_cut_in_batch_give_data_parallelism() -> None:
     graph = mlp(1 << 16)
     cut = TensorLayout((8,), ((0,), ()))
-    found = propagate(graph, rules_of(graph), 8, {}, asked=Layouts({graph.inputs[0]: cut}))
+    found = propagate(graph, rules_of(graph), 8, {}, requested=Layouts({graph.inputs[0]: cut}))
     assert {s.axes for s in found.strategies} == {(("d0", (0,)),)}
     assert found.cost.communication == 0
     assert tuple(map(str, found.reasons)) == (
@@ -124,7 +124,9 @@ def test_what_has_no_rule_runs_whole() -> None:
 def test_hsdp_makes_room_for_what_would_not_fit() -> None:
     graph = mlp(1 << 16)
     cut = Layouts({graph.inputs[0]: TensorLayout((8,), ((0,), ()))})
-    plain, sharded = (propagate(graph, rules_of(graph), 8, {}, CostModel(optimizer_level=n), asked=cut) for n in (0, 3))
+    plain, sharded = (
+        propagate(graph, rules_of(graph), 8, {}, CostModel(optimizer_level=n), requested=cut) for n in (0, 3)
+    )
     weights = 3 * 1024 * 1024 * 4
     assert (plain.cost.memory.parameters, plain.cost.memory.states) == (weights, 2 * weights)
     assert (sharded.cost.memory.parameters, sharded.cost.memory.states) == (weights / 8, weights / 4)
