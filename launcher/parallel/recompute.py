@@ -60,7 +60,7 @@ class RecomputedForward:
 
         def run(*given: Any) -> Any:
             own = given[: len(given) - len(names)] if names else given
-            with region.keeping_error():
+            with region.keeping_error(), _plain():
                 return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
 
         # everything by position: torch looks among these for the devices whose random state it saves
@@ -94,6 +94,20 @@ class RecomputedForward:
         name = self.recomputed.module
         text = f"{name} cannot be recomputed in the backward: {why}; leave {name} out"
         return RequestError((Problem("parallel.recompute.modules", text),))
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    """Let recomputed modules that the forward of one calls, itself perhaps, run once for each of its runs.
+
+    A plan recomputes no module inside of another one; a module that calls itself, or one that lies elsewhere,
+    is known only when it does.
+    """
+    token = PLAIN.set(True)
+    try:
+        yield
+    finally:
+        PLAIN.reset(token)
 
 
 class _Region:

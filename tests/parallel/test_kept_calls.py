@@ -221,3 +221,55 @@ def test_products_within_torch_func_have_the_same_gradients(forward: Callable[[N
         net.zero_grad()
         found, _ = gradients(net)
         assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def halved(net: Net, x: Tensor) -> Tensor:
+    """Calls its module on both halves."""
+    if x.shape[1] == 1:
+        return x
+    first, second = (net(part).sum(1, keepdim=True) for part in x.tensor_split(2, dim=1))
+    return net.outer((first * second).sin()).tanh()
+
+
+@pytest.mark.parametrize("keep", [(), PRODUCTS], ids=["in full", "products kept"])
+def test_a_module_that_calls_itself_has_the_same_gradients(keep: tuple[str, ...]) -> None:
+    plain = Net(halved).double()
+    wanted, _ = gradients(deepcopy(plain))
+    net = again(plain, keep)
+    for _ in range(2):
+        net.zero_grad()
+        found, _ = gradients(net)
+        assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+class Borrowing(nn.Module):
+    """Runs a module that lies elsewhere in the model, once within its own forward."""
+
+    def __init__(self, lent: nn.Module) -> None:
+        super().__init__()
+        self.own = nn.Linear(8, 8)
+        self.borrowed = (lent,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.own(self.borrowed[0](self.own(x).sin()).cos())
+        return out
+
+
+@pytest.mark.parametrize("keep", [(), PRODUCTS], ids=["in full", "products kept"])
+def test_a_module_that_another_one_calls_has_the_same_gradients(keep: tuple[str, ...]) -> None:
+    def gradients_of(model: nn.Module) -> list[Any]:
+        torch.manual_seed(1)
+        x = torch.randn(2, 6, 8, dtype=torch.float64)
+        model.zero_grad()
+        model["borrowing"](model["lent"](x)).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    torch.manual_seed(0)
+    lent = Net(packed)
+    plain = nn.ModuleDict({"lent": lent, "borrowing": Borrowing(lent)}).double()
+    model = deepcopy(plain)
+    install(model, [Recomputed(name, keep, comm=True) for name in ("lent", "borrowing")], Axis(1))
+    wanted = gradients_of(plain)
+    for _ in range(2):
+        found = gradients_of(model)
+        assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
