@@ -86,8 +86,9 @@ class FusionMeter:
     def spared(self, start: int, end: int | None = None) -> Operations:
         """Return the bytes and kernels between two marks that a compiler saves by fusing operations."""
         operations = self._seen[start:end]
-        still_moved = sum(o.moved for o in operations if o.kind == "other")
-        still_moved += sum(_run(*run) for run in _runs(operations))
+        still_moved = sum(_run(*run) for run in _runs(operations)) + sum(
+            o.moved for o in operations if o.kind == "other"
+        )
         kernels = sum(o.kind in OWN for o in operations) + sum(1 for _ in _runs(operations))
         moved = sum(o.moved for o in operations)
         return Operations(moved=max(0, moved - still_moved), kernels=max(0, len(operations) - kernels))
