@@ -118,7 +118,7 @@ def move(model: nn.Module, device: torch.device) -> None:
 
     model.to(device)
     for key, same in places.items():
-        registered = [(held, name) for held, name in same if held[name] is not before[key]]
+        registered = [(owner, name) for owner, name in same if owner[name] is not before[key]]
         owner, name = (registered or same)[0]
         moved = owner[name].to(device)
         for owner, name in same:
