@@ -263,20 +263,20 @@ def _unreadable(text: str, why: str) -> Problem:
 
     # the value is wrong; show it shortened, and not at all if it may be a secret
     safe = shown == text
-    told = redacted(value) if safe else "***"
-    told = told if len(told) <= 60 else told[:57] + "..."
+    value_text = redacted(value) if safe else "***"
+    value_text = value_text if len(value_text) <= 60 else value_text[:57] + "..."
     if re.search(r"\d{4301}", value):
-        return Problem(key, f"{told}: a number of {len(value)} digits")
+        return Problem(key, f"{value_text}: a number of {len(value)} digits")
     if key in OPEN:
-        text = f"{told}: cannot be read; set each name by itself"
+        text = f"{value_text}: cannot be read; set each name by itself"
         return Problem(key, text, _by_name(key, value))
     better = rewritten(text)
     if better:
         how = "write key=value" if value.startswith("=") else "lists are [a,b], groups of keys {a: 1}"
-        return Problem(key, f"{told}: cannot be read; {how}", shell(better))
+        return Problem(key, f"{value_text}: cannot be read; {how}", shell(better))
     if value.lstrip()[:1] in ("{", "["):  # quoting would make it text, not a group of keys
-        return Problem(key, f"{told}: cannot be read; {_reason(why)}")
-    return Problem(key, f"{told}: cannot be read; quote the value", shell(in_quotes) if safe else "")
+        return Problem(key, f"{value_text}: cannot be read; {_reason(why)}")
+    return Problem(key, f"{value_text}: cannot be read; quote the value", shell(in_quotes) if safe else "")
 
 
 def _reason(why: str) -> str:

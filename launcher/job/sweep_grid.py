@@ -167,7 +167,7 @@ def _interval(key: str, parsed: Parsed, text: str, problems: list[Problem]) -> A
     span = parsed.value()
     assert isinstance(span, IntervalSweep)
     low, high = span.start, span.end
-    whole = isinstance(low, int) and isinstance(high, int)
+    integral = isinstance(low, int) and isinstance(high, int)
     log = "log" in span.tags
     name, shown = parsed.key_or_group, parsed.get_value_string()
     assert low is not None
@@ -176,7 +176,7 @@ def _interval(key: str, parsed: Parsed, text: str, problems: list[Problem]) -> A
         problems.append(Problem(name, f"{shown}: the lower end comes first"))
     elif log and low <= 0:
         problems.append(Problem(name, f"{shown}: a logarithm needs a lower end above 0"))
-    return Axis(key, (text,), Interval(low, high, log, whole))
+    return Axis(key, (text,), Interval(low, high, log, integral))
 
 
 def _name(k: int, varied: Sequence[str]) -> str:
@@ -223,14 +223,14 @@ def named_operators(job: Job, configs: ConfigFiles) -> tuple[Job, list[Problem]]
 
     Items of a list that are no names get their number as the name. Returns the problems, too.
     """
-    asked = job.search.over.get(OPERATORS)
-    if asked is None or isinstance(asked, Mapping):
+    requested = job.search.over.get(OPERATORS)
+    if requested is None or isinstance(requested, Mapping):
         return job, []
     says = isinstance(job.model, HuggingFace)  # such a model says how it is cut
     options = [o for o in configs.options("operators") if says or o != AUTO]
     named: dict[str, Any] = {}
     problems = []
-    for n, one in enumerate(options if asked == AUTO else asked, 1):
+    for n, one in enumerate(options if requested == AUTO else requested, 1):
         if isinstance(one, Mapping):
             named[str(n)] = dict(one)
         elif one in options:

@@ -130,8 +130,8 @@ def build(
     constructed first, of any type. It may name a class of the launcher's own only if ``OURS`` has it for the
     type of the argument, or for ``base`` if the argument has no type. Raises ``RequestError``.
     """
-    found: T = _built(target, allow, base, base, given, key)
-    return found
+    instance: T = _built(target, allow, base, base, given, key)
+    return instance
 
 
 def _built(
@@ -152,10 +152,10 @@ def _built(
     made = _arguments(make, arguments, len(given), _above(key), nested)
     positional = (*given, *made.pop("_args_", ()))
     _check_fit(make, path, positional, made, key=key)
-    found = make(*positional, **made)
-    if not isinstance(found, kind):
-        raise _error(key, path, f"gives {type(found).__name__} where {kind.__name__} is expected")
-    return found
+    instance = make(*positional, **made)
+    if not isinstance(instance, kind):
+        raise _error(key, path, f"gives {type(instance).__name__} where {kind.__name__} is expected")
+    return instance
 
 
 def check(
@@ -176,8 +176,8 @@ def check(
         check(node, allow, base, key=name, kind=_expected(node, types, base))
         return node
 
-    seen = _arguments(make, arguments, 0, _above(key), nested)
-    _check_fit(make, path, tuple(seen.pop("_args_", ())), seen, key=key)
+    checked = _arguments(make, arguments, 0, _above(key), nested)
+    _check_fit(make, path, tuple(checked.pop("_args_", ())), checked, key=key)
 
 
 def _accepted(
@@ -243,13 +243,13 @@ def _types(make: Callable[..., Any], which: str | int) -> tuple[type, ...]:
         return ()
     many = inspect.Parameter.VAR_KEYWORD if isinstance(which, str) else inspect.Parameter.VAR_POSITIONAL
     if isinstance(which, str):
-        found = parameters.get(which)
+        parameter = parameters.get(which)
     else:
         by_place = [p for p in parameters.values() if p.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
-        found = by_place[which] if which < len(by_place) else None
-    if found is None:
-        found = next((p for p in parameters.values() if p.kind == many), None)
-    return () if found is None else tuple(_classes(found.annotation))
+        parameter = by_place[which] if which < len(by_place) else None
+    if parameter is None:
+        parameter = next((p for p in parameters.values() if p.kind == many), None)
+    return () if parameter is None else tuple(_classes(parameter.annotation))
 
 
 def _classes(annotation: Any) -> Iterator[type]:
@@ -308,20 +308,20 @@ def _trusted(path: str, allow: tuple[str, ...], base: type, key: str) -> Any:
     return _find(path, allow, key)
 
 
-def _function(found: Any) -> bool:
+def _function(value: Any) -> bool:
     """Whether it is a function, or a method that is bound to its class."""
-    if inspect.ismethod(found):
-        return inspect.isclass(found.__self__)
-    return inspect.isfunction(found)
+    if inspect.ismethod(value):
+        return inspect.isclass(value.__self__)
+    return inspect.isfunction(value)
 
 
-def _check_home(path: str, found: Any, allow: tuple[str, ...], base: type, key: str) -> None:
+def _check_home(path: str, definition: Any, allow: tuple[str, ...], base: type, key: str) -> None:
     """Raises ``RequestError`` if the object at ``path`` is defined in a package that is not trusted."""
-    home = f"{found.__module__}.{found.__qualname__}"
+    home = f"{definition.__module__}.{definition.__qualname__}"
     if home in _ours(base) or (not _own(home) and _inside(home, allow)):
         return
-    kind = "class" if inspect.isclass(found) else "function"
-    raise _error(key, path, f"the {kind} is defined in {found.__module__}, which is not trusted")
+    kind = "class" if inspect.isclass(definition) else "function"
+    raise _error(key, path, f"the {kind} is defined in {definition.__module__}, which is not trusted")
 
 
 def _ours(base: type) -> tuple[str, ...]:
@@ -351,7 +351,7 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
         if not _own(module) and not _inside(module, allow):
             break
         try:
-            found: object = importlib.import_module(module)
+            value: object = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name and (module == error.name or module.startswith(error.name + ".")):
                 continue
@@ -361,10 +361,10 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
 
         # the remaining parts are attributes
         for name in parts[n:]:
-            if not hasattr(found, name):
-                raise _absent(key, path, module, name=name, there=found)
-            found = getattr(found, name)
-        return found
+            if not hasattr(value, name):
+                raise _absent(key, path, module, name=name, there=value)
+            value = getattr(value, name)
+        return value
     raise RequestError((absent(key, path),))
 
 

@@ -108,22 +108,22 @@ class _OverClasses(Function):
         loss = logs - (1 - settings.label_smoothing) * meant
         if every:
             loss = loss - settings.label_smoothing / classes * every[0]
-        whole = logs + top
+        logsumexp = logs + top
         if settings.z_loss:
-            loss = loss + settings.z_loss * whole.square()
+            loss = loss + settings.z_loss * logsumexp.square()
 
         counted = target != settings.ignore_index
         known = (target >= 0) & (target < classes)
-        ctx.save_for_backward(powers / total.unsqueeze(-1), here, column, counted, whole)
+        ctx.save_for_backward(powers / total.unsqueeze(-1), here, column, counted, logsumexp)
         ctx.settings, ctx.classes = settings, classes
         return torch.where(counted, torch.where(known, loss, torch.nan), 0).sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        share, here, column, counted, whole = ctx.saved_tensors
+        share, here, column, counted, logsumexp = ctx.saved_tensors
         settings: CrossEntropy = ctx.settings
         if settings.z_loss:
-            share = share * (1 + 2 * settings.z_loss * whole).unsqueeze(-1)
+            share = share * (1 + 2 * settings.z_loss * logsumexp).unsqueeze(-1)
         if settings.label_smoothing:
             share = share - settings.label_smoothing / ctx.classes
         meant = (settings.label_smoothing - 1) * here.to(share.dtype)

@@ -77,8 +77,8 @@ class TopK:
         larger = ((~(logits <= meant) | first) & other).sum(dim)
         larger = larger if parts is None else parts.sum(larger)
 
-        found = torch.where(known, ((larger < self.k) & ~meant.squeeze(dim).isnan()).double(), torch.nan)
-        return torch.stack([torch.where(counted, found, 0).sum(), counted.sum(dtype=torch.float64)])
+        hits = torch.where(known, ((larger < self.k) & ~meant.squeeze(dim).isnan()).double(), torch.nan)
+        return torch.stack([torch.where(counted, hits, 0).sum(), counted.sum(dtype=torch.float64)])
 
     def value(self, total: float, count: float) -> float:
         return total / count

@@ -60,14 +60,14 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
 
     # the model on the meta device, and the source of its values
     if isinstance(model, nn.Module):
-        whole = _numbers(model)
+        full_tensor = _numbers(model)
         _empty(model)
     else:
-        model, whole = fill.from_constructor(model, plan)
+        model, full_tensor = fill.from_constructor(model, plan)
 
     # this rank's share of it
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
-    drawn = blueprint(model, whole, plan, plan.inputs)
+    drawn = blueprint(model, full_tensor, plan, plan.inputs)
     return Net(parallel_model.parallelize(drawn, plan, meshes, device))
 
 
@@ -112,11 +112,11 @@ def sync_pipeline_shared_parameters(net: nn.Module) -> None:
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: {type(net).__name__} is not a torch.nn.Module")
-    found = inside(net)
-    if found is None:
+    parallel_net = inside(net)
+    if parallel_net is None:
         text = f"net: {type(net).__name__} is not a result of launcher.parallel.parallelize"
         raise TypeError(f"{text}, nor a wrapper of one")
-    for tied in found.live.ties:
+    for tied in parallel_net.live.ties:
         tied.sync()
 
 

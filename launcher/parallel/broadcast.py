@@ -61,14 +61,14 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
             raise ValueError(f"{text}, {first}")
 
     # this rank has the tensors that the layouts place here
-    held = _held(net)
+    local_tensors = _held(net)
     for name, lay in layout.items():
-        if lay.holds(rank) and name not in held:
-            near = ", ".join(list(held)[:3])
+        if lay.holds(rank) and name not in local_tensors:
+            near = ", ".join(list(local_tensors)[:3])
             raise ValueError(f"layout: {name} is not a parameter of net on rank {rank}, which has {near} ...")
     if isinstance(net, Net):
         _check_alike(layout, net)
-    return share({n: held[n] for n, lay in layout.items() if lay.holds(rank)}, layout)
+    return share({n: local_tensors[n] for n, lay in layout.items() if lay.holds(rank)}, layout)
 
 
 def _first_of_stage(grid: Grid, rank: int) -> int:
@@ -109,9 +109,9 @@ def _staged(layout: Layout) -> Layout:
 
 
 def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
-    found = getattr(row, "layout", row)
-    if isinstance(found, Layout):
-        return found
+    layout = getattr(row, "layout", row)
+    if isinstance(layout, Layout):
+        return layout
     if grid is None or not isinstance(row, Mapping) or not {"shape", "split", "at"} <= row.keys():
         raise TypeError(f"layout: {name}: {type(row).__name__} is not a layout")
     if "grid" in row:
@@ -127,8 +127,8 @@ def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
     rank = dist.get_rank()
     for name, given in layout.items():
         if name in own and own[name].holds(rank) and not {*given.twins(rank)} <= {*own[name].twins(rank)}:
-            told = f"it has ranks {list(given.twins(rank))} hold the same of {name}, of net it is"
-            raise ValueError(f"layout: {told} {list(own[name].twins(rank))}")
+            difference = f"it has ranks {list(given.twins(rank))} hold the same of {name}, of net it is"
+            raise ValueError(f"layout: {difference} {list(own[name].twins(rank))}")
 
 
 def _held(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
@@ -142,31 +142,31 @@ def _held(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
 
 
 @torch.no_grad()
-def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) -> Sent:
+def share(local_tensors: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) -> Sent:
     """Broadcast each tensor to its replicas. All ranks call this with the same ``layout``.
 
-    ``held`` has this rank's copies of each tensor. Raises ``RunError``, which names the tensors that are not
-    bit-equal afterwards, and the ranks.
+    ``local_tensors`` has this rank's copies of each tensor. Raises ``RunError``, which names the tensors that
+    are not bit-equal afterwards, and the ranks.
     """
     rank = dist.get_rank()
     tensors = collectives = nbytes = 0
     wrong: list[str] = []
     for rows, every in _alike(layout).items():
         group = mine(rank, rows)
-        names = [n for n in every if n in held]
+        names = [n for n in every if n in local_tensors]
         if group is None or dist.get_world_size(group) == 1:
             continue
 
         # the first copy of each is broadcast; this rank's other copies follow it
-        for batch in _batches({n: local(held[n][0]) for n in names}):
+        for batch in _batches({n: local(local_tensors[n][0]) for n in names}):
             nbytes += _send(batch, group)
             collectives += 1
         tensors += len(names)
         for n in names:
-            for other in held[n][1:]:
-                local(other).copy_(local(held[n][0]))
+            for other in local_tensors[n][1:]:
+                local(other).copy_(local(local_tensors[n][0]))
 
-        wrong += _differing({n: local(held[n][0]) for n in names}, group)
+        wrong += _differing({n: local(local_tensors[n][0]) for n in names}, group)
         dist.destroy_process_group(group)
     if wrong:
         raise RunError(f"after the broadcast {'; '.join(wrong)}")
@@ -233,7 +233,7 @@ def _differing(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[
     ranks = dist.get_process_group_ranks(group)
     out = []
     for name in own:
-        odd = [r for r, said in zip(ranks, every, strict=True) if said[name] != every[0][name]]
+        odd = [r for r, digests in zip(ranks, every, strict=True) if digests[name] != every[0][name]]
         if odd:
             plural = "s" if len(odd) > 1 else ""
             out.append(f"{name} on rank{plural} {', '.join(map(str, odd))} is not rank {ranks[0]}'s")

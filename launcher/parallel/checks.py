@@ -27,7 +27,7 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
     assert set(stages) == planned, f"rank {rank} runs stages {stages}, planned {planned}"
 
     for part in parts:
-        seen = set()
+        present = set()
         named = tensors(part.module)
         for placed, name, t in part.named(plan.params):
             box = placed.layout.box(rank)
@@ -43,10 +43,10 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
             # tied parameters are still one tensor
             twins = [n for n in placed.names if n in named and named[n] is not t]
             assert not twins, f"rank {rank}: {twins} should be the same tensor as {name}"
-            seen.add(placed.name)
+            present.add(placed.name)
 
         # and nothing of the stage was left out
-        missing = {p.name for p in plan.params if part.stage.index in p.stages} - seen
+        missing = {p.name for p in plan.params if part.stage.index in p.stages} - present
         assert not missing, f"rank {rank}, stage {part.stage.index}: no {sorted(missing)}"
 
 
@@ -76,14 +76,14 @@ CAUSE = "something depends on what differs between processes, such as the order 
 CURE = "sort it there, or start all ranks with the same PYTHONHASHSEED"
 
 
-def check_agreement(parts: list[StagePart], whole: FullTensorOf) -> None:
+def check_agreement(parts: list[StagePart], full_tensor: FullTensorOf) -> None:
     """Compare the traced code and the initial tensors of all ranks. Every rank calls this.
 
     Raises ``RunError`` if weights would start from different values, or stages would not fit together.
     """
     # one digest per rank: nearly always they are equal
     code = parts[0].code
-    made = whole.texts() if isinstance(whole, InitialTensors) else {}
+    made = full_tensor.texts() if isinstance(full_tensor, InitialTensors) else {}
     digest = hashlib.blake2b(repr((code, sorted(made.items()))).encode()).hexdigest()
     if len(set(_gathered(digest))) == 1:
         return
@@ -95,15 +95,15 @@ def check_agreement(parts: list[StagePart], whole: FullTensorOf) -> None:
             if one != other:
                 text = f"the code between the named modules is '{one}' on rank 0 and '{other}' on rank {rank}"
                 raise RunError(f"{text}: {CAUSE}; {CURE}")
-    _same_numbers(made, whole)
+    _same_numbers(made, full_tensor)
 
 
-def _same_numbers(made: dict[str, str], whole: FullTensorOf) -> None:
+def _same_numbers(made: dict[str, str], full_tensor: FullTensorOf) -> None:
     """Compare the values of tensors made in different ways: one rank may have used a cache."""
     every = _gathered(made)
     names = sorted({n for texts in every for n in texts})
     doubtful = [n for n in names if len({texts.get(n) for texts in every}) > 1]
-    digests = {n: _digest(whole, n) for n in doubtful if n in made}
+    digests = {n: _digest(full_tensor, n) for n in doubtful if n in made}
     for rank, theirs in enumerate(_gathered(digests)):
         for name in doubtful:
             if theirs.get(name) != digests.get(name):
@@ -111,8 +111,8 @@ def _same_numbers(made: dict[str, str], whole: FullTensorOf) -> None:
                 raise RunError(f"{text}: in the constructor {CAUSE}; {CURE}")
 
 
-def _digest(whole: FullTensorOf, name: str) -> str:
-    numbers = whole(name).contiguous().reshape(-1).view(torch.uint8).numpy()
+def _digest(full_tensor: FullTensorOf, name: str) -> str:
+    numbers = full_tensor(name).contiguous().reshape(-1).view(torch.uint8).numpy()
     return hashlib.blake2b(numbers.tobytes()).hexdigest()
 
 

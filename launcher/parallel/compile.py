@@ -90,12 +90,12 @@ def tracing(modules: int, tp: int) -> dict[str, Any]:
     # blocks of one class share a list of graphs, and may all differ
     limit = config.recompile_limit + modules
     total = config.accumulated_recompile_limit + modules * limit
-    found: dict[str, Any] = {"recompile_limit": limit, "accumulated_recompile_limit": total}
+    options: dict[str, Any] = {"recompile_limit": limit, "accumulated_recompile_limit": total}
 
     # recomputed operators leave results on the axis for the next operator in the same run
     if tp > 1:
-        found["skip_fwd_side_effects_in_bwd_under_checkpoint"] = True
-    return found
+        options["skip_fwd_side_effects_in_bwd_under_checkpoint"] = True
+    return options
 
 
 def _compiled(

@@ -31,14 +31,14 @@ class Norm:
         """
         # the gradients of this rank
         every = [(grad(p), weight) for p, weight in self.pieces]
-        found = [(g, weight) for g, weight in every if g is not None and g.numel()]
-        if not found:
+        weighted_grads = [(g, weight) for g, weight in every if g is not None and g.numel()]
+        if not weighted_grads:
             return to_host(number), torch.zeros((), dtype=torch.float64)
 
         # in fp64: a CPU's sum of a million squares in fp32 has five correct digits
-        norms = torch.stack(torch._foreach_norm([g for g, _ in found], 2, torch.float64))
+        norms = torch.stack(torch._foreach_norm([g for g, _ in weighted_grads], 2, torch.float64))
         both = to_host(torch.cat([number.to(norms.device).reshape(1), norms]))
-        weights = torch.tensor([weight for _, weight in found], dtype=torch.float64)
+        weights = torch.tensor([weight for _, weight in weighted_grads], dtype=torch.float64)
         return both[0], both[1:].square() @ weights
 
     @torch.no_grad()
@@ -86,19 +86,21 @@ class OwnGradients:
     def see_whole(self) -> None:
         """Add those of unsharded parameters, after a step's last backward and before their sum over ranks."""
         sharded = {p.name for p in self.model.plan.params if p.sharded}
-        found = [(n, p.grad) for n, p in self.model.trainable() if self.model.first_name(n) not in sharded]
-        has = [(n, g) for n, g in found if g is not None]
+        unsharded = [
+            (n, p.grad) for n, p in self.model.trainable() if self.model.first_name(n) not in sharded
+        ]
+        has = [(n, g) for n, g in unsharded if g is not None]
         if has:
             self.see(*zip(*has, strict=True))
 
     def take(self, scale: float) -> dict[str, float]:
         """Return each norm of the step times ``scale``, in the plan's order, and reset all."""
-        seen = {n: self.squares[n] for n, _ in self.model.trainable() if n in self.squares}
+        squares = {n: self.squares[n] for n, _ in self.model.trainable() if n in self.squares}
         self.squares.clear()
-        if not seen:
+        if not squares:
             return {}
-        norms = to_host(torch.stack(list(seen.values()))).sqrt().tolist()  # one copy from the device
-        return {n: norm * scale for n, norm in zip(seen, norms, strict=True)}
+        norms = to_host(torch.stack(list(squares.values()))).sqrt().tolist()  # one copy from the device
+        return {n: norm * scale for n, norm in zip(squares, norms, strict=True)}
 
 
 def watch(model: ParallelModel) -> OwnGradients:

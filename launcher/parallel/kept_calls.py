@@ -320,17 +320,17 @@ class _Saved:
     left: int = 0
 
     def pack(self, t: Tensor) -> Tensor | _Place:
-        found = _argument(t, self.given)
-        if found is None:
+        index = _argument(t, self.given)
+        if index is None:
             return t.detach()
-        if found not in self.used:
-            self.used = (*self.used, found)
+        if index not in self.used:
+            self.used = (*self.used, index)
         self.places += 1
-        whole = self.given[found]
-        alike = t.shape == whole.shape and t.stride() == whole.stride()
-        offset = int(t.storage_offset() - whole.storage_offset())
+        argument = self.given[index]
+        alike = t.shape == argument.shape and t.stride() == argument.stride()
+        offset = int(t.storage_offset() - argument.storage_offset())
         view = None if alike and not offset else (tuple(t.shape), t.stride(), offset)
-        return _Place(self.used.index(found), view)
+        return _Place(self.used.index(index), view)
 
     def end(self) -> None:
         """Hand the arguments over to torch's checkpoint, after the call has returned."""
@@ -402,12 +402,12 @@ def _is_one_operation(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...])
         return False
     key = (func, kinds, torch.is_grad_enabled(), torch._C._is_any_autocast_enabled(), key)
     try:
-        found = _known.get(key)
+        answer = _known.get(key)
     except TypeError:  # an argument without a hash
         return False
-    if found is None:
-        found = _known[key] = _tried(func, args, kwargs, kinds)
-    return found
+    if answer is None:
+        answer = _known[key] = _tried(func, args, kwargs, kinds)
+    return answer
 
 
 def _key(value: Any) -> Any:
@@ -420,27 +420,27 @@ def _key(value: Any) -> Any:
         value = tuple(value.items())
     if not isinstance(value, tuple | list):
         return (value,)
-    found = tuple(_key(v) for v in value)
-    return None if None in found else found
+    keys = tuple(_key(v) for v in value)
+    return None if None in keys else keys
 
 
 def _tried(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
     """Decide by calling the function once more than the forward does."""
     if func is F.scaled_dot_product_attention and _drops_out(args, kwargs):
         return False  # skipping its draw would shift all later draws
-    seen = _Results(kinds)
+    results = _Results(kinds)
     saved: list[Tensor] = []
 
     def save(t: Tensor) -> Tensor:
         saved.append(t.detach())
         return saved[-1]
 
-    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t), seen:
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t), results:
         out = func(*args, **kwargs)
-    if type(out) is not Tensor or not seen.has(out):
+    if type(out) is not Tensor or not results.has(out):
         return False
     given = list(tensors((args, kwargs)))
-    return all(seen.has(t) or t.nbytes <= SMALL_BYTES or _fits(t, given) for t in saved)
+    return all(results.has(t) or t.nbytes <= SMALL_BYTES or _fits(t, given) for t in saved)
 
 
 def _drops_out(args: Any, kwargs: Any) -> bool:
@@ -449,8 +449,8 @@ def _drops_out(args: Any, kwargs: Any) -> bool:
 
 def _fits(t: Tensor, given: Sequence[Tensor]) -> bool:
     """Whether ``t`` can be restored from an argument."""
-    found = _argument(t, given)
-    return found is not None and t.dtype == given[found].dtype and t.numel() <= given[found].numel()
+    index = _argument(t, given)
+    return index is not None and t.dtype == given[index].dtype and t.numel() <= given[index].numel()
 
 
 class _Results(Dispatch):

@@ -26,9 +26,9 @@ class OutputShare:
         """The additional arguments of the loss of a split output."""
         return () if self.classes is None else (self.classes,)
 
-    def targets(self, whole: Tensor) -> Tensor:
+    def targets(self, full: Tensor) -> Tensor:
         """Return the targets of this rank's part of the output: a micro batch's, split as its samples are."""
-        return whole
+        return full
 
 
 def output_share(plan: Plan, axis: Axis, rank: int) -> OutputShare:

@@ -42,22 +42,24 @@ if TYPE_CHECKING:
 class Blueprint:
     """The model on the meta device, which a build then splits into stages and lays out.
 
-    ``whole`` returns the values of its tensors. ``axis`` is the tensor-parallel axis of its operators, which
-    belongs to no rank yet. ``tracer`` has traced its forward, if the model runs in several stages.
+    ``full_tensor`` returns the values of its tensors. ``axis`` is the tensor-parallel axis of its operators,
+    which belongs to no rank yet. ``tracer`` has traced its forward, if the model runs in several stages.
     """
 
     model: nn.Module
-    whole: FullTensorOf
+    full_tensor: FullTensorOf
     axis: Axis
     tracer: Tracer | None
 
 
-def blueprint(model: nn.Module, whole: FullTensorOf, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Blueprint:
+def blueprint(
+    model: nn.Module, full_tensor: FullTensorOf, plan: Plan, inputs: tuple[TensorSpec, ...]
+) -> Blueprint:
     """Return the blueprint of ``model`` (on the meta device), turned into what a rank of ``tp`` runs."""
     axis = spread(model, plan)
     install(model, plan.recomputed, axis)
     narrow_frozen(model, plan)
-    return Blueprint(model, whole, axis, traced(model, plan, inputs))
+    return Blueprint(model, full_tensor, axis, traced(model, plan, inputs))
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ class ParallelModel:
     def named(self) -> list[tuple[Placed, torch.Tensor]]:
         """Return this rank's tensors, the first copy of each, in the plan's order."""
         later_first = reversed(self.parts)  # so that the first copy overwrites later ones
-        found = {p.name: (p, t) for part in later_first for p, _, t in part.named(self.plan.params)}
-        return [found[p.name] for p in self.plan.params if p.name in found]
+        by_name = {p.name: (p, t) for part in later_first for p, _, t in part.named(self.plan.params)}
+        return [by_name[p.name] for p in self.plan.params if p.name in by_name]
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Return every copy of every trainable parameter, for the optimizer.
@@ -126,10 +128,10 @@ class ParallelModel:
     def param_groups(self) -> list[tuple[ParamGroup, list[tuple[str, nn.Parameter]]]]:
         """Return the trainable parameters by the plan's groups, without those that are empty on this rank."""
         at = {name: i for i, group in enumerate(self.plan.param_groups) for name in group.names}
-        found: dict[int, list[tuple[str, nn.Parameter]]] = {}
+        by_group: dict[int, list[tuple[str, nn.Parameter]]] = {}
         for name, p in self.trainable():
-            found.setdefault(at[self.first_name(name)], []).append((name, p))
-        return [(self.plan.param_groups[i], found[i]) for i in sorted(found)]
+            by_group.setdefault(at[self.first_name(name)], []).append((name, p))
+        return [(self.plan.param_groups[i], by_group[i]) for i in sorted(by_group)]
 
     def layouts(self) -> dict[nn.Parameter, Layout]:
         """Return the layout of each trainable parameter."""
@@ -178,7 +180,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     drawn.axis.join(meshes.coords["tp"], meshes.tp)
     modes = Modes.from_model(drawn.model)
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
-    check_agreement(parts, drawn.whole)
+    check_agreement(parts, drawn.full_tensor)
     flatten(parts, plan)
 
     if plan.sharding is not None:
@@ -190,7 +192,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     for part in parts:
         shard(part, plan, meshes)
     orders = [GatherOrder(part, plan) for part in parts]
-    fill(parts, plan, meshes.rank, device, whole=drawn.whole)
+    fill(parts, plan, meshes.rank, device, full_tensor=drawn.full_tensor)
 
     weights = []
     if plan.sharding is not None:

@@ -86,8 +86,8 @@ class RecomputedForward:
         watched = not self.axis.planned and next(self.numbers) in (1, 2)
         before = held(self.module) if watched else None
         yield
-        if before is not None and (found := changed(before, held(self.module))):
-            raise self.refused(f"each of its forwards changes {found[0][0]}")
+        if before is not None and (changes := changed(before, held(self.module))):
+            raise self.refused(f"each of its forwards changes {changes[0][0]}")
 
     def refused(self, why: str) -> RequestError:
         """Return the error that the module cannot be recomputed."""
@@ -205,10 +205,10 @@ class _Region:
         at = carry.again(*self.piece) if carry is not None and self.piece is not None else nullcontext()
 
         # with the same state, while the meter counts what is sent
-        what, module = self.of.recomputed, self.of.module
+        recomputed, module = self.of.recomputed, self.of.module
         around = AGAIN.get()
         counting = around(self._sent) if around is not None else nullcontext()
-        restoring = untouched([module], what.restored) if what.restored else nullcontext()
+        restoring = untouched([module], recomputed.restored) if recomputed.restored else nullcontext()
 
         # operators see what they saw the first time: what those before them shared, and kept results
         axis = self.of.axis

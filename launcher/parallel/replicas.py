@@ -25,11 +25,11 @@ class Statistics:
     @torch.no_grad()
     def share(self) -> None:
         """Broadcast them, in one collective per dtype."""
-        found: dict[torch.dtype, list[torch.Tensor]] = {}
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for module, name in self.places:
             t = getattr(module, name)
-            found.setdefault(t.dtype, []).append(t)
-        for same in found.values():
+            by_dtype.setdefault(t.dtype, []).append(t)
+        for same in by_dtype.values():
             flat = torch.cat([t.reshape(-1) for t in same])
             dist.broadcast(flat.view(torch.uint8), group_src=0, group=self.group)  # gloo supports few dtypes
             for t, piece in zip(same, flat.split([t.numel() for t in same]), strict=True):
@@ -105,5 +105,5 @@ def total(
     for g, piece in zip(grads, summed, strict=True):
         g.copy_(piece.view_as(g))
     if not all(has):
-        for t, found in zip(tensors, to_host(anywhere).tolist(), strict=True):
-            t.grad = t.grad if found else None
+        for t, ranks_with_grad in zip(tensors, to_host(anywhere).tolist(), strict=True):
+            t.grad = t.grad if ranks_with_grad else None

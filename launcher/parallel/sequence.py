@@ -102,8 +102,8 @@ def attach(model: nn.Module, carry: Carry) -> None:
 def _attached(forward: Any, module: nn.Module, name: str, carry: Carry) -> Any:
     if not hasattr(forward, "plain"):
         return partial(_forward, module, forward, name, carry) if isinstance(module, Pieced) else forward
-    told = {"carry": carry} if hasattr(forward, "carry") else {}
-    return replace(forward, plain=_attached(forward.plain, module, name, carry), **told)
+    extra = {"carry": carry} if hasattr(forward, "carry") else {}
+    return replace(forward, plain=_attached(forward.plain, module, name, carry), **extra)
 
 
 def _forward(
@@ -112,21 +112,21 @@ def _forward(
     if carry.now is None:
         return plain(*inputs, **named)
     micro, piece = carry.now
-    left = carry.left.setdefault(micro, {}).setdefault(name, [])
+    piece_states = carry.left.setdefault(micro, {}).setdefault(name, [])
     if not carry.repeats:
-        del left[piece:]  # the same piece runs again
+        del piece_states[piece:]  # the same piece runs again
 
     # this piece, with what the pieces before it have left
-    out, kept = module.piece(*inputs, **named, start=carry.starts[piece], past=tuple(left[:piece]))
+    out, kept = module.piece(*inputs, **named, start=carry.starts[piece], past=tuple(piece_states[:piece]))
     if piece == len(carry.starts) - 1:
         return out
     if not carry.repeats:
-        left.append(tuple(t.detach().requires_grad_(t.requires_grad) for t in kept))
+        piece_states.append(tuple(t.detach().requires_grad_(t.requires_grad) for t in kept))
 
     # gradients of later pieces flow back through what is left for them
     if not any(t.requires_grad for t in kept):
         return out
-    return _Later.apply(out, left[piece], *kept)  # type: ignore[no-untyped-call]
+    return _Later.apply(out, piece_states[piece], *kept)  # type: ignore[no-untyped-call]
 
 
 class _Later(torch.autograd.Function):
@@ -216,14 +216,14 @@ def graphs(
     model: nn.Module,
     leaves: frozenset[str],
     specs: Sequence[TensorSpec],
-    whole: Graph,
+    full_graph: Graph,
     lengths: tuple[int, ...],
 ) -> Pieces:
-    """Trace the pieces, which must run as ``whole`` runs full sequences.
+    """Trace the pieces, which must run as ``full_graph`` runs full sequences.
 
     Raises ``RequestError`` if the result differs.
     """
-    return Pieces(lengths, _same(whole, _traced(model, leaves, specs, lengths), lengths))
+    return Pieces(lengths, _same(full_graph, _traced(model, leaves, specs, lengths), lengths))
 
 
 def _traced(
@@ -234,8 +234,8 @@ def _traced(
     out = []
     for piece, some in enumerate(_each(specs, lengths, carry)):
         traced = model_facts.piece(model, leaves, some)
-        left = {name: kept[piece] for name, kept in carry.left.get(0, {}).items() if piece < len(kept)}
-        out.append(replace(traced, nodes=tuple(_leaving(n, left) for n in traced.nodes)))
+        states = {name: kept[piece] for name, kept in carry.left.get(0, {}).items() if piece < len(kept)}
+        out.append(replace(traced, nodes=tuple(_leaving(n, states) for n in traced.nodes)))
     return tuple(out)
 
 
@@ -253,26 +253,26 @@ def _each(specs: Sequence[TensorSpec], lengths: Sequence[int], carry: Carry) -> 
             yield [shortened(s, length, sum(lengths)) for s in specs]
 
 
-def _leaving(node: Node, left: Mapping[str, Kept]) -> Node:
-    """Return ``node`` with the bytes of what its modules have ``left`` for later pieces."""
+def _leaving(node: Node, states: Mapping[str, Kept]) -> Node:
+    """Return ``node`` with the bytes of the ``states`` that its modules leave for later pieces."""
     if node.kind != "module":
         return node
-    mine = [kept for name, kept in left.items() if covers(node.target, name)]
+    mine = [kept for name, kept in states.items() if covers(node.target, name)]
     nbytes = [(any(t.requires_grad for t in kept), sum(t.nbytes for t in kept)) for kept in mine]
     left_for_backward = sum(n for trained, n in nbytes if trained)
     frozen = sum(n for trained, n in nbytes if not trained)  # kept as long, but saved by no backward
     return replace(node, saved=node.saved + frozen, left=left_for_backward)
 
 
-def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> tuple[Graph, ...]:
-    """Return ``parts`` if their graphs equal ``whole``'s and have the sequence in dim 1 throughout.
+def _same(full_graph: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> tuple[Graph, ...]:
+    """Return ``parts`` if their graphs equal ``full_graph``'s and have the sequence in dim 1 throughout.
 
     Raises ``RequestError`` otherwise.
     """
     total = sum(lengths)
     for part, length in zip(parts, lengths, strict=True):
-        alike = _calls(part) == _calls(whole)
-        for a, b in zip(whole.nodes, part.nodes, strict=False):
+        alike = _calls(part) == _calls(full_graph)
+        for a, b in zip(full_graph.nodes, part.nodes, strict=False):
             if not (alike and _fits(a, b, length, total)):
                 text = f"{a.target!r} has other shapes for {length} positions"
                 why = "dim 1 must be the sequence everywhere"
@@ -284,12 +284,12 @@ def _calls(graph: Graph) -> list[tuple[str, str, str]]:
     return [(n.name, n.kind, n.target) for n in graph.nodes]
 
 
-def _fits(whole: Node, piece: Node, length: int, total: int) -> bool:
-    """Whether ``piece`` has the shapes that ``length`` of ``total`` positions leave of ``whole``'s."""
-    if whole.kind == "param" or whole.out is None:
+def _fits(full: Node, piece: Node, length: int, total: int) -> bool:
+    """Whether ``piece`` has the shapes that ``length`` of ``total`` positions leave of ``full``'s."""
+    if full.kind == "param" or full.out is None:
         return True
     expected = []
-    for t in whole.out:
+    for t in full.out:
         sequence = len(t.shape) > 1 and t.shape[1] <= total
         expected.append(shortened(t, length, total) if sequence else t)
     return tuple(expected) == piece.out
@@ -310,8 +310,8 @@ def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
 
     # the functions that it called, and how often modules ran
     problems = []
-    for name, what in watch.found.items():
-        lacks = f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece'"
+    for name, function in watch.found.items():
+        lacks = f"{_named(name, model)} calls {function}, which may mix positions, and has no method 'piece'"
         cure = f"give it one, or positionwise = True, or set {KEY}=1"
         problems.append(Problem("model", f"{lacks} to run a sequence in pieces; {cure}", f"{KEY}=1"))
     for name, n in watch.runs.items():

@@ -62,9 +62,9 @@ class Product:
         A new gradient gets the strides of the weight.
         """
         if (self.left._version, self.right._version) != self.versions:
-            what = f"the input of a weight of shape {tuple(self.weight.shape)} was changed in place"
+            text = f"the input of a weight of shape {tuple(self.weight.shape)} was changed in place"
             why = "after its backward, whose second half needs it"
-            raise RunError(f"{what} {why} (try: parallel.pipeline.scheduler=1f1b)")
+            raise RunError(f"{text} {why} (try: parallel.pipeline.scheduler=1f1b)")
         left, right = _as_matrix(self.left), _as_matrix(self.right)
         there = self.weight.grad
         if there is None:
@@ -129,9 +129,9 @@ class Deferral(TorchFunctionMode):
         form = FORMS.get(func)
         call = form(args, kwargs) if form is not None and torch.is_grad_enabled() else None
         if call is not None and self._fits(call):
-            found = _leaf(call.weight)
-            if found is not None:
-                return self.apply(call, *found)
+            leaf = _leaf(call.weight)
+            if leaf is not None:
+                return self.apply(call, *leaf)
         return func(*args, **kwargs)
 
     def apply(self, call: MatmulCall, leaf: nn.Parameter, turned: bool) -> Any:

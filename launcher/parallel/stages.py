@@ -178,13 +178,13 @@ def split(
 
     ``tracer`` has traced its forward; ``device`` is the device that code between the modules sees.
     """
-    held = plan.held(pp)
+    stages = plan.held(pp)
     if tracer is None:
-        return [StagePart(held[0], model)]
+        return [StagePart(stages[0], model)]
 
     code = tuple(map(said, tracer.graph.nodes))
     parts = []
-    for stage in held:
+    for stage in stages:
         module = assembled(model, stage_graph(tracer, stage, plan, device), stage.index)
         carry = Carry(plan.pieces) if plan.pieces else None
         if carry is not None:
@@ -197,7 +197,7 @@ def split(
 
 def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device = CPU) -> fx.Graph:
     """Return the graph of ``stage``: it takes what the stage receives and returns what it sends, all flat."""
-    whole = {n.name: n for n in tracer.graph.nodes}
+    by_name = {n.name: n for n in tracer.graph.nodes}
     out = fx.Graph()
     env: dict[fx.Node, Any] = {}
 
@@ -208,12 +208,12 @@ def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device =
     given = iter([out.placeholder(f"given_{n}") for n in range(count)])
     for c in crossings:
         flat = list(islice(given, len(c.specs)))
-        if whole[c.name] in overwritten:  # autograd allows no in-place change of a received tensor
+        if by_name[c.name] in overwritten:  # autograd allows no in-place change of a received tensor
             flat = [out.call_function(torch.clone, (x,)) for x in flat]
-        env[whole[c.name]] = tuple(flat) if c.packed else flat[0]
+        env[by_name[c.name]] = tuple(flat) if c.packed else flat[0]
 
     # the stage's own nodes
-    for node in (whole[n] for n in stage.nodes):
+    for node in (by_name[n] for n in stage.nodes):
         if node.target is here:
             env[node] = device
         elif node.op != "output":
@@ -221,11 +221,11 @@ def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device =
 
     # outputs
     if stage.index == len(plan.stages) - 1:
-        out.output(fx.node.map_arg(whole[stage.nodes[-1]].args[0], lambda n: env[n]))
+        out.output(fx.node.map_arg(by_name[stage.nodes[-1]].args[0], lambda n: env[n]))
         return out
     sent: list[fx.Node] = []
     for c in plan.boundaries[stage.index]:
-        sent += _send(out, env[whole[c.name]], c)
+        sent += _send(out, env[by_name[c.name]], c)
     out.output(tuple(sent))
     return out
 

@@ -64,20 +64,20 @@ class Run:
     trial: bool = False
 
 
-def run_phases(run: Run, left: Sequence[Phase], record: status.RunStatus) -> None:
-    """Runs the phases that are ``left``, and records each when it is done.
+def run_phases(run: Run, remaining: Sequence[Phase], record: status.RunStatus) -> None:
+    """Runs the phases that are ``remaining``, and records each when it is done.
 
     Raises ``RunError`` if one fails, ``Interrupted`` if the run was told to stop.
     """
     from launcher.runtime.training.metrics_file import Metrics, read
     from launcher.runtime.training.progress import progress
 
-    if _reads_data(run.job, left):
+    if _reads_data(run.job, remaining):
         _prepare(run.job)
 
     # drop the rows of steps that will be repeated
     first = sys.maxsize
-    if any(p.where == "ranks" for p in left):
+    if any(p.where == "ranks" for p in remaining):
         first = 0 if run.resume is None else resume.step(run.resume, run.job) + 1
     path = run.folder / "metrics.jsonl"
     table = run.folder / "metrics.csv" if run.job.logger.csv else None
@@ -92,7 +92,7 @@ def run_phases(run: Run, left: Sequence[Phase], record: status.RunStatus) -> Non
         hear: Hear = partial(_hear, run.folder, began, bar, metrics, shown)
         if run.plan.drill is not None:
             hear = drill_report.watching(run.folder, run.plan.drill, hear)
-        for phase in left:
+        for phase in remaining:
             check()
             results = do(run, phase, record.results, hear)
             run_folder.still_there(run.folder, began)
@@ -101,9 +101,9 @@ def run_phases(run: Run, left: Sequence[Phase], record: status.RunStatus) -> Non
         say(line)
 
 
-def _reads_data(job: Job, left: Sequence[Phase]) -> bool:
+def _reads_data(job: Job, remaining: Sequence[Phase]) -> bool:
     """Whether a step opens the request's data; a step that trains copies uses its own."""
-    names = (name for phase in left if phase.where != "files" for name in phase.steps)
+    names = (name for phase in remaining if phase.where != "files" for name in phase.steps)
     return any(not verb(job.steps[name]).copies for name in names)
 
 
@@ -294,10 +294,13 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
         send=partial(hear, 0),
     )
 
-    with _logged(log_file(run.folder, 0)), heard() if launch.signal_save else nullcontext(never) as told:
+    with (
+        _logged(log_file(run.folder, 0)),
+        heard() if launch.signal_save else nullcontext(never) as stop_signal,
+    ):
         try:
             with connect(world, HashStore(), launch.timeout_s, launch.threads, folder=run.folder):
-                return work(replace(world, told=told))
+                return work(replace(world, told=stop_signal))
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()

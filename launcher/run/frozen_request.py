@@ -19,19 +19,19 @@ GROUPS = ("model", "data", "loss", "optim", "schedule", "steps")
 ASIDE = {"recipe", "show", "run_dir", "search", "sweep"}
 
 
-def recipe_text(job: Job, said: tuple[str, ...]) -> str:
-    """A recipe with all settings that are not defaults; ``said``: comments."""
-    whole = job.model_dump(mode="json", by_alias=True)
+def recipe_text(job: Job, comments: tuple[str, ...]) -> str:
+    """A recipe with all settings that are not defaults; ``comments``: lines at its start."""
+    settings = job.model_dump(mode="json", by_alias=True)
     changed = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     data: dict[str, Any] = {"defaults": [{f"override /{group}": None} for group in GROUPS]}
-    for section, value in whole.items():
+    for section, value in settings.items():
         if section in ASIDE:
             continue
         if section in GROUPS:
             data[section] = value
         elif section in changed:
             data[section] = changed[section]
-    lines = [f"# {line}" for line in said]
+    lines = [f"# {line}" for line in comments]
     return "\n".join([*lines, yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)])
 
 

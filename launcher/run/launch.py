@@ -60,28 +60,30 @@ def _on_those_left(job: Job) -> Job:
     return job.model_copy(update={"launch": launch, "parallel": _over(job.parallel, replicas)})
 
 
-def _over(asked: Parallel, replicas: int) -> Parallel:
+def _over(requested: Parallel, replicas: int) -> Parallel:
     """The same layout on ``replicas`` data-parallel ranks, with the largest shards that fit."""
-    hsdp, shard = asked.hsdp, asked.grid.dp_shard
+    hsdp, shard = requested.hsdp, requested.grid.dp_shard
     size = shard if hsdp is None or hsdp.shard_size < 1 else hsdp.shard_size
     fits = max((n for n in range(1, (size or 0) + 1) if replicas and replicas % n == 0), default=size)
     if hsdp is not None and hsdp.shard_size > 0:
         hsdp = hsdp.model_copy(update={"shard_size": fits})
-    grid = asked.grid.model_copy(update={"dp_replicate": None, "dp_shard": None if shard is None else fits})
-    return asked.model_copy(update={"hsdp": hsdp, "grid": grid})
+    grid = requested.grid.model_copy(
+        update={"dp_replicate": None, "dp_shard": None if shard is None else fits}
+    )
+    return requested.model_copy(update={"hsdp": hsdp, "grid": grid})
 
 
-def elastic_notes(asked: Job, here: Job) -> tuple[Note, ...]:
+def elastic_notes(requested: Job, here: Job) -> tuple[Note, ...]:
     """Notes what ``launch.elastic`` has changed."""
-    if here.launch.nnodes == asked.launch.nnodes:
+    if here.launch.nnodes == requested.launch.nnodes:
         return ()
     why = "the nodes that are left (launch.elastic)"
-    found = [Note("launch.nnodes", f"{asked.launch.nnodes} -> {here.launch.nnodes}: {why}")]
-    before, now = asked.parallel.hsdp, here.parallel.hsdp
+    notes = [Note("launch.nnodes", f"{requested.launch.nnodes} -> {here.launch.nnodes}: {why}")]
+    before, now = requested.parallel.hsdp, here.parallel.hsdp
     if before is not None and now is not None and before != now:
         text = f"{before.shard_size} -> {now.shard_size}: the largest that divides the ranks that are left"
-        found.append(Note("parallel.hsdp.shard_size", text))
-    return tuple(found)
+        notes.append(Note("parallel.hsdp.shard_size", text))
+    return tuple(notes)
 
 
 def mode(job: Job, outer: int | None) -> Mode:
@@ -95,12 +97,14 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
     """Problems that show before there is a plan."""
     if job.launch.slurm is not None or job.launch.k8s is not None:  # started elsewhere
         return [*_unstarted(job)]
-    asked, problems = job.launch.mode, []
-    if asked == "external" and outer is None:
+    requested, problems = job.launch.mode, []
+    if requested == "external" and outer is None:
         text = "external: neither torchrun nor srun has started this process"
         problems.append(Problem("launch.mode", f"{text}; launch.mode=auto starts the ranks itself"))
-    if asked in ("spawn", "inproc") and outer is not None and outer > 1:
-        text = f"{asked}: {THEY} has started {outer} processes, and each of them would do the complete run"
+    if requested in ("spawn", "inproc") and outer is not None and outer > 1:
+        text = (
+            f"{requested}: {THEY} has started {outer} processes, and each of them would do the complete run"
+        )
         problems.append(Problem("launch.mode", text, "launch.mode=auto"))
     if mode(job, outer) != "external" and job.launch.nnodes > 1:
         text = f"{job.launch.nnodes}: without {THEY} the launcher starts ranks on this machine only"
@@ -110,10 +114,10 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
 
 def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
     """Problems of a fault after which no ranks would be restarted, or which needs an outer launcher."""
-    asked = job.debug.drill
-    if asked is None or how == "external":
+    fault = job.debug.drill
+    if fault is None or how == "external":
         return
-    if asked.lose_node is not None:
+    if fault.lose_node is not None:
         text = f"without {THEY} this machine is the only node, and nothing restarts it"
         yield Problem("debug.drill.lose_node", text)
     elif how == "inproc" and drill.restarts(job):
@@ -161,8 +165,8 @@ def device(job: Job, here: int) -> tuple[str, list[str]]:
     """The device, and notes; ``auto`` is the accelerator if each of ``here`` ranks can have its own."""
     from launcher.runtime import device as devices
 
-    asked, kind = job.launch.device, devices.accelerator()
-    if asked == "auto":
+    requested, kind = job.launch.device, devices.accelerator()
+    if requested == "auto":
         there = 0 if kind is None else devices.count(kind)
         if kind is None or there == 0:
             return devices.CPU, []
@@ -170,26 +174,26 @@ def device(job: Job, here: int) -> tuple[str, list[str]]:
         why = f"{many(here, 'rank')} on this machine, torch sees {there} {kind}"
         return chosen, [f"launch.device auto -> {chosen}: {why}"]
 
-    there = here if asked == devices.CPU else devices.count(asked)
+    there = here if requested == devices.CPU else devices.count(requested)
     if there < here:
-        text = f"{asked}: {here} ranks on this machine need a device each, torch sees {there}"
-        if kind is not None and kind != asked and devices.count(kind):
+        text = f"{requested}: {here} ranks on this machine need a device each, torch sees {there}"
+        if kind is not None and kind != requested and devices.count(kind):
             text += f"; its accelerator is {kind}; it sees {devices.count(kind)}"
         raise RequestError((Problem("launch.device", text),))
-    return asked, []
+    return requested, []
 
 
 def _backend(job: Job, where: str) -> str | None:
     """The backend of ``launch.backend``, ``None`` for the device's default. Raises ``RequestError``."""
     from launcher.runtime import device as devices
 
-    asked, own = job.launch.backend, devices.own_backend(where)
-    if asked in ("auto", own):
+    requested, own = job.launch.backend, devices.own_backend(where)
+    if requested in ("auto", own):
         return None
-    if asked == devices.GLOO and devices.takes(asked, where):
+    if requested == devices.GLOO and devices.takes(requested, where):
         return devices.GLOO
     place = "the CPU" if where == devices.CPU else where
-    text = f"{asked}: the ranks of this run are on {place}, which need {own or 'another backend'}"
+    text = f"{requested}: the ranks of this run are on {place}, which need {own or 'another backend'}"
     raise RequestError((Problem("launch.backend", text),))
 
 

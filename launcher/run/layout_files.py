@@ -110,8 +110,8 @@ def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
         return mindspore.strategy_text(file, "protobuf")
     if stage is None:
         return text(strategy, tuple(range(strategy.stages))).encode()
-    held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
-    return text(Strategy(strategy.grid, held), (stage,)).encode()
+    entries = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
+    return text(Strategy(strategy.grid, entries), (stage,)).encode()
 
 
 def _operators(plan: Plan, path: str) -> bytes:
@@ -142,8 +142,8 @@ def _group_file(plan: Plan, rank: int | None, path: str) -> bytes:
 def _groups(plan: Plan, rank: int | None) -> mindspore.GroupFile:
     """The groups of ``rank``, or of all ranks, with the ranks that it, or rank 0, can restore from."""
     groups = layout_files.groups(plan.sizes.grid, plan.ties)
-    found = (ranks for group in groups for ranks in group.ranks if len(ranks) > 1)
-    named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in found}
+    rank_sets = (ranks for group in groups for ranks in group.ranks if len(ranks) > 1)
+    named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in rank_sets}
     mine = {name: ranks for name, ranks in named.items() if rank is None or rank in ranks}
     alike = layout_files.alike(plan.sizes.grid, plan.params)
     return mindspore.GroupFile(mine, next(same for same in alike if (rank or 0) in same))

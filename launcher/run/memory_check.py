@@ -34,13 +34,13 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
         refuse(_roomy(job, plan))
     ranks = local_ranks(job, plan)
     free = machine.free(len(ranks), start.device) if ranks else None
-    found = None if free is None else _fit(job, plan, ranks, free)
-    if free is None or found is None:
+    memory_fit = None if free is None else _fit(job, plan, ranks, free)
+    if free is None or memory_fit is None:
         return start
-    if not found.fits and job.launch.check_memory:
-        raise RequestError((problems(found, _cure(job, plan, ranks, free)),))
-    note = str(found) if found.fits else f"{KEY}=false: {found}"
-    if found.fits and start.device == "cpu" and found.needed * HEAP > found.free:
+    if not memory_fit.fits and job.launch.check_memory:
+        raise RequestError((problems(memory_fit, _cure(job, plan, ranks, free)),))
+    note = str(memory_fit) if memory_fit.fits else f"{KEY}=false: {memory_fit}"
+    if memory_fit.fits and start.device == "cpu" and memory_fit.needed * HEAP > memory_fit.free:
         note += f"; it may take {HEAP:g} times that, because the C library keeps freed memory"
     return replace(start, notes=(*start.notes, note))
 
@@ -63,17 +63,17 @@ def _roomy(job: Job, plan: Plan) -> list[Problem]:
     """Problems of a plan that exceeds the stated memory, with a cure that fits."""
     room = plan.estimate.room
     trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
-    found = None if room is None else tightest(plan.estimate.memory, room)
-    if found is None or found.fits or not trains:
+    tightest_room = None if room is None else tightest(plan.estimate.memory, room)
+    if tightest_room is None or tightest_room.fits or not trains:
         return []
-    text = f"{found.told}; {KEY}=false starts it anyway"
+    text = f"{tightest_room.told}; {KEY}=false starts it anyway"
     auto = LighterLayout(f"{recompute.KEY}=auto", {"recompute": Recompute(modules=AUTO)})
     for change in (auto, *lighter(job, plan)):
         try:
             other = plan_job(change.applied_to(job))
         except RequestError:  # not valid for this model or with other settings
             continue
-        if tightest(other.estimate.memory, found.room).fits:
+        if tightest(other.estimate.memory, tightest_room.room).fits:
             return [Problem(ROOM, text, change.words)]
     return [Problem(ROOM, text)]
 
@@ -91,8 +91,8 @@ def shortage(job: Job, plan: Plan) -> str | None:
     free = machine.ram() if ranks else None
     if free is None:
         return None
-    found = _fit(job, plan, ranks, free)
-    return None if found is None or found.fits else str(found)
+    memory_fit = _fit(job, plan, ranks, free)
+    return None if memory_fit is None or memory_fit.fits else str(memory_fit)
 
 
 def local_ranks(job: Job, plan: Plan) -> tuple[int, ...]:
@@ -133,9 +133,9 @@ def _cure(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> str:
     for change in lighter(job, plan):
         other = change.applied_to(job)
         try:
-            found = _fit(other, plan_job(other), ranks, free)
+            memory_fit = _fit(other, plan_job(other), ranks, free)
         except RequestError:  # not valid for this model or with other settings
             continue
-        if found is not None and found.fits:
+        if memory_fit is not None and memory_fit.fits:
             return change.words
     return ""

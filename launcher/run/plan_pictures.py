@@ -14,7 +14,7 @@ PIPELINE = ("kernels", "collectives over tp", "pipeline bubble")
 
 def pictures(plan: Plan) -> dict[str, str]:
     """The files' texts by name; without memory for device matrices, where it is unknown per action."""
-    found, step, timeline = plan.estimate, plan.estimate.step, plan.estimate.simulated
+    estimate, step, timeline = plan.estimate, plan.estimate.step, plan.estimate.simulated
     after, lanes = None, () if step is None else step.lanes
     if step is not None:
         after = tuple((t.name, t.seconds) for t in step.terms if t.name not in PIPELINE and t.seconds)
@@ -25,13 +25,13 @@ def pictures(plan: Plan) -> dict[str, str]:
 
     if plan.sharding is None:
         curves = rank_loads.curves(
-            found.loads,
-            found.memory,
+            estimate.loads,
+            estimate.memory,
             plan.sizes.grid,
             timeline=None if after is None else timeline,
             after=sum(n for _, n in after or ()),
         )
-        out["memory.svg"] = memory_svg.svg(curves, found.room, seconds=after is not None)
+        out["memory.svg"] = memory_svg.svg(curves, estimate.room, seconds=after is not None)
     return out | _graphs(plan)
 
 

@@ -127,12 +127,12 @@ def _part(at: FileChecks, name: str) -> Callable[..., Any] | None:
     return getattr(module(step), name, None) if verb(step).checks else None
 
 
-def _answers(looks: list[FileChecks], what: str) -> list[str]:
+def _answers(looks: list[FileChecks], function: str) -> list[str]:
     """Collects the answers of all steps; raises all of their refusals at once."""
     out: list[str] = []
     problems: list[Problem] = []
     for at in looks:
-        tell = _part(at, what)
+        tell = _part(at, function)
         try:
             out += tell(at.job.steps[at.name], at) if tell else []
         except RequestError as error:

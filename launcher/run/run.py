@@ -153,8 +153,8 @@ def run(request: Request, command: Sequence[str], others: FollowerRanks | None =
                 return _submit(ready, command, folder)
             console_log.keep_in(folder)
             with _reopen(ready.settled, folder) as record:
-                if left := _left(ready, record):
-                    _carry_out(ready, left, record, command=command, others=others)
+                if remaining := _left(ready, record):
+                    _carry_out(ready, remaining, record, command=command, others=others)
                 return record.results
 
 
@@ -351,41 +351,41 @@ def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, 
     assert ready.plan is not None
     with _reopen(ready.settled, folder) as record:
         _describe(ready, command, record)
-        told, more = hand_over.hand_over(ready.settled.job, ready.plan, folder)
+        message, more = hand_over.hand_over(ready.settled.job, ready.plan, folder)
         record.say("submitted" if more else "written", **more)
-    say(f"{short(ready.plan)}\n{told}")
+    say(f"{short(ready.plan)}\n{message}")
     return {}
 
 
 def _left(ready: Prepared, record: status.RunStatus) -> list[Phase]:
     """The phases that earlier starts have not done; says so if there are none."""
     assert ready.plan is not None
-    left = [phase for phase in ready.plan.phases if not set(phase.steps) <= set(record.steps)]
+    remaining = [phase for phase in ready.plan.phases if not set(phase.steps) <= set(record.steps)]
     if record.before == "running":
         say(f"the start before this one was killed: {record.run}")
-    if not left:
+    if not remaining:
         if record.before != "done":
             record.say("done")
         say(f"already done: {record.run}")
-    return left
+    return remaining
 
 
 def _carry_out(
     ready: Prepared,
-    left: Sequence[Phase],
+    remaining: Sequence[Phase],
     record: status.RunStatus,
     *,
     command: Sequence[str],
     others: FollowerRanks | None,
 ) -> None:
-    """Runs the phases that are ``left``, and keeps the status in the run folder up to date."""
+    """Runs the phases that are ``remaining``, and keeps the status in the run folder up to date."""
     settled, plan, start = ready.settled, ready.plan, ready.start
     assert plan is not None
     assert start is not None
     job, folder = settled.job, record.run
 
     # the checkpoint to resume from, and lines on the network, which are known once all ranks have come
-    trains = any(goes_on(job.steps[name]) for phase in left for name in phase.steps)
+    trains = any(goes_on(job.steps[name]) for phase in remaining for name in phase.steps)
     source = resume.source(job, plan, folder, trains, overrides=settled.overrides)
     start = start if others is None else replace(start, notes=(*start.notes, *others.notes))
     if ready.chosen.notes:
@@ -403,7 +403,9 @@ def _carry_out(
 
         # the run itself
         with _saved(job):
-            execute.run_phases(execute.Run(job, plan, folder, start, others, resume=source), left, record)
+            execute.run_phases(
+                execute.Run(job, plan, folder, start, others, resume=source), remaining, record
+            )
         if plan.drill is not None:
             strict = job.deterministic or start.device == "cpu"
             undisturbed = folder / execute.UNDISTURBED

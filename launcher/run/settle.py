@@ -79,12 +79,12 @@ def settle(request: Request, others: FollowerRanks | None, shown: bool = False) 
     from launcher.job.cures.report import as_yaml  # imports Hydra, which joining ranks do not need
 
     config, outer = as_yaml(request.data), launch.outer_size()
-    asked = _again(first.job, config, others)
-    here = launch.with_local_ranks(asked, outer)
+    requested = _again(first.job, config, others)
+    here = launch.with_local_ranks(requested, outer)
     job = _with_cache(memory_check.with_device_memory(here))
     done = _done(job, config, overrides)
     job, finished = _of_finished_run(job)
-    notes = (*launch.elastic_notes(asked, here), *finished)
+    notes = (*launch.elastic_notes(requested, here), *finished)
     return Settled(job, config, overrides, outer, done, notes, vocabulary_from=first.vocabulary_from)
 
 

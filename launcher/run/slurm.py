@@ -36,8 +36,8 @@ def ask(words: Sequence[str]) -> str:
     except FileNotFoundError:
         raise RunError(f"{words[0]}: there is no such command on this machine") from None
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise RunError(f"{words[0]}: {said[-1] if said else f'it ended with {done.returncode}'}")
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise RunError(f"{words[0]}: {lines[-1] if lines else f'it ended with {done.returncode}'}")
     return done.stdout
 
 
@@ -86,10 +86,10 @@ def resolved(slurm: Slurm, runs: Sequence[Path]) -> tuple[Slurm, Note | None]:
     """Sets ``signal_s`` from the times of steps and saves in ``runs``, if there are any."""
     if slurm.signal_s is not None:
         return slurm, None
-    found = [took for run in runs if (took := _measured(run)) is not None]
-    if not found:
+    timings = [took for run in runs if (took := _measured(run)) is not None]
+    if not timings:
         return slurm.model_copy(update={"signal_s": USUAL}), None
-    step, save = (max(times) for times in zip(*found, strict=True))
+    step, save = (max(times) for times in zip(*timings, strict=True))
     seconds = max(LEAST, ceil(TIMES * (step + save)))
     text = f"null -> {seconds}: for a step that took {step:.1f} s and a save that took {save:.1f} s"
     return slurm.model_copy(update={"signal_s": seconds}), Note(SIGNAL_KEY, text)

@@ -69,8 +69,8 @@ def options(name: str, slurm: Slurm, ranks: Ranks, output: str) -> Iterator[str]
         yield f"gpus-per-node={gpus}"
     if slurm.cpus_per_task is not None:
         yield f"cpus-per-task={slurm.cpus_per_task}"
-    asked = {"partition": slurm.partition, "account": slurm.account, "time": slurm.time}
-    for option, value in asked.items():
+    optional = {"partition": slurm.partition, "account": slurm.account, "time": slurm.time}
+    for option, value in optional.items():
         if value is not None:
             yield f"{option}={value}"
     yield f"signal=USR2@{slurm.signal_s}"  # "B:" would signal only the shell of this file

@@ -25,13 +25,13 @@ WINDOWS = 512
 
 def makers(job: Job) -> dict[str, Prepare]:
     """The steps at the start of the request that write what ``data`` reads."""
-    found: dict[str, Prepare] = {}
+    prepare_steps: dict[str, Prepare] = {}
     for name, step in job.steps.items():
         if not isinstance(step, Prepare):
             break
         if any(_below(path, step.dst) for path in _paths(job)):
-            found[name] = step
-    return found
+            prepare_steps[name] = step
+    return prepare_steps
 
 
 @contextmanager
@@ -56,8 +56,8 @@ def with_stand_ins(request: Request) -> Iterator[Request]:
             there = Path(folder, f"{n}.tokens")
             stand_in.write(there, steps[name], WINDOWS * job.data.seq_len + 1)
             files[path] = str(there)
-        said = [_said(path, name, stand_in.bound(steps[name]), job) for path, name in absent.items()]
-        yield replace(request, job=_reading(job, files), stand_ins=tuple(said))
+        lines = [_said(path, name, stand_in.bound(steps[name]), job) for path, name in absent.items()]
+        yield replace(request, job=_reading(job, files), stand_ins=tuple(lines))
 
 
 def make(job: Job, done: tuple[str, ...]) -> None:

@@ -93,11 +93,11 @@ class RunStatus:
 def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> RunStatus:
     """The record of ``run``; a second start with the same configuration continues after the done steps."""
     record = RunStatus(run, tuple(map(redact.text, overrides)))
-    said = run_folder.read_status(run)
-    record.before = None if said is None else said.get("status")
-    if anew or said is None or config_of(run) != config:
+    recorded = run_folder.read_status(run)
+    record.before = None if recorded is None else recorded.get("status")
+    if anew or recorded is None or config_of(run) != config:
         return record
-    record.steps, record.results = tuple(said.get("steps", ())), dict(said.get("metrics") or {})
+    record.steps, record.results = tuple(recorded.get("steps", ())), dict(recorded.get("metrics") or {})
     return record
 
 

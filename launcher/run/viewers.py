@@ -87,13 +87,13 @@ def _board(run: Path, before: Sequence[Mapping[str, Any]]) -> metric_loggers.Ten
 
 
 def _others(run: Path, job: Job, before: int) -> list[metric_loggers.LoggerProcess]:
-    found: list[metric_loggers.LoggerProcess] = []
+    processes: list[metric_loggers.LoggerProcess] = []
     try:
-        found += metric_loggers.begun(job, run, before)
+        processes += metric_loggers.begun(job, run, before)
     except Exception as error:  # the system starts no process, or the folder takes no file
         _lost("loggers", error)
-    return found
+    return processes
 
 
-def _lost(what: str, error: Exception) -> None:
-    _log.warning("%s: %s; the run continues without it", what, said(error))
+def _lost(viewer: str, error: Exception) -> None:
+    _log.warning("%s: %s; the run continues without it", viewer, said(error))

@@ -82,14 +82,14 @@ def run_copies(
         if not _agreed(bool(done) and done[-1][0].holds):
             break
 
-    told = ""
+    summary = ""
     if done:
         write_text(folder / FILE, as_json(done, world.device))
-        told = verdict([c for c, _, _ in done])
-    told = str(broadcast(told, str))
+        summary = verdict([c for c, _, _ in done])
+    summary = str(broadcast(summary, str))
     if not _agreed(all(c.holds for c, _, _ in done)):
-        raise RunError(f"the certificate {told}; all errors are in {folder / FILE}")
-    return told
+        raise RunError(f"the certificate {summary}; all errors are in {folder / FILE}")
+    return summary
 
 
 def examine(
@@ -161,7 +161,7 @@ def _compare(s: Setup, steps: int) -> None:
         _look(live)
         _step(live, s, clip)
         _next_batch(live, judge)
-        _validate(live, judge, whole=drawing)
+        _validate(live, judge, full_micro_batches=drawing)
     except _NoNumbers:
         return
 
@@ -221,7 +221,7 @@ def _others(live: Session) -> Mapping[str, Tensor]:
         if name not in known and not b.is_meta
     }
     every = gather_tensors(mine)
-    return {name: t for found in reversed(every or []) for name, t in found.items()}
+    return {name: t for tensors in reversed(every or []) for name, t in tensors.items()}
 
 
 def _clip(job: Job, norm: float) -> float | None:
@@ -233,8 +233,8 @@ def _clip(job: Job, norm: float) -> float | None:
 def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = None) -> float:
     """Runs one optimizer step of the real loop; rank 0 returns its gradient norm."""
     # capture gradients before the optimizer uses them, and figures when they are emitted
-    seen: list[Piece] = []
-    hook = live.optimizer.register_step_pre_hook(lambda *_: seen.extend(pieces(live.model)))
+    grad_pieces: list[Piece] = []
+    hook = live.optimizer.register_step_pre_hook(lambda *_: grad_pieces.extend(pieces(live.model)))
     rows: list[Mapping[str, Any]] = []
     live.emit = rows.append
     scale, feed, judge = live.scaling.factor, live.feed, s.judge
@@ -252,7 +252,7 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
     hook.remove()
 
     # compare with one process
-    grads, weights = gathered(s.plan, seen), gathered(s.plan, pieces(live.model, weights=True))
+    grads, weights = gathered(s.plan, grad_pieces), gathered(s.plan, pieces(live.model, weights=True))
     means = gathered(s.plan, _averages(live))
     if judge is None or grads is None or weights is None or means is None:
         return 0.0
@@ -264,10 +264,12 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
 
 def _averages(live: Session) -> list[Piece]:
     """This rank's shards of the moving average of the weights, if there is one."""
-    found = [] if live.average is None else live.average.named()
+    averages = [] if live.average is None else live.average.named()
     rank = live.world.rank
-    held = [(p.name, p.layout.box(rank), mean) for p, mean in found]
-    return [Piece(name, rank, box, mean.to("cpu", copy=True)) for name, box, mean in held if box is not None]
+    shards = [(p.name, p.layout.box(rank), mean) for p, mean in averages]
+    return [
+        Piece(name, rank, box, mean.to("cpu", copy=True)) for name, box, mean in shards if box is not None
+    ]
 
 
 def _narrowed(feed: Feed, narrow: Narrow, local: int) -> Feed:
@@ -279,21 +281,21 @@ def _narrowed(feed: Feed, narrow: Narrow, local: int) -> Feed:
     return replace(feed, train=narrow.view(feed.train), order=order)
 
 
-def _validate(live: Session, judge: Judge | None, whole: bool) -> None:
+def _validate(live: Session, judge: Judge | None, full_micro_batches: bool) -> None:
     """Validates on held-out samples that do not fill the last batch.
 
-    ``whole``: the samples fill micro batches, whose shape determines what a forward draws. Otherwise they do
-    not fill the last micro batch either, where padding must not matter. Skips models whose output depends on
-    state that an earlier evaluation has changed: no two layouts of them agree.
+    ``full_micro_batches``: the samples fill micro batches, whose shape determines what a forward draws.
+    Otherwise they do not fill the last micro batch either, where padding must not matter. Skips models whose
+    output depends on state that an earlier evaluation has changed: no two layouts of them agree.
     """
     feed, sizes = live.feed, live.plan.sizes
 
     def some(samples: Samples) -> Samples:
-        held = held_out(samples, sizes.global_batch)
+        validation = held_out(samples, sizes.global_batch)
         return (
-            First(samples, len(held) - len(held) % sizes.micro_batch)
-            if whole or live.plan.observed.mixed
-            else held
+            First(samples, len(validation) - len(validation) % sizes.micro_batch)
+            if full_micro_batches or live.plan.observed.mixed
+            else validation
         )
 
     if len(some(feed.val)) and not live.plan.observed.unsteady:
@@ -351,7 +353,7 @@ def _next_batch(live: Session, judge: Judge | None) -> None:
 
 def digest(tensors: Iterable[Tensor]) -> str:
     """128 bits of the values, in order."""
-    found = xxhash.xxh3_128()
+    hasher = xxhash.xxh3_128()
     for t in tensors:
-        found.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        hasher.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()

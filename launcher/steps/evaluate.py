@@ -19,13 +19,13 @@ def run_on_ranks(step: Evaluate, session: Session, job: Job) -> str:
     if session.world.rank == 0:
         suffix = AVERAGED if of else ""
         names = {m.name: f"val_{m.name}{suffix}" for m in session.pipeline.metrics}
-        found = {n: session.results[key] for n, key in names.items() if key in session.results}
-        said = f"evaluate: validation {_said({'loss': loss} | found)}{of} after {session.step} steps"
+        metrics = {n: session.results[key] for n, key in names.items() if key in session.results}
+        text = f"evaluate: validation {_said({'loss': loss} | metrics)}{of} after {session.step} steps"
         if session.baseline is not None:
             baseline = session.baseline * session.plan.loss_terms
             session.results["baseline"] = baseline
-            said += f"; the best guess without context (unigram entropy) has {baseline:.4f}"
-        session.emit({"text": said})
+            text += f"; the best guess without context (unigram entropy) has {baseline:.4f}"
+        session.emit({"text": text})
     return ""
 
 
@@ -46,10 +46,10 @@ def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:
         path = transform.transformed(run)
         assert path is not None, "the planner wants a transform before what reads its result"
         model = single_process.from_checkpoint(run.job, path)
-    found = single_process.held_out(model, run.job, step.batches, run.plan.loss_terms)
-    said = _said(found)
-    run.say(f"evaluate: validation {said} of the {step.of} model in one process")
-    return {f"{step.of}_{name}": value for name, value in found.items()}
+    losses = single_process.held_out(model, run.job, step.batches, run.plan.loss_terms)
+    figures = _said(losses)
+    run.say(f"evaluate: validation {figures} of the {step.of} model in one process")
+    return {f"{step.of}_{name}": value for name, value in losses.items()}
 
 
 def _said(figures: Mapping[str, float]) -> str:

@@ -187,8 +187,8 @@ def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
     if _apart(step, at.job):
         text = "adapters alone are two files of PEFT, by the names of modules here; leave it out"
         for key in ("format", "names", "beside", "dtype"):
-            if said := getattr(step, key):
-                yield Problem(f"{at.key}.{key}", f"{said}: {text}")
+            if value := getattr(step, key):
+                yield Problem(f"{at.key}.{key}", f"{value}: {text}")
 
 
 def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
@@ -247,13 +247,13 @@ def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
 
 def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
     """Writes the export; returns the loss of what was written, if it is checked."""
-    asked, step, path = step, settled(step, run.job), export_folder(run)
+    requested, step, path = step, settled(step, run.job), export_folder(run)
     path.parent.mkdir(parents=True, exist_ok=True)
     figures: dict[str, float] = {}
     lines: list[str] = []
 
     def judge(new: Path) -> None:
-        if itself := opens_by_itself(asked, run.job):
+        if itself := opens_by_itself(requested, run.job):
             from launcher.steps.model import build_session
 
             build_session.check_settings(itself, new)
@@ -454,8 +454,8 @@ def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Te
     from launcher.runtime.training.state import unpacked
 
     checkpoint = open_checkpoint(source(_step(run), run), run.trust)
-    held = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
-    return {n: unpacked(b) for n, b in held.items() if n not in adapters} | dict(adapters)
+    blobs = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
+    return {n: unpacked(b) for n, b in blobs.items() if n not in adapters} | dict(adapters)
 
 
 def _step(run: RunFiles) -> Export:

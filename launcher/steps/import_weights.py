@@ -78,10 +78,10 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     target = of_plan(run.plan)
     strategy = Path(step.strategy) if step.strategy else None
-    found = read_incoming(Path(step.src), to_ours(step.names), strategy=strategy, strict=step.strict)
-    tensors, left = found.tensors, [*found.left]
+    incoming = read_incoming(Path(step.src), to_ours(step.names), strategy=strategy, strict=step.strict)
+    tensors, left_out = incoming.tensors, [*incoming.left]
     if not step.strict:
-        left += [n for n in tensors.specs if n not in target.named]
+        left_out += [n for n in tensors.specs if n not in target.named]
         tensors = RenamedTensors(tensors, {n: n for n in tensors.specs if n in target.named})
 
     # Write the checkpoint of step 0, which is the newest from now on.
@@ -92,10 +92,10 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     ranks = many(target.grid.size, "rank")
     size = bytes_text(done.bytes_written)
     run.say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, {size}")
-    if left:
-        run.say(f"import: left out, because this model has no place for it: {', '.join(left)}")
-    if found.others:
-        run.say(f"import: left out, not a tensor: {', '.join(found.others)}")
+    if left_out:
+        run.say(f"import: left out, because this model has no place for it: {', '.join(left_out)}")
+    if incoming.others:
+        run.say(f"import: left out, not a tensor: {', '.join(incoming.others)}")
     return {"saved_step": 0}
 
 

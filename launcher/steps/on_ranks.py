@@ -68,21 +68,21 @@ def _work(world: World, todo: RankSteps, drawn: SharedMetaModels) -> dict[str, A
         if world.rank == 0:
             world.send({"text": f"{name}: {verdict}"})
 
-    left = [n for n in todo.names if n not in todo.copies]
-    if not left:
+    remaining = [n for n in todo.names if n not in todo.copies]
+    if not remaining:
         return {}
     with out_of_memory.explained(world, todo.job, todo.plan, todo.trial):
         live = _session(world, todo, drawn)
     with out_of_memory.explained(
         world, todo.job, todo.plan, todo.trial, has_optimizer_state=lambda: bool(live.optimizer.state)
     ):
-        for name in left:
+        for name in remaining:
             step = todo.job.steps[name]
             if live.resumed and loads(step):  # the loaded weights have been trained since
                 continue
-            said = module(step).run_on_ranks(step, live, todo.job)
-            if said and world.rank == 0:
-                live.emit({"text": f"{name}: {said}"})
+            message = module(step).run_on_ranks(step, live, todo.job)
+            if message and world.rank == 0:
+                live.emit({"text": f"{name}: {message}"})
         save.finish(live)
     counts = {"unsaved": live.unsaved, "skipped": live.scaling.skipped}
     return {**live.results, **{name: n for name, n in counts.items() if n}}
@@ -120,8 +120,8 @@ def _again(live: Session, todo: RankSteps) -> Path | None:
         return todo.resume
     if not own or newest is None:
         return newest or todo.resume
-    whole = newest_whole(live.world, checkpoints, live.trust, lambda text: live.emit({"text": text}))
-    return whole or todo.resume
+    undamaged = newest_whole(live.world, checkpoints, live.trust, lambda text: live.emit({"text": text}))
+    return undamaged or todo.resume
 
 
 def _rescued(live: Session, job: Job, since: int) -> str | None:

@@ -57,16 +57,18 @@ def loop_settings(s: Session, job: Job) -> loop.Loop:
 
 
 def _early_stop(job: Job) -> Watched | None:
-    asked = job.train.early_stop
-    if asked is None:
+    settings = job.train.early_stop
+    if settings is None:
         return None
     key = "train.early_stop.metric"
-    return Watched(key, asked.metric, asked.goal, min_delta=asked.min_delta, patience=asked.patience)
+    return Watched(
+        key, settings.metric, settings.goal, min_delta=settings.min_delta, patience=settings.patience
+    )
 
 
 def _best(job: Job) -> Watched | None:
-    asked = job.checkpoint
-    return None if asked.best is None else Watched("checkpoint.best", asked.best, asked.best_goal)
+    settings = job.checkpoint
+    return None if settings.best is None else Watched("checkpoint.best", settings.best, settings.best_goal)
 
 
 def _rate(s: Session, job: Job, share: float) -> float:
@@ -77,14 +79,14 @@ def _rate(s: Session, job: Job, share: float) -> float:
 
 def _profiled(s: Session, job: Job) -> ProfileWindow | None:
     """The profile window of this rank, if it is profiled; the first such rank shows its table."""
-    wanted = job.debug.profiler
-    ranks = range(s.world.size) if wanted is None or wanted.ranks is None else wanted.ranks
-    if wanted is None or s.world.rank not in ranks:
+    settings = job.debug.profiler
+    ranks = range(s.world.size) if settings is None or settings.ranks is None else settings.ranks
+    if settings is None or s.world.rank not in ranks:
         return None
     shows = s.world.rank == min(ranks)
     return ProfileWindow(
-        steps=wanted.steps,
-        memory=wanted.memory,
+        steps=settings.steps,
+        memory=settings.memory,
         folder=s.folder / FOLDER,
         rank=s.world.rank,
         device=torch.device(s.world.device),

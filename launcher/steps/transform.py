@@ -125,10 +125,10 @@ def target(step: Transform, src: Strategy) -> Strategy:
     """The requested layout: a strategy file's, which must fit the tensors of ``src``, or one in words."""
     if step.strategy is None:
         return _in_words(step, src)
-    found = open_strategy("steps.transform.strategy", step.strategy)
-    assert found is not None
+    requested = open_strategy("steps.transform.strategy", step.strategy)
+    assert requested is not None
     try:
-        to = followed(mindspore.of_whole(found, whole_specs(src)), src)
+        to = followed(mindspore.of_whole(requested, whole_specs(src)), src)
         match(src, to)
     except ValueError as error:
         raise ValueError(f"{step.strategy}: {error}") from error
@@ -196,8 +196,8 @@ def transfer(step: Transform, src: Path, trust: Trust) -> str:
     check_heads(step, src, trust)
     after = writer(src, _to(step, src), step.src_strategy, trust=trust, verify=False).after
     size = bytes_text(sum(e.spec.nbytes for e in after.entries.values()))
-    what = "a checkpoint" if step.format == "launcher" else f".{step.format} files"
-    return f"{src}: {many(len(after.entries), 'tensor')}, {size} -> {what} of {many(after.grid.size, 'rank')}"
+    kind = "a checkpoint" if step.format == "launcher" else f".{step.format} files"
+    return f"{src}: {many(len(after.entries), 'tensor')}, {size} -> {kind} of {many(after.grid.size, 'rank')}"
 
 
 def _ours(step: Transform, src: Path, trust: Trust) -> Strategy:
@@ -214,10 +214,10 @@ def _to(step: Transform, src: Path) -> mindspore.StrategyInput | mindspore.Layou
 
     Any other layout is derived from the source.
     """
-    found = open_strategy("strategy", step.strategy)
-    if found is None or not is_foreign(src, step.src_strategy):
+    requested = open_strategy("strategy", step.strategy)
+    if requested is None or not is_foreign(src, step.src_strategy):
         return lambda strategy: target(step, strategy)
-    return found
+    return requested
 
 
 def _in_words(step: Transform, src: Strategy) -> Strategy:

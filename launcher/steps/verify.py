@@ -41,10 +41,10 @@ def run_on_files(step: Verify, run: RunFiles) -> dict[str, float]:
 
 def verified(folder: Path, trust: Trust) -> str:
     """One line if the checkpoint is sound. Raises ``ValueError`` with all complaints and their files."""
-    if found := verify(folder, trust):
-        raise ValueError("\n".join(found))
+    if problems := verify(folder, trust):
+        raise ValueError("\n".join(problems))
     checkpoint = open_checkpoint(folder, trust)
     entries, files = checkpoint.strategy.entries, checkpoint.manifest.files
     nbytes = bytes_text(sum(e.spec.nbytes for e in entries.values()))
-    held = f"{many(len(entries), 'tensor')}, {nbytes}, in {many(len(files), 'file')}"
-    return f"{folder}: {held}: whole, every digest right"
+    content = f"{many(len(entries), 'tensor')}, {nbytes}, in {many(len(files), 'file')}"
+    return f"{folder}: {content}: whole, every digest right"

@@ -88,9 +88,9 @@ class LanguageModel(ModelSettings):
         return self
 
 
-def _closest(numbers: Sequence[int], wanted: int) -> int:
+def _closest(numbers: Sequence[int], target: int) -> int:
     """The closest of ``numbers``; the larger one of two that are equally close."""
-    return min(numbers, key=lambda n: (abs(n - wanted), -n))
+    return min(numbers, key=lambda n: (abs(n - target), -n))
 
 
 class ResNet(ModelSettings):

@@ -50,9 +50,9 @@ def request_error(error: ValidationError, data: Any) -> RequestError:
     for detail in error.errors(include_url=False):
         key, depth = _place(detail, data)
         grouped.setdefault(key, []).append((depth, detail))
-    problems = tuple(_problem(".".join(key), found) for key, found in grouped.items())
+    problems = tuple(_problem(".".join(key), details) for key, details in grouped.items())
 
-    kinds = [max(found, key=lambda f: f[0])[1]["type"] for found in grouped.values()]
+    kinds = [max(details, key=lambda f: f[0])[1]["type"] for details in grouped.values()]
     if any(kind.endswith(TYPES) for kind in kinds) or any(map(_not_text, grouped.values())):
         return RequestTypeError(problems)
     if all(map(_is_key_error, grouped.values())):

@@ -82,10 +82,10 @@ def lifted(data: Mapping[str, Any]) -> dict[str, Any]:
         return out
 
     out[PARALLEL] = _network_left_open(_grid_left_open(parallel, over), over)
-    found = {key: value for key in AXES if _open(value := _value(out, key))}
-    if over or any(found[key] != AUTO or key not in OWN_AUTO for key in found):
-        over = found | over
-    for key in found:
+    open_values = {key: value for key in AXES if _open(value := _value(out, key))}
+    if over or any(open_values[key] != AUTO or key not in OWN_AUTO for key in open_values):
+        over = open_values | over
+    for key in open_values:
         if key in over:
             _drop(out, key)
     if over:

@@ -59,8 +59,8 @@ class FusionMeter:
         return self._count
 
     def _number(self, t: torch.Tensor) -> int:
-        found = self._numbers.get(t.untyped_storage()._cdata)
-        return self._new(t) if found is None else found
+        number = self._numbers.get(t.untyped_storage()._cdata)
+        return self._new(t) if number is None else number
 
     def mark(self) -> int:
         return len(self._seen)
@@ -85,11 +85,13 @@ class FusionMeter:
 
     def spared(self, start: int, end: int | None = None) -> Operations:
         """Return the bytes and kernels between two marks that a compiler saves by fusing operations."""
-        seen = self._seen[start:end]
-        left = sum(_run(*run) for run in _runs(seen)) + sum(o.moved for o in seen if o.kind == "other")
-        kernels = sum(o.kind in OWN for o in seen) + sum(1 for _ in _runs(seen))
-        moved = sum(o.moved for o in seen)
-        return Operations(moved=max(0, moved - left), kernels=max(0, len(seen) - kernels))
+        operations = self._seen[start:end]
+        still_moved = sum(_run(*run) for run in _runs(operations)) + sum(
+            o.moved for o in operations if o.kind == "other"
+        )
+        kernels = sum(o.kind in OWN for o in operations) + sum(1 for _ in _runs(operations))
+        moved = sum(o.moved for o in operations)
+        return Operations(moved=max(0, moved - still_moved), kernels=max(0, len(operations) - kernels))
 
     def made_again(self, end: int, out: Iterable[torch.Tensor]) -> int:
         """Return the bytes saved by the forward, up to ``end``, that a compiled backward recomputes instead.
@@ -97,9 +99,9 @@ class FusionMeter:
         They are results of fused operations that no library kernel takes, and that follow from other saved
         tensors.
         """
-        seen = self._seen[:end]
-        makers = {n: o for o in reversed(seen) for n in o.makes.keys() - o.reads.keys()}
-        taken = {n for o in seen if o.kind in OWN for n in o.reads}
+        operations = self._seen[:end]
+        makers = {n: o for o in reversed(operations) for n in o.makes.keys() - o.reads.keys()}
+        taken = {n for o in operations if o.kind in OWN for n in o.reads}
         stays = taken | {self._number(t) for t in out}
 
         def droppable(n: int) -> bool:
@@ -128,18 +130,18 @@ def _follows(
 Run = tuple[list[_Operation], Sequence[_Operation]]
 
 
-def _runs(seen: Sequence[_Operation]) -> Iterator[Run]:
+def _runs(operations: Sequence[_Operation]) -> Iterator[Run]:
     """Yield each run of fused operations between two others, with all operations."""
     run: list[_Operation] = []
-    for o in (*seen, None):
+    for o in (*operations, None):
         if o is not None and o.kind == "joined":
             run.append(o)
         elif run and (o is None or o.kind in OWN):
-            yield run, seen
+            yield run, operations
             run = []
 
 
-def _run(run: list[_Operation], seen: Sequence[_Operation]) -> int:
+def _run(run: list[_Operation], operations: Sequence[_Operation]) -> int:
     """Return the bytes that a run moves.
 
     Each tensor from outside is read once. Each result that others read, or that the run itself does not, is
@@ -149,7 +151,7 @@ def _run(run: list[_Operation], seen: Sequence[_Operation]) -> int:
     made = {n: b for o in run for n, b in o.makes.items()}
     read = {n: b for o in run for n, b in o.reads.items() if n not in made}
     inside = {n for o in run for n in o.reads}
-    outside = {n for o in seen if id(o) not in mine and o.kind != "free" for n in o.reads}
+    outside = {n for o in operations if id(o) not in mine and o.kind != "free" for n in o.reads}
     return sum(read.values()) + sum(b for n, b in made.items() if n in outside or n not in inside)
 
 

@@ -40,9 +40,9 @@ class OperationsMeter:
 
     def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note one operation and what it returned."""
-        found = operations_of(func, args, kwargs, out)
-        if found is not None:
-            self._seen.append(found)
+        operations = operations_of(func, args, kwargs, out)
+        if operations is not None:
+            self._seen.append(operations)
 
     def mark(self) -> int:
         """Return a mark for ``since`` and ``forget``."""
@@ -258,9 +258,9 @@ class _Flops(Dispatch):
         kwargs = kwargs or {}
         if self.seen is not None:
             self.seen(func)
-        found = disagreement(func, args)
-        if found:
-            self.disagree[found] = None
+        mismatch = disagreement(func, args)
+        if mismatch:
+            self.disagree[mismatch] = None
 
         out = modes.run(func, args, kwargs)
 
@@ -278,8 +278,8 @@ class _Flops(Dispatch):
         for at, a in enumerate(func._schema.arguments):
             if a.alias_info is not None and a.alias_info.is_write:
                 value = args[at] if at < len(args) else kwargs.get(a.name)
-                found = value if isinstance(value, list | tuple) else (value,)
-                self.written |= {t.untyped_storage()._cdata for t in found if isinstance(t, torch.Tensor)}
+                values = value if isinstance(value, list | tuple) else (value,)
+                self.written |= {t.untyped_storage()._cdata for t in values if isinstance(t, torch.Tensor)}
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
@@ -342,9 +342,9 @@ class Meter:
         """Operations on tensors of several dtypes that only the meta device supports."""
         return tuple(self._flops.disagree)
 
-    def tell(self, seen: Callable[[Any], None]) -> None:
-        """Call ``seen`` with every operation from now on."""
-        self._flops.seen = seen
+    def tell(self, callback: Callable[[Any], None]) -> None:
+        """Call ``callback`` with every operation from now on."""
+        self._flops.seen = callback
 
     @property
     def flops(self) -> int:

@@ -83,7 +83,9 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def fill(parts: list[StagePart], plan: Plan, rank: int, device: torch.device, whole: FullTensorOf) -> None:
+def fill(
+    parts: list[StagePart], plan: Plan, rank: int, device: torch.device, full_tensor: FullTensorOf
+) -> None:
     """Allocate this rank's pieces and fill them.
 
     A full tensor exists in memory only while it is made.
@@ -98,12 +100,12 @@ def fill(parts: list[StagePart], plan: Plan, rank: int, device: torch.device, wh
         for placed, _, t in part.named(plan.params):
             box = placed.layout.box(rank)
             assert box is not None
-            local(t).copy_(cut(whole(placed.name), box))
+            local(t).copy_(cut(full_tensor(placed.name), box))
 
         # other buffers are full on every rank
         for name, b in part.module.named_buffers(remove_duplicate=False):
             if name not in kept:
-                b.copy_(whole(name))
+                b.copy_(full_tensor(name))
 
 
 def _share(part: StagePart, plan: Plan, made: dict[str, torch.Tensor]) -> None:

@@ -41,10 +41,10 @@ def _getter(name: str) -> Any:
 
 def _asks_meta(func: Any, kwargs: Any) -> bool:
     """Whether the caller wants a new tensor on the meta device, by argument or by context."""
-    asked = kwargs.get("device")
-    if asked is None and func in _device._device_constructors():
-        asked = getattr(_device, "CURRENT_DEVICE", None)
-    return asked is not None and torch.device(asked).type == "meta"
+    device = kwargs.get("device")
+    if device is None and func in _device._device_constructors():
+        device = getattr(_device, "CURRENT_DEVICE", None)
+    return device is not None and torch.device(device).type == "meta"
 
 
 def _places(at: Any) -> Any:
@@ -128,15 +128,15 @@ class FakeDevice(TorchFunctionMode):
 
     def _to(self, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the tensor itself for ``to("cpu")``, as for a tensor that is there."""
-        asked = [a for a in (*args[:1], kwargs.get("device")) if isinstance(a, str | torch.device)]
-        if any(torch.device(a).type == "meta" for a in asked):
+        devices = [a for a in (*args[:1], kwargs.get("device")) if isinstance(a, str | torch.device)]
+        if any(torch.device(a).type == "meta" for a in devices):
             self.tape.fail("moves a tensor to the meta device")
 
         # the CPU is the meta device here; the first argument may be a dtype, or a tensor to copy the device
         # from
-        if asked and torch.device(asked[0]).type == "cpu":
+        if devices and torch.device(devices[0]).type == "cpu":
             meta = torch.device("meta")
-            args = tuple(meta if a is asked[0] else a for a in args)
+            args = tuple(meta if a is devices[0] else a for a in args)
             if "device" in kwargs:
                 kwargs = kwargs | {"device": meta}
         return t.to(*args, **kwargs)

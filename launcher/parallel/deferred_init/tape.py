@@ -190,21 +190,21 @@ class Tape(Dispatch):
 
     def _placed(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether the result is on the meta device for the constructor. Changes ``kwargs``."""
-        asked = kwargs.get("device")
+        device = kwargs.get("device")
         gone = any(key(t) in self.off for t in tensors((args, kwargs)))
         takes_device = any(name == "device" for name, _ in _arguments(func))
-        if not takes_device or (asked is None and tensors(args)):
+        if not takes_device or (device is None and tensors(args)):
             return gone
 
         # the call names a device
-        asked = CPU if asked is None else torch.device(asked)
-        if asked.type not in ("cpu", "meta"):
-            self.fail(f"puts tensors on {asked}")
+        device = CPU if device is None else torch.device(device)
+        if device.type not in ("cpu", "meta"):
+            self.fail(f"puts tensors on {device}")
         kwargs["device"] = META
         name = name_of(func)
-        if gone and asked.type == "cpu" and not name.endswith("_like") and "new_" not in name:
+        if gone and device.type == "cpu" and not name.endswith("_like") and "new_" not in name:
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-        return asked.type == "meta" and (self.asked_meta or gone)
+        return device.type == "meta" and (self.asked_meta or gone)
 
     def _drawn(self, func: Any, args: Any, kwargs: Any, away: bool = False) -> tuple[Draw | None, Any, Any]:
         """Return the draw of a random operation, and its arguments without the generator.
@@ -276,26 +276,26 @@ class Tape(Dispatch):
 
         # a view keeps the values around it
         at = frozenset({key(target)})
-        whole = at if _covers_storage(target) else frozenset()
+        covered = at if _covers_storage(target) else frozenset()
         op = Op(
             func=func,
             args=(target.detach(), *args),
             kwargs=kwargs,
-            reads=at - whole,
-            shapes=whole,
+            reads=at - covered,
+            shapes=covered,
             writes=at,
-            fills=whole,
+            fills=covered,
             draw=draw,
         )
         self.log.add(op)
 
     def constant(self, value: torch.Tensor) -> torch.Tensor:
         """Return a meta tensor that stands for ``value``, whose values are known."""
-        held = ConstantTensor(value.detach())
-        held.sum = held.checksum()
-        self._lent.setdefault(key(value), []).append(held)
+        constant = ConstantTensor(value.detach())
+        constant.sum = constant.checksum()
+        self._lent.setdefault(key(value), []).append(constant)
         meta = torch.empty_like(value, device="meta", requires_grad=False)
-        self.log.add(Op(held, makes=(meta,)))
+        self.log.add(Op(constant, makes=(meta,)))
         return meta
 
     def look(self, t: torch.Tensor) -> torch.Tensor:
@@ -321,7 +321,7 @@ class Tape(Dispatch):
             self._known(t)
             if key(t) not in self.log.touched and key(t) not in self.off:
                 self.fail(f"takes {name} from somewhere else")
-        if any(held.sum != held.checksum() for lent in self._lent.values() for held in lent):
+        if any(constant.sum != constant.checksum() for lent in self._lent.values() for constant in lent):
             self.fail("changes an array after a tensor was made of it")
 
 

@@ -163,11 +163,11 @@ class GatherOrder:
         in float32, and two uses of a table are summed so.
         """
         for p in self.groups[i].fsdp_params:
-            whole = getattr(p, "_unsharded_param", None)
-            if whole is None or not whole.requires_grad or whole._backward_hooks:
+            unsharded = getattr(p, "_unsharded_param", None)
+            if unsharded is None or not unsharded.requires_grad or unsharded._backward_hooks:
                 continue
-            if whole.grad_dtype != whole.dtype:
-                whole.register_hook(Rounding(whole.dtype))
+            if unsharded.grad_dtype != unsharded.dtype:
+                unsharded.register_hook(Rounding(unsharded.dtype))
 
     def _reduce(self, i: int, reduce: Any, *unused: Any) -> None:
         """Run after backward has passed group ``i``."""
@@ -256,16 +256,16 @@ class GatherOrder:
             return
         for p in params:
             if unreduced(p) is None:
-                whole = p.unsharded_param
-                whole.grad = torch.zeros_like(whole, dtype=whole.grad_dtype)
+                unsharded = p.unsharded_param
+                unsharded.grad = torch.zeros_like(unsharded, dtype=unsharded.grad_dtype)
         if SUMS_APART and any(p.unsharded_accumulated_grad is not None for p in params):
             for p in params:
                 p.to_accumulated_grad_if_needed()
 
-    def _out_of_order(self, i: int, what: str) -> RunError:
+    def _out_of_order(self, i: int, action: str) -> RunError:
         row = self.rows[i]
         names = ", ".join(m or "the model" for m in row.modules)
-        text = f"{names} (stage {row.stage}) {what} more often than planned, or in another order"
+        text = f"{names} (stage {row.stage}) {action} more often than planned, or in another order"
         return RunError(f"{text}; parallel.hsdp.optimizer_level=level1 does not depend on that")
 
 

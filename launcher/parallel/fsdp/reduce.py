@@ -40,10 +40,10 @@ class ReduceScatter:
         ranks = group.size()
 
         # each rank's shards, side by side
-        whole = [_rows_first(p, g, ranks) for p, g in zip(params, grads, strict=True)]
-        self._kept = [_padded(g, ranks) // ranks for g in whole]
-        given = torch.empty(ranks * sum(self._kept), dtype=dtype, device=whole[0].device)
-        torch._chunk_cat(whole, dim=0, num_chunks=ranks, out=given.view(ranks, -1))
+        full_grads = [_rows_first(p, g, ranks) for p, g in zip(params, grads, strict=True)]
+        self._kept = [_padded(g, ranks) // ranks for g in full_grads]
+        given = torch.empty(ranks * sum(self._kept), dtype=dtype, device=full_grads[0].device)
+        torch._chunk_cat(full_grads, dim=0, num_chunks=ranks, out=given.view(ranks, -1))
 
         # in flight; the transport reads the input until it is done
         self._given: Tensor | None = given
@@ -170,12 +170,12 @@ class ReduceOrder:
         if micro is None:
             return given
         nodes = {t.grad_fn for t in tree_leaves(given) if isinstance(t, torch.Tensor)}
-        found = [n for n in nodes if n is not None and n.name() == NODE]
-        if given[0] is args or len(found) != 1:
+        fsdp_nodes = [n for n in nodes if n is not None and n.name() == NODE]
+        if given[0] is args or len(fsdp_nodes) != 1:
             self._unknown[micro].add(i)
         else:
             self._calls[micro][i] += 1
-            found[0].register_hook(partial(self._past, micro, i))
+            fsdp_nodes[0].register_hook(partial(self._past, micro, i))
         return given
 
     def _past(self, micro: int, i: int, *grads: Any) -> None:
@@ -187,8 +187,8 @@ class ReduceOrder:
             self._send(self._waiting.pop(0))
 
     def _due(self, micro: int, i: int) -> bool:
-        left = self._calls[micro]
-        return i in left and not left[i] and i not in self._unknown[micro]
+        calls = self._calls[micro]
+        return i in calls and not calls[i] and i not in self._unknown[micro]
 
     def _send(self, bucket: _Bucket) -> None:
         """Send the gradients of a bucket and free the weights of its groups.
@@ -225,26 +225,26 @@ class ReduceOrder:
             names = ", ".join(m or "the model" for m in self._order.rows[i].modules)
             text = f"{names}: a gradient came after those of its group had been summed"
             raise RunError(f"{text} (try: {OFF})")
-        asked, group.reduce_grads = group.reduce_grads, False
+        reduce_grads, group.reduce_grads = group.reduce_grads, False
         post_backward()
-        group.reduce_grads = asked
+        group.reduce_grads = reduce_grads
 
 
 def _buckets(order: GatherOrder, plan: Plan) -> Iterator[_Bucket]:
     of = {id(t): p.name for p, _, t in order.part.named(plan.params)}
-    group_of, found = {}, {}
+    group_of, param_of = {}, {}
     for i, group in order.groups.items():
         for n, p in enumerate(group.fsdp_params):
             name = of[id(p.sharded_param)]
-            group_of[name], found[name] = i, (n, p)
+            group_of[name], param_of[name] = i, (n, p)
 
     for bucket in plan.scatters:
         if bucket.stage != order.part.stage.index:
             continue
         groups = list(dict.fromkeys(group_of[n] for n in bucket.names))
-        names = sorted(bucket.names, key=lambda n: (groups.index(group_of[n]), found[n][0]))
+        names = sorted(bucket.names, key=lambda n: (groups.index(group_of[n]), param_of[n][0]))
         modules = ", ".join(m or "root" for i in groups for m in order.rows[i].modules)
-        yield _Bucket(modules, tuple(found[n][1] for n in names), tuple(groups))
+        yield _Bucket(modules, tuple(param_of[n][1] for n in names), tuple(groups))
 
 
 def _take(p: Any) -> torch.Tensor:

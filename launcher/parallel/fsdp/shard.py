@@ -31,9 +31,9 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
     if plan.hsdp is None:
         return
     # exclude unsharded parameters, and make the others contiguous
-    whole = {t for p, _, t in part.named(plan.params) if not p.sharded and isinstance(t, nn.Parameter)}
+    unsharded = {t for p, _, t in part.named(plan.params) if not p.sharded and isinstance(t, nn.Parameter)}
     for t in part.module.parameters():  # FSDP2 takes no others
-        if t not in whole and not t.is_contiguous():
+        if t not in unsharded and not t.is_contiguous():
             t.data = t.data.contiguous()
 
     # the groups, and the rest with the root
@@ -48,7 +48,7 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
             modules,
             mesh=meshes.shard,
             reshard_after_forward=plan.hsdp.optimizer_level == "level3",
-            ignored_params=whole,
+            ignored_params=unsharded,
             mp_policy=casts,
         )
 

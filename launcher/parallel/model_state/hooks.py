@@ -63,9 +63,11 @@ def uses_weights(hook: Any, depth: int = 0) -> bool:
         return _reads(hook.__self__, _names(hook.__func__.__code__))
     if not isinstance(hook, FunctionType) or depth > DEEP:
         return False
-    held = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=False))
+    captured = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=False))
     return any(
-        _weighs(cell.cell_contents, name, hook.__code__, depth) for name, cell in held.items() if _full(cell)
+        _weighs(cell.cell_contents, name, hook.__code__, depth)
+        for name, cell in captured.items()
+        if _full(cell)
     )
 
 

@@ -57,21 +57,21 @@ def strangers(model: nn.Module) -> list[Problem]:
     mine = {id(t): n for n, t in named(model) if not (isinstance(t, nn.Parameter) and hooks(t))}
     known = {id(m) for m in model.modules()} | {id(t) for _, t in named(model)}
     for at, value in _kept(model):
-        for found in inside(value, known):
-            if id(found) in mine:
-                out.setdefault(at, _itself(at, mine[id(found)]))
-            elif isinstance(found, nn.Module) and any(True for _ in _own(found)):
-                out.setdefault(at, _no_submodule(at, found))
-            elif isinstance(found, Tensor) and id(found) not in known and not isinstance(found, nn.Parameter):
+        for item in inside(value, known):
+            if id(item) in mine:
+                out.setdefault(at, _itself(at, mine[id(item)]))
+            elif isinstance(item, nn.Module) and any(True for _ in _own(item)):
+                out.setdefault(at, _no_submodule(at, item))
+            elif isinstance(item, Tensor) and id(item) not in known and not isinstance(item, nn.Parameter):
                 text = (
                     f"{at} keeps tensors in a {type(value).__name__}, which the launcher cannot "
                     "move to a device"
                 )
                 out.setdefault(at, Problem("model", f"{text}; make each a buffer with register_buffer"))
     for at, value in _around(model):
-        for found in inside(value, known):
-            if id(found) in mine and isinstance(found, nn.Parameter):
-                out.setdefault(at, _itself(at, mine[id(found)]))
+        for item in inside(value, known):
+            if id(item) in mine and isinstance(item, nn.Parameter):
+                out.setdefault(at, _itself(at, mine[id(item)]))
     return list(out.values())
 
 

@@ -43,8 +43,8 @@ def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
 
                 # one DTensor per tensor, under all of its names
                 if p not in made:
-                    whole = DTensor.from_local(p.detach(), meshes.mesh["tp"], [Shard(dim)], run_check=False)
-                    made[p] = nn.Parameter(whole, p.requires_grad)
+                    dtensor = DTensor.from_local(p.detach(), meshes.mesh["tp"], [Shard(dim)], run_check=False)
+                    made[p] = nn.Parameter(dtensor, p.requires_grad)
                     made[made[p]] = made[p]
                 module._parameters[attr] = made[p]
 
@@ -54,15 +54,15 @@ def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
     pieces: dict[int, nn.Parameter] = {}
     named = dict(model.named_parameters(remove_duplicate=False))
     for name, axes in splits.items():
-        dim, whole = tp_dim(axes), named[name]
+        dim, param = tp_dim(axes), named[name]
         assert dim is not None
-        if id(whole) not in pieces:
-            shape = [*whole.shape]
+        if id(param) not in pieces:
+            shape = [*param.shape]
             shape[dim] //= axis.size
-            empty = torch.empty(shape, dtype=whole.dtype, device=whole.device)
-            pieces[id(whole)] = nn.Parameter(empty, whole.requires_grad)
+            empty = torch.empty(shape, dtype=param.dtype, device=param.device)
+            pieces[id(param)] = nn.Parameter(empty, param.requires_grad)
         owner, _, attr = name.rpartition(".")
-        model.get_submodule(owner)._parameters[attr] = pieces[id(whole)]
+        model.get_submodule(owner)._parameters[attr] = pieces[id(param)]
 
 
 def install(

@@ -325,14 +325,14 @@ def bring(
         # a compiler has no versions: the plan refuses to compile code that changes the input between two
         # users
         version = 0 if torch.compiler.is_compiling() else x._version
-        asked = (version, arrives, terms, torch.is_grad_enabled())
+        key = (version, arrives, terms, torch.is_grad_enabled())
         same = axis.last is not None and axis.last[0] is x
-        if axis.last is not None and same and axis.last[1] == asked:
+        if axis.last is not None and same and axis.last[1] == key:
             return axis.last[2]
         if axis.last is not None and same and axis.last[1][0] != version:
             axis.overwritten = True
         brought = _into(x, arrives, axis, terms, enter)
-        axis.last = (x, asked, brought)
+        axis.last = (x, key, brought)
         return brought
     if arrives is not None:
         x = _into(x, arrives, axis, terms=False)

@@ -102,12 +102,12 @@ def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
 
     # no input is split
     pairs = list(zip(call.here, call.whole, strict=True))
-    fresh = call.name in NEW and all(here == whole for here, whole in pairs)
+    fresh = call.name in NEW and all(here == full for here, full in pairs)
     if fresh or all(g.state.cut is None for g in call.inputs):
         return _uncut(call, pairs), set()
 
     # how its results are split, and whether they are right
-    states = [CutState(_cut_dim(call.name, here, whole, tp)) for here, whole in pairs]
+    states = [CutState(_cut_dim(call.name, here, full, tp)) for here, full in pairs]
     _check_rule(call)
 
     # full tensors beside it get a term of their gradient on each rank
@@ -120,20 +120,20 @@ def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
 
 def _uncut(call: OpCall, pairs: Sequence[tuple[Shape, Shape]]) -> list[CutState]:
     """Return the states of full results."""
-    for here, whole in pairs:
-        if here != whole:
-            text = f"{call.name} makes a tensor of {list(here)} where the full model has {list(whole)}"
+    for here, full in pairs:
+        if here != full:
+            text = f"{call.name} makes a tensor of {list(here)} where the full model has {list(full)}"
             raise CutRefused(f"{text}: its size comes from a tensor cut over tp")
     made = frozenset(m for g in call.inputs if g.floating and call.name not in NEW for m in g.state.made)
     return [CutState(None, made) for _ in pairs]
 
 
-def _cut_dim(name: str, here: Shape, whole: Shape, tp: int) -> int:
-    """Return the dim of ``whole`` of which ``here`` is the part of one rank of ``tp``."""
-    differ = [d for d, (a, b) in enumerate(zip(here, whole, strict=False)) if a != b]
-    if len(here) != len(whole) or len(differ) != 1 or here[differ[0]] * tp != whole[differ[0]]:
+def _cut_dim(name: str, here: Shape, full: Shape, tp: int) -> int:
+    """Return the dim of ``full`` of which ``here`` is the part of one rank of ``tp``."""
+    differ = [d for d, (a, b) in enumerate(zip(here, full, strict=False)) if a != b]
+    if len(here) != len(full) or len(differ) != 1 or here[differ[0]] * tp != full[differ[0]]:
         made = f"{name} of a tensor cut over tp makes {list(here)}"
-        raise CutRefused(f"{made}, not a part of the {list(whole)} of the full model")
+        raise CutRefused(f"{made}, not a part of the {list(full)} of the full model")
     return differ[0]
 
 

@@ -63,9 +63,9 @@ def follow(
     forwards = _Forwards(operators, inputs, lengths)
 
     # in full, and then with the pieces of one rank
-    whole = ShardingTracker()
-    _pass(copied(model), forwards, whole)
-    run = ShardingTracker(Axis(tp, planned=True), whole.rows)
+    full_run = ShardingTracker()
+    _pass(copied(model), forwards, full_run)
+    run = ShardingTracker(Axis(tp, planned=True), full_run.rows)
     part = copied(model)
     apply.cut(part, splits(operators), Axis(tp, planned=True))
     outs = _pass(part, forwards, run)
@@ -96,9 +96,9 @@ def in_pieces(
 
     Raises ``RequestError`` if the pieces get other splits.
     """
-    whole = [replace(s, comms=()) for s in flow.spreads]
-    out = follow(model, tuple(s.operator for s in whole), tp, inputs, lengths=lengths)
-    for a, s in zip(whole, out.spreads, strict=True):
+    spreads = [replace(s, comms=()) for s in flow.spreads]
+    out = follow(model, tuple(s.operator for s in spreads), tp, inputs, lengths=lengths)
+    for a, s in zip(spreads, out.spreads, strict=True):
         if a != replace(s, comms=()):
             text = f"{s.operator.module} gets another cut for a piece of a sequence"
             raise RequestError((Problem(s.operator.where, f"{text} than for all of it"),))
@@ -142,14 +142,14 @@ def _passed(
 
     # piece after piece, each with the state that earlier pieces left
     outs = []
-    found = dict[Operator, ShardedOperator]()
+    merged = dict[Operator, ShardedOperator]()
     for piece, specs in enumerate(forwards.pieces):
         run.spreads = {}
         with carry.running(0, piece) if forwards.lengths else nullcontext():
             xs = [torch.zeros_like(x, device=device) for x in meta(specs)]
             outs.append(_forward(model, run, xs, device))
-        found = _together(found, run.spreads)
-    run.spreads = found
+        merged = _together(merged, run.spreads)
+    run.spreads = merged
     return outs
 
 
@@ -256,8 +256,8 @@ def _output(outs: list[tuple[Tensor, CutState]], run: ShardingTracker) -> Cut:
     last = [*run.spreads][-1]
     text = f"the model's output is cut on dim {dim} over tp"
     way = "the loss takes it full or cut on the classes"
-    whole = axes_text(((),) * t.dim())
-    cure = quote(f"{KEY}.{last.key}.output={whole}")
+    full_axes = axes_text(((),) * t.dim())
+    cure = quote(f"{KEY}.{last.key}.output={full_axes}")
     raise RequestError((Problem(last.where, f"{text}, and {way}", cure),))
 
 
@@ -340,12 +340,12 @@ def _tensor(y: Any, o: Operator) -> Tensor:
 
 def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> ShardedOperator:
     """Return the spread with the layouts that arrive and that the operator takes."""
-    asked = _requested_cut(o, "input", x, n, now=arrives)
+    requested = _requested_cut(o, "input", x, n, now=arrives)
     if not o.mode:
-        takes = arrives if o.input is None else asked
+        takes = arrives if o.input is None else requested
         return ShardedOperator(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
     takes = x.dim() - 1 if o.mode == "row" else None
-    if o.input is not None and asked not in (arrives, takes):
+    if o.input is not None and requested not in (arrives, takes):
         text = f"input {axes_text(o.input)} is not what arrives, which is {_words(arrives)}"
         raise CutRefused(f"{o.module}: {text}", o.where)
     if takes is not None and arrives != takes and x.shape[takes] % n:

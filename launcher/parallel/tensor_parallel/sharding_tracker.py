@@ -49,8 +49,8 @@ class ShardingTracker:
 
     def restart(self) -> None:
         """Forget everything recorded."""
-        for seen in (self.rows, self.states, self.spreads, self.terms, self.full):
-            seen.clear()
+        for record in (self.rows, self.states, self.spreads, self.terms, self.full):
+            record.clear()
         self.where, self.quiet = [""], 0
 
     def state(self, t: Tensor) -> CutState:

@@ -25,8 +25,8 @@ def memory(tracer: Tracer) -> dict[fx.Node, NodeMemory]:
     """Return the memory that each node reads, returns and writes."""
     numbers: dict[int, int] = {}
 
-    def numbered(found: Iterable[int]) -> frozenset[int]:
-        return frozenset(numbers.setdefault(at, len(numbers)) for at in found)
+    def numbered(addresses: Iterable[int]) -> frozenset[int]:
+        return frozenset(numbers.setdefault(at, len(numbers)) for at in addresses)
 
     out = {}
     for node in tracer.graph.nodes:
@@ -55,9 +55,9 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
             makers.setdefault(at, []).append(node)
 
     # the gradients of the output itself
-    found: dict[fx.Node, set[str]] = {n: set() for n in tracer.graph.nodes}
+    grad_inputs: dict[fx.Node, set[str]] = {n: set() for n in tracer.graph.nodes}
     (end,) = tracer.graph.find_nodes(op="output")
-    found[end] |= {i.name for i in end.all_input_nodes if origin[i]}
+    grad_inputs[end] |= {i.name for i in end.all_input_nodes if origin[i]}
 
     # autograd's path: each function belongs to the node that ran when it was made
     starts = [at for at, _ in tracer.spans]
@@ -70,7 +70,7 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
         _, user = tracer.spans[bisect_right(starts, function._sequence_nr()) - 1]
         for following, _ in function.next_functions:
             at = id(following.variable) if hasattr(following, "variable") else following
-            found[user] |= {m.name for m in makers.get(at, ()) if m in user.all_input_nodes}
+            grad_inputs[user] |= {m.name for m in makers.get(at, ()) if m in user.all_input_nodes}
             if at is not None and at not in seen:
                 seen.add(at)
                 stack.append(at)
@@ -78,17 +78,17 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
     # values that are changed in place, and those that are only passed on
     written = frozenset[int]().union(*(m.writes for m in spaces.values()))
     for node in tracer.graph.nodes:
-        found[node] |= {i.name for i in node.all_input_nodes if origin[i] and spaces[i].lies & written}
-    _passed_on(tracer.graph, origin, found)
-    return {n: frozenset(names) for n, names in found.items()}
+        grad_inputs[node] |= {i.name for i in node.all_input_nodes if origin[i] and spaces[i].lies & written}
+    _passed_on(tracer.graph, origin, grad_inputs)
+    return {n: frozenset(names) for n, names in grad_inputs.items()}
 
 
 def _passed_on(
-    graph: fx.Graph, origin: dict[fx.Node, frozenset[Any]], found: dict[fx.Node, set[str]]
+    graph: fx.Graph, origin: dict[fx.Node, frozenset[Any]], grad_inputs: dict[fx.Node, set[str]]
 ) -> None:
     """Add inputs that a node returns, or returns a view of: they get its gradient."""
-    wanted = set[str]().union(*found.values())
+    needed = set[str]().union(*grad_inputs.values())
     for node in reversed(graph.nodes):
-        if node.name in wanted:
-            found[node] |= {i.name for i in node.all_input_nodes if origin[node] & origin[i]}
-            wanted |= found[node]
+        if node.name in needed:
+            grad_inputs[node] |= {i.name for i in node.all_input_nodes if origin[node] & origin[i]}
+            needed |= grad_inputs[node]

@@ -82,9 +82,9 @@ def captured_state(func: Any) -> str:
                 return "a tensor"
             if isinstance(some, nn.Module):
                 return f"the module {type(some).__name__}"
-            found = captured_state(some) if callable(some) and not isinstance(some, type) else ""
-            if found:
-                return found
+            description = captured_state(some) if callable(some) and not isinstance(some, type) else ""
+            if description:
+                return description
     return ""
 
 
@@ -268,9 +268,9 @@ class Capture(TorchFunctionMode):
         # the model as it was before
         self.before = {id(v) for m in root.modules() for v in vars(m).values()}
         self.places = {name: id(t) for name, t in _tensors(root)}
-        whole = [m for m in root.modules() if id(m) in leaves]
-        self.training = {leaves[id(m)]: [x.training for x in m.modules()] for m in whole}
-        self.built = {leaves[id(m)]: {name: id(t) for name, t in _tensors(m)} for m in whole}
+        leaf_modules = [m for m in root.modules() if id(m) in leaves]
+        self.training = {leaves[id(m)]: [x.training for x in m.modules()] for m in leaf_modules}
+        self.built = {leaves[id(m)]: {name: id(t) for name, t in _tensors(m)} for m in leaf_modules}
 
     def carry_out(self, call: GlueCall) -> tuple[Any, bool]:
         """Run the call; return its result, and whether it has changed a tensor in place."""
@@ -363,9 +363,9 @@ class Capture(TorchFunctionMode):
                 return None
             done: dict[fx.Node, Any] = {}
             with torch.device("cpu"), _disable_current_modes():
-                found = constant_value(self._node(t), done)
+                value = constant_value(self._node(t), done)
             lasts = done.keys().isdisjoint(self.overwritten())
-            return found if lasts and isinstance(found, torch.Tensor) else None
+            return value if lasts and isinstance(value, torch.Tensor) else None
         finally:
             self.eager = False
 
@@ -463,10 +463,10 @@ class Capture(TorchFunctionMode):
 
         # functions and objects, unless they are immutable
         if callable(a):
-            held = captured_state(a)
-            if held:
+            captured = captured_state(a)
+            if captured:
                 name = getattr(a, "__qualname__", type(a).__name__)
-                raise self.refuse(f"it passes on the function {name}, which holds {held}")
+                raise self.refuse(f"it passes on the function {name}, which holds {captured}")
         elif id(a) not in self.before and not is_frozen(a):
             text = (
                 f"it makes a {type(a).__name__} and passes it on, and every stage would have "

@@ -196,14 +196,14 @@ class _Sources(TorchFunctionMode):
 def _own_backward(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     """Whether the backward is not simply that of torch for the forward: then it mixes no more than that."""
     sources, out = _forward(model, xs)
-    left, seen = [t.grad_fn for t in out], set()
-    while left:
-        node = left.pop()
+    waiting, seen = [t.grad_fn for t in out], set()
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction):  # also of a module's hooks
             return True
         if node is not None and node not in seen:
             seen.add(node)
-            left += [before for before, _ in node.next_functions]
+            waiting += [before for before, _ in node.next_functions]
     return sources.hooked or sources.stopped
 
 

@@ -111,21 +111,21 @@ class SampleValues(Dispatch):
 
     def follow(self, stand_in: Tensor, t: Tensor) -> None:
         """Register ``stand_in``, which has the values of ``t`` in memory."""
-        found, at = self._find(t), self._input(t)
-        if found is not None:
-            self._known[id(stand_in)] = weakref.ref(stand_in), found
+        values, at = self._find(t), self._input(t)
+        if values is not None:
+            self._known[id(stand_in)] = weakref.ref(stand_in), values
         if at is not None:
             self._ids[id(stand_in)] = weakref.ref(stand_in), *at
 
     def of(self, t: Tensor, batch: int = 0) -> Tensor | None:
         """Return a copy of the values of ``t`` for one of the batches, or ``None``."""
-        found = self._find(t)
-        return None if found is None or batch >= len(found) else found[batch].clone()
+        values = self._find(t)
+        return None if values is None or batch >= len(values) else values[batch].clone()
 
     def _find(self, t: Tensor) -> list[Tensor] | None:
-        found = self._known.get(id(t))
-        known = found is not None and found[0]() is t and t.untyped_storage()._cdata not in self._lost
-        return found[1] if found is not None and known else None
+        entry = self._known.get(id(t))
+        known = entry is not None and entry[0]() is t and t.untyped_storage()._cdata not in self._lost
+        return entry[1] if entry is not None and known else None
 
     def _learn(self, t: Tensor, values: Sequence[Any]) -> None:
         if values and all(isinstance(v, Tensor) and (v.shape, v.dtype) == (t.shape, t.dtype) for v in values):
@@ -156,8 +156,8 @@ class SampleValues(Dispatch):
 
     def _input(self, t: Tensor) -> tuple[int, int] | None:
         """Return the position of the input that has the values of ``t``, and the number added to it."""
-        found = self._ids.get(id(t))
-        return None if found is None or found[0]() is not t else found[1:]
+        entry = self._ids.get(id(t))
+        return None if entry is None or entry[0]() is not t else entry[1:]
 
     def _values(self, at: tuple[int, int] | None) -> list[Tensor]:
         """Return the values of ids in memory that are computed from an input."""

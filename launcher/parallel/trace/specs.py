@@ -40,16 +40,16 @@ def output_specs(value: Any) -> tuple[Specs, bool, tuple[str | int, ...]]:
     tensor.
     """
     if type(value) is dict and all(isinstance(key, str) for key in value):
-        found, packed = specs([*value.values()])
+        tensor_specs, packed = specs([*value.values()])
         keys: tuple[str | int, ...] = tuple(value)
     else:
-        found, packed = specs(value)
+        tensor_specs, packed = specs(value)
         keys = tuple(range(len(value))) if packed else ()
         if packed and type(value) not in (tuple, list):
-            found = None
-    if found is None:
+            tensor_specs = None
+    if tensor_specs is None:
         return None, False, (returned(value), tensor_inside(value))
-    return found, packed, keys if packed else ()
+    return tensor_specs, packed, keys if packed else ()
 
 
 def returned(value: Any, deep: int = 3) -> str:
@@ -82,8 +82,8 @@ def tensor_inside(value: Any) -> str:
     elif isinstance(value, tuple | list):
         places = [(f"[{n}]", v) for n, v in enumerate(value)]
     else:
-        found = vars(value) if hasattr(value, "__dict__") else {}
-        places = [(f".{name}", v) for name, v in found.items()]
+        attributes = vars(value) if hasattr(value, "__dict__") else {}
+        places = [(f".{name}", v) for name, v in attributes.items()]
     return next((place for place, v in places if isinstance(v, torch.Tensor)), "")
 
 

@@ -34,8 +34,8 @@ _TOLD: ContextVar[Callable[[str], None] | None] = ContextVar("told", default=Non
 
 
 @contextmanager
-def world_reads(told: Callable[[str], None]) -> Iterator[None]:
-    """Call ``told`` with each query by a model's code while entered.
+def world_reads(report: Callable[[str], None]) -> Iterator[None]:
+    """Call ``report`` with each query by a model's code while entered.
 
     A query is a text such as ``torch.distributed.get_rank()``. Reads of the environment are reported by the
     callers of ``ask``.
@@ -43,13 +43,13 @@ def world_reads(told: Callable[[str], None]) -> Iterator[None]:
     world: Any = type(c10d._world)
     group = world.default_pg
 
-    def asked(self: Any) -> Any:
-        what = _called_function()
-        if what is not None:
-            told(f"{what}()" if what else DISTRIBUTED)
+    def default_group(self: Any) -> Any:
+        function = _called_function()
+        if function is not None:
+            report(f"{function}()" if function else DISTRIBUTED)
         return group.fget(self)
 
-    world.default_pg, token = property(asked, group.fset), _TOLD.set(told)
+    world.default_pg, token = property(default_group, group.fset), _TOLD.set(report)
     try:
         yield
     finally:
@@ -57,11 +57,11 @@ def world_reads(told: Callable[[str], None]) -> Iterator[None]:
         _TOLD.reset(token)
 
 
-def ask(what: str) -> None:
-    """Report the query ``what`` to the active ``world_reads``, if it came from a model's code."""
-    told = _TOLD.get()
-    if told is not None and _called_function() is not None:
-        told(what)
+def ask(query: str) -> None:
+    """Report ``query`` to the active ``world_reads``, if it came from a model's code."""
+    report = _TOLD.get()
+    if report is not None and _called_function() is not None:
+        report(query)
 
 
 def _called_function() -> str | None:

@@ -66,9 +66,9 @@ def lead(trial: Trial, turn: int, at: Place, own: Messages, send: Callable[[obje
     stop = next((one.signum for one in ended if one.signum), 0)
     if stop:
         raise Interrupted(stop)
-    found = [one.fault for one in ended if one.fault is not None]
-    if found:
-        raise failed(found)
+    faults = [one.fault for one in ended if one.fault is not None]
+    if faults:
+        raise failed(faults)
     result: dict[str, Any] = mine.result
     return result
 

@@ -42,22 +42,22 @@ def follow(timeout_s: Seconds) -> int:
     """
     at = here()
     try:
-        with heard() as told, network(at) as used:
+        with heard() as stop_signal, network(at) as used:
 
             def look() -> None:
-                if told():
-                    raise Preempted(told())
+                if stop_signal():
+                    raise Preempted(stop_signal())
 
             with _answered(at, used):
-                whole = open_store(at, timeout_s, tell, look, where=used.here())
+                store = open_store(at, timeout_s, tell, look, where=used.here())
                 used.use()
-                own = Messages(whole, secret(at)).within(corner(at))
+                own = Messages(store, secret(at)).within(corner(at))
                 own.set(f"size{at.rank}", str(at.size))
                 own.set(f"about{at.rank}", about(used))
                 own.set(f"here{at.rank}", whereabouts())
                 with _refusing(own, at):
                     word = _hear(own, at, used, look)
-            code = word if isinstance(word, int) else _obey(word, at, whole, used)
+            code = word if isinstance(word, int) else _obey(word, at, store, used)
             if not isinstance(word, int) and code != FAILED:
                 own.set(f"left{at.rank}", "")
             return code
@@ -106,15 +106,15 @@ def _hear(own: Messages, at: Place, used: Network, look: Callable[[], None]) -> 
 
 def _word(own: Messages, at: Place, turn: int, used: Network, look: Callable[[], None]) -> Word:
     """The next message of rank 0."""
-    asked = RendezvousRequest(own, f"word{turn}")
+    request = RendezvousRequest(own, f"word{turn}")
 
     def watch() -> None:
         look()
-        if asked.late_s() > SAY_S and used.lost():
+        if request.late_s() > SAY_S and used.lost():
             raise TimeoutError(f"the store has not answered for {SAY_S:g} s")
 
-    with _left(own, at, turn), asked:
-        if not interruptible(partial(asked.wait, PATIENCE_S), watch):
+    with _left(own, at, turn), request:
+        if not interruptible(partial(request.wait, PATIENCE_S), watch):
             raise RunError(f"rank {at.rank}: rank 0 has not answered for {PATIENCE_S:.0f} s")
 
     word: Word = decode(own.get(f"word{turn}"), Word)
@@ -133,17 +133,17 @@ def _left(own: Messages, at: Place, turn: int) -> Iterator[None]:
         raise
 
 
-def _obey(order: Order, at: Place, whole: Store, used: Network) -> int:
+def _obey(order: Order, at: Place, store: Store, used: Network) -> int:
     gc_thresholds.as_usual()
     console = os.dup(2)  # this rank's output goes to its log from now on
 
     try:
-        carry_out(order, among(at), at, whole, used)
+        carry_out(order, among(at), at, store, used)
     except Interrupted as stop:
         return stop.code
     except RanksFailed as error:  # rank 0 cannot report it
-        said = printable(f"error: {error}", "\n\t")
-        os.write(console, f"{said}\n".encode())
+        message = printable(f"error: {error}", "\n\t")
+        os.write(console, f"{message}\n".encode())
         return FAILED
     except BaseException:
         return FAILED

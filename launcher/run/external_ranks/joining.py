@@ -64,13 +64,13 @@ class Joining:
     """How one rank joins. ``told()`` returns the signal that asked it to stop, or 0."""
 
     def __init__(
-        self, store: Store, prefix: str, network: Network, timeout_s: float, told: Callable[[], int]
+        self, store: Store, prefix: str, network: Network, timeout_s: float, stop_signal: Callable[[], int]
     ) -> None:
         self._store = store
         self._prefix = prefix
         self._network = network
         self._timeout_s = timeout_s
-        self._told = told
+        self._stop_signal = stop_signal
         self._connections: list[Store] = []
         self._heard: list[Unconnected] = []
 
@@ -110,7 +110,7 @@ class Joining:
         return self._network.here()
 
     def _look(self) -> None:
-        if signum := self._told():
+        if signum := self._stop_signal():
             raise Unjoined(signum)
         if not self._heard:
             return
@@ -132,10 +132,10 @@ class Joining:
 
     def tell(self, text: str, signum: int = 0) -> None:
         """Informs the others if the store can be reached, within a limited time."""
-        said = json.dumps(asdict(Unconnected(self._network.at.rank, text, signum)))
+        message = json.dumps(asdict(Unconnected(self._network.at.rank, text, signum)))
         within_s = STOP_S if signum else FAIL_S
         with suppress(RuntimeError, TimeoutError):
-            interruptible(lambda: self._connection().set(UNCONNECTED_KEY, said), within_s=within_s)
+            interruptible(lambda: self._connection().set(UNCONNECTED_KEY, message), within_s=within_s)
 
     def _connection(self) -> Store:
         """A connection that ``join`` does not use, as it may be blocked on its own."""
@@ -214,13 +214,13 @@ class Reaches(Question):
 
 def about(network: Network) -> str:
     """What a rank sends about itself when it arrives."""
-    found = network.route
+    route = network.route
     return json.dumps(
         {
             "node": socket.gethostname(),
             "first": network.first_of_node,
-            "interface": None if found is None else asdict(found.interface),
-            "rendezvous": None if found is None else found.address,
+            "interface": None if route is None else asdict(route.interface),
+            "rendezvous": None if route is None else route.address,
             "versions": of_a_rank() if network.several_nodes else {},
         }
     )
@@ -245,10 +245,10 @@ class About:
                 line = f"rank {rank} has another launcher than rank 0, of unknown version"
                 problems.setdefault("", Problem("", f"{line}; all nodes need the same"))
                 continue
-            said = json.loads(text)
-            node = said["node"]
+            info = json.loads(text)
+            node = info["node"]
             for name, version in mine.items():
-                other = said["versions"].get(name, "none")
+                other = info["versions"].get(name, "none")
                 if other != version and f"{node} {name}" not in problems:
                     line = f"rank {rank} on {node} has {name} {other}, rank 0 on {here} has {version}"
                     problems[f"{node} {name}"] = Problem("", f"{line}; all nodes need the same")
@@ -262,25 +262,25 @@ class About:
 
     def nodes(self, network: Network) -> tuple[Listener, ...]:
         """The nodes, with the interfaces that reach the rendezvous; nothing listens there yet."""
-        said = [*self.said(), (0, json.loads(about(network)))]
-        found = []
-        for rank, each in said:
+        infos = [*self.said(), (0, json.loads(about(network)))]
+        nodes = []
+        for rank, each in infos:
             if each["first"] and each["interface"] is not None:
-                found.append(
+                nodes.append(
                     Listener(rank, each["node"], each["interface"]["name"], each["interface"]["address"])
                 )
-        return tuple(found)
+        return tuple(nodes)
 
 
 def listeners(answers: Mapping[int, str]) -> tuple[Listener, ...]:
     """All nodes with the addresses at which they listen. Raises ``RunError`` if one cannot listen."""
-    found: list[Listener] = []
+    nodes: list[Listener] = []
     for _, text in sorted(answers.items()):
-        said = json.loads(text)
-        if isinstance(said, str):
-            raise RunError(said)
-        found += [Listener(**one) for one in said]
-    return tuple(found)
+        answer = json.loads(text)
+        if isinstance(answer, str):
+            raise RunError(answer)
+        nodes += [Listener(**one) for one in answer]
+    return tuple(nodes)
 
 
 def connected(answers: Iterable[str], rendezvous: str) -> None:

@@ -74,11 +74,11 @@ class FollowerRanks:
     ``notes``: lines on the network for the start of the run.
     """
 
-    def __init__(self, at: Place, whole: Store, network: Network) -> None:
+    def __init__(self, at: Place, store: Store, network: Network) -> None:
         self.notes: tuple[str, ...] = ()
         self._at = at
-        self._whole = whole
-        self._signed = Messages(whole, secret(at))
+        self._store = store
+        self._signed = Messages(store, secret(at))
         self._own = self._signed.within(corner(at))
         self._network = network
         self._turn = 0
@@ -94,7 +94,7 @@ class FollowerRanks:
         """
         if not self._at.attempt or not self._signed.check(["launcher.folder"]):
             return None
-        messages = Messages(self._whole, of_several_nodes(self._at)) if elastic else self._signed
+        messages = Messages(self._store, of_several_nodes(self._at)) if elastic else self._signed
         try:
             return Path(self._signed.get("launcher.folder").decode())
         except RunError:
@@ -112,15 +112,15 @@ class FollowerRanks:
         """
         if self._met:
             return
-        what = "must be started with the same MASTER_ADDR and MASTER_PORT"
+        requirement = "must be started with the same MASTER_ADDR and MASTER_PORT"
         others = range(1, self._at.size)
-        self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, what=what)
+        self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, what=requirement)
         if self._absent:
             have = "has" if len(self._absent) == 1 else "have"
             text = (
                 f"{ranks_text(self._absent)} of {self._at.size} {have} not connected within {timeout_s:g} s"
             )
-            raise RunError(f"{text} (launch.timeout_s); each {what}")
+            raise RunError(f"{text} (launch.timeout_s); each {requirement}")
 
         # they may have received another number of ranks
         for rank in others:
@@ -139,8 +139,8 @@ class FollowerRanks:
         others = range(1, self._at.size)
         here = {rank: self._own.get(f"here{rank}").decode() for rank in range(self._at.size)}
         nodes = {rank: text.partition(" ")[0] for rank, text in here.items()}
-        said = {rank: self._own.get(f"about{rank}").decode() for rank in others if self._said(rank)}
-        every = About({rank: said.get(rank, "") for rank in others})
+        texts = {rank: self._own.get(f"about{rank}").decode() for rank in others if self._said(rank)}
+        every = About({rank: texts.get(rank, "") for rank in others})
         every.same_versions()
         self._network.peers = every.nodes(self._network)
         self._network.nodes = nodes
@@ -191,7 +191,7 @@ class FollowerRanks:
         try:
             self._tell(order)
         except RunError as error:  # those that have it wait to be joined
-            joining = Joining(self._whole, corner(self._at), self._network, order.timeout_s, never)
+            joining = Joining(self._store, corner(self._at), self._network, order.timeout_s, never)
             joining.tell(str(error))
             raise
 
@@ -200,7 +200,7 @@ class FollowerRanks:
         done: dict[str, Any] = {}
         try:
             world = replace(among(self._at), send=send)
-            done = carry_out(order, world, self._at, self._whole, self._network)
+            done = carry_out(order, world, self._at, self._store, self._network)
         except Preempted as error:
             stop = error
         self._wait("left", TELL_S if isinstance(stop, Unjoined) else LAST_WORD_S, ending=True)
@@ -225,32 +225,32 @@ class FollowerRanks:
         if late and not isinstance(word, int):
             raise silent(late, self._network, LAST_WORD_S)
 
-    def _wait(self, what: str, within_s: float = LAST_WORD_S, ending: bool = False) -> list[int]:
+    def _wait(self, key: str, within_s: float = LAST_WORD_S, ending: bool = False) -> list[int]:
         """Waits for every other rank, as rank 0 may host their store; returns the ranks that are late.
 
         Raises ``Refused`` if one has refused a message. A job that is ``ending`` does not wait for that one.
         """
         while True:
             try:
-                return self._await(what, within_s)
+                return self._await(key, within_s)
             except Refused as error:
                 if not ending:
                     raise
                 self._absent.append(error.rank)
 
-    def _await(self, what: str, within_s: float) -> list[int]:
+    def _await(self, key: str, within_s: float) -> list[int]:
         ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
-        asked = "have not answered rank 0"
+        complaint = "have not answered rank 0"
         first_s = min(SAY_S, within_s)
-        late = await_ranks(self._own, what, ranks, first_s, say=tell, what=asked)
+        late = await_ranks(self._own, key, ranks, first_s, say=tell, what=complaint)
         if late and within_s > first_s and not lost(late, self._network):
-            late = await_ranks(self._own, what, late, within_s - first_s, say=tell, what=asked)
+            late = await_ranks(self._own, key, late, within_s - first_s, say=tell, what=complaint)
         if late:  # their launcher handles them
             _log.warning("%s: no answer within %.0f s", ranks_text(late), within_s)
             self._absent += late
         try:
             for rank in sorted({*ranks} - {*late}):
-                self._own.get(f"{what}{rank}")
+                self._own.get(f"{key}{rank}")
         except RunError as error:  # the end of the run has been reported
             _log.warning("%s", error)
         return late
@@ -260,9 +260,9 @@ class FollowerRanks:
 def leading(at: Place | None = None) -> Iterator[FollowerRanks]:
     """Yields the other ranks; however the block ends, none of them is left waiting."""
     at = at or here()
-    found = secret(at)
-    if found.derived and at.size > 1:
-        text = f"messages between ranks are signed with a key that others can derive: {found.why}"
+    job_secret = secret(at)
+    if job_secret.derived and at.size > 1:
+        text = f"messages between ranks are signed with a key that others can derive: {job_secret.why}"
         _log.info("%s; %s, the same for all ranks, gives them a secret", text, VARIABLE)
     with network(at) as used:
         others = FollowerRanks(at, open_store(at, lambda: PATIENCE_S, tell, where=used.here()), used)
@@ -296,10 +296,10 @@ def here() -> Place:
     return at
 
 
-def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network) -> dict[str, Any]:
+def carry_out(order: Order, world: World, at: Place, store: Store, used: Network) -> dict[str, Any]:
     """Runs one rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
     mine = replace(among(at, order.device, order.backend), send=world.send)
-    own = Messages(whole, secret(at)).within(corner(at))
+    own = Messages(store, secret(at)).within(corner(at))
 
     # A store may be too busy, or gone, when an address is needed. So rank 0, which reports on all ranks,
     # reads all addresses before it joins; the others read that of rank 0, whose end may end the store.
@@ -323,9 +323,9 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
     faulthandler.enable(file=2)
 
     # an error is recorded before this rank leaves the group, where others wait for it
-    with _stop_requests(order, mine) as told, ExitStack() as group:
+    with _stop_requests(order, mine) as stop_signal, ExitStack() as group:
         try:
-            joining = Joining(whole, f"launcher{at.attempt}", used, order.timeout_s, told)
+            joining = Joining(store, f"launcher{at.attempt}", used, order.timeout_s, stop_signal)
             try:
                 known |= {rank: own.get(f"here{rank}").decode() for rank in range(early)}
             except Unsigned as error:  # the others wait for this rank to join
@@ -334,14 +334,14 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
             group.enter_context(
                 connect(
                     mine,
-                    another_connection(whole),
+                    another_connection(store),
                     order.timeout_s,
                     order.threads,
                     order.folder,
                     joining.attend,
                 )
             )
-            return work(replace(mine, told=told), order.todo)
+            return work(replace(mine, told=stop_signal), order.todo)
         except Preempted:
             raise
         except BaseException as error:
@@ -355,8 +355,8 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
 def _stop_requests(order: Order, world: World) -> Iterator[Callable[[], int]]:
     """Yields a function that returns a stop signal; without polling the signal ends the rank."""
     if order.polls:
-        with heard(forced=True) as told:
-            yield told
+        with heard(forced=True) as stop_signal:
+            yield stop_signal
         return
     if world.rank:  # Python's handlers wait until a collective returns
         for signum in STOPS:

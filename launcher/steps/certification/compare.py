@@ -188,9 +188,9 @@ class Finding:
     relative_to: float = 0.0
 
     def __str__(self) -> str:
-        what = _WORDS[self.part] + (f" of {self.name}" if self.name else "")
+        subject = _WORDS[self.part] + (f" of {self.name}" if self.name else "")
         at = f"step {self.step}: " if self.step else ""
-        return f"{at}{what}: {self.note or f'{self.error:.1e} from one process{self._relative()}'}"
+        return f"{at}{subject}: {self.note or f'{self.error:.1e} from one process{self._relative()}'}"
 
     def _relative(self) -> str:
         """What the error is relative to, unless that is the largest number of the tensor."""
@@ -210,8 +210,8 @@ class Certificate:
     @property
     def wrong(self) -> tuple[Finding, ...]:
         """The findings over the tolerance: in the order of the training, the worst of each part first."""
-        found = [f for f in self.findings if not f.error <= self.tolerance]
-        return tuple(sorted(found, key=lambda f: (f.step, PARTS.index(f.part), -f.error)))
+        over_tolerance = [f for f in self.findings if not f.error <= self.tolerance]
+        return tuple(sorted(over_tolerance, key=lambda f: (f.step, PARTS.index(f.part), -f.error)))
 
     @property
     def holds(self) -> bool:
@@ -231,15 +231,15 @@ class Certificate:
     def largest(self) -> str:
         """The largest error relative to the numbers compared, and the largest of the other errors."""
         own = max((f.error for f in self.findings if not f.relative_to), default=0.0)
-        told = f"largest error {own:.1e}, allowed {self.tolerance:.0e}"
+        absolute = f"largest error {own:.1e}, allowed {self.tolerance:.0e}"
         others = [f for f in self.findings if f.relative_to]
         worst = max(others, key=lambda f: f.error, default=None)
         if worst is None or not worst.error:  # an error of 0 is 0 relative to any number
-            return told
+            return absolute
         these = "1 error of" if len(others) == 1 else f"{len(others)} errors up to"
         are = "is" if len(others) == 1 else "are"
-        what = f"relative to roundings of the gradient norm ({worst.relative_to:.1e})"
-        return f"{told}; {these} {worst.error:.1e} {are} {what}"
+        relative = f"relative to roundings of the gradient norm ({worst.relative_to:.1e})"
+        return f"{absolute}; {these} {worst.error:.1e} {are} {relative}"
 
 
 def verdict(passes: Sequence[Certificate]) -> str:
@@ -259,7 +259,7 @@ def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> st
     (c, copy, plan), *others = passes
     sizes, job = plan.sizes, copy.job
     versions = {name: package_version(distribution) for name, distribution in DISTRIBUTIONS.items()}
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "holds": all(c.holds for c, _, _ in passes),
         "verdict": verdict([c for c, _, _ in passes]),
         "name": job.name,
@@ -275,7 +275,7 @@ def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> st
     } | _compared(c, copy)  # fmt: skip
 
     own = {"own": _compared(*others[0][:2])} if others else {}
-    rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in (said | own).items()]
+    rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in (fields | own).items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
@@ -361,15 +361,15 @@ class Judge:
             )
 
         # values that no construction makes, and missing tensors
-        found = model.complaints(plain, construct, made)
+        complaints = model.complaints(plain, construct, made)
         for name in {p.name for p in self.plan.params} & plain.keys() - made.keys():
-            found.setdefault(name, "there is none")
+            complaints.setdefault(name, "there is none")
         exact = models.kept_as(made, exact, precision)
         # gathered 8-bit and unsigned values are wider, without loss
         for name in unlike(((n, t.to(exact[n].dtype)) for n, t in made.items() if n in exact), exact):
-            found.setdefault(name, "is not what a plain construction makes of the same draws")
+            complaints.setdefault(name, "is not what a plain construction makes of the same draws")
         for name in plain:
-            self.findings.append(_judged(0, "weights", name, found.get(name, "")))
+            self.findings.append(_judged(0, "weights", name, complaints.get(name, "")))
 
         self.training = Training(
             self.job, self._data, self._cut(), made, device=self._device, prepare=self._prepare
@@ -404,13 +404,16 @@ class Judge:
         self.done += 1
         # if all positions are alike, gradients may consist of rounding errors of a usual step's
         least = 0.0 if narrow is None else ROUNDINGS * self._usual
-        found = self._gradients(row, grads, want, least)
+        findings = self._gradients(row, grads, want, least)
         if narrow is None:
             self._usual = max(self._usual, want.norm)
         for name, read in self.training.statistics().items() if narrow is None else ():
             note = "the loss of a rank reads it, and the first rank's alone is kept" if read else ""
             self.findings.append(_judged(self.done, "statistics", name, note))
-        self.findings += [*found, _one(self.done, "rate", row.get("lr"), self.training.rate(self.done - 1))]
+        self.findings += [
+            *findings,
+            _one(self.done, "rate", row.get("lr"), self.training.rate(self.done - 1)),
+        ]
 
     def _outcome(self, clip: float | None, scale: float, narrow: Narrow | None) -> Outcome:
         return self.training.backward(self.training.batch(self.done, narrow), clip, scale)
@@ -429,7 +432,7 @@ class Judge:
     ) -> list[Finding]:
         """Compares loss, norm and gradients; ``least``: a lower bound of the norm, to judge rounding."""
         step, floor = self.done, max(want.norm, least) * self._floor
-        found = [
+        findings = [
             _one(step, "loss", row.get("loss"), want.loss * self.plan.loss_terms),
             _one(step, "norm", row.get("grad_norm"), want.norm, rounding=floor if least else 0.0),
             *(self._complaint(step, text) for text in got.complaints),
@@ -441,10 +444,10 @@ class Judge:
             g = want.grads.get(name)
             if g is None:  # of an unused output: None in one process, zeros behind a stage boundary
                 g = torch.zeros_like(tensors[name])
-            found.append(_far(step, "gradient", name, tensors.get(name), want=g, rounding=floor))
+            findings.append(_far(step, "gradient", name, tensors.get(name), want=g, rounding=floor))
         for name, b in want.buffers.items():
-            found.append(_far(step, "buffer", name, got.tensors.get(name), want=b))
-        return found
+            findings.append(_far(step, "buffer", name, got.tensors.get(name), want=b))
+        return findings
 
     def _complaint(self, step: int, text: str) -> Finding:
         name, _, note = text.partition(": ")
@@ -481,8 +484,8 @@ class Judge:
         for name, w in want.items():
             self.findings.append(_far(self.done, part, name, got.tensors.get(name), want=w))
 
-    def _complain(self, part: str, step: int, found: list[str]) -> None:
-        for text in found:
+    def _complain(self, part: str, step: int, complaints: list[str]) -> None:
+        for text in complaints:
             name, _, note = text.partition(": ")
             self.findings.append(Finding(step, part, name, inf, note=note))
 

@@ -28,32 +28,32 @@ def specs(path: Path) -> dict[str, TensorSpec]:
     return {name: slot.spec for name, slot in read_header(path).entries.items()}
 
 
-def in_order(found: Mapping[str, TensorSpec], count: int) -> tuple[str, ...] | None:
+def in_order(file_specs: Mapping[str, TensorSpec], count: int) -> tuple[str, ...] | None:
     """The names in the file, in the order of the forward's arguments; ``None`` if they do not match."""
-    if count == 1 and len(found) == 1:
-        return tuple(found)
-    return names(count) if {*found} == {*names(count)} else None
+    if count == 1 and len(file_specs) == 1:
+        return tuple(file_specs)
+    return names(count) if {*file_specs} == {*names(count)} else None
 
 
-def misfits(found: Mapping[str, TensorSpec], plan: Plan) -> Iterator[str]:
+def misfits(file_specs: Mapping[str, TensorSpec], plan: Plan) -> Iterator[str]:
     """Why these tensors are not inputs of the model of ``plan``."""
-    wanted, mixed = plan.inputs, plan.observed.mixed
-    order = in_order(found, len(wanted))
+    expected, mixed = plan.inputs, plan.observed.mixed
+    order = in_order(file_specs, len(expected))
     if order is None:
-        takes = f"the model takes {len(wanted)}: {', '.join(names(len(wanted)))}"
-        yield f"has {', '.join(sorted(found)) or 'no tensor'}, and {takes}"
+        takes = f"the model takes {len(expected)}: {', '.join(names(len(expected)))}"
+        yield f"has {', '.join(sorted(file_specs)) or 'no tensor'}, and {takes}"
         return
-    for name, want in zip(order, wanted, strict=True):
-        has = found[name]
+    for name, want in zip(order, expected, strict=True):
+        has = file_specs[name]
         floats = _floating(has) and _floating(want)
         if not has.shape or has.shape[1:] != want.shape[1:] or (has.dtype != want.dtype and not floats):
             sample = TensorSpec(want.shape[1:], want.dtype)
             yield f"{name} is {described(has)}, the model takes {described(sample)} a sample"
-    if len({found[name].shape[:1] for name in order}) > 1:
-        yield f"not the same number of samples: {', '.join(f'{n} {described(found[n])}' for n in order)}"
-    elif found[order[0]].shape[:1] == (0,):
+    if len({file_specs[name].shape[:1] for name in order}) > 1:
+        yield f"not the same number of samples: {', '.join(f'{n} {described(file_specs[n])}' for n in order)}"
+    elif file_specs[order[0]].shape[:1] == (0,):
         yield "has no samples"
-    elif mixed and found[order[0]].shape[0] % plan.sizes.micro_batch:
+    elif mixed and file_specs[order[0]].shape[0] % plan.sizes.micro_batch:
         text = f"{listed(mixed)} normalizes over the samples of a micro batch also in evaluation mode"
         yield f"{text}, some with padding: give a multiple of {plan.sizes.micro_batch} samples"
 
@@ -87,7 +87,7 @@ class GivenInputs:
 
 def given(path: Path, count: int) -> GivenInputs:
     """The inputs in a file without ``misfits``, for a model with ``count`` inputs."""
-    found = specs(path)
-    order = in_order(found, count)
+    file_specs = specs(path)
+    order = in_order(file_specs, count)
     assert order is not None
-    return GivenInputs(path, order, found[order[0]].shape[0])
+    return GivenInputs(path, order, file_specs[order[0]].shape[0])

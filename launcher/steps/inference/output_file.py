@@ -41,11 +41,11 @@ class Parts:
 
     def rows(self) -> Iterator[tuple[int, int]]:
         """Yields part and number of samples, in the order of the samples."""
-        left = self.samples
-        while left:
+        remaining = self.samples
+        while remaining:
             for part in range(self.parts):
-                n = min(self.size, left)
-                left -= n
+                n = min(self.size, remaining)
+                remaining -= n
                 if n:
                     yield part, n
 
@@ -97,11 +97,11 @@ def _pieces(parts: Parts, blobs: Mapping[int, Blob]) -> Iterator[Blob]:
     """Yields the parts' pieces in the order of the samples."""
     at = dict.fromkeys(blobs, 0)
     for part, n in parts.rows():
-        whole = blobs[part]
-        row = whole.data.nbytes // whole.shape[0]
+        source = blobs[part]
+        row = source.data.nbytes // source.shape[0]
         start = at[part]
         at[part] += n
-        yield Blob.of(whole.dtype, (n, *whole.shape[1:]), whole.data[start * row : at[part] * row])
+        yield Blob.of(source.dtype, (n, *source.shape[1:]), source.data[start * row : at[part] * row])
 
 
 def _safetensors(path: Path, parts: Parts, blobs: Mapping[int, Blob]) -> None:

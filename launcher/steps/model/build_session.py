@@ -68,10 +68,10 @@ def read(s: Session, model: HuggingFace) -> None:
     blobs = Blobs(read_hf(Path(model.path)))
     target = taken(s.plan, blobs.specs)
     specs = {name: entry.spec for name, entry in target.entries.items()}
-    whole = joined(blobs, model_type(Path(model.path)), specs)
-    source = RenamedTensors(whole, given(whole.specs, target.named))
-    wanted = {name: target.entries[first].spec for name, first in target.named.items()}
-    cast = Cast(source, differing(source.specs, wanted))
+    combined = joined(blobs, model_type(Path(model.path)), specs)
+    source = RenamedTensors(combined, given(combined.specs, target.named))
+    expected = {name: target.entries[first].spec for name, first in target.named.items()}
+    cast = Cast(source, differing(source.specs, expected))
     mine = {p.name: local(t.detach()) for p, t in s.model.named()}
     size = 0
     try:
@@ -94,8 +94,10 @@ EXACT = 1e-5
 def check_settings(trained: HuggingFace, folder: Path) -> None:
     """Raises ``RunError`` if the files beside the weights cannot be read or describe another model."""
     _tried(lambda: _read_beside(folder))
-    if found := _tried(lambda: unlike_settings(trained, str(folder))):
-        raise RunError(f"export: the config.json that was written reads back as another model: {few(found)}")
+    if differences := _tried(lambda: unlike_settings(trained, str(folder))):
+        raise RunError(
+            f"export: the config.json that was written reads back as another model: {few(differences)}"
+        )
 
 
 def _read_beside(folder: Path) -> None:
@@ -135,8 +137,8 @@ def _tried(read: Callable[[], T]) -> T:
     try:
         return read()
     except Exception as error:  # any error of transformers or tokenizers, as none is documented
-        said = " ".join(str(error).split())
-        raise RunError(f"export: transformers cannot read what was written: {said[:300]}") from error
+        message = " ".join(str(error).split())
+        raise RunError(f"export: transformers cannot read what was written: {message[:300]}") from error
 
 
 def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]) -> Path | None:
@@ -146,8 +148,8 @@ def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[s
     before any rank uses them.
     """
     newest = latest(checkpoints, trust)
-    found = [] if newest is None else [newest, *older(newest)]
-    for path in found:
+    candidates = [] if newest is None else [newest, *older(newest)]
+    for path in candidates:
         every = all_gather(damaged(path, trust, world.rank, world.size), list[str])
         wrong = [text for texts in every for text in texts]
         if not wrong:
@@ -174,11 +176,11 @@ def check(data: Dataset) -> None:
 
 def _first(data: Dataset) -> str:
     """128 bits of the first sample's values."""
-    found, row = xxhash.xxh3_128(), np.arange(1)
+    hasher, row = xxhash.xxh3_128(), np.arange(1)
     for t in (*data.train.inputs(row), data.train.targets(row)):
-        found.update(f"{t.dtype} {tuple(t.shape)}".encode())
-        found.update(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        hasher.update(f"{t.dtype} {tuple(t.shape)}".encode())
+        hasher.update(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
 
 
 EVERY_RANK = "every_rank"
@@ -321,19 +323,25 @@ def _local_norm(
     job: Job, world: World, model: ParallelModel, pipeline: Pipeline, folder: Path
 ) -> LocalNormLog | None:
     """The log of local norms; ``None`` unless requested, so that gradients are not examined."""
-    asked = job.parallel.local_norm
-    if not asked.print and asked.dump is None:
+    settings = job.parallel.local_norm
+    if not settings.print and settings.dump is None:
         return None
     own = watch(model)
     pipeline.before_reduce = own.see_whole
-    dump = None if asked.dump is None else Path(place(asked.dump, str(folder)))
+    dump = None if settings.dump is None else Path(place(settings.dump, str(folder)))
 
     # announce it once
     if world.rank == 0:
-        told = {"printed": asked.print, f"written to {dump}": dump is not None}
-        ways = " and ".join(way for way, taken in told.items() if taken)
+        outputs = {"printed": settings.print, f"written to {dump}": dump is not None}
+        ways = " and ".join(way for way, taken in outputs.items() if taken)
         world.send({"text": f"local_norm is on: norms of each rank's own gradients are {ways}"})
     scale = model.plan.sizes.replicas if model.plan.gradients_mean else 1
     return LocalNormLog(
-        own=own, world=world, emit=world.send, print=asked.print, dump=dump, device=asked.device, scale=scale
+        own=own,
+        world=world,
+        emit=world.send,
+        print=settings.print,
+        dump=dump,
+        device=settings.device,
+        scale=scale,
     )

@@ -71,9 +71,9 @@ class InUse:
         """
         if not self.total:
             return f"its process had taken {bytes_text(self.tensors)}; {bytes_text(self.free)} were free"
-        held = f"of {bytes_text(self.total)} its tensors held {bytes_text(self.tensors)}"
+        used = f"of {bytes_text(self.total)} its tensors held {bytes_text(self.tensors)}"
         more = f"its allocator kept {bytes_text(self.kept)}, others held {bytes_text(self.others)}"
-        return f"{held}, {more}; {bytes_text(self.free)} were free"
+        return f"{used}, {more}; {bytes_text(self.free)} were free"
 
 
 @contextmanager
@@ -116,20 +116,20 @@ def _cause(error: BaseException) -> BaseException | None:
 def in_use(device: str, message: str) -> InUse:
     """The memory of a device and its use; ``message``: the allocator's, which contains the requested size."""
     match = _ASKED.search(message)
-    asked = round(float(match[1]) * UNITS[match[2]]) if match else 0
+    requested = round(float(match[1]) * UNITS[match[2]]) if match else 0
     if not is_accelerator(device):
         there = machine.ram()
         own = getrusage(RUSAGE_SELF).ru_maxrss << 10
-        return InUse(device, 0, there.ram if there else 0, own, 0, asked)
+        return InUse(device, 0, there.ram if there else 0, own, 0, requested)
     total, free, tensors, kept = memory_in_use(torch.device(device))
-    return InUse(device, total, free, tensors, kept, asked)
+    return InUse(device, total, free, tensors, kept, requested)
 
 
 def _message(
     at: InUse, rank: int, job: Job, plan: Plan | None, trial: bool, has_optimizer_state: bool
 ) -> list[str]:
-    wanted = f", {bytes_text(at.asked)} more were asked for" if at.asked else ""
-    lines = [f"out of memory on {at.device}{wanted}: {at}"]
+    request = f", {bytes_text(at.asked)} more were asked for" if at.asked else ""
+    lines = [f"out of memory on {at.device}{request}: {at}"]
     if plan is None:
         return lines
     planned = plan.estimate.memory[rank]
@@ -139,8 +139,8 @@ def _message(
     if trial:
         return lines
     excess = overhead(at, planned, has_optimizer_state)
-    if (found := cure(at, rank, job, plan, excess)) is not None:
-        lines.append(f"try: {found.words} ({_planned(found.planned, excess)})")
+    if (change := cure(at, rank, job, plan, excess)) is not None:
+        lines.append(f"try: {change.words} ({_planned(change.planned, excess)})")
     elif max(at.tensors, at.asked) > 2 * planned.total:
         lines.append(
             "most of it is not in the plan: it belongs to code of your own, or to the process itself"

@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 
 def draw(job: Job, plan: Plan) -> Blueprint:
     """A blueprint for one build. It has no values yet, so ranks may be forked afterwards."""
-    model, whole = fill.from_constructor(builder(job), plan)
-    return blueprint(model, whole, plan, inputs(job, plan.sizes.micro_batch))
+    model, full_tensor = fill.from_constructor(builder(job), plan)
+    return blueprint(model, full_tensor, plan, inputs(job, plan.sizes.micro_batch))
 
 
 class SharedMetaModels:
@@ -45,8 +45,8 @@ class SharedMetaModels:
 
     def take(self, job: Job, plan: Plan) -> Blueprint:
         """A blueprint of ``plan`` that is not yet taken, else a new one."""
-        left = next((each for p, each in self._of if p is plan and each), None)
-        return left.pop() if left else self._drawn(job, plan)
+        unused = next((each for p, each in self._of if p is plan and each), None)
+        return unused.pop() if unused else self._drawn(job, plan)
 
     def _drawn(self, job: Job, plan: Plan) -> Blueprint:
         files = tuple(user_classes.files(job))

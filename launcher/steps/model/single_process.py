@@ -32,18 +32,18 @@ from launcher.runtime.training.state import unpacked
 def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
     """The model with the weights and buffers of a checkpoint of any layout."""
     checkpoint = open_checkpoint(folder, trust(job))
-    held = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
-    return with_values(job, {name: unpacked(blob) for name, blob in held.items()})
+    blobs = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
+    return with_values(job, {name: unpacked(blob) for name, blob in blobs.items()})
 
 
 @torch.no_grad()
-def with_values(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """The model with the values in ``found``; a tied tensor may have any of its names."""
+def with_values(job: Job, state_dict: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """The model with the values in ``state_dict``; a tied tensor may have any of its names."""
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         model = builder(job)()
     mine = tensors(model)
     done: set[int] = set()
-    for name, t in found.items():
+    for name, t in state_dict.items():
         assert t.shape == mine[name].shape, (name, t.shape)
         assert _holds(mine[name], t), (name, t.dtype)
         mine[name].copy_(t)

@@ -117,9 +117,9 @@ class ForeignDraws:
         """Observes forwards in the block; records the innermost module that draws."""
         hooks = []
         for name, module in self._model.named_modules():
-            left = lambda m, args, out, name=name: self._left(name)  # noqa: E731
+            after_forward = lambda m, args, out, name=name: self._left(name)  # noqa: E731
             hooks.append(module.register_forward_pre_hook(lambda m, args: self._before.append(_states())))
-            hooks.append(module.register_forward_hook(left, always_call=True))
+            hooks.append(module.register_forward_hook(after_forward, always_call=True))
         try:
             yield
         finally:

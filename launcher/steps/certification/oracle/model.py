@@ -62,22 +62,22 @@ def _streams() -> Iterator[None]:
 
 def state(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter, buffer and tensor in a plain attribute of a module, by its first name."""
-    found: dict[str, Tensor] = dict(model.named_parameters())
-    found |= dict(model.named_buffers())
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
+    tensors |= dict(model.named_buffers())
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, Tensor):
-                found[f"{path}.{name}".lstrip(".")] = value
-    return found
+                tensors[f"{path}.{name}".lstrip(".")] = value
+    return tensors
 
 
 def names(model: nn.Module) -> list[frozenset[str]]:
     """All names of each parameter and buffer."""
-    found: dict[int, set[str]] = {}
+    by_id: dict[int, set[str]] = {}
     tensors = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     for name, t in (pair for named in tensors for pair in named):
-        found.setdefault(id(t), set()).add(name)
-    return [frozenset(same) for same in found.values()]
+        by_id.setdefault(id(t), set()).add(name)
+    return [frozenset(same) for same in by_id.values()]
 
 
 def persistent(model: nn.Module) -> dict[str, Tensor]:
@@ -110,19 +110,19 @@ def move(model: nn.Module, device: torch.device) -> None:
     places: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for module in model.modules():
         kinds: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
-        for held in kinds:
-            for name, value in held.items():
+        for owner in kinds:
+            for name, value in owner.items():
                 if isinstance(value, Tensor):
                     before[id(value)] = value  # kept alive, so that no other has its id
-                    places.setdefault(id(value), []).append((held, name))
+                    places.setdefault(id(value), []).append((owner, name))
 
     model.to(device)
     for key, same in places.items():
-        registered = [(held, name) for held, name in same if held[name] is not before[key]]
-        held, name = (registered or same)[0]
-        moved = held[name].to(device)
-        for held, name in same:
-            held[name] = moved
+        registered = [(owner, name) for owner, name in same if owner[name] is not before[key]]
+        owner, name = (registered or same)[0]
+        moved = owner[name].to(device)
+        for owner, name in same:
+            owner[name] = moved
 
 
 def kept_as(made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
@@ -231,43 +231,43 @@ class Seen:
             return ""
 
         # random values: no figure may be far from those of the plain constructions
-        found = figures(_wide(made))
+        measured = figures(_wide(made))
         for i, name in enumerate(FIGURES):
             lo, hi = min(f[i] for f in self.figures), max(f[i] for f in self.figures)
             least = _least(i, self.first, self.figures)
-            if not lo - ranges * (hi - lo) - least <= found[i] <= hi + ranges * (hi - lo) + least:
+            if not lo - ranges * (hi - lo) - least <= measured[i] <= hi + ranges * (hi - lo) + least:
                 usual = f"in {len(self.figures)} plain constructions {_between(i, lo, hi)}"
-                return f"its {name} is {_figure_text(i, found)}, {usual}"
+                return f"its {name} is {_figure_text(i, measured)}, {usual}"
         return ""
 
 
 def complaints(plain: Numbers, construct: Callable[[int], Numbers], made: Numbers) -> dict[str, str]:
     """Why tensors of ``made`` do not fit plain constructions; ``construct(n)`` makes another one."""
-    seen = {
+    constructed = {
         name: Seen(t, torch.ones(_row_count(t), dtype=torch.bool))
         for name, t in plain.items()
         if name in made
     }
-    for s in seen.values():
+    for s in constructed.values():
         s.add(s.first)
-    _more(seen, construct, range(1, FEW))
-    wrong = dict(_wrong(seen, made, WIDE))
+    _more(constructed, construct, range(1, FEW))
+    wrong = dict(_wrong(constructed, made, WIDE))
     if wrong:
-        seen = {name: seen[name] for name in wrong}
-        _more(seen, construct, range(FEW, MANY))
-        wrong = dict(_wrong(seen, made, NARROW))
+        constructed = {name: constructed[name] for name in wrong}
+        _more(constructed, construct, range(FEW, MANY))
+        wrong = dict(_wrong(constructed, made, NARROW))
     return wrong
 
 
-def _more(seen: Mapping[str, Seen], construct: Callable[[int], Numbers], which: range) -> None:
+def _more(constructed: Mapping[str, Seen], construct: Callable[[int], Numbers], which: range) -> None:
     for n in which:
         numbers = construct(n)
-        for name, s in seen.items():
+        for name, s in constructed.items():
             s.add(numbers[name])
 
 
-def _wrong(seen: Mapping[str, Seen], made: Numbers, ranges: float) -> Iterator[tuple[str, str]]:
-    for name, s in seen.items():
+def _wrong(constructed: Mapping[str, Seen], made: Numbers, ranges: float) -> Iterator[tuple[str, str]]:
+    for name, s in constructed.items():
         if text := s.complaint(made[name], ranges):
             yield name, text
 
@@ -287,9 +287,9 @@ def figures(t: Tensor) -> Figures:
     )
 
 
-def _least(figure: int, t: Tensor, found: list[Figures]) -> float:
+def _least(figure: int, t: Tensor, observed: list[Figures]) -> float:
     """A tolerance: constructions may agree on a figure to the last bit, or have no zero by chance."""
-    size = max(abs(f[2]) for f in found) + max(exp(f[0]) for f in found)
+    size = max(abs(f[2]) for f in observed) + max(exp(f[0]) for f in observed)
     return (1e-3, 1e-3, 1e-3 * size, 10 / max(t.numel(), 1))[figure]
 
 

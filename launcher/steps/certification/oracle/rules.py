@@ -158,8 +158,8 @@ def share(schedule: NamedSchedule, step: int, total: int) -> float:
 
 def _plateau(schedule: WSD, step: int, total: int) -> float:
     """1 until the last steps, in which it falls to 0; these are at most the steps after warmup."""
-    asked = schedule.decay_steps
-    falling = round(total * schedule.decay_share) if asked is None else asked
+    decay_steps = schedule.decay_steps
+    falling = round(total * schedule.decay_share) if decay_steps is None else decay_steps
     falling = min(falling, total - schedule.warmup_steps)
     to_come = max(0, total - 1 - step)
     if to_come >= falling:
@@ -222,20 +222,20 @@ def _of_its_own(
     """
     own: dict[str, Any] = {"weight_decay": settings.weight_decay if p.dim() > 1 else 0.0}
     best = (False, -1, -1)
-    said: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for at, (key, group) in enumerate(settings.groups.items()):
         rank = (not set(key) & set("*?["), key.count("."), at)
         if rank > best and any(_fits(key, name) for name in names):
-            best, said = rank, {k: v for k, v in group if v is not None}
+            best, overrides = rank, {k: v for k, v in group if v is not None}
     if isinstance(settings, Adafactor):
         own["d"] = settings.d
     if isinstance(settings, Muon):
-        muon = p.dim() == 2 and said.pop("use", "adamw" if p in apart else "muon") == "muon"
+        muon = p.dim() == 2 and overrides.pop("use", "adamw" if p in apart else "muon") == "muon"
         given = settings if muon else settings.adamw
         own = {k: getattr(given, k) for k in (("momentum",) if muon else ("betas", "eps"))}
         own |= {"lr": given.lr, "weight_decay": given.weight_decay if p.dim() > 1 else 0.0}
-        said = {k: v for k, v in said.items() if k in own}
-    return own | said
+        overrides = {k: v for k, v in overrides.items() if k in own}
+    return own | overrides
 
 
 def _fits(key: str, name: str) -> bool:

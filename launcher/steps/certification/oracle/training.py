@@ -140,12 +140,12 @@ class Training:
     def backward(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
         """Loss and gradients of a step; the backward uses ``scale`` times the loss."""
         before = [_kept(models.state(m), but=self.named) for m in self.models[:2]]
-        found = self._backward(self.models, batch, clip, scale)
+        outcome = self._backward(self.models, batch, clip, scale)
         first = models.persistent(self.models[0])
         self._own = before, [_kept(models.persistent(m)) for m in self.models[:2]], batch
         for other in self.models[1:]:
             _put(models.persistent(other), first)
-        return found
+        return outcome
 
     def _backward(
         self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float
@@ -247,16 +247,16 @@ class Training:
     @torch.no_grad()
     def validate(self, samples: Callable[[Samples], Samples]) -> float:
         """The mean loss over held-out samples, each counted once; the loss is computed in fp64."""
-        held = samples(self._data.val)
+        validation = samples(self._data.val)
         total, count, size = 0.0, 0.0, max(1, self.cut.local // self.cut.micros)
         model = self.models[0]
         with _evaluating(model):
-            for start in range(0, len(held), size):
-                indices = np.arange(start, min(start + size, len(held)))
-                xs = self._moved(held.inputs(indices))
+            for start in range(0, len(validation), size):
+                indices = np.arange(start, min(start + size, len(validation)))
+                xs = self._moved(validation.inputs(indices))
                 with EqualDraws():
                     output = models.computing(model, self._precision)(*xs)
-                y = self._targets(held.targets(indices))
+                y = self._targets(validation.targets(indices))
                 total += self.objective.summed(_double(output), y).item()
                 count += self.objective.counted(y)
         return total / count
@@ -291,14 +291,14 @@ class Training:
         """
         batch, buffers = self.batch(0), [_kept(models.state(m), but=self.named) for m in self.models]
         foreign = ForeignDraws(self._spare)
-        with EqualDraws() as seen, foreign.watching():
+        with EqualDraws() as equal_draws, foreign.watching():
             self._backward(self._each(buffers), batch, None, 1.0)
             with torch.no_grad(), _evaluating(self._spare):
                 for rank, model in enumerate(self._each(buffers)):
                     *xs, _ = self._part(batch, rank)
                     models.computing(model, self._precision)(*(x.chunk(self.cut.micros)[0] for x in xs))
         self.optimizer.zero_grad(set_to_none=True)
-        return seen.drew, foreign.foreign
+        return equal_draws.drew, foreign.foreign
 
     def narrow(self, step: int) -> Narrow:
         """A batch for ``step`` that leaves different weights without a gradient on each data-parallel rank.
@@ -323,15 +323,15 @@ class Training:
         """``most``, halved until the gradients of the first step are far from overflow."""
         batch, buffers = self.batch(0), [_kept(models.state(m), but=self.named) for m in self.models]
         while most > 1:
-            found = self._backward(self._each(buffers), batch, None, most * FAR)
-            if np.isfinite(found.norm):
+            outcome = self._backward(self._each(buffers), batch, None, most * FAR)
+            if np.isfinite(outcome.norm):
                 break
             most /= 2
         return most
 
     def _idle(self, step: int, narrow: Narrow) -> list[frozenset[str]] | None:
         """Names without a gradient on each data-parallel rank; ``None`` if there is no finite loss."""
-        found = []
+        idle = []
         try:
             batch = self.batch(step, narrow)
             counted = self.objective.counted(batch[1])
@@ -343,12 +343,12 @@ class Training:
                 if not abs(loss) < float("inf"):
                     return None
                 without = (n for n, p in self.named.items() if p.requires_grad and p.grad is None)
-                found.append(frozenset(without))
+                idle.append(frozenset(without))
         except Exception:  # the model's own, as the data is unusual
             return None
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        return found
+        return idle
 
 
 @contextmanager
