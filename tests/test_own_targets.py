@@ -167,7 +167,7 @@ def test_a_class_that_is_none_ends_the_run_with_its_sample(layout, wrong, tmp_pa
         with pytest.raises(RanksFailed) as failed:
             on_ranks(plan.sizes.grid.size, work, j, plan, tmp_path)
         fault = failed.value.fault
-        assert fault.told
+        assert fault.explains_itself
         assert fault.message.startswith(where)
         end = f": the target of {split} sample 5 at 5, 4 is {wrong}, {WHY}"
         assert fault.message.removeprefix(where).lstrip("123") == end
@@ -210,4 +210,4 @@ def test_samples_that_turn_out_otherwise_end_the_run_with_what_was_planned(case,
     plan = plan_job(planned)
     with pytest.raises(RanksFailed) as failed:
         on_ranks(2, rank_steps, found, plan, tmp_path)
-    assert (failed.value.fault.told, failed.value.fault.message) == (True, text)
+    assert (failed.value.fault.explains_itself, failed.value.fault.message) == (True, text)

@@ -268,7 +268,7 @@ class CompileTimes:
             self.graphs[module] = self.graphs.get(module, 0) + 1
         _log.debug("compiled %s in %.2f s (%s)", module, seconds, compilation.callback_trigger.name.lower())
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return a line about what has been compiled so far."""
         each = ", ".join(f"{module or 'the stage'} {n:.1f} s" for module, n in self.seconds.items())
         text = f"{many(sum(self.graphs.values()), 'graph')} in {sum(self.seconds.values()):.1f} s"

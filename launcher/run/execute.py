@@ -300,7 +300,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
     ):
         try:
             with connect(world, HashStore(), launch.timeout_s, launch.threads, folder=run.folder):
-                return work(replace(world, told=stop_signal))
+                return work(replace(world, stop_signal=stop_signal))
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()

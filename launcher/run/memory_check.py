@@ -66,7 +66,7 @@ def _roomy(job: Job, plan: Plan) -> list[Problem]:
     tightest_room = None if room is None else tightest(plan.estimate.memory, room)
     if tightest_room is None or tightest_room.fits or not trains:
         return []
-    text = f"{tightest_room.told}; {KEY}=false starts it anyway"
+    text = f"{tightest_room.value_and_verdict}; {KEY}=false starts it anyway"
     auto = LighterLayout(f"{recompute.KEY}=auto", {"recompute": Recompute(modules=AUTO)})
     for change in (auto, *lighter(job, plan)):
         try:

@@ -78,7 +78,7 @@ class Fault:
 
     @property
     def headline(self) -> str:
-        if self.told:
+        if self.explains_itself:
             return f"rank {self.rank}: {self.message}"
         if self.traceback:
             return f"rank {self.rank}: {self.type}: {self.message}"
@@ -90,7 +90,7 @@ class Fault:
         return self.echo and re.search("timeout|timed out", self.message, re.IGNORECASE) is not None
 
     @property
-    def told(self) -> bool:
+    def explains_itself(self) -> bool:
         """Whether the message is ours and complete: the traceback into our code would not help the user."""
         return self.type in (RunError.__name__, OutOfMemory.__name__)
 
@@ -247,7 +247,7 @@ def failed(
     every = tuple(faults)
     first = root(every)
     lines = [first.headline]
-    if first.traceback and not first.told:
+    if first.traceback and not first.explains_itself:
         lines.append(first.traceback)
 
     # how the others ended

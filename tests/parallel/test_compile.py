@@ -93,7 +93,7 @@ def counted(world: World, j: Any, plan: Any) -> tuple[list[int], str]:
     pipe.predict([torch.zeros(s.shape, dtype=torch.int64) for s in plan.inputs])
     seen.append(int(counters["stats"]["unique_graphs"]))
     assert par.compiled is not None
-    return seen, par.compiled.told()
+    return seen, par.compiled.summary()
 
 
 def test_equal_blocks_are_compiled_once_and_a_validation_compiles_nothing() -> None:

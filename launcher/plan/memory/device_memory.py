@@ -22,9 +22,9 @@ class Room:
     ranks: tuple[int, ...]
 
     @property
-    def told(self) -> str:
+    def value_and_verdict(self) -> str:
         """
-        >>> print(Room(5 << 30, 4 << 30, (3,)).told)
+        >>> print(Room(5 << 30, 4 << 30, (3,)).value_and_verdict)
         4: does not fit: rank 3 needs 5.0 GB of 4.0 GB
         """
         return f"{self.room / (1 << 30):g}: {self}"

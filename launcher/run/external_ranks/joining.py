@@ -61,7 +61,7 @@ def another_connection(store: Store) -> Store:
 
 
 class Joining:
-    """How one rank joins. ``told()`` returns the signal that asked it to stop, or 0."""
+    """How one rank joins. ``stop_signal()`` returns the signal that asked it to stop, or 0."""
 
     def __init__(
         self, store: Store, prefix: str, network: Network, timeout_s: float, stop_signal: Callable[[], int]

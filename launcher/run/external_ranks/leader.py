@@ -341,7 +341,7 @@ def carry_out(order: Order, world: World, at: Place, store: Store, used: Network
                     joining.attend,
                 )
             )
-            return work(replace(mine, told=stop_signal), order.todo)
+            return work(replace(mine, stop_signal=stop_signal), order.todo)
         except Preempted:
             raise
         except BaseException as error:

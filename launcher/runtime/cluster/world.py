@@ -28,7 +28,7 @@ def _nowhere(_: object) -> None:
 
 
 def never() -> int:
-    """The default ``told``: without a supervisor no signal asks a rank to stop."""
+    """The default ``stop_signal``: without a supervisor no signal asks a rank to stop."""
     return 0
 
 
@@ -37,7 +37,7 @@ class World:
     """One rank's place. ``device`` is ``cpu`` or ``<kind>:<local_rank>``; ``attempt`` counts restarts from 0.
 
     ``send(obj)`` sends a small picklable object to the supervisor while the rank runs; without a supervisor
-    it is dropped. ``told()`` returns the signal that asked this rank to stop, or 0.
+    it is dropped. ``stop_signal()`` returns the signal that asked this rank to stop, or 0.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class World:
     device: str
     backend: str
     send: Callable[[object], None] = field(default=_nowhere, compare=False, repr=False)
-    told: Callable[[], int] = field(default=never, compare=False, repr=False)
+    stop_signal: Callable[[], int] = field(default=never, compare=False, repr=False)
 
 
 def place(device: str, local_rank: int) -> str:

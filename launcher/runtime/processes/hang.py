@@ -153,7 +153,7 @@ def failed(
         if mine.late:
             flight_recorder.write(folder, world.rank)
         faults.write(mine, folder)
-        if not mine.told:
+        if not mine.explains_itself:
             _tell_torchrun(error)
 
     # the reporting rank waits for the faults of the others; the rest leave

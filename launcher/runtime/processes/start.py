@@ -69,8 +69,8 @@ def run_ranks(
             in it ends the run.
         folder: gets ``logs/rank<N>.log`` and ``errors/rank<N>.json``.
         alone: creates no process group.
-        polls: the work checks ``world.told``, so the first signal leaves it time to raise ``Preempted`` on
-            all ranks.
+        polls: the work checks ``world.stop_signal``, so the first signal leaves it time to raise
+            ``Preempted`` on all ranks.
         port: ``None`` uses a file for the rendezvous, otherwise a TCP store on the loopback interface.
     """
     task = partial(

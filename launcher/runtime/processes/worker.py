@@ -90,9 +90,9 @@ _OWN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the others come from 
 class Task:
     """What every rank of one attempt receives. ``alone``: a single process without a process group.
 
-    ``polls``: the work checks ``World.told`` and stops by itself. ``outer``: the place that an outer launcher
-    assigned to the only rank of this process. ``share`` returns a replacement of ``work`` that uses what it
-    has constructed once for all ranks; ``parent``: the process that forked this one.
+    ``polls``: the work checks ``World.stop_signal`` and stops by itself. ``outer``: the place that an outer
+    launcher assigned to the only rank of this process. ``share`` returns a replacement of ``work`` that uses
+    what it has constructed once for all ranks; ``parent``: the process that forked this one.
     """
 
     work: Work
@@ -131,7 +131,7 @@ def run_rank(task: Task, rank: int, fd: int) -> int:
 
 
 def _work(task: Task, rank: int, box: Outbox, stop_signal: Callable[[], int]) -> object:
-    world = replace(_world(task, rank), send=partial(box.send, "message"), told=stop_signal)
+    world = replace(_world(task, rank), send=partial(box.send, "message"), stop_signal=stop_signal)
 
     with nullcontext() if task.alone else _connected(world, task):
         try:

@@ -58,7 +58,7 @@ class FirstStep:
         wait_for(self.usual)
         self.done = True
         if times is not None:
-            _log.info("train.compile: %s", times.told())
+            _log.info("train.compile: %s", times.summary())
 
 
 def keep_compiled() -> None:

@@ -107,7 +107,7 @@ def _train(s: Session, loop: Loop) -> None:
             stall = {}
 
         # then stop if requested, validate, and save
-        if s.told:
+        if s.stopping:
             stop(s)
         better = due(s, loop) and _validation(s, loop)
         if better or (loop.save_every and s.step % loop.save_every == 0 and s.step < loop.until):
@@ -180,7 +180,7 @@ def due(s: Session, loop: Loop) -> bool:
 
 def stop_if_requested(s: Session) -> None:
     """Stops all ranks if any of them has been asked to stop. All ranks call it between two pieces of work."""
-    requested = torch.tensor(bool(s.world.told()), dtype=torch.int32)
+    requested = torch.tensor(bool(s.world.stop_signal()), dtype=torch.int32)
     dist.all_reduce(requested)
     if requested.item():
         stop(s)
@@ -188,7 +188,7 @@ def stop_if_requested(s: Session) -> None:
 
 def stop(s: Session) -> NoReturn:
     """Stops, after all ranks have agreed to."""
-    signals = torch.tensor(s.world.told(), dtype=torch.int32)
+    signals = torch.tensor(s.world.stop_signal(), dtype=torch.int32)
     dist.all_reduce(signals, dist.ReduceOp.MAX)
     signum = int(signals.item())
     if s.world.rank == 0:
@@ -212,7 +212,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
 
     # one all-reduce for the loss, the norm, requests to stop, and metrics
     share, square = s.norm.squared_beside(share)
-    sums = torch.stack([share, square, torch.tensor(float(bool(s.world.told())))])
+    sums = torch.stack([share, square, torch.tensor(float(bool(s.world.stop_signal())))])
     if s.times is not None:
         s.times.arrived()
     if measuring:
@@ -221,7 +221,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     dist.all_reduce(sums)
     mean, squares, stop_requests, *rest = sums.tolist()
     measured, each = rest[: 2 * len(s.pipeline.metrics)], rest[2 * len(s.pipeline.metrics) :]
-    s.told = stop_requests > 0
+    s.stopping = stop_requests > 0
     norm = math.sqrt(squares) / s.scaling.factor if squares >= 0 else math.nan
     loss = mean * s.plan.loss_terms
 

@@ -107,7 +107,7 @@ class Session:
     continues; ``None``: training waits for them. ``trust.key`` names the key with which checkpoints are
     encrypted; ``None``: they are not. ``on_stop`` saves the session when all ranks have agreed to stop, and
     returns the checkpoint's name. ``resumed``: the weights are from a checkpoint, which may have been saved
-    before a validation that was due. ``told``: some rank had been asked to stop when the last step was taken.
+    before a validation that was due. ``stopping``: a rank had been asked to stop at the last step.
     ``spare``: training continues if a checkpoint cannot be written; ``unsaved`` counts those. ``settings``:
     recorded in checkpoints as what they were trained with. ``training``: an identifier that its checkpoints
     share, also after a resume; ``None`` if an older version wrote them. ``passed``: the steps that were
@@ -137,7 +137,7 @@ class Session:
     times: RankTimes | None = None
     trust: Trust = ANYONE
     on_stop: Callable[[], str | None] = lambda: None
-    told: bool = False
+    stopping: bool = False
     resumed: bool = False
     callbacks: Callbacks | None = None
     writing: Path | None = None

@@ -27,9 +27,9 @@ def store() -> Store:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LIMIT_S))
 
 
-def joining(store: Store, rank: int, told: Callable[[], int] = never, timeout_s: float = LIMIT_S) -> Joining:
+def joining(store: Store, rank: int, stop_signal: Callable[[], int] = never, timeout_s: float = LIMIT_S) -> Joining:
     at = Place(rank=rank, size=2, local_rank=0, local_size=1, attempt=0, host="127.0.0.1", port=1)
-    return Joining(store, "launcher0", Network(at, {}), timeout_s, told)
+    return Joining(store, "launcher0", Network(at, {}), timeout_s, stop_signal)
 
 
 def waits() -> None:
@@ -76,7 +76,7 @@ def test_a_rank_that_fails_ends_those_that_wait_and_is_the_cause(store: Store) -
 
 
 def test_a_rank_that_is_asked_to_stop_ends_those_that_wait(store: Store) -> None:
-    errors = elsewhere(lambda: joining(store, 1, told=lambda: signal.SIGTERM).attend(waits))
+    errors = elsewhere(lambda: joining(store, 1, stop_signal=lambda: signal.SIGTERM).attend(waits))
     with pytest.raises(Unjoined) as caught:
         joining(store, 0).attend(waits)
     assert caught.value.code == 75
