@@ -6,10 +6,12 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import plan_job
+from tests.parallel.unusual_nets import fused
 from tests.parity import assert_parity, own
 
 CUT = {"a": 0, "b": 0, "head": 1}
@@ -81,6 +83,15 @@ def test_what_a_layout_would_get_wrong_is_refused(net):
     with pytest.raises(RequestError) as refused:
         plan_job(asked(net, REFUSED[net][0]))
     assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == REFUSED[net][1]
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_native_code_between_modules_is_refused_however_often_it_has_run(calls):
+    """TorchScript differentiates by itself after some calls; a recording would take its inputs for constants."""
+    for _ in range(calls):
+        fused(torch.ones(2, requires_grad=True), torch.ones(2))
+    with pytest.raises(RequestError, match="it runs native code, of torch"):
+        plan_job(asked("Scripted", {}))
 
 
 @pytest.mark.parametrize("net", ["Yields", "HookNotes", "Averages", "Remembers", "GrowsAside"])

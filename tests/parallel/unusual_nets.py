@@ -23,6 +23,23 @@ class GradFn(Net):
         return self.head(h)
 
 
+def _fused(x: Tensor, y: Tensor) -> Tensor:
+    return torch.tanh(x) * y + 1.0
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit
+    fused = torch.jit.script(_fused)
+
+
+class Scripted(Net):
+    """A function of TorchScript between modules: from its second call on its operations run without autograd."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.head(fused(self.b(h), h))
+
+
 class Threads(Net):
     """Two modules in threads."""
 

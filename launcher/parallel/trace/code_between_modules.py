@@ -20,7 +20,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import changed, counters, held, reading
 from launcher.parallel.trace.attribute_side_effects import SideChannels
-from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing, scripted
+from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing
 from launcher.parallel.trace.moving_state import unentangled
 from launcher.parallel.trace.specs import spec
 from launcher.parallel.trace.watch import ForwardObserver, watching
@@ -197,7 +197,6 @@ def trace(
     difference = same(tracer.graph, follow_again().graph)
     if difference:
         text = f"the code between the named modules changes from one forward to the next ({difference})"
-        text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     counts = changed(once, variables(modules))
     if counts:

@@ -258,6 +258,7 @@ class Capture(TorchFunctionMode):
         self.eager = False
         self.stream: bytes = b""
         self.hooks: Any = None
+        self.modes_below = 0
         self.refused: Exception | None = None
 
         # the origin of each tensor
@@ -311,6 +312,10 @@ class Capture(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.eager:
             return func(*args, **kwargs)
+        if torch._C._len_torch_dispatch_stack() < self.modes_below:
+            # a mode below autograd works on an operation that came through no function
+            text = "it runs native code, of torch.jit.script or of an extension"
+            raise self.refuse(f"{text}, whose gradient no recording shows")
 
         # properties of a tensor: those that it would have on the CPU
         if func == META:
@@ -510,12 +515,6 @@ def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*root.named_parameters(), *root.named_buffers()]
 
 
-def scripted(graph: fx.Graph) -> bool:
-    """Whether ``graph`` runs TorchScript, which calls operators by name, and other ones after some calls."""
-    called = (n.target.func for n in graph.nodes if isinstance(n.target, NamedFunction))
-    return any(isinstance(f, torch._ops.OpOverload) for f in called)
-
-
 @contextmanager
 def capturing(capture: Capture) -> Iterator[None]:
     """Pass calls of leaves, autograd functions and torch functions through ``capture`` while entered."""
@@ -548,6 +547,7 @@ def capturing(capture: Capture) -> Iterator[None]:
             patch(owner)
         with capture:
             capture.stream, capture.hooks = stream(), _saving()
+            capture.modes_below = torch._C._len_torch_dispatch_stack()
             yield
     finally:
         for owner, plain in patched:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch.distributed.distributed_c10d as c10d
 
+from launcher.parallel.model_state.python_state import INSTALLED
+
 VARIABLES = frozenset({
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "GROUP_WORLD_SIZE",
     "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "SLURM_NTASKS",
@@ -80,9 +82,19 @@ def _called_function() -> str | None:
             called = called if name in ("wrapper", "WORLD") or name[0] == "_" else f"{DISTRIBUTED}.{name}"
         elif module not in BETWEEN:
             top = module.partition(".")[0]  # torch's own imports come by importlib
-            return None if top in OTHERS or top in sys.stdlib_module_names else called
+            other = top in OTHERS or top in sys.stdlib_module_names or _is_imported(frame)
+            return None if other else called
         frame = frame.f_back
     return None
+
+
+def _is_imported(frame: Any) -> bool:
+    """Whether ``frame`` runs because an installed package is imported, which keeps what it reads for itself."""
+    while frame is not None and frame.f_code.co_filename.startswith(INSTALLED):
+        if frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def streams_now() -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
-from launcher.parallel.trace.world_reads import world_reads
+from launcher.parallel.model_state.python_state import INSTALLED
+from launcher.parallel.trace.world_reads import ask, world_reads
 from launcher.planner.plan_job import plan_job
 from tests.parity import own
 
@@ -84,3 +85,13 @@ def test_a_module_of_torch_that_is_imported_meanwhile_asks_nothing_for_the_model
     with world_reads(asked.append):
         exec(code, {"__name__": "torch.distributed.made_up"})
     assert asked == []
+
+
+@pytest.mark.parametrize(("folder", "reads"), [(INSTALLED[0], 0), ("/home/somebody", 1)], ids=["installed", "own"])
+def test_an_installed_package_that_is_imported_meanwhile_asks_nothing_for_the_model(folder: str, reads: int) -> None:
+    """networkx, which torch.compile imports, looks through all variables of the environment."""
+    asked: list[str] = []
+    code = compile("def look(): ask('RANK')\nlook()", f"{folder}/package/__init__.py", "exec")
+    with world_reads(asked.append):
+        exec(code, {"__name__": "package", "ask": ask})
+    assert asked == ["RANK"] * reads
