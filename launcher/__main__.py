@@ -175,6 +175,7 @@ def check_words(words: Sequence[str], depth: Depth | None = None) -> None:
     """
     args = parse(words)
     if args.help or args.version or args.completion:
+        _about(args)
         return
     if args.multirun:
         sweeps.check(args, depth)
@@ -194,14 +195,27 @@ def check_words(words: Sequence[str], depth: Depth | None = None) -> None:
 
 def _about(args: Args) -> str:
     if args.help:
-        from launcher.job.args import usage
-
-        return usage(args.config_dir)
+        return _help(args)
     if args.completion:
         from launcher.job.completion import script
 
         return script(args.completion, (BEGIN, *OF_A_RUN)).removesuffix("\n")
     return f"launcher {__version__}"
+
+
+def _help(args: Args) -> str:
+    """All of the help, or that of the words on the command line that set nothing."""
+    from launcher.job.args import HEAD, usage
+
+    names = [word for word in args.overrides if "=" not in word]
+    if not names:
+        return usage(args.config_dir)
+    from launcher.job.config_files import ConfigFiles
+    from launcher.job.help import explain
+
+    configs = ConfigFiles.from_folders(args.config_dir)
+    commands = (BEGIN, *OF_A_RUN)
+    return "\n\n".join(HEAD.rstrip() if name in commands else explain(name, configs) for name in names)
 
 
 def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:

@@ -99,6 +99,8 @@ def test_an_installed_launcher_makes_the_same_plan_from_any_folder(site: Path, t
         f"{site / 'launcher/__init__.py'}\n"
     )
     assert python(*plan, cwd=tmp_path, path=site) == python(*plan, cwd=ROOT)
+    asked = ("-m", "launcher", "--help", "model", "parallel")
+    assert python(*asked, cwd=tmp_path, path=site) == python(*asked, cwd=ROOT)
     assert list(tmp_path.iterdir()) == []
 
 
