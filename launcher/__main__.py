@@ -140,6 +140,15 @@ def _of_a_run(words: list[str]) -> int:
     return commands.carry_out(words)
 
 
+def _check_of_a_run(words: Sequence[str]) -> None:
+    if has("sweep_commands"):
+        sweep_commands.check(words)
+        return
+    from launcher.run import commands
+
+    commands.check(words)
+
+
 def _only_prints(args: Args) -> bool:
     """Whether rank 0 only prints. No other rank is needed then, unless a search measures layouts."""
     return any(o.startswith("show=") and o not in ("show=null", "show=search") for o in args.overrides)
@@ -173,6 +182,9 @@ def check_words(words: Sequence[str], depth: Depth | None = None) -> None:
     ``depth`` limits how far the request is checked; ``None`` includes its plan. A smaller depth imports
     neither torch nor the user's classes.
     """
+    if words and words[0] in OF_A_RUN:
+        _check_of_a_run(words)
+        return
     args = parse(words)
     if args.help or args.version or args.completion:
         _about(args)
