@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher import __version__
@@ -212,7 +213,23 @@ def _about(args: Args) -> str:
         from launcher.job.completion import script
 
         return script(args.completion, (BEGIN, *OF_A_RUN)).removesuffix("\n")
-    return f"launcher {__version__}"
+    return _version()
+
+
+def _version() -> str:
+    """The versions of the launcher, with the commit of a checkout, and of torch, which is not imported."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from launcher.runtime import git
+
+    root = Path(__file__).parents[1]
+    # an installation may be inside a repository of the user's
+    commit = git.shown(*git.commit(root)) if (root / ".git").exists() else ""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
+    return f"launcher {__version__}{f' ({commit})' if commit else ''}, torch {torch}"
 
 
 def _help(args: Args) -> str:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher import __version__
 from launcher.__main__ import main
+from launcher.runtime import git
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,22 @@ def test_help_imports_next_to_nothing():
     ours, libraries = imported(["--help"])
     assert ours <= HELP
     assert libraries == set()
+
+
+@pytest.mark.parametrize("dirty", [True, False])
+def test_the_version_has_the_commit_of_a_checkout(dirty, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(git, "commit", lambda folder: asked.append(folder) or ("12345678abcdef", dirty))
+    monkeypatch.setattr("importlib.metadata.version", {"torch": "2.99"}.get)
+    assert main(["--version"]) == 0
+    changed = " with changes" if dirty else ""
+    assert capsys.readouterr().out == f"launcher {__version__} (12345678ab{changed}), torch 2.99\n"
+    assert asked == [Path(__file__).parents[1]]
+
+
+def test_the_version_imports_next_to_nothing():
+    ours, libraries = imported(["--version"])
+    assert (ours - HELP, libraries) == ({"runtime.git"}, set())
 
 
 def test_help_of_a_group_only_reads_the_files_of_options():

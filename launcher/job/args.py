@@ -222,7 +222,7 @@ a sweep; sweep_dir=DIR goes on with an old one
 
 flags:
   -h, --help [NAME]    this text; or the settings of a group, a section or an option, as --help parallel
-  --version            the version
+  --version            the versions of launcher, with the commit of a checkout, and of torch
   -m, --multirun       run every combination of a,b lists, range(1,4) and glob(*)
   -cd, --config-dir D  folder with options and recipes of your own (D/model/mine.yaml, D/recipes/mine.yaml)
   --completion SHELL   print what bash, zsh or fish completes the words of launcher with
