@@ -30,6 +30,7 @@ from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
 from launcher.untrusted.files import irregular, stands
+from launcher.untrusted.hub import downloads
 
 ForeignForm = Literal["hf", "mindspore", "dcp"]
 FileState = tuple[str, int, int, int]
@@ -62,7 +63,7 @@ def form_of(path: Path) -> ForeignForm:
 
     # a folder: each format has files of a certain name
     if not path.is_dir():
-        raise ValueError(f"{path}: no such file or folder")
+        raise ValueError(f"{path}: no such file or folder{downloads(path, 'model')}")
     if is_checkpoint(path):
         raise ValueError(
             f"{path}: it is the launcher's own and needs no import; give it as checkpoint.resume"
