@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher import __version__
@@ -140,6 +141,15 @@ def _of_a_run(words: list[str]) -> int:
     return commands.carry_out(words)
 
 
+def _check_of_a_run(words: Sequence[str]) -> None:
+    if has("sweep_commands"):
+        sweep_commands.check(words)
+        return
+    from launcher.run import commands
+
+    commands.check(words)
+
+
 def _only_prints(args: Args) -> bool:
     """Whether rank 0 only prints. No other rank is needed then, unless a search measures layouts."""
     return any(o.startswith("show=") and o not in ("show=null", "show=search") for o in args.overrides)
@@ -173,8 +183,12 @@ def check_words(words: Sequence[str], depth: Depth | None = None) -> None:
     ``depth`` limits how far the request is checked; ``None`` includes its plan. A smaller depth imports
     neither torch nor the user's classes.
     """
+    if words and words[0] in OF_A_RUN:
+        _check_of_a_run(words)
+        return
     args = parse(words)
     if args.help or args.version or args.completion:
+        _about(args)
         return
     if args.multirun:
         sweeps.check(args, depth)
@@ -194,14 +208,43 @@ def check_words(words: Sequence[str], depth: Depth | None = None) -> None:
 
 def _about(args: Args) -> str:
     if args.help:
-        from launcher.job.args import usage
-
-        return usage(args.config_dir)
+        return _help(args)
     if args.completion:
         from launcher.job.completion import script
 
         return script(args.completion, (BEGIN, *OF_A_RUN)).removesuffix("\n")
-    return f"launcher {__version__}"
+    return _version()
+
+
+def _version() -> str:
+    """The versions of the launcher, with the commit of a checkout, and of torch, which is not imported."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from launcher.runtime import git
+
+    root = Path(__file__).parents[1]
+    # an installation may be inside a repository of the user's
+    commit = git.shown(*git.commit(root)) if (root / ".git").exists() else ""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
+    return f"launcher {__version__}{f' ({commit})' if commit else ''}, torch {torch}"
+
+
+def _help(args: Args) -> str:
+    """All of the help, or that of the words on the command line that set nothing."""
+    from launcher.job.args import HEAD, usage
+
+    names = [word for word in args.overrides if "=" not in word]
+    if not names:
+        return usage(args.config_dir)
+    from launcher.job.config_files import ConfigFiles
+    from launcher.job.help import explain
+
+    configs = ConfigFiles.from_folders(args.config_dir)
+    commands = (BEGIN, *OF_A_RUN)
+    return "\n\n".join(HEAD.rstrip() if name in commands else explain(name, configs) for name in names)
 
 
 def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from launcher import __version__
 from launcher.__main__ import main
+from launcher.runtime import git
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["show=config"], ["--cfg", "job"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv",
+    [["--help"], ["--help", "train", "parallel.hsdp.shard_size"], ["--version"], ["show=config"], ["--cfg", "job"]],
+    ids=" ".join,
+)
 def test_asking_needs_no_torch(argv):
     script = f"import sys; from launcher.__main__ import main; code = main({argv}); print(code, 'torch' in sys.modules)"
     done = subprocess.run(
@@ -108,6 +114,28 @@ def test_help_imports_next_to_nothing():
     assert libraries == set()
 
 
+@pytest.mark.parametrize("dirty", [True, False])
+def test_the_version_has_the_commit_of_a_checkout(dirty, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(git, "commit", lambda folder: asked.append(folder) or ("12345678abcdef", dirty))
+    monkeypatch.setattr("importlib.metadata.version", {"torch": "2.99"}.get)
+    assert main(["--version"]) == 0
+    changed = " with changes" if dirty else ""
+    assert capsys.readouterr().out == f"launcher {__version__} (12345678ab{changed}), torch 2.99\n"
+    assert asked == [Path(__file__).parents[1]]
+
+
+def test_the_version_imports_next_to_nothing():
+    ours, libraries = imported(["--version"])
+    assert (ours - HELP, libraries) == ({"runtime.git"}, set())
+
+
+def test_help_of_a_group_only_reads_the_files_of_options():
+    ours, libraries = imported(["--help", "model", "parallel.pipeline.stages"])
+    assert ours - HELP == {"job.help", "job.yaml_limits"}
+    assert {name for name in libraries if "cython" not in name} == {"yaml"}
+
+
 @pytest.mark.parametrize(
     "argv",
     [
@@ -125,7 +153,9 @@ def test_a_misspelt_request_is_refused_by_what_composes_it(argv):
     assert {n for n in libraries if not any(fnmatch(n, a) for a in LIBRARIES)} == set()
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["show=config"], ["seed=1", "show=plan"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["--help", "data"], ["show=config"], ["seed=1", "show=plan"]], ids=" ".join
+)
 def test_ranks_after_the_first_do_not_wait_for_a_run_that_only_prints(argv, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -10,7 +10,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import pytest
@@ -99,12 +99,17 @@ def test_an_installed_launcher_makes_the_same_plan_from_any_folder(site: Path, t
         f"{site / 'launcher/__init__.py'}\n"
     )
     assert python(*plan, cwd=tmp_path, path=site) == python(*plan, cwd=ROOT)
+    asked = ("-m", "launcher", "--help", "model", "parallel")
+    assert python(*asked, cwd=tmp_path, path=site) == python(*asked, cwd=ROOT)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_console_script_is_the_module(site: Path, tmp_path: Path) -> None:
+    """In a repository that is not its own, whose commit is none of its."""
+    (tmp_path / ".git").mkdir()
+    told = f"launcher {launcher.__version__}, torch {version('torch')}\n"
     for words in (["-m", "launcher"], [site / "bin/launcher"]):
-        assert python(*words, "--version", cwd=tmp_path, path=site) == f"launcher {launcher.__version__}\n"
+        assert python(*words, "--version", cwd=tmp_path, path=site) == told
 
 
 def test_a_wheel_says_its_version_its_licence_and_that_it_is_typed(wheel: Path) -> None:

@@ -114,7 +114,7 @@ def test_the_output_shown_is_the_real_one(page: Path, kind: str, command: str, t
 def recipes() -> Iterator[str]:
     yield from ("| recipe | what it shows |", "|---|---|")
     for name in ConfigFiles().options("recipe"):
-        yield f"| `{name}` | {opening(f'recipe/{name}')} |"
+        yield f"| `{name}` | {ConfigFiles().title(f'recipe/{name}')} |"
 
 
 def options() -> Iterator[str]:
@@ -122,14 +122,7 @@ def options() -> Iterator[str]:
     for group in ConfigFiles().groups():
         for name in ConfigFiles().options(group) if group != "recipe" else ():
             said = f"steps=[{name}]" if group == "steps" else f"{group}={name}"
-            yield f"| `{said}` | {opening(f'{group}/{name}')} |"
-
-
-def opening(config: str) -> str:
-    path = ConfigFiles().file(config)
-    assert path is not None
-    first, second, *_ = path.read_text(encoding="utf-8").splitlines()
-    return (second if first.startswith("# @package") else first).removeprefix("# ")  # Hydra wants its own line first
+            yield f"| `{said}` | {ConfigFiles().title(f'{group}/{name}')} |"
 
 
 def settable() -> Iterator[tuple[str, str, str]]:

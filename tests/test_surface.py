@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic.fields import FieldInfo
 
 import launcher
+from launcher.job import help
 from launcher.job.config_files import CONF
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.base import Settings
@@ -75,21 +75,11 @@ def documented() -> dict[str, str]:
     Files that others build on come first. The keys of ``operators`` are names of modules, and no settings.
     """
     found: dict[str, str] = {}
-    settings = [p for p in CONF.rglob("*.yaml") if p.parent.name != "operators"]
-    for path in sorted(settings, key=lambda p: ("defaults:" in p.read_text(), p)):
-        group = () if path.parent == CONF else (path.parent.name,)
-        lines = path.read_text().splitlines()
-        for parts, line in nodes(yaml.compose(path.read_text()), group):
-            found.setdefault(".".join(parts), lines[line].partition("#")[2].strip())
+    files = [p for p in CONF.rglob("*.yaml") if p.parent.name != "operators"]
+    for path in sorted(files, key=lambda p: ("defaults:" in p.read_text(), p)):
+        for setting in help.settings(path, "" if path.parent == CONF else path.parent.name):
+            found.setdefault(setting.key, setting.comment)
     return {key: said for key, said in found.items() if not key.startswith("operators.")}  # names of modules
-
-
-def nodes(node: yaml.Node | None, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Every key below a mapping that is written in block form, and its line."""
-    for key, value in node.value if isinstance(node, yaml.MappingNode) and not node.flow_style else ():
-        if key.value != "defaults":
-            yield (*above, key.value), key.start_mark.line
-            yield from nodes(value, (*above, key.value))
 
 
 GROUPS = {

@@ -82,6 +82,14 @@ def _set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+class NoManifest(ValueError):
+    """Raised for a ``folder`` without a manifest: no checkpoint, or one that was never completed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder}: incomplete checkpoint: it has no {MANIFEST}, which is written last")
+        self.folder = folder
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Returns the manifest of a complete folder.
 
@@ -100,9 +108,7 @@ def parse_manifest(folder: Path) -> Manifest:
     try:
         data = read_bytes(path)
     except FileNotFoundError as error:
-        raise ValueError(
-            f"{folder}: incomplete checkpoint: it has no {MANIFEST}, which is written last"
-        ) from error
+        raise NoManifest(folder) from error
     return _parse(path, parsed(path, data))
 
 

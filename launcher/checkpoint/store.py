@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count, takewhile
 from pathlib import Path
@@ -297,6 +297,20 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     if pointer.digest is not None or newest[0] != highest[0]:
         check(pointer, *newest, trust)
     return newest[0]
+
+
+def newest_in(folder: Path) -> Path | None:
+    """Returns the newest complete checkpoint in a run folder, or in its folder of checkpoints.
+
+    ``None`` if ``folder`` has none, or is a checkpoint itself. No MAC is checked.
+    """
+    if (folder / MANIFEST).exists():
+        return None
+    for checkpoints in (folder, folder / "checkpoints"):
+        with suppress(ValueError, OSError):
+            if found := latest(checkpoints):
+                return found
+    return None
 
 
 def older(newest: Path) -> list[Path]:

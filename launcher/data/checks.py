@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from launcher.data import file_checks, text_files
 from launcher.data.file_checks import file as nearby
@@ -15,6 +16,7 @@ from launcher.job.schema.components import Chat, Cifar10, Data, Idx, ImageFolder
 from launcher.job.schema.job import Job
 from launcher.optional import image_files, lacking
 from launcher.untrusted.files import irregular, opened, read_bytes
+from launcher.untrusted.hub import downloads
 
 LOOKED = 64 << 10  # bytes checked at the start of a file; a NUL among them means that it is not text
 LONGEST = 1 << 30  # bytes of a text that is read whole; its tokens take four times as much
@@ -26,7 +28,8 @@ def check_text(settings: Text) -> Iterator[Problem]:
         with opened(file) as stream:
             start = stream.read(LOOKED)
     except OSError as error:
-        yield Problem("data.path", f"{file}: {error.strerror}", _meant("data.path", str(file)))
+        text = f"{file}: {error.strerror}{downloads(file, 'dataset')}"
+        yield Problem("data.path", text, _meant("data.path", str(file)))
         return
     if not start:
         yield Problem("data.path", f"{file}: the file is empty")
@@ -48,8 +51,10 @@ def check_absent(settings: Text) -> Iterator[Problem]:
     key, path = "data.tokenizer_file", settings.tokenizer_file
     if path is not None and (kind := irregular(path)):
         yield Problem(key, f"{path}: {kind}")
+    elif path is not None and (inside := text_files.inside(Path(path))) is not None:
+        yield Problem(key, f"{path}: a folder, but a file is read", f"{key}={quote(str(inside))}")
     elif path is not None and not Path(path).is_file():
-        yield Problem(key, f"{path}: no such file", _meant(key, path))
+        yield Problem(key, f"{path}: no such file{downloads(path, 'model')}", _meant(key, path))
 
 
 def _no_text(file: Path, start: bytes) -> Problem | None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from shlex import quote
 
 from launcher.data import text_files
+from launcher.data.text_files import TOKENIZER
 from launcher.errors import Problem
 from launcher.job.schema.components import Chat, Data, HuggingFace, Model, Text
 
-TOKENIZER = "tokenizer.json"
 OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """Files of tokenizers that are not saved as one ``tokenizer.json``."""
 
@@ -18,6 +18,8 @@ OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 def check_tokenizer(model: Model, data: Data) -> Iterator[Problem]:
     """Reports text that is read with another tokenizer than that of the model's folder, if it has one."""
     if not isinstance(model, HuggingFace) or model.task != "causal_lm" or not isinstance(data, Text | Chat):
+        return
+    if not Path(model.path).is_dir():  # reported with the model's other files
         return
     own = Path(model.path) / TOKENIZER
     if data.tokenizer_file is not None:

@@ -11,7 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from launcher.job.schema.components import Text
 from launcher.untrusted.files import opened, read_bytes
+from launcher.untrusted.hub import downloads
 
+TOKENIZER = "tokenizer.json"
+"""The name of the file, as Hugging Face has it."""
 SHIPPED = Path(__file__).parent / "text" / "shakespeare.txt"
 
 
@@ -53,12 +56,20 @@ def train_on(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ())
     return tokenizer
 
 
+def inside(path: Path) -> Path | None:
+    """The tokenizer in ``path``, if it is a folder that has one."""
+    return path / TOKENIZER if (path / TOKENIZER).is_file() else None
+
+
 def load(path: Path) -> Tokenizer:
     """Loads a ``tokenizer.json``. Raises ``ValueError``, naming the file, if it is not a tokenizer."""
     try:
         tokenizer = Tokenizer.from_buffer(read_bytes(path, LONGEST))
     except OSError as error:
-        raise ValueError(f"{path}: not a tokenizer: {error.strerror}") from error
+        if own := inside(path):
+            raise ValueError(f"{path}: a folder; name the file, {own}") from error
+        text = f"{path}: not a tokenizer: {error.strerror}{downloads(path, 'model')}"
+        raise ValueError(text) from error
     except Exception as error:  # tokenizers raises no narrower type
         raise ValueError(f"{path}: not a tokenizer: {error}") from error
     if not tokenizer.get_vocab_size():

@@ -3,4 +3,14 @@
 Nothing here decides anything (that is ``plan``) and nothing here imports torch.
 """
 
-__all__ = ["args", "completion", "compose", "config_files", "origins", "overrides", "sweep_grid", "targets"]
+__all__ = [
+    "args",
+    "completion",
+    "compose",
+    "config_files",
+    "help",
+    "origins",
+    "overrides",
+    "sweep_grid",
+    "targets",
+]

@@ -221,8 +221,8 @@ a sweep; sweep_dir=DIR goes on with an old one
   torchrun --nproc-per-node 4 -m launcher recipe=NAME       the same job under an outer launcher
 
 flags:
-  -h, --help           this text
-  --version            the version
+  -h, --help [NAME]    this text; or the settings of a group, a section or an option, as --help parallel
+  --version            the versions of launcher, with the commit of a checkout, and of torch
   -m, --multirun       run every combination of a,b lists, range(1,4) and glob(*)
   -cd, --config-dir D  folder with options and recipes of your own (D/model/mine.yaml, D/recipes/mine.yaml)
   --completion SHELL   print what bash, zsh or fish completes the words of launcher with
@@ -240,16 +240,9 @@ exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed wh
 def usage(config_dir: Path | None = None) -> str:
     """The usage, the recipes with what each shows, the options of each group, and examples."""
     configs = ConfigFiles.from_folders(config_dir)
-    recipes = [(name, _shows(configs, name)) for name in configs.options("recipe")]
+    recipes = [(name, configs.title(f"recipe/{name}")) for name in configs.options("recipe")]
     width = max((len(name) for name, _ in recipes), default=0)
     lines = [f"  {name:<{width}}  {text}" for name, text in recipes]
     groups = [f"  {g + '=':<10} {', '.join(configs.options(g))}" for g in configs.groups() if g != "recipe"]
     named = ["recipes (recipe=NAME):", *lines, "", "options (group=NAME):", *groups, ""]
     return "\n".join([HEAD, *named, EXAMPLES.rstrip()])
-
-
-def _shows(configs: ConfigFiles, recipe: str) -> str:
-    """The comment in the first line of a recipe; "" if there is none."""
-    path = configs.file(f"recipe/{recipe}")
-    first = path.read_text(encoding="utf-8").partition("\n")[0] if path else ""
-    return first.removeprefix("#").strip() if first.startswith("#") else ""

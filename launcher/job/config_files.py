@@ -74,6 +74,13 @@ class ConfigFiles:
         paths = (folder / f"{option}.yaml" for folder in folders)
         return next((path for path in paths if path.is_file()), None)
 
+    def title(self, config_path: str) -> str:
+        """The first line of the file of Hydra's path ``group/option``, a comment; "" if it is none."""
+        path = self.file(config_path)
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path else []
+        first = next((line for line in lines if not line.startswith("# @package")), "")
+        return first.removeprefix("#").strip() if first.startswith("#") else ""
+
     def hidden(self) -> tuple[str, ...]:
         """The user's files that are never read because a shipped file has the same name."""
         own = ((p, p.relative_to(c)) for c in self.conf[1:] for p in sorted(c.rglob("*.yaml")))

@@ -175,7 +175,8 @@ def _alone(rest: Sequence[str], names: KnownNames) -> Match:
         return 1, f"{word}: not an override; a recipe is chosen with recipe=", cure
     if word in keys.kinds(keys.at(("steps", word), {})):
         return 1, f"{word}: {NOT_ONE}, as in steps=[{word}]", ""
-    more = f"; {HELP}" if re.fullmatch(r"[a-z]+", word) else ""
+    listed = f"python -m launcher --help {word} lists its settings" if names.key(word) else HELP
+    more = f"; {listed}" if re.fullmatch(r"[a-z]+", word) else ""
     return 1, f"{redacted(word)}: {NOT_ONE}{more}", ""
 
 

@@ -26,6 +26,7 @@ from launcher.plan.values.dtypes import COMPUTE, DTYPE
 from launcher.plan.values.facts import ModelStructure, Param, TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.untrusted.files import read_json
+from launcher.untrusted.hub import downloads
 
 KEY, WEIGHTS = "model.path", "model.weights"
 NEW = "model.weights=false"
@@ -62,7 +63,7 @@ def _check(
         yield Problem("model", text)
     path = Path(model.path)
     if not path.is_dir():
-        yield Problem(KEY, f"{path}: no such folder")
+        yield Problem(KEY, f"{path}: no such folder{downloads(path, 'model')}")
         return
     if not (path / CONFIG).exists():
         yield Problem(KEY, f"{path}: it has no {CONFIG}, so the kind of model is unknown")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError, printable
 from launcher.errors import said as told
-from launcher.plan.values.text import bytes_text, scaled, seconds_text
+from launcher.plan.values.text import bytes_text, many, scaled, seconds_text
 from launcher.run import slurm, slurm_files
 from launcher.run.hand_over import JOB, SKY
 from launcher.runtime import console_log, run_folder
@@ -22,6 +24,8 @@ FIGURES = ("loss", "step", "steps", "step_ms", "tokens_per_s")
 LAST = 1 << 20
 """Bytes read from the end of metrics.jsonl and of a log; a row or a line has a few hundred."""
 ALIVE = ("submitted", "running", "preempted")
+SHOWN = 3
+"""The most runs of a folder that a message names."""
 WRITTEN = "written"
 """The status of a job that the user submits."""
 SLURM_SAYS = "%T on %N, %M of %l, %r"
@@ -29,6 +33,14 @@ SLURM_SAYS = "%T on %N, %M of %l, %r"
 
 def carry_out(words: Sequence[str]) -> int:
     """Runs a command; ``words``: its name and a run folder. Raises ``RequestError``, ``RunError``."""
+    run, said = check(words)
+    lines = {"status": _status, "logs": _logs, "cancel": _cancel}[words[0]](run, said)
+    say("\n".join(lines))
+    return DONE
+
+
+def check(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
+    """The run folder of a command, and its status. Raises ``RequestError`` if it is not that of a run."""
     name, *rest = words
     if len(rest) != 1 or rest[0].startswith("-"):
         text = f"{name}: takes one run folder, as launcher {name} runs/NAME/0001"
@@ -36,11 +48,45 @@ def carry_out(words: Sequence[str]) -> int:
     run = Path(rest[0])
     said = run_folder.read_status(run)
     if said is None:
-        text = f"{name} {run}: is not a run folder: it has no {run_folder.STATUS}"
-        raise RequestError((Problem("", text, "", tuple(words)),))
-    lines = {"status": _status, "logs": _logs, "cancel": _cancel}[name](run, said)
-    say("\n".join(lines))
-    return DONE
+        text, cure = _not_a_run(name, run)
+        raise RequestError((Problem("", f"{name} {run}: {text}", cure, tuple(words)),))
+    return run, said
+
+
+def _not_a_run(name: str, folder: Path) -> tuple[str, str]:
+    """Why the command ``name`` cannot take ``folder``, and the command with the newest run in it, if any.
+
+    A run that cannot be cancelled is not proposed, nor one of several that can.
+    """
+    if not folder.is_dir():
+        return "is not a folder", ""
+    runs = _runs_below(folder)
+    if not runs:
+        return f"is not a run folder: it has no {run_folder.STATUS}", ""
+    listed = ", ".join(f"{run} ({next(progress(run)).partition(':')[0]})" for run in runs[:SHOWN])
+    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+    order = ", the newest first" if len(runs) > 1 else ""
+    text = f"is not a run folder; it holds {many(len(runs), 'run')}{order}: {listed}{more}"
+    if name != "cancel":
+        return text, shlex.join([name, str(runs[0])])
+    alive = [run for run in runs if cancellable(run) is not None]
+    if not alive:
+        return f"{text}; none is a Slurm job that has not ended", ""
+    return text, shlex.join([name, str(alive[0])]) if len(alive) == 1 else ""
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """The runs in ``folder``, or in folders of it, with a readable status; the newest first."""
+    found = {}
+    for pattern in ("*", "*/*"):
+        for path in folder.glob(f"{pattern}/{run_folder.STATUS}"):
+            run = path.parent
+            if run.is_symlink() or run.parent.is_symlink():  # latest
+                continue
+            with suppress(OSError, RequestError):
+                if run_folder.read_status(run) is not None:
+                    found[run] = path.stat().st_mtime
+    return sorted(found, key=lambda run: (found[run], run), reverse=True)
 
 
 def progress(run: Path) -> Iterator[str]:

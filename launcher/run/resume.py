@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.layout.derived import of_plan, taken
 from launcher.checkpoint.layout.strategy import match
+from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over
 from launcher.data.checks import with_data_read
@@ -39,6 +40,7 @@ from launcher.plan.sizes import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.verbs import goes_on, loads, of_best, starts, verb
 from launcher.runtime.run_folder import at_work
+from launcher.steps.file_checks import no_manifest
 
 ACCEPT = "checkpoint.accept_changes"
 LONGEST_VALUE = 60
@@ -209,6 +211,10 @@ def _loads(job: Job) -> dict[str, str]:
 def _closed(key: str, path: Path, job: Job) -> list[Problem]:
     try:
         step = open_checkpoint(path, trust(job)).state.get("step")
+    except NoManifest as error:
+        problem = no_manifest(key, error)
+        text = "" if problem.cure else f"{path}: cannot resume from this checkpoint: "
+        return [replace(problem, text=f"{text}{problem.text}")]
     except (ValueError, OSError) as error:
         return [Problem(key, f"{path}: cannot resume from this checkpoint: {error}")]
     if type(step) is not int or step < 0:

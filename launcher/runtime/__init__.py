@@ -9,6 +9,7 @@ __all__ = [
     "device",
     "faults",
     "gc_thresholds",
+    "git",
     "log",
     "machine",
     "run_folder",

@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
+from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import best_checkpoint
-from launcher.checkpoint.store import latest
+from launcher.checkpoint.store import latest, newest_in
 from launcher.errors import Problem, RequestError, RunError, said
 from launcher.job.schema.base import BEST
 from launcher.job.schema.job import Job
@@ -61,6 +63,8 @@ class FileChecks:
             look()
         except RequestError as error:
             return [*error.problems]
+        except NoManifest as error:
+            return [no_manifest(f"{self.key}.{field}", error)]
         except (ValueError, OSError) as error:
             return [Problem(f"{self.key}.{field}", _own(said(error), field))]
         return []
@@ -85,6 +89,15 @@ def _own(text: str, field: str) -> str:
 def _real(path: str | Path) -> Path:
     """The path without links; ``Path.resolve`` would raise for circular ones."""
     return Path(os.path.realpath(path))
+
+
+def no_manifest(key: str, error: NoManifest) -> Problem:
+    """The problem of a setting that should name a checkpoint, with the newest one if it names a run."""
+    newest = newest_in(error.folder)
+    if newest is None:
+        return Problem(key, str(error))
+    text = f"{error.folder}: holds checkpoints, but is not one; the newest is {newest}"
+    return Problem(key, text, f"{key}={quote(str(newest))}")
 
 
 def best(checkpoints: Path, trust: Trust) -> Path:

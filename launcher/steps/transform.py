@@ -22,7 +22,7 @@ from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_destination
 from launcher.checkpoint.transform import Report, check_places, is_checkpoint, plan_transform, transform
-from launcher.errors import Problem, RequestError, said
+from launcher.errors import Problem, refuse
 from launcher.job.schema.steps import Transform
 from launcher.optional import lacking, mindspore
 from launcher.plan.plan import Plan
@@ -82,12 +82,9 @@ def preview(step: Transform, at: FileChecks) -> list[str]:
     """
     if step.src is None or of_best(step):
         return []
-    try:
-        return [transfer(step, Path(step.src), at.trust)]
-    except RequestError:
-        raise
-    except (ValueError, OSError) as error:
-        raise RequestError((Problem(f"{at.key}.src", said(error)),)) from error
+    src, lines = Path(step.src), list[str]()
+    refuse(at.problems("src", lambda: lines.append(transfer(step, src, at.trust))))
+    return lines
 
 
 def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:

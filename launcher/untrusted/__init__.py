@@ -1,3 +1,3 @@
 """Reads files that others may have made: regular files only, within bounds of size and depth; runs none."""
 
-__all__ = ["bounded", "files", "pickles"]
+__all__ = ["bounded", "files", "hub", "pickles"]

@@ -17,6 +17,7 @@ from launcher.checkpoint import (
     verify,
     write_rank,
 )
+from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.tensorfile.disk import publish
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, held, save, small
@@ -49,7 +50,7 @@ def test_a_rank_that_never_came_leaves_a_folder_that_does_not_count(tmp_path: Pa
     write_rank(partial(new), 0, strategy, held(strategy, 0, filled(strategy)))
     assert latest(tmp_path) == one
     text = "incomplete checkpoint: it has no manifest.json, which is written last"
-    assert refusal(lambda: open_checkpoint(partial(new))) == f"{partial(new)}: {text}"
+    assert refusal(lambda: open_checkpoint(partial(new)), NoManifest) == f"{partial(new)}: {text}"
 
 
 def test_what_an_interrupted_attempt_left_is_swept_out(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Strategy, open_checkpoint, read_rank, single, target_strategy, transform, verify
+from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.tensorfile.disk import Unwritten
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, save, small, strategies, tensors
@@ -118,7 +119,7 @@ def test_a_file_that_contradicts_the_strategy_is_refused_before_anything_is_writ
 def test_an_incomplete_source_is_refused(src: Path, tmp_path: Path) -> None:
     (src / "manifest.json").unlink()
     text = f"{src}: incomplete checkpoint: it has no manifest.json, which is written last"
-    assert refusal(lambda: transform(src, tmp_path / "b", small())) == text
+    assert refusal(lambda: transform(src, tmp_path / "b", small()), NoManifest) == text
 
 
 def test_a_full_disk_leaves_nothing_behind(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from launcher.data import mnist5k
 from launcher.data.checks import check, resolve
 from launcher.data.open import open_data
 from launcher.errors import RequestError
-from launcher.job.schema.components import Cifar10, Idx, Mnist5k, RandomTokens, Text
+from launcher.job.schema.components import Chat, Cifar10, Idx, ImageFolder, Mnist5k, RandomTokens, Text, Tokens
 from tests.data.sample_files import idx_bytes, write_cifar, write_idx
 
 BYTES = "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"
@@ -47,6 +47,28 @@ def test_good_data_has_no_problems(tmp_path):
 def test_text_that_is_not_there(tmp_path):
     file = tmp_path / "none.txt"
     assert said(text(file)) == f"data.path: {file}: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Text(name="text", path="acme/web-2.5"),
+        Tokens(name="tokens", path=("acme/web-2.5",), seq_len=8, val_fraction=0),
+        Chat(name="chat", path="acme/web-2.5", tokenizer="bytes", seq_len=8),
+        Idx(name="idx", root="acme/web-2.5"),
+        ImageFolder(name="images", root="acme/web-2.5", size=8),
+    ],
+    ids=lambda settings: settings.name,
+)
+def test_a_name_on_the_hub_is_told_from_a_path(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (told,) = map(str, check(settings))
+    command = "hf download acme/web-2.5 --repo-type dataset --local-dir acme/web-2.5"
+    assert told.endswith(
+        f"it looks like a name on the Hugging Face hub; the launcher downloads nothing, but this does: {command}"
+    )
+    (tmp_path / "acme").mkdir()
+    assert not any("hub" in str(problem) for problem in check(settings))
 
 
 def test_text_that_is_a_folder(tmp_path):

@@ -59,6 +59,10 @@ def test_weights_without_a_tokenizer_are_of_no_known_tokens(tmp_path: Path) -> N
     assert problems(tmp_path / "m", *TEXT, "model.weights=false") == []
 
 
+def test_a_folder_that_is_not_there_is_no_problem_of_the_tokenizer(tmp_path: Path) -> None:
+    assert problems(tmp_path / "none", *TEXT) == []
+
+
 def test_a_tokenizer_with_other_numbers_is_refused_and_one_with_more_tokens_is_not(tmp_path: Path) -> None:
     own = tokenizer(folder(tmp_path / "m") / "tokenizer.json")
     other = tokenizer(tmp_path / "other.json", "zzzz yyyy zzzz yyyy")

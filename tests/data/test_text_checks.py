@@ -29,6 +29,13 @@ def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
         f"256: {tmp_path / 'tokenizer.json'} has 265 tokens",
         "data.vocab_size=265",
     )
+    assert said(tmp_path, 300) == (
+        "data.tokenizer_file",
+        f"{tmp_path}: a folder, but a file is read",
+        f"data.tokenizer_file={tmp_path / 'tokenizer.json'}",
+    )
+    with pytest.raises(ValueError, match=f"{tmp_path}: a folder; name the file, {tmp_path}/tokenizer.json"):
+        text_files.load(tmp_path)
     (tmp_path / "bad.json").write_text("{}")
     key, text, cure = said(tmp_path / "bad.json", 300)
     assert (key, cure) == ("data.tokenizer_file", "")

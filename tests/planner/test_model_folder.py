@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from launcher.checkpoint.foreign.read import form_of
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.job.compose import compose
@@ -17,6 +19,7 @@ from launcher.optional import install_command
 from launcher.plan.values.facts import TensorSpec
 from launcher.planner import hugging_face, resolve
 from launcher.planner.plan_job import plan_job
+from launcher.untrusted.hub import downloads
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +49,18 @@ def test_a_whole_folder_is_fine(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "none"
     assert problems(path) == [f"model.path: {path}: no such folder"]
+
+
+def test_a_name_on_the_hub_is_told_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "meta-llama/Llama-3.2-1B"
+    told = downloads(name, "model")
+    assert told.endswith(f"but this does: hf download {name} --local-dir {name}")
+    assert problems(Path(name)) == [f"model.path: {name}: no such folder{told}"]
+    with pytest.raises(ValueError, match=re.escape(f"{name}: no such file or folder{told}")):
+        form_of(Path(name))
+    Path("meta-llama").mkdir()
+    assert problems(Path(name)) == [f"model.path: {name}: no such folder"]
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:

@@ -214,6 +214,48 @@ def test_what_is_no_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture
     assert answer([name], capsys) == (2, f"{wrong}  {name}: takes one run folder, as launcher {name} runs/NAME/0001\n")
     text = f"{name} {tmp_path}: is not a run folder: it has no status.json"
     assert answer([name, str(tmp_path)], capsys) == (2, f"{wrong}  {text}\n")
+    text = f"{name} {tmp_path}/none: is not a folder"
+    assert answer([name, f"{tmp_path}/none"], capsys) == (2, f"{wrong}  {text}\n")
+
+
+def runs(folder: Path, *states: str) -> list[str]:
+    """The paths of runs with these states, each newer than the one before it."""
+    names = []
+    for n, state in enumerate(states):
+        one = folder / f"name {n % 2}" / f"{n:04d}"
+        one.mkdir(parents=True)
+        write_status(one, status=state, error="why: not", slurm="77")
+        os.utime(one / "status.json", (n, n))
+        (one.parent / "latest").unlink(missing_ok=True)
+        (one.parent / "latest").symlink_to(one.name)
+        names.append(str(one))
+    return names
+
+
+@pytest.mark.parametrize("name", ["status", "logs"])
+def test_a_folder_of_runs_is_answered_with_the_newest(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, b, c, d = runs(tmp_path, "done", "done", "failed", "submitted", "done")
+    code, said = answer([name, str(tmp_path)], capsys)
+    assert code == 2
+    held = f"5 runs, the newest first: {d} (done), {c} (submitted), {b} (failed) and 2 more"
+    assert f"  {name} {tmp_path}: is not a run folder; it holds {held}\n    try:    {name} '{d}'\n" in said
+    one = Path(d).parent
+    damaged = one / "0002/status.json"
+    damaged.write_text("{}x")
+    assert f"it holds 2 runs, the newest first: {d} (done), {one}/0000 (done)\n" in answer([name, str(one)], capsys)[1]
+
+
+@pytest.mark.parametrize(("states", "cure"), [("dd", None), ("sd", 0), ("sdd", 0), ("ss", None)])
+def test_a_run_that_cannot_be_cancelled_is_not_proposed_nor_one_of_several(
+    states: str, cure: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = runs(tmp_path, *({"d": "done", "s": "submitted"}[state] for state in states))
+    code, said = answer(["cancel", str(tmp_path)], capsys)
+    assert (code, f"it holds {len(states)} runs, the newest first: " in said) == (2, True)
+    assert ("none is a Slurm job that has not ended" in said) == ("s" not in states)
+    assert said.partition("    try:    ")[2] == ("" if cure is None else f"cancel '{names[cure]}'\n")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "status.json"])

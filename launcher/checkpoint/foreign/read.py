@@ -19,7 +19,7 @@ from launcher.checkpoint.foreign.names import Table, kind_of, renamed
 from launcher.checkpoint.foreign.torch_dcp import METADATA_FILE, read_dcp
 from launcher.checkpoint.full_tensors import Blobs, FullTensors, RenamedTensors, chunks
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match
-from launcher.checkpoint.store import check_destination, fresh, seal
+from launcher.checkpoint.store import check_destination, fresh, newest_in, seal
 from launcher.checkpoint.tensorfile.disk import WriteBehind
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import Blob
@@ -30,6 +30,7 @@ from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
 from launcher.untrusted.files import irregular, stands
+from launcher.untrusted.hub import downloads
 
 ForeignForm = Literal["hf", "mindspore", "dcp"]
 FileState = tuple[str, int, int, int]
@@ -62,10 +63,12 @@ def form_of(path: Path) -> ForeignForm:
 
     # a folder: each format has files of a certain name
     if not path.is_dir():
-        raise ValueError(f"{path}: no such file or folder")
-    if is_checkpoint(path):
+        raise ValueError(f"{path}: no such file or folder{downloads(path, 'model')}")
+    own = path if is_checkpoint(path) else newest_in(path)
+    if own is not None:
+        what = "it is" if own == path else f"{own} in it is"
         raise ValueError(
-            f"{path}: it is the launcher's own and needs no import; give it as checkpoint.resume"
+            f"{path}: {what} the launcher's own and needs no import; give it as checkpoint.resume"
         )
     if stands(path / SINGLE_FILE) or stands(path / INDEX) or any(path.glob("pytorch_model*.bin")):
         return "hf"  # if there are only pickles, its reader raises with the way out

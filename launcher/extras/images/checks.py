@@ -11,13 +11,15 @@ from launcher.errors import Problem
 from launcher.extras.images import cifar_files, idx_files
 from launcher.extras.images.folder_files import check_images, class_folders
 from launcher.job.schema.components import Cifar10, Idx
+from launcher.untrusted.hub import downloads
 
 __all__ = ["check_cifar10", "check_idx", "check_images", "class_folders"]
 
 
 def check_idx(settings: Idx) -> Iterator[Problem]:
     if not Path(settings.root).is_dir():
-        yield Problem("data.root", f"{settings.root}: there is no such folder")
+        text = f"{settings.root}: there is no such folder{downloads(settings.root, 'dataset')}"
+        yield Problem("data.root", text)
         return
 
     # check each pair of files; the size must hold the largest image of both

@@ -17,17 +17,32 @@ NOTHING = "no run of its own yet"
 
 def carry_out(words: Sequence[str]) -> int:
     """Runs a command on the folder of a sweep or a run. Raises ``RequestError`` and ``RunError``."""
-    name, *rest = words
-    if len(rest) != 1 or not (Path(rest[0]) / folder.INDEX).exists():
+    check(words)
+    at = Path(words[1])
+    if not _is_sweep(at):
         return commands.carry_out(words)
-    at = Path(rest[0])
-    cells = [at / cell for cell in folder.known(at)]
-    if name == "logs":
-        one = cells[0] if cells else at
+    say("\n".join({"status": _status, "cancel": _cancel}[words[0]](at, _cells(at))))
+    return DONE
+
+
+def check(words: Sequence[str]) -> None:
+    """Raises ``RequestError`` if the command cannot take the folder."""
+    name, *rest = words
+    if len(rest) != 1 or not _is_sweep(Path(rest[0])):
+        commands.check(words)
+    elif name == "logs":
+        at = Path(rest[0])
+        one = next(iter(_cells(at)), at)
         text = f"logs {at}: is a sweep; each cell has its own log: launcher logs {one}"
         raise RequestError((Problem("", text, "", tuple(words)),))
-    say("\n".join({"status": _status, "cancel": _cancel}[name](at, cells)))
-    return DONE
+
+
+def _is_sweep(at: Path) -> bool:
+    return (at / folder.INDEX).exists()
+
+
+def _cells(at: Path) -> list[Path]:
+    return [at / cell for cell in folder.known(at)]
 
 
 def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:

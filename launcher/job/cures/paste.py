@@ -90,14 +90,15 @@ def _kept(key: str, new: Any, origins: Origins) -> bool:
         worth = bool(WEIGHT_SOURCES & set(new)) or "save" in old
         return set(old) <= set(new) and (set(old) == set(new) or worth)
 
-    # a number may move to a near one, a misspelt word to the right one, a list to any list
+    # a number may move to a near one, a misspelt word to the right one, a folder into it, a list to any list
     if isinstance(old, bool) or isinstance(new, bool) or new is None:
         return False
     if isinstance(old, int | float) and isinstance(new, int | float):
         return old / 2 <= new <= old * 2 and new != 1
     if isinstance(old, str) and isinstance(new, str):
         known = old in keys.literals(keys.at(key.split("."), origins.data))
-        return not known and nearest(old, [new]) is not None
+        inside = new.startswith(f"{old.rstrip('/')}/")
+        return not known and (inside or nearest(old, [new]) is not None)
     return isinstance(old, list | tuple) and isinstance(new, list | tuple)
 
 

@@ -1,0 +1,157 @@
+"""What the files of options say about groups and keys: the text of ``--help NAME``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from pathlib import Path
+
+import yaml
+
+from launcher.errors import Problem, RequestError
+from launcher.job.config_files import CONF, ConfigFiles, shipped
+from launcher.job.yaml_limits import parser
+
+REQUIRED = "???"
+WIDEST = 46
+"""The most characters of ``key=default`` that move the comments of the other settings to the right."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key in a file, its default there as written, and the comment beside it. A section has no default."""
+
+    key: str
+    default: str
+    comment: str
+
+    @property
+    def chosen(self) -> bool:
+        """Whether an option sets it to say which one it is."""
+        verb = self.key.startswith("steps.") and self.key.endswith(".kind")
+        return verb or (self.key.endswith(".name") and not self.comment)
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """The override that changes nothing, and what the setting does."""
+        if self.default == REQUIRED:
+            return f"{self.key}=", f"required; {self.comment}"
+        return f"{self.key}={self.default}" if self.default else self.key, self.comment
+
+
+@dataclass(frozen=True)
+class Option:
+    """A file of settings: an option of a group, or ``config.yaml``, which belongs to no group."""
+
+    group: str
+    name: str
+    title: str
+    settings: tuple[Setting, ...]
+
+    def below(self, name: str) -> tuple[Setting, ...]:
+        """The settings to show for ``name``: all if it is this option or its group, else those of the key."""
+        own = name in (self.group, self.name)
+        return tuple(s for s in self.settings if own or f"{s.key}.".startswith(f"{name}."))
+
+    @property
+    def override(self) -> str:
+        return f"steps=[{self.name}]" if self.group == "steps" else f"{self.group}={self.name}"
+
+
+def settings(path: Path, package: str) -> Iterator[Setting]:
+    """Yields every key of a shipped file, below its ``package``."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for key, name, value in _nodes(yaml.compose(text, Loader=parser(path)), package):
+        number = name.start_mark.line
+        start, end = value.start_mark, value.end_mark
+        section = isinstance(value, yaml.MappingNode) and not value.flow_style
+        default = "" if section else lines[number][start.column : end.column].strip()
+        yield Setting(key, default, _comment(lines[number:], name.end_mark.column if section else end.column))
+
+
+def _comment(lines: Sequence[str], after: int) -> str:
+    """The comment in the first of ``lines``, behind the column ``after``, and what goes on right below it."""
+    column = lines[0].find("#", after)
+    if column < 0:
+        return ""
+    blank = " " * column
+    more = takewhile(lambda line: line.startswith(f"{blank}#"), lines[1:])
+    return " ".join(line[column + 1 :].strip() for line in (lines[0], *more))
+
+
+def _nodes(node: yaml.Node | None, above: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    """Yields every key below a mapping in block form: its dotted name, and the nodes of key and value."""
+    if not isinstance(node, yaml.MappingNode) or node.flow_style:
+        return
+    for name, value in node.value:
+        if name.value != "defaults":
+            key = f"{above}.{name.value}" if above else name.value
+            yield key, name, value
+            yield from _nodes(value, key)
+
+
+@lru_cache(1)
+def options(configs: ConfigFiles) -> tuple[Option, ...]:
+    """``config.yaml``, and every option of every group. The user's own files have only a title."""
+    return (Option("", "", "", tuple(settings(CONF / "config.yaml", ""))), *_options(configs))
+
+
+def _options(configs: ConfigFiles) -> Iterator[Option]:
+    for group in configs.groups():
+        package = "parallel.operators" if group == "operators" else group
+        for name in configs.options(group):
+            path = configs.file(f"{group}/{name}")
+            read = path is not None and group != "recipe" and shipped(path)
+            keys = tuple(settings(path, package)) if path is not None and read else ()
+            yield Option(group, name, configs.title(f"{group}/{name}"), keys)
+
+
+def explain(name: str, configs: ConfigFiles) -> str:
+    """The settings of a group, a section, a key or an option, with defaults and comments.
+
+    Raises ``RequestError`` if ``name`` is none of them.
+    """
+    if blocks := list(_blocks(name, options(configs))):
+        return ("\n\n" if any("\n" in block for block in blocks) else "\n").join(blocks)
+
+    # a key of a group that is null by default: the comment of the null names it
+    from launcher.job.completion import noted
+
+    if any(key == name for key, _ in noted()):
+        return explain(name.rpartition(".")[0], configs)
+    raise RequestError((_unknown(name, configs),))
+
+
+def _blocks(name: str, every: tuple[Option, ...]) -> Iterator[str]:
+    for option in every:
+        shown = option.below(name)
+        own = name in (option.group, option.name)
+        if not shown and not own:
+            continue
+        rows = [s.columns for s in shown if (s.default or s.comment) and not s.chosen]
+        width = max((len(left) for left, _ in rows if len(left) <= WIDEST), default=0)
+        lines = [f"{left:<{width}}  {right}" for left, right in rows]
+        if option.group:
+            lines = [f"{option.override}  # {option.title}", *(f"  {line}" for line in lines)]
+        yield "\n".join(lines)
+
+
+def _unknown(name: str, configs: ConfigFiles) -> Problem:
+    """A name that is no group, key nor option, with the one that may be meant."""
+    from launcher.job.cures import suggestions
+    from launcher.job.schema.job import Job
+    from launcher.job.schema.keys import did_you_mean, fields, nearest
+    from launcher.job.stray_arguments import KnownNames
+
+    groups = tuple(dict.fromkeys((*fields(Job), *configs.groups())))
+    recipes = configs.options("recipe")
+    reason = suggestions.why_not(name.rpartition(".")[2])
+    meant = None if reason else KnownNames(configs.groups(), recipes).meant(name)
+    if not reason and meant is None:
+        meant = nearest(name, (*groups, *(o for g in configs.groups() for o in configs.options(g))))
+    text = f"{name}: no group, setting or option has this name{did_you_mean(meant)}"
+    text += f"; {reason}" if reason else f" (groups and settings: {', '.join(groups)})"
+    return Problem("", text, f"--help {meant}" if meant else "", (name,))
