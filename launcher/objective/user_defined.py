@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from numbers import Real
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from launcher.errors import Problem, RequestError, RunError, owned
 from launcher.job.schema.components import Target
@@ -130,8 +132,9 @@ def _kind(found: object) -> str:
 
 FEW = 1 << 24
 """Most elements of an output to try; larger ones are left to the run."""
-CLOSE = 1e-9
-"""Relative tolerance: another order of additions changes the rounding of float64."""
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
+COARSE = 0.1
+"""Relative tolerances, the second one for other dtypes: another order of additions changes the rounding."""
 SAMPLES = 4
 
 Call = Callable[[Output, Tensor], tuple[Tensor, Tensor]]
@@ -169,8 +172,13 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
         return None
     stream = torch.Generator().manual_seed(0)
     drawn = [_drawn(t, n, stream) for t in tried.made]
-    output = formed(drawn if tried.keys else drawn[0], tried.keys)
-    shapes = [_shape(t) for t in drawn]
+    wide = formed(drawn if tried.keys else drawn[0], tried.keys)
+
+    # as a run calls it
+    dtypes = [torch.promote_types(getattr(torch, t.dtype), torch.float32) for t in tried.made]
+    narrow = [t.to(d) if t.is_floating_point() else t for t, d in zip(drawn, dtypes, strict=True)]
+    output = formed(narrow if tried.keys else narrow[0], tried.keys)
+    shapes = [_shape(t) for t in narrow]
     what = f"an output of shape {shapes[0]}"
     if tried.keys:
         what = ", ".join(f"{key!r}: {shape}" for key, shape in zip(tried.keys, shapes, strict=True))
@@ -178,9 +186,14 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
     said = f"{tried.name}: it cannot be called with {what}"
     with owned(tried.key, f"{said} and targets of shape {_shape(tried.targets)}"):
         try:
-            return next(_wrong(tried, output, count), None)
+            found = next(_wrong(tried, output, count), None)
         except RunError as error:
             return Problem(tried.key, str(error))
+
+    # in float64, where rounding hides less, unless it is written for one dtype
+    with suppress(Exception):
+        return next(_wrong(tried, wide, count), None)
+    return found
 
 
 def _shape(t: Tensor) -> str:
@@ -188,17 +201,33 @@ def _shape(t: Tensor) -> str:
 
 
 def _drawn(made: TensorSpec, n: int, stream: torch.Generator) -> Tensor:
-    """Draw outputs of ``n`` samples: floating-point values in [0, 1), and integers 0 or 1."""
+    """Draw outputs of ``n`` samples: float64 values in [0, 1), and integers 0 or 1."""
     shape = (n, *made.shape)
     if made.dtype.startswith(("float", "bfloat")):
         return torch.rand(shape, generator=stream, dtype=torch.float64)
     return torch.randint(0, 2, shape, generator=stream).to(getattr(torch, made.dtype))
 
 
+class _Narrowest(TorchFunctionMode):
+    """Finds the floating-point dtype of fewest bits among results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtype = torch.float64
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point() and out.dtype.itemsize < self.dtype.itemsize:
+            self.dtype = out.dtype
+        return out
+
+
 def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | None) -> Iterator[Problem]:
     # over all samples
     trained = each(output, lambda t: _trained(t) if count is not None else t)
-    total, counted = tried.call(trained, tried.targets)
+    with _Narrowest() as narrowest:
+        total, counted = tried.call(trained, tried.targets)
+    close = CLOSE.get(narrowest.dtype, COARSE)
     if count is not None:
         if not total.requires_grad:
             text = "its sum has no gradient: compute it from the output with torch's operations"
@@ -217,7 +246,7 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
             first, second = (tried.call(*part) for part in parts)
             for of, whole, a, b in zip(("sum", "count"), (total, counted), first, second, strict=True):
                 once, twice = whole.item(), a.item() + b.item()
-                if abs(twice - once) > CLOSE * max(abs(twice), abs(once)):
+                if abs(twice - once) > close * max(abs(twice), abs(once)):
                     text = f"its {of} over all {what} is {once:g}, over two parts of them {twice:g}"
                     why = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
                     yield Problem(tried.key, f"{tried.name}: {text}; {why}")

@@ -368,7 +368,7 @@ def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits
     """Yields what would train other numbers than one process, or shard other parameters than requested."""
     yield from settings.param_problems(job, at.params)
     yield from model_refusals.untrained(job, model.skeleton, model.graph)
-    yield from model_refusals.layout_problems(at, model.skeleton, model.graph)
+    yield from model_refusals.layout_problems(job, at, model.skeleton, model.graph)
     yield from model_refusals.beyond(job, model.graph)
     yield from optimizer.problems(job, traits, at, model.graph)
     yield from model_refusals.problems(job, at.params, model.graph)

@@ -89,3 +89,29 @@ class Largest:
 
     def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, int]:
         return output.max(), 1
+
+
+class Narrow(Weighted):
+    """As a loss of a language model: computed in float32, whatever comes."""
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return super().__call__(output.float(), target)
+
+
+class OfOneDtype(Weighted):
+    """Has a constant of one dtype, which torch multiplies with no other."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self.turn = torch.eye(64, dtype=getattr(torch, dtype))
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return super().__call__(output @ self.turn, target)
+
+
+class NarrowMean(OfOneDtype):
+    """Of one dtype, and does not add up."""
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        total, count = super().__call__(output, target)
+        return total / count.clamp(min=1), count

@@ -111,6 +111,26 @@ def test_the_plan_refuses(case: str) -> None:
     assert "; ".join(map(str, caught.value.problems)) == text
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("loss", [own("Narrow"), own("OfOneDtype", dtype="float32")], ids=["narrow", "of one dtype"])
+def test_a_loss_is_tried_in_the_dtype_of_the_run(loss: dict[str, Any], precision: str) -> None:
+    plan_job(asked(loss=loss, train__precision=precision))
+
+
+def test_a_loss_of_another_dtype_than_the_run_is_refused() -> None:
+    with pytest.raises(RequestError) as caught:
+        plan_job(asked(loss=own("OfOneDtype", dtype="float64"), train__precision="fp32"))
+    (problem,) = caught.value.problems
+    assert "it cannot be called with an output of shape (4, 8, 64) float32 and targets" in problem.text
+    assert "expected m1 and m2 to have the same dtype, but got: float != double" in problem.text
+
+
+def test_what_does_not_add_up_is_refused_in_float32_too() -> None:
+    with pytest.raises(RequestError) as caught:
+        plan_job(asked(loss=own("NarrowMean", dtype="float32"), train__precision="fp32"))
+    assert str(caught.value).endswith(f"; {CUT}")
+
+
 @pytest.mark.parametrize(("name", "key"), [("MeanOfMeans", "loss"), ("Largest", "metrics")])
 @pytest.mark.parametrize("parallel", [PP, PIECES], ids=["pp", "pieces"])
 def test_what_does_not_add_up_is_refused(name: str, key: str, parallel: dict[str, Any]) -> None:

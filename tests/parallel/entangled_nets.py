@@ -55,6 +55,8 @@ class Middle(nn.Module):
         self.box, self.grown, self.scale = {"factor": 1.0}, [0.0], self.shut()
         self.lin = nn.Linear(6, 6)
         self.register_buffer("norm", torch.ones(()))
+        if how == "parameter":
+            self.lin.weight.register_hook(lambda g: self.box.update(factor=self.box["factor"] + 1))
 
     def shut(self) -> Any:
         state = [1.0]
@@ -87,6 +89,8 @@ class Middle(nn.Module):
         elif self.how == "leaves":
             y.register_hook(lambda g: self.grown.__setitem__(0, float(g.norm())))
             return y + self.grown[0]
+        elif self.how == "parameter":
+            return y * self.box["factor"]
         elif self.how == "kept":
             self.factor *= 0.5
             return Kept.apply(y, self.factor)

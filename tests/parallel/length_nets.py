@@ -82,6 +82,20 @@ class Counted(Net):
         return (ids > 3).sum(1).clamp(min=lengths.min())
 
 
+class Stacked(Net):
+    """Packs sequences in its own forward and hands them from one recurrent layer to another."""
+
+    def __init__(self, inner: str) -> None:
+        super().__init__(inner)
+        self.inner = nn.ModuleList(nn.GRU(6, 6, batch_first=True) for _ in range(2))
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(self.embed(ids), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        for layer in self.inner:
+            packed, last = layer(packed)
+        return self.head(torch.tanh(self.mix(last[-1])))
+
+
 class Scaled(nn.Module):
     """Divides by a number of its input, which must be none of zeros."""
 

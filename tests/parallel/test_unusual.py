@@ -20,6 +20,13 @@ BACKWARD = (
     "model: the backward changes {}, which the forward reads, and a pipeline runs other forwards before it than one "
     "process does; change it in the forward"
 )
+LATE = "model: the forward {}, and the optimizer, the ranks and checkpoints have the parameters of the constructor; {}"
+TIE = "tie or create it in the constructor, and change values in torch.no_grad(), by copy_()"
+ONE = {"pipeline": {"stages": 1, "stage_config": "auto"}}
+REFERS = (
+    "model: head uses {} of other modules by a reference in Python, but runs on stage 1, which does not have {}; pass "
+    "tensors to its forward, or put both modules on one stage"
+)
 REFUSED = {
     "HookCounts": ({}, BACKWARD.format("b.calls")),
     "HookCools": ({}, BACKWARD.format("warm")),
@@ -62,13 +69,28 @@ REFUSED = {
     ),
     "AveragesKept": (
         {},
-        "model: the forward makes the buffer b.seen, which was None, and checkpoints would not have it; allocate all "
+        "model: the forward makes the buffer b.seen, and checkpoints would not have it; allocate all "
         "of it in the constructor, or register it with persistent=False",
     ),
     "Averages": (
         SHARDED,
         "model: the forward changes the buffer b.seen from rank-local data and then reads it: each of 2 "
-        "data-parallel ranks would train another model; use one data-parallel rank",
+        "data-parallel ranks would train another model; use one data-parallel rank (try: launch.nproc=2 "
+        "parallel.hsdp=null)",
+    ),
+    "MakesParameter": (ONE, LATE.format("makes the parameter b.late", "create it in the constructor")),
+    "MakesModule": (ONE, LATE.format("makes the module late", "create it in the constructor")),
+    "ReplacesParameter": (ONE, LATE.format("puts another parameter in the place of b.weight", TIE)),
+    "MakesParameter ": ({}, LATE.format("makes or replaces a parameter", TIE)),
+    "MakesModule ": ({}, LATE.format("makes or replaces a parameter", TIE)),
+    "ReplacesParameter ": ({}, LATE.format("makes or replaces a parameter", TIE)),
+    "Refers": ({}, REFERS.format("a.weight", "it")),
+    "RefersToBuffer": ({}, REFERS.format("a.table", "it")),
+    "RefersByCall": ({}, REFERS.format("a.weight, a.bias", "them")),
+    "Single": (
+        {},
+        "model: Single: it cannot be copied, as planning does by copy.deepcopy: TypeError: there can be only one "
+        '(unusual_nets.py, in __deepcopy__: raise TypeError("there can be only one"))',
     ),
 }
 
@@ -81,8 +103,14 @@ def asked(net: str, parallel: dict[str, Any]) -> Job:
 @pytest.mark.parametrize("net", list(REFUSED))
 def test_what_a_layout_would_get_wrong_is_refused(net):
     with pytest.raises(RequestError) as refused:
-        plan_job(asked(net, REFUSED[net][0]))
-    assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == REFUSED[net][1]
+        plan_job(asked(net.strip(), REFUSED[net][0]))
+    said = re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value))
+    assert re.sub(r"\.py:\d+", ".py", said) == REFUSED[net][1]
+
+
+@pytest.mark.parametrize("net", ["Refers", "RefersToBuffer", "RefersByCall", "Ensemble", "Wordless"])
+def test_on_one_stage_it_is_exact(net):
+    assert_parity(own(f"unusual_nets.{net}", [6], stages=1, train__batch_size=4))
 
 
 @pytest.mark.parametrize("calls", [0, 1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -272,3 +273,103 @@ class Empty(nn.Module):
         y = torch.tanh(self.b(self.a(x)))
         out: Tensor = self.head(y) + self.some(self.none(y))
         return out
+
+
+class MakesParameter(Net):
+    """The first forward makes a parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self.b, "late"):
+            self.b.late = nn.Parameter(torch.ones(6))
+        return self.head(self.b(self.a(x)) * self.b.late)
+
+
+class MakesModule(Net):
+    """The first forward makes a module, and moves it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(6, 6).to(x)
+        return self.head(self.late(self.b(self.a(x))))
+
+
+class ReplacesParameter(Net):
+    """The forward ties two layers, too late."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.b.weight = self.a.weight
+        return self.head(self.b(self.a(x)))
+
+
+class _Refers(nn.Linear):
+    """A layer that uses another one's tensor by a reference that torch does not know."""
+
+    def __init__(self, other: list[nn.Module], attr: str, called: bool = False) -> None:
+        super().__init__(6, 6)
+        self.other = lambda: other[0]
+        self.attr, self.called = attr, called
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.called:
+            return super().forward(self.other()(x))
+        return super().forward(x + getattr(self.other(), self.attr).sum())
+
+
+class Refers(Net):
+    """The head uses a weight of an early layer."""
+
+    attr, called = "weight", False
+
+    def more(self) -> None:
+        self.a.register_buffer("table", torch.linspace(0, 1, 6))
+        self.head = nn.Sequential(_Refers([self.a], self.attr, self.called), nn.Linear(6, 3))
+
+
+class RefersToBuffer(Refers):
+    """The head uses a buffer of an early layer."""
+
+    attr = "table"
+
+
+class RefersByCall(Refers):
+    """The head calls an early layer."""
+
+    called = True
+
+
+class Ensemble(Net):
+    """vmap over copies of layers, which the forward stacks and moves."""
+
+    def more(self) -> None:
+        self.several = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        stacked, _ = torch.func.stack_module_state([*self.several])
+        base = copy.deepcopy(self.several[0]).to("meta")
+        out = torch.vmap(lambda p: torch.func.functional_call(base, p, (h,)))(stacked)
+        return self.head(self.b(out.sum(0)))
+
+
+class _Wordless(nn.Linear):
+    def extra_repr(self) -> str:
+        raise AttributeError("it has no words")
+
+
+class Wordless(Net):
+    """A layer that cannot be printed."""
+
+    def more(self) -> None:
+        self.b = _Wordless(6, 6)
+
+
+class _Single(nn.Linear):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("there can be only one")
+
+
+class Single(Net):
+    """A layer that refuses to be copied."""
+
+    def more(self) -> None:
+        self.b = _Single(6, 6)

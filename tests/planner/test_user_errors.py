@@ -34,7 +34,7 @@ LOSS = (
     "    def forward(self, output, target):\n"
 )
 FORWARD = "model: the forward of Net fails in {} for inputs of shape (32, 1, 28, 28) float32: "
-CALLED = "loss._target_ = mine.Loss: it cannot be called with an output of shape (4, 10) float64 and targets of "
+CALLED = "loss._target_ = mine.Loss: it cannot be called with an output of shape (4, 10) float32 and targets of "
 DENSE = "optim._target_ = mine.Opt: its step() without a closure fails on dense gradients: "
 TORN = "data._target_ = mine.Data: "
 LONG = "of the kernel\nC++ CapturedTraceback:\n#4 c10::Error from /usr/lib/site-packages/torch\n"
@@ -114,9 +114,9 @@ OTHERS = {
         DENSE + "RuntimeError: of the kernel (mine.py:9, in step: raise RuntimeError(LONG))",
     ),
     "loss, dtypes": (
-        "loss", "Loss", LOSS + "        return (output @ torch.ones(10, 2)).sum(), self.count(target)\n",
-        CALLED + "shape (4,) int64: RuntimeError: expected m1 and m2 to have the same dtype, but got: double != float "
-        "(mine.py:9, in forward: return (output @ torch.ones(10, 2)).sum(), self.count(target))" + DTYPE,
+        "loss", "Loss", LOSS + "        return (output @ torch.ones(10, 2).double()).sum(), self.count(target)\n",
+        CALLED + "shape (4,) int64: RuntimeError: expected m1 and m2 to have the same dtype, but got: float != double "
+        "(mine.py:9, in forward: return (output @ torch.ones(10, 2).double()).sum(), self.count(target))" + DTYPE,
     ),
     "loss, devices": (
         "loss", "Loss", LOSS + "        return (output * torch.ones(10, device='meta')).sum(), self.count(target)\n",

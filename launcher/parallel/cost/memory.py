@@ -171,7 +171,7 @@ class BackwardMeter:
         regions = (m.forward.recomputed for m in _regions(module))
         key = (
             type(module),
-            str(module),
+            _text(module),
             tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in module.named_parameters()),
             tuple((r.keep, r.comm) for r in regions),
             tuple(map(_kind, given)),
@@ -179,6 +179,14 @@ class BackwardMeter:
         if key not in self._known:
             self._known[key] = _tried(module, args, kwargs)
         return self._known[key]
+
+
+def _text(module: nn.Module) -> object:
+    """Return the text of a module, which equal ones have too; the module itself if its code fails."""
+    try:
+        return str(module)
+    except Exception:
+        return module
 
 
 def _kind(value: Any) -> Any:

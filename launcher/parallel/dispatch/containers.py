@@ -9,6 +9,7 @@ from operator import getitem
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 Path = tuple[tuple[str, Any], ...]
 """The steps from a container to a tensor: each is ``("item", key)`` or ``("attribute", name)``."""
@@ -40,10 +41,19 @@ def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         return change(value)
     if not tensors(value):
         return value
+    if isinstance(value, PackedSequence):
+        return repacked(value, change)
     args, kwargs = contents(value)
     assert args is not None, f"{type(value).__name__} holds tensors and cannot be rebuilt"
     named = {k: mapped(v, change) for k, v in kwargs.items()}
     return remade(type(value), *(mapped(a, change) for a in args), **named)
+
+
+def repacked(value: PackedSequence, change: Callable[[torch.Tensor], Any]) -> PackedSequence:
+    """Return sequences with their tensors changed, but not the sizes of their batches: torch reads these."""
+    data, _, *order = value
+    changed = (None if t is None else change(t) for t in order)
+    return type(value)(change(data), value.batch_sizes, *changed)
 
 
 def contents(a: Any) -> tuple[Any, dict[str, Any]]:

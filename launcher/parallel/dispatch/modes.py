@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from launcher.parallel.dispatch.containers import repacked
 
 
 class Dispatch(TorchDispatchMode):
@@ -47,6 +50,11 @@ def draws(func: Any, args: Any, kwargs: Any) -> bool:
         if a.name in ("dropout", "dropout_p"):
             return bool(args[n] if n < len(args) else kwargs.get(a.name, a.default_value))
     return True
+
+
+def batched(t: Any) -> bool:
+    """Whether ``t`` is a wrapper of ``torch.vmap`` and its like, which has no memory and no use outside."""
+    return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def is_dropout(module: nn.Module) -> bool:
@@ -146,6 +154,8 @@ def tree_map_only(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
         return [tree_map_only(kind, change, some) for some in tree]
     if mine is dict:
         return {key: tree_map_only(kind, change, some) for key, some in tree.items()}
+    if isinstance(tree, PackedSequence):
+        return repacked(tree, change) if issubclass(torch.Tensor, kind) else tree
     return _pytree.tree_map_only(kind, change, tree)
 
 

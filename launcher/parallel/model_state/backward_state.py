@@ -12,6 +12,7 @@ from torch import nn
 
 from launcher.parallel.dispatch.containers import mapped
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
+from launcher.parallel.model_state.deep_copy import hooks
 from launcher.parallel.model_state.module_globals import contents_put_back, files, put_back
 from launcher.parallel.model_state.python_state import changed, held, library
 
@@ -126,6 +127,8 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _hooks(module: nn.Module) -> bool:
     if module._backward_hooks or module._backward_pre_hooks:
+        return True
+    if any(p is not None and hooks(p) for p in module._parameters.values()):
         return True
     kinds = [k for k in type(module).__mro__ if not library(k.__module__)]
     functions = [f for k in kinds for f in vars(k).values() if isinstance(f, FunctionType)]

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils import swap_tensors
 
+from launcher.errors import owned
+
 M = TypeVar("M", bound=nn.Module)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -24,10 +26,12 @@ HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict)
 """Attributes that are functions, or may contain some."""
 
 
-def copied(model: M) -> M:
+def copied(model: M, parameter_hooks: bool = False) -> M:
     """Copy as ``copy.deepcopy`` does, but functions that refer to a module refer to its copy.
 
-    Attributes that cannot be copied, such as locks, open files and generators, are shared.
+    Attributes that cannot be copied, such as locks, open files and generators, are shared. Parameters have
+    no hooks, unless ``parameter_hooks``: most copies only run forwards. Raises ``RequestError`` for modules
+    that refuse to be copied.
     """
     values = [v for m in model.modules() for v in vars(m).values()]
     empty = {id(v): type(v)() for v in values if type(v) in EMPTY and not v}
@@ -36,14 +40,23 @@ def copied(model: M) -> M:
         out = copy.deepcopy(model, memo)
     except Exception:  # the user's object may raise anything
         memo = empty | _single(model)
-        out = copy.deepcopy(model, memo)
+        with owned(
+            "model", f"{type(model).__name__}: it cannot be copied, as planning does by copy.deepcopy"
+        ):
+            out = copy.deepcopy(model, memo)
 
     # functions and hooks, which deepcopy does not copy
     for module in out.modules():
         own = vars(module)
         own.update({k: _on_copy(v, memo) for k, v in own.items() if isinstance(v, HOLDERS)})
-        for hooks in (own[name] for name in HOOKS):
-            hooks.update({k: _on_copy(v, memo) for k, v in hooks.items()})
+        for registered in (own[name] for name in HOOKS):
+            registered.update({k: _on_copy(v, memo) for k, v in registered.items()})
+    for p in filter(hooks, model.parameters() if parameter_hooks else ()):
+        for hook in (p._backward_hooks or {}).values():
+            memo[id(p)].register_hook(_on_copy(hook, memo))
+        after: Any = p._post_accumulate_grad_hooks or {}
+        for hook in after.values():
+            memo[id(p)].register_post_accumulate_grad_hook(_on_copy(hook, memo))
     return out
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import itertools
+import operator
+import random
 import sys
+import warnings
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from functools import _lru_cache_wrapper
-from types import FunctionType, ModuleType
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import _lru_cache_wrapper, partial
+from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from launcher.parallel.model_state.deep_copy import cells
@@ -20,11 +30,18 @@ from launcher.parallel.model_state.python_state import (
     builtin,
     entries,
     library,
+    mark,
     parts,
 )
 
 FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _lru_cache_wrapper)
 """Kinds of variables that are not state."""
+
+ITERATORS = (itertools.count, itertools.cycle, type(iter([])), type(iter(())), type(iter(range(0))))
+"""Iterators that can be copied, but not set back."""
+
+Restorers = dict[int, Callable[[], object]]
+"""By the id of an object, what sets it back."""
 
 
 def files(*makers: Callable[..., Any]) -> list[str]:
@@ -63,45 +80,63 @@ def _from(value: FunctionType | type | ModuleType) -> str:
     return value.__name__ if isinstance(value, ModuleType) else value.__module__
 
 
-def _all(names: Iterable[str]) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield each variable's shown name, its owner, its key and its value."""
-    for name in names:
-        module = sys.modules[name]
-        for key, value in [*vars(module).items()]:
-            if isinstance(value, type) and value.__module__ == name:
-                for k, v in [*vars(value).items()]:
-                    yield f"{name}.{value.__qualname__}.{k}", value, k, v
-            yield f"{name}.{key}", module, key, value
+@dataclass
+class _Walk:
+    """What the Python modules of ``names`` define, each with its shown name.
+
+    ``owners`` are the modules and their classes, also those within classes and functions. ``functions`` are
+    found inside of decorators too, as are the ``caches`` of ``lru_cache``.
+    """
+
+    owners: list[tuple[str, Any]] = field(default_factory=list)
+    functions: list[tuple[str, FunctionType]] = field(default_factory=list)
+    caches: list[Any] = field(default_factory=list)
+
+    def state(self) -> Iterator[tuple[str, Any, str, Any]]:
+        """Yield each variable that is state: its shown name, its owner, its key and its value."""
+        for at, owner in self.owners:
+            for key, value in [*vars(owner).items()]:
+                if not (key.startswith("__") and key.endswith("__")) and not isinstance(value, FIXED):
+                    yield f"{at}.{key}", owner, key, value
 
 
-def _state(names: Iterable[str]) -> Iterator[tuple[str, Any, str, Any]]:
-    for shown, owner, key, value in _all(names):
-        if not (key.startswith("__") and key.endswith("__")) and not isinstance(value, FIXED):
-            yield shown, owner, key, value
+def _walk(names: Iterable[str]) -> _Walk:
+    """Walk through modules, classes and functions; what other modules define is left out."""
+    names = [*names]
+    found, seen = _Walk(), set[int]()
+    queue: deque[tuple[str, Any]] = deque((name, sys.modules[name]) for name in names)
+    while queue:
+        shown, value = queue.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
 
-
-def _functions(names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the functions that the modules and their classes define, and those inside of decorators."""
-    stack = [(shown, value) for shown, _, _, value in _all(names)]
-    seen = set[int]()
-    while stack:
-        shown, value = stack.pop()
-        if isinstance(value, FunctionType) and id(value) not in seen and value.__module__ in names:
-            seen.add(id(value))
-            yield shown, value
-            stack += [(shown, cell.cell_contents) for _, cell in cells(value)]
+        if isinstance(value, type) and value.__module__ in names:
+            shown = f"{value.__module__}.{value.__qualname__}"
+        elif isinstance(value, FunctionType) and value.__module__ in names:
+            found.functions.append((shown, value))
+            queue += [(shown, cell.cell_contents) for _, cell in cells(value)]
+            continue
         elif isinstance(value, property | classmethod | staticmethod | _lru_cache_wrapper):
+            if isinstance(value, _lru_cache_wrapper) and value.__module__ in names:
+                found.caches.append(value)
             inner = (getattr(value, name, None) for name in ("fget", "__func__", "__wrapped__"))
-            stack += [(shown, f) for f in inner if f is not None]
+            queue += [(shown, f) for f in inner if f is not None]
+            continue
+        elif not isinstance(value, ModuleType) or value is not sys.modules.get(shown):
+            continue
+        found.owners.append((shown, value))
+        queue += [(f"{shown}.{k}", v) for k, v in [*vars(value).items()] if not isinstance(v, ModuleType)]
+    return found
 
 
 def variables(names: Iterable[str]) -> PythonState:
     """Return the state of these modules: global variables, class attributes, and variables of functions."""
-    names = [*names]
+    here = _walk(names)
     out = PythonState()
-    for shown, _, _, value in _state(names):
+    for shown, _, _, value in here.state():
         out.enter(shown, value)
-    for shown, f in _functions(names):
+    for shown, f in here.functions:
         for name, cell in cells(f):
             out.enter(f"{name} of {shown}", cell.cell_contents)
         out.enter(f"the defaults of {shown}", [f.__defaults__, f.__kwdefaults__])
@@ -114,30 +149,45 @@ class GlobalsSnapshot:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = [*names]
-        self._before = {(id(owner), key): (owner, key, value) for _, owner, key, value in _state(self.names)}
-        functions = [f for _, f in _functions(self.names)]
-        self._closed = [(cell, cell.cell_contents) for f in functions for _, cell in cells(f)]
+        here = _walk(self.names)
+        self._before = {(id(owner), key): (owner, key, value) for _, owner, key, value in here.state()}
+        self._closed = [(cell, cell.cell_contents) for _, f in here.functions for _, cell in cells(f)]
+        self._empty = [cache for cache in here.caches if not cache.cache_info().currsize]
 
         # the contents of all of these
         values: list[Any] = [v for _, _, v in self._before.values()]
         values += [v for _, v in self._closed]
-        values += [(f.__defaults__, f.__kwdefaults__, vars(f)) for f in functions]
-        self._inside: dict[int, tuple[Any, Any]] = {}
+        values += [(f.__defaults__, f.__kwdefaults__, vars(f)) for _, f in here.functions]
+        values += [v for cache in here.caches for v in _results(cache)]
+        self._inside: Restorers = {}
         for value in values:
             _remember(value, self._inside)
+        self._twins = {id(v): (mark(v), twin) for v in values if (twin := _twin(v)) is not None}
 
     def restore(self) -> None:
         """Restore the same values under the same names, with the same contents."""
         for owner, key, value in self._before.values():
-            if vars(owner).get(key, _state) is not value:
+            value = self._unmoved(value)
+            if vars(owner).get(key, FIXED) is not value:
                 setattr(owner, key, value)
-        for owner, key in [(o, k) for _, o, k, _ in _state(self.names) if (id(o), k) not in self._before]:
+        for owner, key in [
+            (o, k) for _, o, k, _ in _walk(self.names).state() if (id(o), k) not in self._before
+        ]:
             delattr(owner, key)
         for cell, value in self._closed:
+            value = self._unmoved(value)
             if cell.cell_contents is not value:
                 cell.cell_contents = value
-        for value, held in self._inside.values():
-            _refill(value, held)
+        for restore in self._inside.values():
+            restore()
+        for cache in self._empty:
+            if cache.cache_info().currsize:
+                cache.cache_clear()
+
+    def _unmoved(self, value: Any) -> Any:
+        """Return ``value``, or its copy if it is an iterator that has advanced: none can be set back."""
+        before, twin = self._twins.get(id(value), (None, None))
+        return value if twin is None or mark(value) == before else twin
 
 
 @contextmanager
@@ -155,7 +205,7 @@ def contents_put_back(model: nn.Module) -> Iterator[None]:
     """Undo changes to the containers and closures of the modules on exit, also those made through a copy."""
     values = [v for m in model.modules() for v in vars(m).values()]
     closed = [(cell, cell.cell_contents) for cell in _cells(values)]
-    inside: dict[int, tuple[Any, Any]] = {}
+    inside: Restorers = {}
     for value in values:
         _remember(value, inside)
     try:
@@ -163,8 +213,8 @@ def contents_put_back(model: nn.Module) -> Iterator[None]:
     finally:
         for cell, value in closed:
             cell.cell_contents = value
-        for value, held in inside.values():
-            _refill(value, held)
+        for restore in inside.values():
+            restore()
 
 
 def _cells(values: Iterable[Any]) -> Iterator[Any]:
@@ -180,22 +230,48 @@ def _cells(values: Iterable[Any]) -> Iterator[Any]:
         stack += [part for _, part in parts(value) or ()]
 
 
-def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:
-    """Add the contents of ``value`` and of its parts to ``inside``, as far as they can be changed."""
+def _twin(value: Any) -> Any:
+    """Return a copy of an iterator that keeps numbers of its own or goes through a list; else ``None``."""
+    if not isinstance(value, ITERATORS):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python is to drop the copies of itertools
+        try:
+            return copy.deepcopy(value) if isinstance(value, itertools.cycle) else copy.copy(value)
+        except TypeError:
+            return None
+
+
+def _results(cache: Any) -> Iterator[Any]:
+    """Yield what an ``lru_cache`` has stored, which only the garbage collector can list."""
+    for table in gc.get_referents(cache):
+        if isinstance(table, dict) and table is not vars(cache):
+            for value in table.values():  # of a bounded cache they are links of a list
+                yield from gc.get_referents(value) if type(value).__name__ == "_lru_list_elem" else (value,)
+
+
+def _remember(value: Any, inside: Restorers) -> None:
+    """Add what restores ``value`` and its parts to ``inside``, as far as they can be changed."""
     # its own contents
     inner = parts(value)
     if isinstance(value, np.ndarray):
-        inside[id(value)] = value, value.copy()
+        inside[id(value)] = partial(operator.setitem, value, ..., value.copy())
+    elif isinstance(value, bytearray | array):
+        inside[id(value)] = partial(operator.setitem, value, slice(None), value[:])
     elif isinstance(value, set):
-        inside[id(value)] = value, set(value)
+        inside[id(value)] = partial(_refill, value, set(value))
     elif isinstance(value, MutableMapping) and (now := entries(value)) is not None:
-        inside.setdefault(id(value), (value, dict(now)))
-        if hasattr(value, "__dict__") and not library(type(value).__module__):
-            inside.setdefault(id(vars(value)), (vars(value), dict(vars(value))))
+        inside.setdefault(id(value), partial(_refill, value, dict(now)))
+        if not library(type(value).__module__):
+            inside.setdefault(-id(value), _attributes(value))
     elif isinstance(value, list | deque):
-        inside.setdefault(id(value), (value, [*value]))
-    elif inner is not None and hasattr(value, "__dict__"):
-        inside.setdefault(id(value), (value, dict(vars(value))))
+        inside.setdefault(id(value), partial(_refill, value, [*value]))
+    elif isinstance(value, ContextVar):
+        inside[id(value)] = partial(_set, value, _get(value))
+    elif (restore := _stream(value)) is not None:
+        inside[id(value)] = restore
+    elif inner is not None:
+        inside.setdefault(id(value), _attributes(value))
 
     # those of its parts, each once
     for _, part in inner or ():
@@ -203,30 +279,83 @@ def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:
             _remember(part, inside)
 
 
-def _refill(value: Any, held: Any) -> None:
-    if isinstance(value, np.ndarray):
-        value[...] = held
-        return
+def _stream(value: Any) -> Callable[[], object] | None:
+    """Return a function that restores the present state of a random stream; ``None`` for other values."""
+    if isinstance(value, random.Random):
+        return None if isinstance(value, random.SystemRandom) else partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if isinstance(value, torch.Generator) and value.device.type == "cpu":
+        return partial(value.set_state, value.get_state())
+    return None
 
-    # containers with the same objects are left alone
-    mapping = isinstance(value, MutableMapping) and entries(value) is not None
-    now = value if mapping or not isinstance(held, dict) else vars(value)
-    if isinstance(now, MutableMapping):
-        inside = dict(entries(now) or ())
+
+def _attributes(value: Any) -> Callable[[], None]:
+    """Return a function that restores the present attributes of an object."""
+    return partial(_reset, value, dict(vars(value)) if hasattr(value, "__dict__") else None, _slots(value))
+
+
+def _get(variable: ContextVar[Any]) -> Any:
+    """Return the value of a context variable, or its default; ``FIXED`` if it has neither."""
+    try:
+        return variable.get()
+    except LookupError:
+        return FIXED
+
+
+def _set(variable: ContextVar[Any], value: Any) -> None:
+    """Set a context variable back; one that had no value keeps what it has."""
+    if value is not FIXED and _get(variable) is not value:
+        variable.set(value)
+
+
+def _reset(value: Any, held: dict[str, Any] | None, slots: Sequence[tuple[Any, Any]]) -> None:
+    """Set the attributes of an object back, past any methods of its class."""
+    if held is not None:
+        _refill(vars(value), held)
+    for member, part in slots:
+        now = _slot(member, value)
+        if now is not part and part is not FIXED:
+            member.__set__(value, part)
+        elif now is not part:
+            member.__delete__(value)
+
+
+def _slots(value: Any) -> list[tuple[Any, Any]]:
+    """Return the ``__slots__`` of the user's classes that ``value`` has, with what is in them."""
+    kinds = [k for k in type(value).__mro__ if not library(k.__module__)]
+    members = [m for k in kinds for m in vars(k).values() if isinstance(m, MemberDescriptorType)]
+    return [(m, _slot(m, value)) for m in members]
+
+
+def _slot(member: Any, value: Any) -> Any:
+    """Return what is in a slot; ``FIXED`` for one that is empty."""
+    try:
+        return member.__get__(value)
+    except AttributeError:
+        return FIXED
+
+
+def _refill(value: Any, held: Any) -> None:
+    """Set the items of a container back; one with the same objects is left alone."""
+    if isinstance(value, MutableMapping):
+        inside = dict(entries(value) or ())
         same = len(inside) == len(held) and all(k in inside and inside[k] is v for k, v in held.items())
     else:
-        same = len(now) == len(held) and all(a is b for a, b in zip(now, held, strict=True))
+        same = len(value) == len(held) and all(a is b for a, b in zip(value, held, strict=True))
     if same:
         return
 
-    if isinstance(now, dict):
-        methods = builtin(now)
-        methods.clear(now)
+    if isinstance(value, dict):
+        methods = builtin(value)
+        methods.clear(value)
         for key, part in held.items():
-            methods.__setitem__(now, key, part)
+            methods.__setitem__(value, key, part)
         return
-    now.clear()
-    if isinstance(now, list | deque):
-        now.extend(held)
+    value.clear()
+    if isinstance(value, list | deque):
+        value.extend(held)
     else:
-        now.update(held)
+        value.update(held)

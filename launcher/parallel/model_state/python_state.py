@@ -72,7 +72,7 @@ class PythonState:
         # a single value
         inner = parts(value) if len(chain) <= DEEP else None
         if inner is None:
-            self.marks[key], self.chains[key] = _mark(value), chain
+            self.marks[key], self.chains[key] = mark(value), chain
             self._alive.append(value)
             return
 
@@ -166,7 +166,8 @@ def _own(value: Any) -> Iterator[tuple[str, Any]]:
                 yield name, getattr(value, name)
 
 
-def _mark(value: Any) -> Any:
+def mark(value: Any) -> Any:
+    """Return what is equal as long as ``value``, which is not taken apart, is in the same state."""
     # values, and the states of random streams
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.dtype.str, value.shape, value.tobytes()

@@ -180,7 +180,7 @@ def trace(
     Raises ``RequestError``.
     """
     # the first time
-    model = copied(model)  # a forward may count or cache
+    original, model = model, copied(model)  # a forward may count or cache
     before = held(model)
     modules = files(*map(type, model.modules()))
     tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
@@ -203,6 +203,7 @@ def trace(
         text = f"the forward changes {counts[0][0]} with every call, which differs in each process"
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     _steady(tracer, model, leaves, inputs)
+    unentangled(original, {str(n.target): call[1:] for n, call in tracer.calls.items()}, tracer.watch.values)
     with evaluating([model]):
         _evaluated(tracer, follow_again(check_side_channels=True))
     return tracer
@@ -249,7 +250,6 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
         text = f"the backward changes {next(iter(read))}, which the forward reads"
         why = "a pipeline runs other forwards before it than one process does"
         raise RequestError((Problem("model", f"{text}, and {why}; change it in the forward"),))
-    unentangled({str(n.target): call for n, call in tracer.calls.items()}, tracer.watch.values)
 
 
 def follow(

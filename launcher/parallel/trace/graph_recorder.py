@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import (
     ConstantFunction,
     NamedFunction,
@@ -27,6 +29,7 @@ from launcher.parallel.dispatch.containers import (
     tensors,
 )
 from launcher.parallel.dispatch.modes import tree_leaves, tree_map_only
+from launcher.parallel.trace.state_effects import STALE, TIE
 
 
 def on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -60,6 +63,14 @@ def why_foreign(t: torch.Tensor) -> str:
         text = "it uses a parameter of another copy of the model"
         return f"{text}, as a function made by __init__ around self does"
     return "it uses a tensor that was not created there and is neither a parameter nor a buffer of the model"
+
+
+def _registering() -> bool:
+    """Whether a module is given a parameter, which torch looks at."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name in ("__torch_function__", "_registering"):
+        frame = frame.f_back
+    return frame is not None and frame.f_code is nn.Module.register_parameter.__code__
 
 
 def is_frozen(a: Any) -> bool:
@@ -323,6 +334,9 @@ class Capture(TorchFunctionMode):
         if func == DEVICE:
             return torch.device("cpu")
         if func == GRAD_FN:
+            if _registering():
+                text = "the forward makes or replaces a parameter"
+                raise RequestError((Problem("model", f"{text}, {STALE}; {TIE}"),))
             raise self.refuse("it reads a tensor's grad_fn, which differs on every stage")
         constant = self._always(args[0]) if func in READS else None
         if constant is not None:

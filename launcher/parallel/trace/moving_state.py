@@ -123,9 +123,14 @@ def _tensor(model: nn.Module, name: str) -> bool:
     return False
 
 
-def unentangled(calls: Mapping[str, tuple[nn.Module, Any, Any]], values: SampleValues) -> None:
-    """Refuse modules whose backward and other forwards affect each other; ``calls`` has each call by name."""
-    for name, (leaf, args, kwargs) in calls.items():
+def unentangled(model: nn.Module, calls: Mapping[str, tuple[Any, Any]], values: SampleValues) -> None:
+    """Refuse modules whose backward and other forwards affect each other.
+
+    ``calls`` has the arguments of each call by the module's name. ``model`` is the original, because copies
+    have no hooks of parameters.
+    """
+    for name, (args, kwargs) in calls.items():
+        leaf = model.get_submodule(name)
         if sum(t.numel() for t in (*leaf.parameters(), *leaf.buffers())) > FEW:
             continue
         given = tensors((args, kwargs))
@@ -135,7 +140,7 @@ def unentangled(calls: Mapping[str, tuple[nn.Module, Any, Any]], values: SampleV
             return mapped(call, lambda t: known[id(t)])
 
         def ready(leaf: nn.Module = leaf, name: str = name, batch: Any = batch) -> Any:
-            return in_memory(leaf, name), batch(0), batch(OTHER)
+            return in_memory(leaf, name, parameter_hooks=True), batch(0), batch(OTHER)
 
         with default_dtype(torch.float32):
             what = entangled(leaf, ready)

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.dispatch.modes import Dispatch, draws, is_dropout, tree_leaves
+from launcher.parallel.dispatch.modes import Dispatch, batched, draws, is_dropout, tree_leaves
 from launcher.plan.values.facts import Change
 
 ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
+STALE = "and the optimizer, the ranks and checkpoints have the parameters of the constructor"
+EARLIER = "create it in the constructor"
+TIE = "tie or create it in the constructor, and change values in torch.no_grad(), by copy_()"
 DATA = ""
 """The label of values from inputs, or drawn at random. Other labels are names of buffers."""
 Labels = frozenset[str]
@@ -61,6 +64,37 @@ class _Place:
         self.kind = self.t.dtype, self.t.shape
 
 
+class _Members:
+    """The names in a module, at ``path``, before a forward."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self._path, self._module = path, module
+        self._modules, self._parameters, self._buffers = (
+            {*names} for names in (module._modules, module._parameters, module._buffers)
+        )
+
+    def new(self) -> Iterator[tuple[nn.Module, str, str, str]]:
+        """Yield buffers that a forward has added, each once. Raises ``RequestError`` for parameters."""
+        module = self._module
+        for name in module._modules.keys() - self._modules:
+            added = module._modules[name]
+            if added is not None and any(True for _ in added.parameters()):
+                self._refuse("module", name)
+        for name in module._parameters.keys() - self._parameters:
+            if module._parameters[name] is not None:
+                self._refuse("parameter", name)
+        for name in module._buffers.keys() - self._buffers:
+            self._buffers.add(name)
+            yield module, name, self._full(name), self._path
+
+    def _full(self, name: str) -> str:
+        return f"{self._path}.{name}".strip(".")
+
+    def _refuse(self, kind: str, name: str) -> None:
+        text = f"the forward makes the {kind} {self._full(name)}"
+        raise RequestError((Problem("model", f"{text}, {STALE}; {EARLIER}"),))
+
+
 class StateEffects(Dispatch):
     """Tracks effects of a forward of ``model`` while entered; ``running`` names the innermost module."""
 
@@ -88,7 +122,7 @@ class StateEffects(Dispatch):
         # the model's own tensors: their modules, and their names
         self._places: list[_Place] = []
         self._unset: list[tuple[nn.Module, str, str, str]] = []
-        self._known: set[int] = set()
+        self._known: dict[int, _Members] = {}
         self._first: dict[str, str] = {}
         self._also: dict[str, dict[str, None]] = {}
 
@@ -122,14 +156,14 @@ class StateEffects(Dispatch):
         """Register the tensors of ``module``, which may be a copy of the one in the model."""
         if id(module) in self._known:
             return
-        self._known.add(id(module))
+        self._known[id(module)] = _Members(path, module)
         if is_dropout(module):
             self.dropouts.add(path)
         for attr, t in (*module._parameters.items(), *module._buffers.items()):
             full = f"{path}.{attr}" if path else attr
             if t is None and attr in module._buffers:
                 self._unset.append((module, attr, full, path))
-            if t is None or t.layout is not torch.strided:
+            if t is None or t.layout is not torch.strided or batched(t):
                 continue
 
             # by its first name, which the same tensor of a copy has too
@@ -192,6 +226,10 @@ class StateEffects(Dispatch):
         if labels:
             self._add(stand_in, labels)
 
+    def buffer(self, t: Tensor) -> str:
+        """Return the name of a buffer of the model; "" for other tensors."""
+        return self._ids.get(id(t), "")
+
     def look(self, values: Any) -> None:
         """Note that Python reads ``values``: everything that the module does now depends on them."""
         self._control[-1] |= self._of(_tensors((values,)))
@@ -234,8 +272,12 @@ class StateEffects(Dispatch):
     def settle(self) -> None:
         """Note tensors with new memory at the end of a forward; they count as changed in later forwards too.
 
-        Raises ``RequestError`` for buffers of the state dict that checkpoints would not know.
+        Raises ``RequestError`` for parameters that the optimizer would not know, and for buffers of the
+        state dict that checkpoints would not know.
         """
+        for members in self._known.values():
+            self._unset += members.new()
+
         # buffers that were None may now be tensors
         for module, attr, name, path in self._unset:
             now = getattr(module, attr, None)
@@ -243,7 +285,7 @@ class StateEffects(Dispatch):
             if DATA not in labels:
                 continue
             if attr not in module._non_persistent_buffers_set:
-                text = f"the forward makes the buffer {name}, which was None"
+                text = f"the forward makes the buffer {name}"
                 why = "checkpoints would not have it"
                 raise RequestError((Problem("model", f"{text}, and {why}; {ALLOCATE}"),))
             self._seen[name] = _Seen(labels | {name}, once=False, at={path: None})
@@ -254,6 +296,9 @@ class StateEffects(Dispatch):
             now = getattr(place.module, place.attr, None)
             if not isinstance(now, Tensor):
                 continue
+            if isinstance(now, nn.Parameter) and now is not place.t:
+                text = f"the forward puts another parameter in the place of {place.name}"
+                raise RequestError((Problem("model", f"{text}, {STALE}; {TIE}"),))
             if place.attr in place.module._buffers.keys() - place.module._non_persistent_buffers_set:
                 _as_large(place.name, place.kind, now)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import filled
-from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
+from launcher.parallel.dispatch.modes import Dispatch, batched, tree_leaves
 from launcher.parallel.model_state.hooks import REGISTER, uses_weights
 from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import Key, changed, held, owns_generator
@@ -169,6 +170,7 @@ class ForwardObserver(TorchFunctionMode):
         scopes: for each used parameter, the deepest module around it that was running at every use. A weight
             that is used while its own module is not running must be gathered by one that is.
         grads: modules that read a gradient.
+        borrowed: modules that use a tensor of others, which is not passed to them, and its name.
         calls: how often each module ran.
         runs: each call of a unit.
         order: each module as it begins (True) and ends (False).
@@ -236,6 +238,7 @@ class ForwardObserver(TorchFunctionMode):
         self._real = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
+        self.borrowed: dict[tuple[str, str], None] = {}
         self.world: dict[tuple[str, str], None] = {}
         self.global_draws = False
         self.moved = False
@@ -385,7 +388,7 @@ class ForwardObserver(TorchFunctionMode):
 
         # its cost, if it is a unit
         grown = self.saved() - self._began.pop()
-        if name in self._units and not any(map(_batched, tree_leaves(given))):
+        if name in self._units and not any(map(batched, tree_leaves(given))):
             args, kwargs = given
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
             call = ModuleCall(name, module, args=args, kwargs=kwargs, made=made, saved=grown)
@@ -398,7 +401,7 @@ class ForwardObserver(TorchFunctionMode):
         # before: reads of values and of gradients
         if self._real and func in READS:
             self.look(args)
-        if func == GRAD.__get__ and isinstance(args[0], nn.Parameter):
+        if func == GRAD.__get__ and id(args[0]) in self._names and not _moving():
             self.grads[self._running[-1]] = None
         if func in TOGGLES and isinstance(args[0], nn.Parameter):
             self.toggles |= dict.fromkeys(self._names.get(id(args[0]), ()))
@@ -415,8 +418,13 @@ class ForwardObserver(TorchFunctionMode):
         if isinstance(out, torch.Tensor | tuple | list):  # not for reads of a property, such as a shape
             for value in (*args, *kwargs.values()):
                 for t in value if isinstance(value, tuple | list) else (value,):
+                    if not isinstance(t, Tensor):
+                        continue
                     if isinstance(t, nn.Parameter) and id(t) in self._names:
                         self._use(self._names[id(t)])
+                        self._borrow(self._names[id(t)], t)
+                    elif buffer := self.effects.buffer(t):
+                        self._borrow([buffer], t)
         return out
 
     def _inner(self, func: Any, args: Any, kwargs: Any) -> Inner:
@@ -434,6 +442,13 @@ class ForwardObserver(TorchFunctionMode):
             if any(reaches(fn, nodes, 0) for fn in others):
                 crosses.append(name)
         return Inner(self._running[-1], False, tuple(crosses))
+
+    def _borrow(self, names: list[str], t: Tensor) -> None:
+        """Note a use of ``t`` by modules that neither own it nor get it as an argument."""
+        for at, module in enumerate(self._running[1:], 1):
+            passed = any(t is other for given in self._given[at:] for other in given)
+            if not passed and not any(covers(module, owner(n)) for n in names):
+                self.borrowed[module, names[0]] = None
 
     def _use(self, names: list[str]) -> None:
         """Note a use of a parameter; of a tied one's names, the one closest to the running modules counts."""
@@ -466,9 +481,10 @@ def _around(names: list[str]) -> str:
     return ".".join(level[0] for level in same)
 
 
-def _batched(t: Any) -> bool:
-    """Whether ``t`` is a wrapper of ``torch.vmap`` and its like, which has no meaning outside."""
-    return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
+def _moving() -> bool:
+    """Whether torch reads a gradient because the model calls ``to()`` or its like, which moves it too."""
+    frame = sys._getframe(2)
+    return frame.f_code is nn.Module._apply.__code__
 
 
 @contextmanager

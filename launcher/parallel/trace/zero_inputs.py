@@ -15,7 +15,7 @@ from launcher.errors import RequestError
 from launcher.parallel.cost.kernels import Meter
 from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.modes import tree_map_only
-from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.deep_copy import copied, hooks, keep
 from launcher.parallel.trace.graph_recorder import Uncuttable
 from launcher.parallel.trace.sample_values import FEW, SampleValues, initial, trying
 from launcher.parallel.trace.state_effects import StateEffects
@@ -188,9 +188,9 @@ OTHER = 1
 """The batch after the first, of those to try a model with."""
 
 
-def in_memory(module: nn.Module, path: str = "") -> nn.Module:
+def in_memory(module: nn.Module, path: str = "", parameter_hooks: bool = False) -> nn.Module:
     """Return a copy with the constructor's values, as far as they are known, else zeros."""
-    real = zeros(copied(module))
+    real = zeros(copied(module, parameter_hooks))
     _filled(real, path)
     return real
 
@@ -368,13 +368,16 @@ def looks(error: BaseException | None) -> bool:
 
 
 def zeros(module: nn.Module) -> nn.Module:
-    """Replace the tensors of ``module`` by zeros in memory, in place; ties stay ties."""
+    """Replace the tensors of ``module`` by zeros in memory, in place; ties and hooks stay."""
     made: dict[int, Any] = {}
     for owner in module.modules():
         for name, p in owner._parameters.items():
             if p is not None:
                 if id(p) not in made:
-                    made[id(p)] = nn.Parameter(torch.zeros_like(p, device="cpu"), p.requires_grad)
+                    now = nn.Parameter(torch.zeros_like(p, device="cpu"), p.requires_grad)
+                    made[id(p)] = now if not hooks(p) else p
+                    if hooks(p):
+                        keep(p, now)
                 owner._parameters[name] = made[id(p)]
         for name, b in owner._buffers.items():
             if b is not None:

@@ -7,6 +7,7 @@ from math import prod
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Certify
 from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import covers
@@ -67,26 +68,27 @@ def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
 
 def untrained(job: Job, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields a problem if training would change nothing: no gradient leads from the output to a parameter."""
-    trains = any(verb(step).trains or verb(step).copies for step in job.steps.values())
+    trains = any(verb(step).trains or isinstance(step, Certify) for step in job.steps.values())
     if graph.detached and trains and any(p.trainable for p in skeleton.params):
         text = "what its forward returns does not require a gradient, so nothing would be trained"
         yield Problem(KEY, f"{text}; compute it without torch.no_grad(), detach() and .data")
 
 
-def layout_problems(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
+def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields what this layout cannot train as one process does."""
+    alone = _alone(job, at.sizes)
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)
     if not at.mixed:
         yield from _disagree(graph)
     yield from _references(skeleton, graph)
 
-    yield from _around(at, skeleton, graph)
+    yield from _around(at, skeleton, graph, alone)
 
     # tensors that a forward changes, and gradients that it computes or reads itself
     for change in graph.effects.changes:
         p = placed.get(change.name)
-        why = _changed(change, p, at)
+        why = _changed(change, p, at, alone)
         if why:
             kind = "parameter" if p is not None and not p.buffer else "buffer"
             yield Problem(KEY, f"the forward changes the {kind} {change.name}{why[0]}", why[1])
@@ -95,6 +97,7 @@ def layout_problems(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Ite
         if why:
             how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
+    yield from _borrowed(at, graph, placed)
     for module in graph.effects.grads:
         text = (
             f"{_where(module)} reads a weight's .grad, and each rank has only its own "
@@ -104,7 +107,7 @@ def layout_problems(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Ite
         yield Problem(KEY, f"{text}; {way_out}")
 
     # code that would see less than in one process, or that torch does not support
-    yield from _hooks(at, skeleton, placed)
+    yield from _hooks(at, skeleton, placed, alone)
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)
     for c in (c for row in at.boundaries for c in row):
@@ -114,7 +117,19 @@ def layout_problems(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Ite
             yield Problem(KEY, f"{text}; pass torch.view_as_real of it, or put both sides on one stage")
 
 
-def _around(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
+ALONE = "use one data-parallel rank"
+
+
+def _alone(job: Job, sizes: Sizes) -> str:
+    """Returns an override for one data-parallel rank, which has nothing to shard over."""
+    requested = job.parallel.grid.model_dump(exclude_none=True)
+    out = [f"launch.nproc={sizes.grid.size // sizes.replicas}"]
+    out += [f"parallel.grid.{axis}=1" for axis in ("dp_replicate", "dp_shard") if requested.get(axis, 1) != 1]
+    out += ["parallel.hsdp=null"] if job.parallel.hsdp is not None else []
+    return " ".join(out)
+
+
+def _around(at: CutModel, skeleton: ModelStructure, graph: Graph, alone: str) -> Iterator[Problem]:
     """Yields what differs between ranks and would make them train different models."""
     n = at.sizes.grid.size
     asking = [f"the constructor asks for {query}" for query in skeleton.traits.world]
@@ -132,7 +147,7 @@ def _around(at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Pr
         if kept.by_data and at.sizes.replicas > 1:
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"
             text = f"the forward changes {kept.name} from rank-local data and then reads it"
-            yield Problem(KEY, f"{text}: {ranks} would train another model; use one data-parallel rank")
+            yield Problem(KEY, f"{text}: {ranks} would train another model; {ALONE}", alone)
 
 
 def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
@@ -169,6 +184,20 @@ def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
         )
         text += " and was not created in the forward: ranks have no values for it; register it as a buffer"
         yield Problem(KEY, text)
+
+
+def _borrowed(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator[Problem]:
+    """Yields modules that use, by a reference in Python, tensors that their stage does not have."""
+    lacking: dict[str, list[str]] = {}
+    for module, name in graph.effects.borrowed:
+        stage = at.stage_of(module)
+        there = placed[name].stages if name in placed else (at.stage_of(owner(name)),)
+        if stage is not None and stage not in there and not any(name in names for names in lacking.values()):
+            lacking.setdefault(module, []).append(name)
+    for module, names in lacking.items():
+        text = f"{module} uses {listed(names)} of other modules by a reference in Python, but runs on stage"
+        text += f" {at.stage_of(module)}, which does not have {'it' if len(names) == 1 else 'them'}"
+        yield Problem(KEY, f"{text}; pass tensors to its forward, or put both modules on one stage")
 
 
 def changed_tensors(graph: Graph, sizes: Sizes) -> frozenset[str]:
@@ -291,7 +320,7 @@ def _sparse(graph: Graph) -> Iterator[Problem]:
         yield Problem(KEY, f"{listed(tables)}: {text}; {way_out}")
 
 
-def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
+def _changed(c: Change, p: Placed | None, at: CutModel, alone: str) -> Why | None:
     """Returns why the forward must not change this tensor, and the way out; ``None`` if it may."""
     weight = p is not None and not p.buffer
     if at.sizes.pieces > 1:
@@ -302,7 +331,7 @@ def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
         ranks = f"each of {at.sizes.replicas} data-parallel ranks"
         text = f" from rank-local data and then reads it: {ranks} would train another model"
-        return f"{text}; use one data-parallel rank", ""
+        return f"{text}; {ALONE}", alone
 
     between = _between(c, p, at) if len(at.stages) > 1 else None
     if between is not None:
@@ -361,9 +390,11 @@ def _inner(i: Inner, at: CutModel) -> Why | None:
     return None
 
 
-def _hooks(at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed]) -> Iterator[Problem]:
+def _hooks(
+    at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed], alone: str
+) -> Iterator[Problem]:
     for name in skeleton.traits.hooked:
-        why = _hooked(placed[name], at)
+        why = _hooked(placed[name], at, alone)
         if why:
             yield Problem(KEY, f"the parameter {name} has hooks, and {why[0]}", why[1])
     for module in skeleton.traits.backward:
@@ -375,12 +406,12 @@ def _hooks(at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed]) ->
             yield Problem(KEY, f"{text} operators that are cut over tp; remove those from parallel.operators")
 
 
-def _hooked(p: Placed, at: CutModel) -> Why | None:
+def _hooked(p: Placed, at: CutModel, alone: str) -> Why | None:
     """Returns why hooks of this parameter would not see the same as in one process, and the way out."""
     if at.sizes.replicas > 1:
         ranks = f"each of {at.sizes.replicas} data-parallel ranks"
-        way_out = "change gradients in your own optimizer, or use one data-parallel rank"
-        return f"{ranks} would call them with the gradient of its own samples only; {way_out}", ""
+        way_out = f"change gradients in your own optimizer, or {ALONE}"
+        return f"{ranks} would call them with the gradient of its own samples only; {way_out}", alone
 
     # in one process the hooks see the full gradient
     if len(p.stages) > 1:

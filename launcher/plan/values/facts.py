@@ -266,13 +266,15 @@ class Effects:
     tensors of several, in the model without a lower ``train.precision``. ``reads``: tensors of the model that
     it reads as the constructor left them. ``foreign``: shapes of tensors that belong neither to the model nor
     to the inputs, and that the forward does not make. ``grads``: modules that read the gradient that a
-    backward left on a parameter. ``evaluated``: what a forward in evaluation mode changes. ``mixed``: modules
-    that normalize over the samples of their batch in evaluation mode. ``draws``: modules that draw random
-    numbers from a torch generator in training. ``dropouts``: modules among these that draw for dropout only,
-    which can be switched off. ``hooks``: modules that register a hook that uses weights. ``world``: modules
-    that ask about the distributed processes, each with what it asks. ``global_draws``: whether it draws from
-    the global random stream of Python or numpy. ``kept``: attributes that carry Python state from one forward
-    to the next. ``mixing``: what of a sample depends on the other samples of its batch, BatchNorm aside, ""
+    backward left on a parameter. ``borrowed``: modules that use a tensor of the model that is neither
+    theirs nor passed to them, with its name. ``evaluated``: what a forward in evaluation mode changes.
+    ``mixed``: modules that normalize over the samples of their batch in evaluation mode. ``draws``:
+    modules that draw random numbers from a torch generator in training. ``dropouts``: modules among these
+    that draw for dropout only, which can be switched off. ``hooks``: modules that register a hook that
+    uses weights. ``world``: modules that ask about the distributed processes, each with what it asks.
+    ``global_draws``: whether it draws from the global random stream of Python or numpy. ``kept``:
+    attributes that carry Python state from one forward to the next. ``mixing``: what of a sample depends
+    on the other samples of its batch, BatchNorm aside, ""
     for nothing; ``None`` if that was not tried. ``untried``: the numbers of a model that is too large to try
     it. ``beyond``: modules whose table has no row for an id of the data: module, rows of the table, the id.
     ``lookups``: inputs that are ids of tables.
@@ -285,6 +287,7 @@ class Effects:
     reads: tuple[str, ...] = ()
     foreign: tuple[tuple[int, ...], ...] = ()
     grads: tuple[str, ...] = ()
+    borrowed: tuple[tuple[str, str], ...] = ()
     evaluated: tuple[Change, ...] = ()
     mixed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()

@@ -39,9 +39,10 @@ def test_a_backward_that_uses_what_the_last_forward_left_is_refused(how):
     assert USES in str(refused.value) or "which differs in each process" in str(refused.value)
 
 
-def test_a_backward_that_leaves_something_for_the_next_forward_is_refused():
+@pytest.mark.parametrize("how", ["leaves", "parameter"])
+def test_a_backward_that_leaves_something_for_the_next_forward_is_refused(how):
     with pytest.raises(RequestError) as refused:
-        plan_job(net("leaves", 2))
+        plan_job(net(how, 2))
     assert LEAVES in str(refused.value)
 
 

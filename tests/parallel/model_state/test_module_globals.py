@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import sys
+from array import array
 from collections import OrderedDict, UserDict
 from collections.abc import MutableMapping
+from contextvars import ContextVar
+from functools import cache
 from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+import torch
 
 from launcher.parallel.model_state.module_globals import around, files, put_back, variables
 from launcher.parallel.model_state.python_state import changed
@@ -70,3 +76,80 @@ def test_transformers_is_nobodys_own_code_wherever_it_is_installed(monkeypatch: 
     clone.__file__ = "/home/me/transformers/src/transformers/models/llama/modeling_llama.py"
     monkeypatch.setitem(sys.modules, clone.__name__, clone)
     assert around([clone.__name__]) == []
+
+
+class Slots:
+    __slots__ = ("__own", "late", "n")
+
+    def __init__(self) -> None:
+        self.n = self.__own = 0
+
+    def step(self) -> list[int]:
+        self.n, self.__own, self.late = self.n + 1, self.__own + 2, 1
+        return [self.n, self.__own]
+
+
+def _counting() -> Any:
+    class Inner:
+        n = 0
+
+    def step() -> int:
+        Inner.n += 1
+        return Inner.n
+
+    step.__module__ = Inner.__module__ = nets.__name__
+    return step
+
+
+@cache
+def _cell() -> list[int]:
+    return [0]
+
+
+def _stepped(cell: list[int]) -> int:
+    cell[0] += 1
+    return cell[0]
+
+
+_cell.__module__ = Slots.__module__ = nets.__name__
+VARIABLE = ContextVar("VARIABLE", default=0)
+KINDS: dict[str, tuple[Any, Any]] = {
+    "random": (random.Random(1), lambda v: v.random()),
+    "numpy": (np.random.default_rng(1), lambda v: v.random()),
+    "numpy, legacy": (np.random.RandomState(1), lambda v: v.rand()),
+    "torch": (torch.Generator().manual_seed(1), lambda v: torch.rand((), generator=v).item()),
+    "count": (itertools.count(), next),
+    "cycle": (itertools.cycle([1, 2, 3]), next),
+    "iterator": (iter([1, 2, 3]), next),
+    "bytes": (bytearray(1), lambda v: v.append(1) or len(v)),
+    "array": (array("d", [0.0]), lambda v: v.append(1) or len(v)),
+    "slots": (Slots(), lambda v: v.step()),
+    "class in a function": (_counting(), lambda v: v()),
+    "context": (VARIABLE, lambda v: v.set(v.get() + 1) and v.get()),
+    "cache": (_cell, lambda v: _stepped(v())),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_state_goes_on_from_where_it_was(kind: str) -> None:
+    nets.KEPT, step = KINDS[kind]
+    try:
+        with put_back([nets.__name__]):
+            first = step(nets.KEPT), step(nets.KEPT)
+        assert first[0] != first[1]
+        assert (step(nets.KEPT), step(nets.KEPT)) == first
+    finally:
+        del nets.KEPT
+
+
+def test_a_cache_that_had_results_keeps_them() -> None:
+    nets.KEPT = _cell
+    try:
+        cell = _cell()
+        before = [*cell]
+        with put_back([nets.__name__]):
+            _stepped(cell)
+        assert _cell() is cell
+        assert cell == before
+    finally:
+        del nets.KEPT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from launcher.job.schema.job import Job
 from launcher.parallel.trace.mixing_samples import mixing
 from launcher.parallel.trace.sample_values import Trial, tried_with
 from launcher.planner.plan_job import plan_job
+from tests.parallel import mixing_nets
 from tests.parallel.mixing_nets import Words
 from tests.parity import own
 
@@ -81,6 +83,14 @@ def test_gradients_of_tokens_are_those_of_what_is_looked_up(kind, first, what):
     tokens = torch.randint(0, 16, (8, 8))
     with tried_with(Trial(((tokens,),), lambda name: real.get_parameter(name).detach())):
         assert mixing(copy.deepcopy(real).to("meta"), [tokens[:1].to("meta")]) == what
+
+
+def test_a_clock_that_agrees_by_chance_mixes_nothing(monkeypatch):
+    monkeypatch.setattr(mixing_nets, "TICKS", itertools.chain([1.0, 1.0], itertools.count(2.0)))
+    real = mixing_nets.Net("clock")
+    x = torch.randn(8, 6)
+    with tried_with(Trial(((x,),), lambda name: real.get_parameter(name).detach())):
+        assert mixing(copy.deepcopy(real).to("meta"), [x[:1].to("meta")]) is None
 
 
 def test_a_model_too_large_to_try_is_noted_where_the_batch_is_cut(monkeypatch):

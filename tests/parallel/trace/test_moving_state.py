@@ -75,7 +75,8 @@ def test_a_number_of_each_ranks_own_batch_is_refused(kind):
         plan_job(net(kind, "replicas"))
     assert str(refused.value) == (
         "model: the forward changes middle.kept from rank-local data and then reads it: each of 2 "
-        "data-parallel ranks would train another model; use one data-parallel rank"
+        "data-parallel ranks would train another model; use one data-parallel rank (try: launch.nproc=1 "
+        "parallel.grid.dp_replicate=1)"
     )
 
 

@@ -49,6 +49,7 @@ def sentences(net: str, inner: str, stages: dict[str, int]) -> Job:
         sentences("Net", "Packed", {"*": 0}),
         sentences("Net", "Last", {"*": 0}),
         sentences("Net", "Trimmed", {"*": 0}),
+        sentences("Stacked", "Packed", {"*": 0}),
         sentences("Counted", "Masked", {"*": 0}),
         own("length_nets.Scaled", [6], stages={"*": 0}),
         sentences("Net", "Last", {"embed": 0, "inner": 0, "mix": 1, "head": 1}),

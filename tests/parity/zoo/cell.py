@@ -119,9 +119,10 @@ def judge(case: Case, layout: Layout) -> Verdict:
 
 
 def _as_cured(layout: Layout, request: dict[str, Any]) -> Layout:
-    """What the cures have made of it: fewer stages are more replicas, and another batch is another one's truth."""
+    """What the cures have made of it: other ranks, stages, micro batches or another batch are another one's truth."""
     pipeline, batch = request["parallel"]["pipeline"], request["train"]["batch_size"]
-    return replace(layout, stages=pipeline["stages"], micros=pipeline["micro_batch_num"], batch=batch)
+    ranks = request["launch"]["nproc"]
+    return replace(layout, ranks=ranks, stages=pipeline["stages"], micros=pipeline["micro_batch_num"], batch=batch)
 
 
 def _ran(case: Case, layout: Layout, request: dict[str, Any]) -> Verdict | tuple[Problem, ...]:

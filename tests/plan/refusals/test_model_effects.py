@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.errors import RequestError
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Calibrate, Certify, Train
+from launcher.plan.refusals.model import untrained
+from launcher.plan.values.facts import Graph, ModelStructure, Param, TensorSpec
 from launcher.planner.plan_job import plan_job
 from tests.parallel.trace.test_state_effects import PP, net
 
@@ -29,6 +34,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         (
             "model: the forward changes the parameter middle.slow.bias from rank-local data and then reads it: each "
             "of 2 data-parallel ranks would train another model; use one data-parallel rank"
+            " (try: launch.nproc=1 parallel.grid.dp_replicate=1)"
         ),
     ),
     (
@@ -48,6 +54,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         (
             "model: the forward changes the parameter middle.table.weight from rank-local data and then reads it: "
             "each of 2 data-parallel ranks would train another model; use one data-parallel rank"
+            " (try: launch.nproc=1 parallel.grid.dp_replicate=1)"
         ),
     ),
     (
@@ -57,6 +64,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         (
             "model: the forward changes the parameter middle.table.weight from rank-local data and then reads it: "
             "each of 2 data-parallel ranks would train another model; use one data-parallel rank"
+            " (try: launch.nproc=2 parallel.hsdp=null)"
         ),
     ),
     (
@@ -66,6 +74,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         (
             "model: the forward changes the buffer middle.mean from rank-local data and then reads it: each of 2 "
             "data-parallel ranks would train another model; use one data-parallel rank"
+            " (try: launch.nproc=1 parallel.grid.dp_replicate=1)"
         ),
     ),
     (
@@ -75,6 +84,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         (
             "model: the forward changes the buffer middle.mean from rank-local data and then reads it: each of 2 "
             "data-parallel ranks would train another model; use one data-parallel rank"
+            " (try: launch.nproc=1 parallel.hsdp=null)"
         ),
     ),
     (
@@ -85,10 +95,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
             "model: the parameter middle.lin.weight has hooks, and each of 2 "
             "data-parallel ranks would call them with the gradient of its own samples "
             "only; change gradients in your own optimizer, or use one "
-            "data-parallel rank\nmodel: the parameter middle.lin.bias has hooks, and "
+            "data-parallel rank (try: launch.nproc=1 parallel.grid.dp_replicate=1)\n"
+            "model: the parameter middle.lin.bias has hooks, and "
             "each of 2 data-parallel ranks would call them with the gradient of its own "
             "samples only; change gradients in your own optimizer, or use one "
-            "data-parallel rank"
+            "data-parallel rank (try: launch.nproc=1 parallel.grid.dp_replicate=1)"
         ),
     ),
     (
@@ -99,10 +110,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
             "model: the parameter middle.lin.weight has hooks, and each of 2 "
             "data-parallel ranks would call them with the gradient of its own samples "
             "only; change gradients in your own optimizer, or use one "
-            "data-parallel rank\nmodel: the parameter middle.lin.bias has hooks, and "
+            "data-parallel rank (try: launch.nproc=1 parallel.hsdp=null)\n"
+            "model: the parameter middle.lin.bias has hooks, and "
             "each of 2 data-parallel ranks would call them with the gradient of its own "
             "samples only; change gradients in your own optimizer, or use one "
-            "data-parallel rank"
+            "data-parallel rank (try: launch.nproc=1 parallel.hsdp=null)"
         ),
     ),
     (
@@ -307,6 +319,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ),
 ]
 
+ALONE = {
+    "replicas": "launch.nproc=1 parallel.grid.dp_replicate=1",
+    "level1": "launch.nproc=1 parallel.hsdp=null",
+    "pp2 level2": "launch.nproc=2 parallel.hsdp=null",
+}
 REFUSED += [
     (
         name,
@@ -314,7 +331,7 @@ REFUSED += [
         settings,
         (
             "model: the forward changes the buffer middle.mean from rank-local data and then reads it: each of 2 "
-            "data-parallel ranks would train another model; use one data-parallel rank"
+            f"data-parallel ranks would train another model; use one data-parallel rank (try: {ALONE[layout]})"
         ),
     )
     for name, layout, settings in (
@@ -362,6 +379,30 @@ CURED = [
 @pytest.mark.parametrize(("name", "layout", "parallel"), CURED)
 def test_what_is_told_to_try_is_planned(name, layout, parallel):
     plan_job(net(name, layout, more={"parallel": parallel}))
+
+
+@pytest.mark.parametrize(("name", "layout"), [("Decayed", "replicas"), ("Centred", "level1"), ("Looks", "pp2 level2")])
+def test_one_data_parallel_rank_is_what_is_pasted(name: str, layout: str) -> None:
+    asked = net(name, layout, **({"how": "before"} if name == "Looks" else {}))
+    with pytest.raises(RequestError) as caught:
+        plan_job(asked)
+    raw = asked.model_dump(exclude_unset=True, by_alias=True)
+    for word in {w for p in caught.value.problems for w in p.cure.split()}:
+        *keys, last = word.partition("=")[0].split(".")
+        at = raw
+        for key in keys:
+            at = at.setdefault(key, {})
+        at[last] = yaml.safe_load(word.partition("=")[2])
+    assert plan_job(Job.model_validate(raw)).sizes.replicas == 1
+
+
+@pytest.mark.parametrize(("step", "told"), [(Train(), True), (Certify(), True), (Calibrate(), False)])
+def test_a_model_that_learns_nothing_is_refused_where_it_is_trained(step: Any, told: bool) -> None:
+    """``calibrate`` trains models of the launcher."""
+    job = net("Teacher", "one").model_copy(update={"steps": {"only": step}})
+    weight = Param("weight", TensorSpec((1,), "float32"), "weight")
+    skeleton = ModelStructure(modules=(), params=(weight,), containers=frozenset())
+    assert bool([*untrained(job, skeleton, Graph((), detached=True))]) == told
 
 
 def test_weights_that_the_forward_changes_stay_whole_and_the_plan_says_so():
