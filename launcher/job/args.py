@@ -218,6 +218,7 @@ examples:
   python -m launcher 'steps=[train,save]' model=lm_tiny     other options
   python -m launcher -m parallel.pipeline.scheduler=1f1b,gpipe    \
 a sweep; sweep_dir=DIR goes on with an old one
+  python -m launcher.data.prepare --help                    text to files of tokens, without a run
   torchrun --nproc-per-node 4 -m launcher recipe=NAME       the same job under an outer launcher
 
 flags:
@@ -230,6 +231,7 @@ flags:
   show=plan            print the plan on one page, start nothing
   show=plan-full       print all of the plan, as in plan.txt of a run folder
   sweep.plan=true      with -m: plan all cells, print what is predicted, the fastest first, start nothing
+  show=timeline        draw when each rank computes and waits, start nothing
   show=search          of what is auto, or a list, below parallel: print the best, write plan/best.yaml
 
 exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed while running,

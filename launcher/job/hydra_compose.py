@@ -135,7 +135,10 @@ def _no_plugins() -> Iterator[None]:
 
 
 CONFIG = "config"
+_MODELS = ("llama", "gpt", "gpt2", "mistral", "qwen", "qwen2", "qwen3", "gemma", "bert", "transformer")
+_BUILDS = "hf builds a model of transformers from its folder, model.path; lm is a decoder as Llama has it"
 ALMOST = {
+    **{("model", name): (_BUILDS, "") for name in _MODELS},
     ("optim", "adam"): ("it is adamw without decay", "optim=adamw optim.weight_decay=0"),
     ("data", "mnist"): ("idx reads its files, mnist5k is 5000 of its digits", ""),
 }

@@ -17,6 +17,8 @@ from launcher.job.schema.redact import text as redacted
 SPACES = "the shell splits arguments at spaces; quote those that have some"
 NOT_ONE = "not an override; write key=value"
 HELP = "python -m launcher --help lists recipes, commands and flags"
+OF_FILES = ("prepare", "verify", "inspect", "transform", "merge_strategies")
+"""Steps that need no model. Whether another one's files belong to the model is known only with a plan."""
 RECIPE_FLAGS = ("config-name", "config", "cn", "recipe", "config-file", "cfg-file")
 PLAN_FLAGS = ("dry-run", "plan", "print-plan", "dryrun")
 
@@ -69,7 +71,7 @@ def sift(texts: Sequence[str], names: KnownNames, problems: list[Problem]) -> li
 
 def _stray(rest: Sequence[str], names: KnownNames) -> tuple[int, Problem | None]:
     """The number of arguments at the start of ``rest`` that belong together, and their problem, if any."""
-    for recognise in (_called, _brackets, _around_equals, _listed, _several, _alone):
+    for recognise in (_called, _brackets, _verb, _around_equals, _listed, _several, _alone):
         match = recognise(rest, names)
         if match is not None:
             taken, text, cure = match
@@ -115,6 +117,30 @@ def _brackets(rest: Sequence[str], names: KnownNames) -> Match:
 
 def _depth(text: str) -> int:
     return sum(text.count(c) for c in "[{(") - sum(text.count(c) for c in "]})")
+
+
+def _verb(rest: Sequence[str], names: KnownNames) -> Match:
+    """Matches ``verify FOLDER`` and ``prepare src=FILES dst=FOLDER``: a step, its files and its settings."""
+    kinds = keys.kinds(keys.at(("steps", rest[0]), {}))
+    if rest[0] not in kinds:
+        return None
+    fields = keys.fields(kinds[rest[0]])
+    places = [name for name in ("src", "dst", "path") if name in fields]
+    settings = []
+    for word in rest[1:]:
+        name, equals, _ = word.partition("=")
+        if equals and name in fields and not names.key(name):
+            settings.append(_pasted(f"steps.{rest[0]}.{word}"))
+        elif places and not equals and word[0:1] not in ("-", "~", "+") and not names.key(word):
+            settings.append(_pasted(f"steps.{rest[0]}.{places.pop(0)}={word}"))
+        else:
+            break
+    if not settings:
+        return None
+    taken = 1 + len(settings)
+    meant = " ".join([f"'steps=[{rest[0]}]'", *settings]) if all(settings) else f"steps=[{rest[0]}]"
+    cure = meant if all(settings) and rest[0] in OF_FILES else ""
+    return taken, f"{_shown(rest[:taken])}: {NOT_ONE}, as in {meant}", cure
 
 
 def _around_equals(rest: Sequence[str], names: KnownNames) -> Match:

@@ -107,7 +107,11 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
         )
         problems.append(Problem("launch.mode", text, "launch.mode=auto"))
     if mode(job, outer) != "external" and job.launch.nnodes > 1:
-        text = f"{job.launch.nnodes}: without {THEY} the launcher starts ranks on this machine only"
+        nodes = job.launch.nnodes
+        text = f"{nodes}: without {THEY} the launcher starts ranks on this machine only"
+        text += (
+            f"; run torchrun --nnodes {nodes} -m launcher ... on each node, or submit it with launch=slurm"
+        )
         problems.append(Problem("launch.nnodes", text))
     return [*problems, *_undrilled(job, mode(job, outer))]
 

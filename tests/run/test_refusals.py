@@ -84,7 +84,8 @@ CASES = {
     "several at once": (
         [f"{PIPE}.micro_batch_num=1", "train.batch_size=12", "launch.nnodes=2", "launch.nproc=2"],
         """
-  launch.nnodes = 2: without torchrun or srun the launcher starts ranks on this machine only
+  launch.nnodes = 2: without torchrun or srun the launcher starts ranks on this machine only; run torchrun \
+--nnodes 2 -m launcher ... on each node, or submit it with launch=slurm
     set by: launch.nnodes=2 (command line)
 
   parallel.pipeline.micro_batch_num = 1: too few to fill 2 stages; at least as many are needed
@@ -193,7 +194,8 @@ def test_nodes_that_are_not_here_are_all_that_is_wrong(capsys):
     assert (
         refused(capsys, "recipe=lm_8b_h100x64")
         == """
-  launch.nnodes = 8: without torchrun or srun the launcher starts ranks on this machine only
+  launch.nnodes = 8: without torchrun or srun the launcher starts ranks on this machine only; run torchrun \
+--nnodes 8 -m launcher ... on each node, or submit it with launch=slurm
     set in: recipes/lm_8b_h100x64.yaml:12:10
           | launch: {nnodes: 8, nproc: 8}
 """

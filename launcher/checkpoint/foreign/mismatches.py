@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
+from shlex import quote
 
 from launcher.checkpoint.foreign.names import FROM_LLAMA, NameTable, Renamed, attempted, both, to_ours
 from launcher.checkpoint.full_tensors import castable
@@ -15,6 +19,7 @@ from launcher.errors import Problem, printable
 from launcher.plan.values.facts import TensorSpec
 
 SHOWN = 6
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 TRIED = 10_000
 """The most names that are tried as a Llama's: no Llama has more."""
 
@@ -50,6 +55,21 @@ class _Attempt:
         made = attempted(olds, FROM_LLAMA).names.values()
         return bool({*made} & {*self.gaps})
 
+    @cached_property
+    def wrapper(self) -> dict[str, str | None]:
+        """The table that unpacks ``{"model": ..., "optim": ...}``, as training scripts save; else empty.
+
+        One first part of the names has all of the model's own names below it; the other parts are left out.
+        """
+        heads = Counter(old.partition(".")[0] for old in self.new.names)
+        if self.names is not None or len(heads) > SHOWN or not all(map(_WORD.fullmatch, heads)):
+            return {}
+        for head in heads:
+            below = {old.removeprefix(f"{head}.") for old in self.new.names if old.startswith(f"{head}.")}
+            if all({n, *e.aliases} & below for n, e in self.target.entries.items()):
+                return {head: "", **dict.fromkeys(h for h in heads if h != head)}
+        return {}
+
     @property
     def way(self) -> str:
         """A sentence on how to make the names match."""
@@ -57,14 +77,19 @@ class _Attempt:
             return "these are the model's own names, which need no table"
         if self.is_llama:
             return "these are a Llama's names as transformers has them"
+        if self.wrapper:
+            return f"they are below {next(iter(self.wrapper))!r}, which a table of names takes away"
         return "names is a table {theirs: ours} that maps them"
 
     @property
     def override(self) -> str:
-        """The override that makes the names match, if one of our tables or no table does; else empty."""
+        """The override that makes the names match, if one is known; else empty."""
         if self.are_ours:
             return f"{self.key}.names=null"
-        return f"{self.key}.names=llama" if self.is_llama else ""
+        if self.is_llama:
+            return f"{self.key}.names=llama"
+        rows = (f"{head}:{json.dumps(ours)}" for head, ours in self.wrapper.items())
+        return quote(f"{self.key}.names={{{','.join(rows)}}}") if self.wrapper else ""
 
     def row(self, name: str) -> str:
         """Returns the settings key of a row, or of the table if it is not the user's."""

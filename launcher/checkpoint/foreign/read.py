@@ -49,6 +49,13 @@ class Incoming:
     others: tuple[str, ...] = ()
 
 
+def _pickle(path: Path) -> str:
+    """What to do with a file of ``torch.save``; "" for any other."""
+    if path.suffix not in (".pt", ".pth", ".bin"):
+        return ""
+    return "; a pickle is never loaded: write its state dict with save_file of safetensors.torch"
+
+
 def form_of(path: Path) -> ForeignForm:
     """Returns the format of ``path``, by the files that exist.
 
@@ -58,7 +65,7 @@ def form_of(path: Path) -> ForeignForm:
         raise ValueError(f"{path}: {kind}")
     if path.is_file():
         if path.suffix not in (".safetensors", ".ckpt"):
-            raise ValueError(f"{path}: neither a .safetensors nor a .ckpt file")
+            raise ValueError(f"{path}: neither a .safetensors nor a .ckpt file{_pickle(path)}")
         return "hf" if path.suffix == ".safetensors" else "mindspore"
 
     # a folder: each format has files of a certain name

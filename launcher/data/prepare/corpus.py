@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Literal
 
@@ -198,6 +199,19 @@ def documents(kind: Kind, data: bytes | list[Any], field: str, first: bool) -> D
         rows = [read(line, field) for line in lines]
     texts = [text for text in rows if isinstance(text, str) and text]
     return Documents(texts, [Bad(row, text.why) for row, text in enumerate(rows) if isinstance(text, _No)])
+
+
+def keys_of_text(data: bytes) -> list[str]:
+    """The keys that have text in each of the first JSON objects of ``data``, one object a line."""
+    objects = []
+    for line in data.split(b"\n")[:_LOOKED]:
+        with suppress(ValueError, RecursionError):
+            objects.append(json.loads(line))
+    each = [[k for k, v in o.items() if isinstance(v, str)] for o in objects if isinstance(o, dict)]
+    return [key for key in each[0] if all(key in keys for keys in each)] if each else []
+
+
+_LOOKED = 50
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +18,11 @@ import xxhash
 from launcher.data import text_files
 from launcher.data.file_checks import BadFile
 from launcher.data.prepare import shards
-from launcher.data.prepare.corpus import Bad, Block, Kind, Position, blocks, documents
+from launcher.data.prepare.corpus import Bad, Block, Kind, Position, blocks, documents, keys_of_text
 from launcher.data.prepare.corpus_files import LINES, CorpusFile, corpus_file, named, packing_errors, unpacked
 from launcher.data.prepare.encode import NoEnd, Recipe, Vocabulary, trained_end, vocabulary
 from launcher.data.prepare.shards import Progress, ProgressReporter
-from launcher.data.prepare.tables import check_column
+from launcher.data.prepare.tables import check_column, columns_of_text
 from launcher.data.prepare.tasks import Encode, Encoded, Train, cores, encode, encoders, train
 from launcher.data.tokens.formats import TokenWriter
 from launcher.errors import Problem, RunError, said
@@ -309,7 +310,7 @@ def _of_files(settings: Prepare, key: str) -> Iterator[Problem]:
 def _of_fields(settings: Prepare, file: CorpusFile, key: str) -> Iterator[Problem]:
     try:
         if file.form in ("parquet", "arrow"):
-            check_column(file, settings.field)
+            yield from _of_columns(file, settings.field, key)
         elif file.form == "jsonl" and settings.on_bad == "error":
             yield from _of_first_lines(file, settings.field, key)
     except BadFile as error:
@@ -318,14 +319,30 @@ def _of_fields(settings: Prepare, file: CorpusFile, key: str) -> Iterator[Proble
         yield Problem(f"{key}.src", f"{file.path}: cannot be unpacked: {error}")
 
 
+def _of_columns(file: CorpusFile, field: str, key: str) -> Iterator[Problem]:
+    others = columns_of_text(file)
+    try:
+        check_column(file, field)
+    except BadFile as error:
+        yield Problem(f"{key}.src", f"{file.path}: {error}", _only_field(others, key))
+
+
+def _only_field(fields: Sequence[str], key: str) -> str:
+    """The override for the only one of ``fields``; "" if there are several, or none that can be pasted."""
+    good = len(fields) == 1 and re.fullmatch(r"[A-Za-z_]\w*", fields[0], re.ASCII)
+    return f"{key}.field={fields[0]}" if good else ""
+
+
 def _of_first_lines(file: CorpusFile, field: str, key: str) -> Iterator[Problem]:
     """Reports the first bad line that ends within ``HEAD`` bytes."""
     with unpacked(file) as stream:
         head = stream.read(HEAD)
     end = len(head) if len(head) < HEAD else head.rfind(b"\n") + 1
-    bad = documents("jsonl", head[:end], field, first=True).bad
-    if bad:
-        yield Problem(f"{key}.src", f"{file.path}:{bad[0].row + 1}: {bad[0].why}", f"{key}.on_bad=skip")
+    read = documents("jsonl", head[:end], field, first=True)
+    if read.bad:
+        bad = read.bad[0]
+        cure = f"{key}.on_bad=skip" if read.texts else _only_field(keys_of_text(head[:end]), key)
+        yield Problem(f"{key}.src", f"{file.path}:{bad.row + 1}: {bad.why}", cure)
 
 
 def _of_tokenizer(settings: Prepare, key: str) -> Iterator[Problem]:

@@ -18,14 +18,23 @@ BUFFER = 1 << 20  # bytes of a column read ahead
 
 def check_column(file: CorpusFile, field: str) -> None:
     """Raises ``BadFile`` unless column ``field`` exists and contains text."""
-    import pyarrow as pa
-
     schema = _schema(file)
     if field not in schema.names:
         raise BadFile(f"no column {field!r} (columns: {', '.join(schema.names)})")
     kind = schema.field(field).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+    if not _is_text(kind):
         raise BadFile(f"column {field!r} has {kind}, not text")
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def columns_of_text(file: CorpusFile) -> list[str]:
+    """The names of the columns that contain text. Raises ``BadFile``."""
+    return [column.name for column in _schema(file) if _is_text(column.type)]
 
 
 def columns(file: CorpusFile) -> list[str]:

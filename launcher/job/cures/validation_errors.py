@@ -14,10 +14,11 @@ from pydantic_core import ErrorDetails
 
 from launcher.errors import Problem
 from launcher.job import intended_value
+from launcher.job.config_files import ConfigFiles
 from launcher.job.cures import suggestions
 from launcher.job.cures.suggestions import NOT_NEGATED
 from launcher.job.origins import Origins
-from launcher.job.overrides import paste, shell, written
+from launcher.job.overrides import OPERATORS, paste, shell, written
 from launcher.job.schema import keys
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.components import Metric
@@ -199,6 +200,9 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     if kind == "value_error":
         return _value_error(spot, str(detail.get("ctx", {})["error"]), bad, data=data, origins=origins)
 
+    if key == OPERATORS and isinstance(bad, str) and bad in ConfigFiles().options("operators"):
+        return _option(key, bad, origins)
+
     # a value of the wrong form, or an item of a list
     why = _reason(detail, schema_keys.literals(schema_keys.at(spot.parts, data)))
     if kind == "model_type" and (needed := _required(spot.parts, data)):
@@ -210,6 +214,15 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     item = "" if kind == "missing" else f" = {shown(bad, key)}"
     text = f"{shown(whole, key)}: item {at}{item} {why}"
     return Problem(key, text, suggestions.value(spot.parts, whole, data))
+
+
+def _option(key: str, name: str, origins: Origins) -> Problem:
+    """The problem of the name of an option of ``operators`` where its keys are meant."""
+    text = f"{name}: should be a group of keys; operators={name} chooses the option of this name"
+    origin = origins.of(key)
+    if origin is None or not origin.typed:
+        return Problem(key, f"{text}, in a file - override /operators: {name} in its defaults")
+    return Problem(key, text, f"operators={name}", (origin.text,))
 
 
 def _required(parts: tuple[str, ...], data: Mapping[str, Any]) -> list[str]:

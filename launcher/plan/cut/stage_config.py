@@ -10,7 +10,7 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.keys import did_you_mean
 from launcher.plan.values.facts import Graph, ModelStructure, Node, Param
-from launcher.plan.values.module_names import best_key, is_glob, matches, prefixes
+from launcher.plan.values.module_names import best_key, from_the_top, is_glob, matches, prefixes
 
 KEY = "parallel.pipeline.stage_config"
 
@@ -136,7 +136,7 @@ def _no_such_module(key: str, stage: int, names: tuple[str, ...]) -> list[Proble
     where = f"{KEY}.{key}"
     if not any(matches(key, n) for n in names):
         tops = tuple(dict.fromkeys(n.split(".")[0] for n in names))
-        if close := _near(key, names, tops):
+        if close := from_the_top(key, names) or _near(key, names, tops):
             text = f"the model has no module {key!r}{did_you_mean(close)}"
             return [Problem(where, text, f"{KEY}.{close}={stage}")]
         known = ", ".join(tops[:12]) + (" ..." if len(tops) > 12 else "")

@@ -52,6 +52,19 @@ def globs(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(key for key in reversed([*keys]) if is_glob(key))
 
 
+def from_the_top(key: str, names: Iterable[str]) -> str | None:
+    """``key`` with the modules around it that it lacks; ``None`` unless there is exactly one choice.
+
+    >>> from_the_top("h.*", ["transformer.wte", "transformer.h.0", "transformer.h.1", "head"])
+    'transformer.h.*'
+    >>> from_the_top("attn", ["h.0.attn", "h.1.attn"])
+    """
+    each = [name.split(".") for name in names]
+    tails = {(".".join(p[:n]), ".".join(p[n:])) for p in each for n in range(1, len(p))}
+    heads = {head for head, tail in tails if matches(key, tail)}
+    return f"{heads.pop()}.{key}" if len(heads) == 1 else None
+
+
 def no_such_module(key: str, skeleton: ModelStructure) -> str | None:
     """Why ``key`` matches no module; ``None`` if it matches one."""
     if _matching(key, skeleton):
@@ -95,6 +108,8 @@ def _matching(key: str, skeleton: ModelStructure) -> list[str]:
 
 def _meant(key: str, skeleton: ModelStructure) -> str | None:
     """The module name, or the glob over a list of modules, that is most similar to ``key``."""
+    if full := from_the_top(key, skeleton.modules):
+        return full
     globs = (re.sub(r"\.\d+(?=\.|$)", ".*", m) for m in skeleton.modules)
     return nearest(key, dict.fromkeys([*skeleton.modules, *globs]), alike=0.8)
 

@@ -14,6 +14,10 @@ TABLE = Entry(Layout(Grid(()), (), ()), "float32", "param", ("head.weight",))
 MODEL = Strategy(Grid(()), {"embed.weight": TABLE, **{f"layers.{k}.attn_norm.weight": WHOLE for k in range(8)}})
 LLAMA = ["model.embed_tokens.weight", *(f"model.layers.{k}.input_layernorm.weight" for k in range(8))]
 NORMS = [f"layers.{k}.attn_norm.weight" for k in range(8)]
+BELOW = (
+    "they are below 'model', which a table of names takes away "
+    "(try: 'steps.import.names={model:\"\",optim:null,step:null}')"
+)
 PLACE = "steps.import.names: x: the model has no place for"
 
 
@@ -41,6 +45,17 @@ def told(names: list[str], table: NameTable, *, strict: bool = True, spec: Tenso
             ],
         ),
         (
+            ["model.head.weight", *(f"model.{n}" for n in NORMS), "optim.lr", "step"],
+            [
+                f"{PLACE} model.head.weight, model.layers.0.attn_norm.weight, model.layers.1.attn_norm.weight, "
+                "model.layers.2.attn_norm.weight, model.layers.3.attn_norm.weight, model.layers.4.attn_norm.weight "
+                f"and 5 more; {BELOW}",
+                "steps.import.names: x: it has no tensor for the model's embed.weight, layers.0.attn_norm.weight, "
+                "layers.1.attn_norm.weight, layers.2.attn_norm.weight, layers.3.attn_norm.weight, "
+                f"layers.4.attn_norm.weight and 3 more; {BELOW}",
+            ],
+        ),
+        (
             ["wte.weight", *NORMS],
             [
                 f"{PLACE} wte.weight; names is a table {{theirs: ours}} that maps them",
@@ -60,7 +75,15 @@ def told(names: list[str], table: NameTable, *, strict: bool = True, spec: Tenso
             [f"{PLACE} bias; null in a table of names leaves them out (try: steps.import.strict=false)"],
         ),
     ],
-    ids=["another name of a tie", "both names of a tie", "a Llama", "a name unlike ours", "too few", "too many"],
+    ids=[
+        "another name of a tie",
+        "both names of a tie",
+        "a Llama",
+        "below a module",
+        "a name unlike ours",
+        "too few",
+        "too many",
+    ],
 )
 def test_names_that_do_not_fit_come_with_the_way_out(names: list[str], texts: list[str]) -> None:
     assert told(names, None) == texts

@@ -15,19 +15,28 @@ import torch.distributed.checkpoint as dcp
 
 from launcher.checkpoint import Blob, import_full, verify
 from launcher.checkpoint.chunked import slices
-from launcher.checkpoint.foreign.read import import_whole, read_incoming
+from launcher.checkpoint.foreign.read import form_of, import_whole, read_incoming
 from launcher.checkpoint.full_tensors import FullTensors, chunks
 from launcher.checkpoint.tensorfile.safetensors import words
 from launcher.extras.mindspore.ckpt import write_ckpt
 from launcher.extras.mindspore.from_ours import merged_file
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.layout import Box
+from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, held, write_file
 from tests.extras.mindspore.small_net import net
 
 TARGET = net(4, 2)
 FULL = filled(TARGET)
 BLOBS = {name: Blob.of("float32", entry.layout.shape, FULL[name]) for name, entry in TARGET.entries.items()}
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.pth", "pytorch_model.bin", "w.npz"])
+def test_a_file_of_another_form_is_refused_and_a_pickle_with_the_way_out(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    way = "; a pickle is never loaded: write its state dict with save_file of safetensors.torch"
+    text = f"{tmp_path / name}: neither a .safetensors nor a .ckpt file{way if name != 'w.npz' else ''}"
+    assert refusal(lambda: form_of(tmp_path / name)) == text
 
 
 def hugging_face(home: Path) -> FullTensors:

@@ -44,10 +44,13 @@ FILES = {
     "a damaged pack": (("a.jsonl.gz", b"\x1f\x8b\x08\x00rest of it"), "a.jsonl.gz: cannot be unpacked: Error -3 while "
                        "decompressing data: invalid block type"),
     "a packed table": (("a.parquet.gz", gzip.compress(b"")), "a.parquet.gz: parquet packed as .gz: unpack it first"),
-    "an array": (("a.json", b'[\n{"text": "a"}]'), "a.json:1: no JSON: Expecting value at character 1 (try: "
-                 "steps.prepare.on_bad=skip)"),
+    "an array": (("a.json", b'[\n{"text": "a"}]'), "a.json:1: no JSON: Expecting value at character 1"),
     "another key": (("a.jsonl", b'\n{"id": 1, "content": "a"}'), "a.jsonl:2: no key 'text' (keys: id, content) (try: "
-                    "steps.prepare.on_bad=skip)"),
+                    "steps.prepare.field=content)"),
+    "several keys": (("a.jsonl", b'{"title": "a", "content": "a"}\n{"text": 1}'), "a.jsonl:1: no key 'text' (keys: "
+                     "title, content)"),
+    "some bad lines": (("a.jsonl", b'{"content": "a"}\n{"text": "a"}'), "a.jsonl:1: no key 'text' (keys: content) "
+                       "(try: steps.prepare.on_bad=skip)"),
 }  # fmt: skip
 
 
@@ -81,9 +84,10 @@ def test_a_table_has_the_column_and_it_has_text(tmp_path):
 
     src = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"id": [1], "content": ["a"]}), src)
-    assert found(tmp_path, src=str(src)) == ["steps.prepare.src: a.parquet: no column 'text' (columns: id, content)"]
+    text = "steps.prepare.src: a.parquet: no column 'text' (columns: id, content) (try: steps.prepare.field=content)"
+    assert found(tmp_path, src=str(src)) == [text]
     assert found(tmp_path, src=str(src), field="id") == [
-        "steps.prepare.src: a.parquet: column 'id' has int64, not text"
+        "steps.prepare.src: a.parquet: column 'id' has int64, not text (try: steps.prepare.field=content)"
     ]
     src.write_bytes(src.read_bytes()[:-20])
     assert found(tmp_path, src=str(src))[0].startswith("steps.prepare.src: a.parquet: cannot be read: Parquet magic")
@@ -136,7 +140,7 @@ def test_what_is_there_is_not_replaced(tmp_path):
 
 def test_the_command_says_all_of_it_at_once_with_cures_that_it_takes(tmp_path, capsys):
     jsonl(tmp_path / "a.jsonl", ["a"])
-    (tmp_path / "a.jsonl").write_text('{"text": 1}')
+    (tmp_path / "a.jsonl").write_text('{"text": 1}\n{"text": "a"}')
     words = [f"src={tmp_path}/a.jsonl", f"dst={tmp_path}/a.jsonl", "tokenizer=bytes"]
     assert main(words) == 2
     assert (

@@ -138,7 +138,8 @@ def tried(task: subprocess.Popen[str]) -> list[int]:
         ),
         (
             ("launch.nnodes=2",),
-            "launch.nnodes = 2: without torchrun or srun the launcher starts ranks on this machine only",
+            "launch.nnodes = 2: without torchrun or srun the launcher starts ranks on this machine only; "
+            "run torchrun --nnodes 2 -m launcher ... on each node, or submit it with launch=slurm",
         ),
         (
             ("launch.mode=inproc",),

@@ -80,6 +80,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"embed": 0, "layer.*": 0, "norm": 1, "head": 1},
         f"{KEY}.layer.*: the model has no module 'layer.*', did you mean 'layers.*'? (try: {KEY}.layers.*=0)",
     ),
+    "a glob without the module around it": (
+        GOOD | {"?.mlp": 1},
+        f"{KEY}.?.mlp: the model has no module '?.mlp', did you mean 'layers.?.mlp'? (try: {KEY}.layers.?.mlp=1)",
+    ),
     "another number": (
         GOOD | {"layers.7": 1},
         f"{KEY}.layers.7: the model has no module 'layers.7'; it has embed, layers, norm, head, act",

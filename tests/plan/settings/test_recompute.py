@@ -55,6 +55,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
         f"{KEY}: layer.*: no module has this name; there are embed, layers, norm, head "
         f"(try: '{KEY}={{layers.*:full,head:selective}}')",
     ),
+    "without the module around it": (
+        lambda: asked(["0.mlp"]),
+        f"{KEY}: 0.mlp: no module has this name; there are layers.0.mlp, layers.1.mlp, layers.2.mlp "
+        f"(try: '{KEY}=[layers.0.mlp]')",
+    ),
     "a list": (
         lambda: asked("layers"),
         f"{KEY}: layers: a list of modules, which is not called itself; name modules inside it "
