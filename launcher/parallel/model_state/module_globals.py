@@ -37,7 +37,13 @@ from launcher.parallel.model_state.python_state import (
 FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _lru_cache_wrapper)
 """Kinds of variables that are not state."""
 
-ITERATORS = (itertools.count, itertools.cycle, type(iter([])), type(iter(())), type(iter(range(0))))
+ITERATORS: tuple[Any, ...] = (
+    itertools.count,
+    itertools.cycle,
+    type(iter([])),
+    type(iter(())),
+    type(iter(range(0))),
+)
 """Iterators that can be copied, but not set back."""
 
 Restorers = dict[int, Callable[[], object]]
