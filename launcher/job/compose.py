@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -20,7 +20,7 @@ from launcher.job.config_files import ConfigFiles
 from launcher.job.cures.paste import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
-from launcher.job.merge import CHOSEN, keys, plain, put, replaced, words_first
+from launcher.job.merge import CHOSEN, expansion, keys, plain, put, replaced, words_first
 from launcher.job.origins import COMMAND_LINE, Origin, Origins, gather, of_files
 from launcher.job.overrides import LISTS, Override, paste, read, shell, written
 from launcher.job.schema import keys as schema_keys
@@ -121,12 +121,19 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     # apply every other override
     rest = words_first([o for o in typed if o not in groups])
     problems += [*replaced(rest), *(p for p in (put(composed.cfg, o) for o in rest) if p is not None)]
-    data = _data(composed, problems)
-    origins = gather((*of_files(composed.files), *places), data)
 
-    # refuse what untrusted files may not set, then validate with the schema
-    raw = OmegaConf.to_container(composed.cfg, resolve=False)
-    problems += recipe_trust.problems(raw, data, origins, composed.files, config_dir)
+    # refuse what untrusted files may not set, and what would never end, before anything is resolved
+    raw = cast(dict[str, Any], OmegaConf.to_container(composed.cfg, resolve=False))
+    known = (*of_files(composed.files), *places)
+    early = [*recipe_trust.problems(raw, gather(known, raw), composed.files, config_dir)]
+    if (endless := expansion(raw)) is not None:
+        early.append(endless)
+    if early:
+        raise BadRequest((*problems, *early), gather(known, raw))
+
+    # resolve, then validate with the schema
+    data = _data(composed, problems)
+    origins = gather(known, data)
     recipe_trust.forget(data)
     problems += _idle(origins)
     problems = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in problems]

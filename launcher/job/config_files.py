@@ -63,9 +63,15 @@ class ConfigFiles:
 
     def options(self, group: str) -> tuple[str, ...]:
         """The names that may follow ``group=``, sorted."""
+        if ".." in group.split("/"):
+            return ()
         folders = [folder for folder in self._folders(group) if folder.is_dir()]
-        names = {p.relative_to(f).with_suffix("").as_posix() for f in folders for p in f.rglob("*.yaml")}
+        names = {p.relative_to(f).with_suffix("").as_posix() for f in folders for p in self._files(f)}
         return tuple(sorted(names))
+
+    def recipe_files(self) -> tuple[Path, ...]:
+        """The files of all recipes, sorted in each folder."""
+        return tuple(p for folder in self.recipes for p in sorted(self._files(folder)))
 
     def file(self, config_path: str) -> Path | None:
         """The file of Hydra's path ``group/option``; ``None`` if there is none."""
@@ -85,6 +91,17 @@ class ConfigFiles:
         """The user's files that are never read because a shipped file has the same name."""
         own = ((p, p.relative_to(c)) for c in self.conf[1:] for p in sorted(c.rglob("*.yaml")))
         return tuple(short(p) for p, name in own if (CONF / name).is_file())
+
+    def _files(self, folder: Path) -> Iterator[Path]:
+        """Yields the YAML files of ``folder`` and of its subfolders.
+
+        Without those for the folder of a recipe that is given by its path: it may be the user's home.
+        """
+        kept = (*self.conf, RECIPES, *(c / "recipes" for c in self.conf))
+        if any(folder.is_relative_to(k) for k in kept):
+            yield from folder.rglob("*.yaml")
+        else:
+            yield from folder.glob("*.yaml")
 
     def _folders(self, group: str) -> Iterator[Path]:
         if group == "recipe" or group.startswith("recipe/"):

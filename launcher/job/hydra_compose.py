@@ -107,7 +107,12 @@ class OptionSource(FileConfigSource):
 def _loaded(path: Path) -> Container:
     """Reads the configuration at ``path`` like ``OmegaConf.load``."""
     if not shipped(path):
-        return OmegaConf.load(path)
+        try:
+            return OmegaConf.load(path)
+        except OmegaConfBaseException as error:
+            why, _, at = str(error).strip().partition("full_key:")
+            key = at.partition("\n")[0].strip()
+            raise Hostile(Problem("", f"{short(path)}: {key}{': ' if key else ''}{why.strip()}")) from error
     data = load(path)
     return OmegaConf.create({} if data is None else data)
 
@@ -140,6 +145,8 @@ _BUILDS = "hf builds a model of transformers from its folder, model.path; lm is 
 ALMOST = {
     **{("model", name): (_BUILDS, "") for name in _MODELS},
     ("optim", "adam"): ("it is adamw without decay", "optim=adamw optim.weight_decay=0"),
+    ("loss", "ce"): ("it is cross_entropy", "loss=cross_entropy"),
+    ("loss", "binary_cross_entropy"): ("it is bce", "loss=bce"),
     ("data", "mnist"): ("idx reads its files, mnist5k is 5000 of its digits", ""),
 }
 """Options of other programs: an explanation and an override for our counterpart."""
@@ -179,8 +186,8 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
         return error.problem
     except yaml.YAMLError as error:
         return _syntax(error)
-    except UnicodeDecodeError:
-        return _not_utf8(configs)
+    except RecursionError:
+        return Problem("defaults", "a file includes itself, by its own list or by that of another file")
     except MissingConfigException as error:
         return _missing_option(error, configs)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -260,18 +267,6 @@ def _syntax(error: yaml.YAMLError) -> Problem:
     return Problem("", f"{where}: not valid YAML: {why}{source}")
 
 
-def _not_utf8(configs: ConfigFiles) -> Problem:
-    """The first file that is not UTF-8: Hydra's error does not name it."""
-    for folder in (*configs.conf, *configs.recipes):
-        for path in sorted(folder.rglob("*.yaml")):
-            try:
-                path.read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                byte = error.object[error.start]
-                return Problem("", f"{short(path)}: not UTF-8 text: byte {error.start} is {byte:#04x}")
-    raise AssertionError("a file could not be decoded, and now all can")
-
-
 def _missing_option(error: MissingConfigException, configs: ConfigFiles) -> Problem:
     """An unknown option in a defaults list; options on the command line were checked before."""
     group, _, option = (error.missing_cfg_file or "").rpartition("/")
@@ -289,7 +284,7 @@ def _relative_choice(group: str, option: str, configs: ConfigFiles) -> Problem |
     """
     if group not in configs.groups():
         return None
-    for path in (p for folder in configs.recipes for p in sorted(folder.rglob("*.yaml"))):
+    for path in configs.recipe_files():
         for n, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             got = re.match(rf"(\s*-\s*)(?:override\s+)?{re.escape(group)}\s*:\s*(.*?)\s*(?:#.*)?$", line)
             if got and (not option or option in got[2]):

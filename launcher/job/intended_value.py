@@ -28,7 +28,8 @@ SWITCHED = (
 NAMES = ("name", "runs", "run_dir", "parallel.local_norm.dump", "steps.sample.prompt")
 """Keys whose text may consist of digits."""
 
-SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+SIZES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "g": 1e9, "G": 1e9, "b": 1e9, "B": 1e9, "t": 1e12, "T": 1e12}
+"""Suffixes of a count. A small m may be minutes, so it is none of them."""
 UNITS = {
     "threshold": {
         "b": 1 / 1024, "kb": 1, "kib": 1, "mb": 1024, "mib": 1024, "gb": 1024**2, "k": 1, "m": 1024,
@@ -41,9 +42,15 @@ UNITS = {
         "minute": 60, "minutes": 60, "h": 3600, "hour": 3600, "hours": 3600,
     },
     "latency_us": {"us": 1, "ms": 1e3, "ns": 1e-3, "s": 1e6},
-    "gb_per_s": {"gb/s": 1, "gbps": 0.125, "gbit/s": 0.125, "gb": 1, "mb/s": 1e-3, "g": 1},
+    "gb_per_s": {
+        "GB/s": 1, "GBps": 1, "GB": 1, "MB/s": 1e-3, "MBps": 1e-3,
+        "Gb/s": 0.125, "Gbps": 0.125, "gbps": 0.125, "Gbit/s": 0.125, "gbit/s": 0.125,
+    },
 }  # fmt: skip
-"""The units that may follow a number, by the last part of the key, as multiples of the key's own unit."""
+"""The units that may follow a number, by the last part of the key, as multiples of the key's own unit.
+
+Capital letters count only where a small b means bits.
+"""
 
 WORDS = {
     "fp16": ("float16", "half", "f16", "16", "16-mixed", "16-true", "torch.float16"),
@@ -88,7 +95,7 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
     yield from _groups(key, bad)
     if isinstance(bad, str):
         yield from _texts(key, bad)
-    elif isinstance(bad, int | float) and not isinstance(bad, bool) and key in NAMES:
+    elif type(bad) is int and key in NAMES:  # 1.10 would become 1.1
         yield str(bad)
 
     # a list with other items, or without its brackets
@@ -101,8 +108,8 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
 def _nothing(key: str, bad: Any) -> bool:
     """Whether ``bad`` can only mean null at ``key``."""
     if bad == -1 and not isinstance(bad, bool):
-        return True  # other programs write it for "all" or "automatic"
-    if key in SWITCHED and (bad is False or bad == 0):
+        return key != "parallel.hsdp"  # other programs write it for "all" or "automatic"; there it is a size
+    if key in SWITCHED and (bad is False or bad == 0 or bad == float("inf")):
         return True
     word = str(bad).strip().lower() if isinstance(bad, str) else None
     return word in NOTHING or word == "auto" or (key in SWITCHED and word in ("", *OFF))
@@ -158,12 +165,18 @@ def number_of(key: str, bad: Any) -> float | None:
         return None
 
     # 1_000 and 1,000
-    text = bad.strip().strip("'\"").lower().replace("_", "")
+    text = bad.strip().strip("'\"").replace("_", "")
     if re.fullmatch(r"\d{1,3}(,\d{3})*,000", text):
         text = text.replace(",", "")
 
+    # 0x10, but not 010: in YAML it may be 8
+    if re.fullmatch(r"0[xX][0-9a-fA-F]{1,12}", text):
+        return float(int(text, 16))
+    if re.match(r"[+-]?0\d", text):
+        return None
+
     # 4*1024, 2x8, 2**20 and 2^20
-    product = re.fullmatch(r"(\d+)\s*(\*|x)\s*(\d+)", text)
+    product = re.fullmatch(r"(\d+)\s*(\*|[xX])\s*(\d+)", text)
     if product:
         return float(int(product[1]) * int(product[3]))
     power = re.fullmatch(r"(\d+)\s*(\*\*|\^)\s*(\d+)", text)
@@ -173,13 +186,13 @@ def number_of(key: str, bad: Any) -> float | None:
         return float(base**exponent) if base <= 1024 and exponent <= 40 else None
 
     # a number with an optional unit
-    got = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z/]*)", text)
+    got = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Z/]*)", text)
     if not got:
         return None
     name = key.rpartition(".")[2]
     units = {"": 1.0, **UNITS[name]} if name in UNITS else SIZES
-    factor = units.get(got[2])
-    return None if factor is None else round(float(got[1]) * factor, 9)
+    factor = units.get(got[2], None if units is SIZES or name == "gb_per_s" else units.get(got[2].lower()))
+    return None if factor is None else float(f"{float(got[1]) * factor:.12g}")
 
 
 def _fraction(bad: str) -> float | None:
@@ -261,6 +274,13 @@ def _texts(key: str, bad: str) -> Iterator[Any]:
     # the name of a run
     if key == "name":
         yield re.sub(r"[^A-Za-z0-9._-]+", "-", bad).strip("-.")
+
+    # a word of the shell in a path
+    if bad.startswith(("~", "$")):
+        expanded = os.path.expandvars(os.path.expanduser(bad))
+        if expanded.startswith("/"):
+            yield expanded
+        return
 
     # an address without a password; it is not a path
     if "://" in bad:

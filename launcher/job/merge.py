@@ -82,7 +82,7 @@ def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Proble
     for key in above:
         below = override.key.removeprefix(key).lstrip(".")
         word = OmegaConf.select(cfg, key, throw_on_missing=False)
-        if not isinstance(word, str | bool | ListConfig) or not word:
+        if not isinstance(word, str | bool | ListConfig) or not (word or isinstance(word, ListConfig)):
             continue
         if (stands_for := as_keys(key, word)) is not None:
             OmegaConf.update(cfg, key, stands_for, merge=False)
@@ -206,6 +206,55 @@ def _flat(tree: Any, above: str = "") -> dict[str, Any]:
             out.pop(k, None)
             out[k] = v
     return out
+
+
+EXPANDED = 50_000
+"""The most values, or thousands of characters, that a request may have once it is resolved."""
+_REFERENCE = re.compile(r"\$\{\s*(\.*)([^${}:]*?)\s*\}")
+
+
+def expansion(raw: Mapping[str, Any]) -> Problem | None:
+    """The problem of interpolations in ``raw`` that stand for more than ``EXPANDED`` values.
+
+    Counts them without resolving any. One with a resolver, as ``${oc.env:HOME}``, counts as it is written.
+    """
+    nodes = dict(_every_node(raw))
+    sizes: dict[str, int] = {}
+    try:
+        large = [key for key in nodes if _size(key, nodes, sizes, set()) > EXPANDED]
+    except RecursionError:
+        return Problem("", "the interpolations of this request refer to one another in too long a chain")
+    if not large:
+        return None
+    key = max(large, key=len)  # the deepest: those above it have it
+    return Problem("", f"{key or 'this request'}: its interpolations stand for more than {EXPANDED} values")
+
+
+def _every_node(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    yield key, node
+    below = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for name, child in below:
+        yield from _every_node(child, f"{key}.{name}" if key else str(name))
+
+
+def _size(key: str, nodes: Mapping[str, Any], sizes: dict[str, int], above: set[str]) -> int:
+    """The values, and thousands of characters, of a resolved node; of one that refers to itself 0."""
+    if key in sizes:
+        return sizes[key]
+    if key in above or key not in nodes:
+        return 0
+    node, size = nodes[key], 1
+    if isinstance(node, str):
+        size += len(node) // 1000
+        for dots, name in _REFERENCE.findall(node):
+            parents = key.split(".")[: -len(dots)] if dots else []
+            named = ".".join([*parents, *re.split(r"[.\[\]]+", name.strip("[]"))])
+            size += _size(named, nodes, sizes, above | {key})
+    elif isinstance(node, Mapping | list):
+        names = node if isinstance(node, Mapping) else range(len(node))
+        size += sum(_size(f"{key}.{n}" if key else str(n), nodes, sizes, above | {key}) for n in names)
+    sizes[key] = size
+    return size
 
 
 def plain(cfg: DictConfig, problems: list[Problem]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _RESOLVER = re.compile(r"\$\{[^{}]*(:|\$\{)")
 
 
 def problems(
-    raw: Any, data: Mapping[str, Any], origins: Origins, files: Sequence[tuple[Path, str]], own: Path | None
+    raw: Mapping[str, Any], origins: Origins, files: Sequence[tuple[Path, str]], own: Path | None
 ) -> Iterator[Problem]:
     """Yields a problem for each setting that ``files`` must not make.
 
@@ -46,12 +46,14 @@ def problems(
     if said is not None and not said.typed and not said.shipped:
         yield Problem(SETTING, f"{said.value}: a file cannot say whether it is trusted; the command line can")
         return
-    why = _stranger(data, [path for path, _ in files], own)
+    run = origins.of("run_dir")  # as typed: a file that names a run folder is not the request that it holds
+    here = _value(raw, "run_dir") if run is not None and run.typed else None
+    why = _stranger(_value(raw, SETTING), [path for path, _ in files], own, here)
     if not why:
         return
-    cure = "" if _value(data, SETTING) == "untrusted" else f"{SETTING}=trusted"
+    cure = "" if _value(raw, SETTING) == "untrusted" else f"{SETTING}=trusted"
     for key, reason in PROGRAMS.items():
-        value = _value(data, key)
+        value = _value(raw, key)
         if value and _of_file(origins, key):
             yield Problem(key, f"{value}: {reason}, and {why}", cure)
     for key, text in _texts(raw):
@@ -66,9 +68,8 @@ def forget(data: dict[str, Any]) -> None:
         security["recipe"] = "auto"
 
 
-def _stranger(data: Mapping[str, Any], files: Sequence[Path], own: Path | None) -> str:
-    """Why the files are not trusted; "" if they are."""
-    said = _value(data, SETTING)
+def _stranger(said: Any, files: Sequence[Path], own: Path | None, run: Any) -> str:
+    """Why the files are not trusted; "" if they are. The command says ``said`` and has run folder ``run``."""
     if said == "trusted":
         return ""
     if said == "untrusted":
@@ -77,13 +78,12 @@ def _stranger(data: Mapping[str, Any], files: Sequence[Path], own: Path | None) 
     trusted += [own.resolve()] if own is not None else []
     for file in files:
         real = file.resolve()
-        if not any(real.is_relative_to(folder) for folder in trusted) and not _frozen(data, real):
+        if not any(real.is_relative_to(folder) for folder in trusted) and not _frozen(run, real):
             return f"{file} is outside of the current folder"
     return ""
 
 
-def _frozen(data: Mapping[str, Any], file: Path) -> bool:
-    run = data.get("run_dir")
+def _frozen(run: Any, file: Path) -> bool:
     here = file.name == FROZEN and isinstance(run, str) and file.parent == Path(run).resolve()
     return here and file.stat().st_uid == os.geteuid()
 

@@ -41,11 +41,14 @@ def load(path: Path) -> Any:
 BYTES = 4 * 2**20
 DEPTH = 40
 NODES = 10_000
-DIGITS = 4300  # the limit of Python's int(); numbers in recipes are shorter
+DIGITS = 1000  # Python's int() takes 4300, of which a number to base 16 may have more than its own digits
 
 
 SIXTIES = re.compile(r"[-+]?\d+(:[0-5]?\d)+(\.\d*)?")
 """Numbers to base 60: YAML reads 12:00:00 as 43200, whatever the unit of the setting."""
+EIGHTS = re.compile(r"[-+]?0[0-7_]+")
+"""Numbers to base 8: YAML reads 010 as 8."""
+INTEGER = re.compile(r"[-+]?(0x[0-9a-fA-F_]+|0b[01_]+|[\d_]+)")
 
 
 class Hostile(Exception):
@@ -74,7 +77,10 @@ def hostile(path: Path) -> Problem | None:
         return _walked(path, path.read_text(encoding="utf-8"))
     except OSError as error:
         return Problem("", f"{short(path)}: cannot be read: {error.strerror}")
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        return Problem("", f"{short(path)}: not UTF-8 text: byte {error.start} is {byte:#04x}")
+    except yaml.YAMLError:
         return None
 
 
@@ -99,11 +105,14 @@ def _walked(path: Path, text: str) -> Problem | None:
         elif isinstance(event, yaml.ScalarEvent):
             nodes += 1
             sizes[event.anchor] = 1
-            if not event.style and len(event.value) > DIGITS and re.fullmatch(r"[-+\d_]+", event.value):
+            if not event.style and len(event.value) > DIGITS and INTEGER.fullmatch(event.value):
                 return _problem(path, event, f"a number of {len(event.value)} digits")
-            if not event.style and SIXTIES.fullmatch(event.value):
-                why = f"{event.value} is a number to base 60 in YAML; in quotes it is text: '{event.value}'"
-                return _problem(path, event, why)
+            for base, pattern in ((60, SIXTIES), (8, EIGHTS)):
+                if not event.style and pattern.fullmatch(event.value):
+                    why = f"{event.value} is a number to base {base} in YAML; in quotes it is text"
+                    return _problem(path, event, f"{why}: '{event.value}'")
+            if not open_nodes and event.value not in ("", "~", "null"):
+                return _problem(path, event, "one value where there should be a group of keys, as in seed: 0")
 
         # either would take too much time or memory
         if len(open_nodes) > DEPTH:

@@ -32,7 +32,7 @@ FITTED = ("model", "data", "loss")
 """Groups that must fit each other: a cure for one may not fit the others."""
 _LAYOUT = re.compile(r"\b(parallel|launch)\.[\w.]+=-?\d|\btrain\.batch_size=|~|\bauto\b")
 """Matches a cure that sets a number of the layout, leaves a setting to the planner, or removes one."""
-_NAMED = re.compile(r"[\w.*/@^$-]+")
+_NAMED = re.compile(r"(?!\d)[\w.*/@^$-]+")
 """Matches a key that an override can name."""
 Words = tuple[str, ...]
 Said = set[tuple[str, str]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.errors import RequestError
 from launcher.job.compose import compose
@@ -98,6 +99,30 @@ def test_the_request_that_is_frozen_in_the_run_folder_was_checked_when_it_was_as
     write(run, "security: {allow: [mine]}").rename(run / "request.yaml")
     assert refused([f"recipe={run}/request.yaml", f"run_dir={run}"]) == {}
     assert "security.allow" in refused([f"recipe={run}/request.yaml", f"run_dir={here}"])
+
+
+def test_a_file_cannot_name_the_run_folder_that_it_would_be_frozen_in(here):
+    run = here.parent / "run"
+    write(run, "security: {allow: [mine]}\nrun_dir: ../run").rename(run / "request.yaml")
+    assert "security.allow" in refused([f"recipe={run}/request.yaml"])
+    assert "security.allow" in refused(["recipe=../run/request.yaml"])
+
+
+@pytest.mark.parametrize("setting", ["launch.slurm.partition", "launch.slurm.account"])
+@pytest.mark.parametrize("text", ["gpu\nid", "gpu --wrap=id", "", "a\x1b[0m"], ids=["line", "option", "none", "escape"])
+def test_a_name_for_slurm_is_one_word_of_its_batch_file(here, setting, text):
+    write(here, yaml.safe_dump({"launch": {"slurm": {setting.rpartition(".")[2]: text}}}))
+    assert refused(["recipe=theirs.yaml"])[setting][0].endswith(": should be one word")
+
+
+@pytest.mark.parametrize("key", ["runs", "run_dir", "steps.export.path"])
+def test_a_path_cannot_begin_a_line_of_a_batch_file(here, key):
+    section: object = "runs/a\nid"
+    for name in reversed(key.split(".")):
+        section = {name: section}
+    write(here, yaml.safe_dump(section))
+    why = "should be a path without line breaks and other control characters"
+    assert refused(["recipe=theirs.yaml", "steps=[train,save,export]"])[key][0].endswith(why)
 
 
 def test_options_of_a_folder_that_is_named_are_trusted(here):

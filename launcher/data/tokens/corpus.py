@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ def files_of(paths: Paths, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
     """
     each = [paths] if isinstance(paths, str) else paths
     files = [file for path in each for file in _files_at(path, suffixes)]
-    twice = [file for file, n in Counter(f.resolve() for f in files).items() if n > 1]
+    twice = [file for file, n in Counter(map(os.path.realpath, files)).items() if n > 1]
     if twice:
         raise BadFile(f"{twice[0]}: named twice")
     return files
@@ -341,8 +342,8 @@ def _tiny(settings: Tokens, mixture: Mixture) -> Iterator[Problem]:
 
 
 def _twice(sources: dict[str, list[TokenFile]], held_out: Sequence[TokenFile]) -> list[Problem]:
-    trained = {f.path.resolve() for files in sources.values() for f in files}
-    both = [f.path for f in held_out if f.path.resolve() in trained]
+    trained = {os.path.realpath(f.path) for files in sources.values() for f in files}
+    both = [f.path for f in held_out if os.path.realpath(f.path) in trained]
     return [Problem("data.val", f"{both[0]}: it is both held out and trained on")] if both else []
 
 

@@ -41,10 +41,10 @@ def _one(problem: Problem, origins: Origins, secrets: Collection[str]) -> str:
     if key:
         value = shown(origins.value(key), key)
         joint = " = " if text.startswith(f"{value}: ") else ": "
-        lines = [f"  {key}{joint}{text}", *_source(key, origins)]
+        lines = [f"  {printable(key)}{joint}{text}", *_source(key, origins)]
     else:
         lines = [f"  {text}"]
-    if problem.cure and not _secret(problem.cure, secrets):
+    if problem.cure.isprintable() and problem.cure and not _secret(problem.cure, secrets):
         lines.append(f"    try:    {problem.cure}")
     return "\n".join(lines)
 
@@ -60,7 +60,7 @@ def _source(key: str, origins: Origins) -> list[str]:
         return ["    set in: default"] if origins.value(key) is not None else []
     if origin.typed:
         return [f"    set by: {_short(origin.text)} ({origin.where})"]
-    return [f"    set in: {origin.where}", f"          | {_short(origin.text)}"]
+    return [f"    set in: {printable(origin.where)}", f"          | {_short(origin.text)}"]
 
 
 def _short(text: str) -> str:

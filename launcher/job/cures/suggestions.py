@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,10 @@ from launcher.job.schema.keys import did_you_mean, nearest
 from launcher.job.schema.redact import secret
 
 _NONE = object()  # None may itself be the intended value
+
+
+NEGATED = re.compile(r"\A(disable|no|not|non|dont|without|skip)[_-]")
+"""Matches the beginning of a name that switches off what the rest of it names."""
 
 
 def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
@@ -55,33 +60,42 @@ OTHERS = {
     "optim.weight_decay": ("wd", "decay", "l2"),
     "train.steps": (
         "max_steps", "num_steps", "total_steps", "iters", "iterations", "max_iters", "train_steps", "nsteps",
+        "train_iters",
     ),
     "train.epochs": ("num_epochs", "max_epochs", "num_train_epochs", "n_epochs"),
     "train.batch_size": ("bs", "batch", "global_batch_size", "train_batch_size", "batchsize"),
     "train.clip_norm": (
         "grad_clip", "max_grad_norm", "gradient_clip_val", "clip", "clip_grad", "clip_grad_norm",
+        "gradient_clipping", "training.max_norm",
     ),
     "train.precision": ("dtype", "amp", "mixed_precision"),
     "train.eval_every": ("eval_interval", "eval_steps", "val_every", "val_check_interval"),
     "train.log_every": ("log_interval", "logging_steps", "print_every", "log_every_n_steps"),
-    "schedule.warmup_steps": ("warmup", "num_warmup_steps", "warmup_iters"),
+    "schedule.warmup_steps": (
+        "warmup", "num_warmup_steps", "warmup_iters", "lr_warmup_iters", "lr_warmup_steps",
+    ),
     "schedule.period_steps": ("t_0", "T_0", "first_cycle_steps"),
     "schedule.period_multiplier": ("t_mult", "T_mult", "cycle_mult"),
     "schedule.decay_share": ("decay_ratio",),
     "schedule.decay_shape": ("decay_type",),
     "parallel.pipeline.stages": (
         "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size", "pp_size", "pipeline_parallel",
+        "pipeline_model_parallel_size", "pipeline_parallel_degree",
     ),
     "parallel.pipeline.micro_batch_num": (
         "micro_batches", "num_microbatches", "n_microbatches", "num_micro_batches",
     ),
-    "parallel.grid.tp": ("tp_size", "tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size"),
+    "parallel.grid.tp": (
+        "tp_size", "tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size",
+        "tensor_parallel_degree",
+    ),
+    "parallel.grid.dp_replicate": ("data_parallel_replicate_degree",),
     "parallel.hsdp.shard_size": ("dp_shard", "dp_shard_size", "fsdp_size", "data_parallel_shard_degree"),
     "parallel.recompute": (
         "gradient_checkpointing", "activation_checkpointing", "activation_checkpoint",
         "checkpoint_activations", "use_recompute",
     ),
-    "parallel.hsdp.optimizer_level": ("zero_stage", "zero", "sharding_level"),
+    "parallel.hsdp.optimizer_level": ("zero_stage", "zero", "sharding_level", "zero_optimization.stage"),
     # methods of MindSpore's AutoParallel, and arguments of its older set_auto_parallel_context
     "parallel.mode": ("parallel_mode",),
     "parallel.group_file": ("set_group_ckpt_save_file", "group_ckpt_save_file"),
@@ -102,21 +116,25 @@ OTHERS = {
     "launch.timeout_s": ("timeout",),
     "data.seq_len": (
         "seq_length", "sequence_length", "block_size", "context_length", "max_seq_len", "max_length",
-        "seqlen",
+        "seqlen", "sequence_len",
     ),
     "model.dim": ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim"),
     "model.layers": ("num_layers", "n_layer", "n_layers", "num_hidden_layers", "depth"),
     "model.heads": ("num_heads", "n_head", "n_heads", "num_attention_heads"),
     "model.kv_heads": ("num_kv_heads", "num_key_value_heads", "n_kv_heads"),
-    "checkpoint.every": ("save_every", "save_steps", "save_interval", "checkpoint_every", "ckpt_every"),
+    "model.ffn_dim": ("ffn_hidden_size", "intermediate_size", "d_ff"),
+    "model.rope_theta": ("rotary_base", "rope_base"),
+    "checkpoint.every": (
+        "save_every", "save_steps", "save_interval", "checkpoint_every", "ckpt_every", "checkpoint.interval",
+    ),
     "checkpoint.async": ("asynchronous", "async_save"),
-    "checkpoint.keep": ("save_total_limit", "keep_last", "max_to_keep", "save_top_k"),
+    "checkpoint.keep": ("save_total_limit", "keep_last", "max_to_keep", "save_top_k", "keep_latest_k"),
     "checkpoint.resume": ("resume_from", "resume_from_checkpoint", "resume"),
     "run_dir": ("output_dir", "out_dir", "save_dir", "logdir", "log_dir", "workdir"),
-    "seed": ("random_seed", "manual_seed"),
+    "seed": ("random_seed", "manual_seed", "seed_everything"),
     "deterministic": ("determinism", "use_deterministic_algorithms"),
 }  # fmt: skip
-"""Our keys, and their names in other programs."""
+"""Our keys, and their names in other programs, with the section where the name alone tells too little."""
 
 NOT_NEGATED = ("no_init_parameters",)
 """Names that begin like a negation but mean the same as ours."""
@@ -130,8 +148,20 @@ _OFFLOAD = "offloading to the memory of the host is not supported"
 _QUANTISED = "quantised weights are not supported"
 
 UNLIKE = {
-    **dict.fromkeys(("cp", "cp_size", "context_parallel", "context_parallel_size"), _CONTEXT),
-    **dict.fromkeys(("ep", "ep_size", "expert_parallel", "expert_parallel_size"), _EXPERTS),
+    **dict.fromkeys(
+        ("cp", "cp_size", "context_parallel", "context_parallel_size", "context_parallel_degree"), _CONTEXT
+    ),
+    **dict.fromkeys(
+        (
+            "ep",
+            "ep_size",
+            "expert_parallel",
+            "expert_parallel_size",
+            "expert_model_parallel_size",
+            "expert_parallel_degree",
+        ),
+        _EXPERTS,
+    ),
     **dict.fromkeys(("offload", "cpu_offload", "offload_optimizer", "offload_params"), _OFFLOAD),
     **dict.fromkeys(
         ("load_in_4bit", "load_in_8bit", "quantization", "quantize", "quantization_config"), _QUANTISED
@@ -152,15 +182,29 @@ UNLIKE = {
     ),
     "pin_memory": "samples are read by the ranks themselves",
     "micro_batch_size": "it follows from train.batch_size and parallel.pipeline.micro_batch_num",
-    "per_device_train_batch_size": "train.batch_size counts the samples of all ranks",
-    "per_device_batch_size": "train.batch_size counts the samples of all ranks",
-    "gradient_accumulation_steps": _MICRO,
-    "grad_accum": _MICRO,
+    **dict.fromkeys(
+        (
+            "per_device_train_batch_size",
+            "per_device_batch_size",
+            "local_batch_size",
+            "batch_size_per_gpu",
+            "batch_size_per_device",
+            "batch_size_per_rank",
+            "train_micro_batch_size_per_gpu",
+            "device_batch_size",
+            "local_bs",
+        ),
+        "train.batch_size counts the samples of all ranks",
+    ),
+    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum", "accumulate_grad_batches"), _MICRO),
     "dp": _DATA_PARALLEL,
     "data_parallel_size": _DATA_PARALLEL,
+    "warmup_fraction": "schedule.warmup_steps counts optimizer steps",
     "warmup_ratio": "schedule.warmup_steps counts optimizer steps",
     "num_workers": "samples are read by the ranks themselves",
-    "dropout": "the shipped models have none",
+    **dict.fromkeys(
+        ("dropout", "attention_dropout", "hidden_dropout", "lora_dropout"), "the shipped models have none"
+    ),
     "momentum": "it is a setting of optim=sgd and of optim=momentum",
 }
 """Settings of other programs that do not exist here: the reason, and what to set instead."""
@@ -183,11 +227,14 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     leaf = parts[-1].lower().replace("-", "_")
     if bad == len(parts) - 1 and leaf in UNLIKE:
         return None
+    if leaf not in NOT_NEGATED:  # disable_x means x, with the other value
+        leaf = NEGATED.sub("", leaf)
     every = dict.fromkeys(schema_keys.everywhere())
     valid = [k for k in every if not data or schema_keys.at(k.split("."), data) is not None]
 
     # a name that other programs use
-    ours = next((k for k, names in OTHERS.items() if leaf in names and k in valid), None)
+    known = {leaf, parts[-1].lower().replace("-", "_"), ".".join((*parts[-2:-1], leaf)).lower()}
+    ours = next((k for k, names in OTHERS.items() if known & set(names) and k in valid), None)
     if ours is not None:
         return ours
 
@@ -196,10 +243,16 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     if len(deeper := [k for k in below if _leaf(k) == leaf]) == 1:
         return deeper[0]
     above = ".".join(parts[:bad])
-    similar = nearest(parts[bad], [_leaf(k) for k in valid if k.rpartition(".")[0] == above])
+    wrong = leaf if bad == len(parts) - 1 else parts[bad]
+    similar = nearest(wrong, [_leaf(k) for k in valid if k.rpartition(".")[0] == above])
     meant = ".".join((*parts[:bad], similar, *parts[bad + 1 :])) if similar else ""
-    if meant in valid:
+    if meant in valid or (meant and data and schema_keys.at(meant.split("."), data) is not None):
         return meant
+
+    # a whole key with other dots
+    flat = [k for k in valid if k.replace(".", "_") == "_".join(parts)]
+    if len(flat) == 1:
+        return flat[0]
 
     # the same or a similar name in another section, but not in a section of another kind
     sections = {v.partition(".")[0] for v in valid}
@@ -211,6 +264,8 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
         return None
     inside = parts[0] if len(parts) > 1 and any(k.startswith(f"{parts[0]}.") for k in valid) else ""
     valid = [k for k in valid if k.startswith(f"{inside}.")] if inside else valid
+    if len(parts) > 1 and not inside:  # a similar name in an unknown section may be anything
+        return None
     near = nearest(leaf, {_leaf(k) for k in valid}, 0.75)
     return _only(parts, [k for k in valid if _leaf(k) == near])
 
@@ -222,8 +277,10 @@ def _may_be_meant(parts: Sequence[str], key: str, sections: Collection[str]) -> 
     mean logger.trackio.dir.
     """
     own = len(parts) > 1 and parts[0] in sections
+    if own and key.startswith(f"{parts[0]}."):
+        return key.count(".") + 1 >= len(parts)  # else the names between would be lost
     moves = key.count(".") < len(parts) and parts[-1] not in GENERIC
-    return not own or key.startswith(f"{parts[0]}.") or moves
+    return not own or moves
 
 
 def _leaf(key: str) -> str:

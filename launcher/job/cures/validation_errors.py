@@ -104,9 +104,8 @@ def _head(value: Any, room: int) -> tuple[Any, int]:
     return value, room - 1
 
 
-_NAME = re.compile(r"[\w.*/@^$-]+")
+_NAME = re.compile(r"(?!\d)[\w.*/@^$-]+")
 """A key that the grammar of overrides accepts."""
-_NEGATED = re.compile(r"(disable|no|not|without|skip)[_-]")
 
 
 def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: Origins) -> Problem:
@@ -131,8 +130,8 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     text = f"unknown key{did_you_mean(right)}"
     if secret(key):
         return Problem(key, text)
-    negated = _NEGATED.match(parts[-1]) and parts[-1] not in NOT_NEGATED
-    if negated and not _NEGATED.match(right.rpartition(".")[2]):
+    negated = suggestions.NEGATED.match(parts[-1]) and parts[-1] not in NOT_NEGATED
+    if negated and not suggestions.NEGATED.match(right.rpartition(".")[2]):
         if not isinstance(value, bool):
             return Problem(key, text)
         value = not value  # disable_x=true means x=false

@@ -17,8 +17,16 @@ from launcher.job.schema.python_errors import request_error
 
 T = TypeVar("T")
 
-Count = Annotated[int, Field(ge=1, strict=True)]
-Index = Annotated[int, Field(ge=0, strict=True)]
+LARGEST = 2**63 - 1
+"""The largest integer that torch takes, as a seed for one."""
+Count = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
+Index = Annotated[int, Field(ge=0, le=LARGEST, strict=True)]
+Size = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
+"""Of a dim of a tensor, or of a batch."""
+Ranks = Annotated[int, Field(ge=1, le=100_000, strict=True)]
+"""A number of ranks or of pieces of work: a plan lists each."""
+Many = Annotated[int, Field(ge=1, le=10_000, strict=True)]
+"""A number of layers, processes or runs, which are made one by one."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -53,7 +61,9 @@ class Settings(BaseModel, metaclass=_Loud):
     ``RequestTypeError``, which is also a ``TypeError``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), validate_default=True, allow_inf_nan=False
+    )
 
     @classmethod
     def model_validate(cls, obj: Any, **how: Any) -> Self:
@@ -88,11 +98,31 @@ TAKEN = (
 """Names in the run folder that the run and its steps use."""
 
 
+LONGEST_NAME, LONGEST_PATH = 255, 4000
+"""The most bytes of a name, and of a path, that file systems take."""
+_UNEXPANDED = re.compile(r"~[\w.-]*(/|$)|\$\w+(/|$)")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def local(path: str) -> str:
-    """Returns ``path``; raises ``ValueError`` for URLs such as ``s3://``, which would name a local folder."""
+    """Returns ``path``; raises ``ValueError`` if it is none that this machine could have as it is written.
+
+    URLs such as ``s3://``, ``~`` and ``$HOME`` would name new folders of these names. A line break would
+    begin a line of its own in a batch file.
+    """
+    if not path.strip():
+        raise ValueError("should not be empty")
+    if any(ord(c) < 32 or ord(c) == 127 for c in path):
+        raise ValueError("should be a path without line breaks and other control characters")
+    try:
+        longest = max(len(name.encode()) for name in path.split("/"))
+    except UnicodeEncodeError:
+        raise ValueError("should be a path in UTF-8") from None
+    if longest > LONGEST_NAME or len(path) > LONGEST_PATH:
+        raise ValueError(f"should be a path of at most {LONGEST_PATH} letters, and names of {LONGEST_NAME}")
+    if _UNEXPANDED.match(path):
+        why = f"should be a path: {path.partition('/')[0]} is a word of the shell"
+        raise ValueError(f"{why}; write the folder that it stands for, or ./{path} for one of this name")
     if (match := _SCHEME.match(path)) is None:
         return path
     if match[1] == "file":

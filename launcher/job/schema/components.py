@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from launcher.job.schema.base import Count, FilePath, Flag, Fraction, Settings
+from launcher.job.schema.base import Count, FilePath, Flag, Fraction, Many, Settings, Size
 from launcher.job.schema.objective import BCE, MSE, Accuracy, BitsPerByte, CrossEntropy, Perplexity, TopK
 from launcher.job.schema.optim import (
     SGD,
@@ -43,7 +43,7 @@ class Lora(Settings):
     ``modules``: names or globs of linear modules, or of modules around them.
     """
 
-    rank: Count
+    rank: Size
     alpha: float = Field(gt=0, allow_inf_nan=False)
     modules: str | tuple[str, ...] = Field(min_length=1)
 
@@ -64,12 +64,12 @@ class LanguageModel(ModelSettings):
     """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
     name: Literal["lm"]
-    vocab_size: Count | None = Field(description="null: as the data has them")
-    dim: Count = 128
-    layers: Count = 4
-    heads: Count = 4
-    kv_heads: Count | None = None
-    ffn_dim: Count | None = None
+    vocab_size: Size | None = Field(description="null: as the data has them")
+    dim: Size = 128
+    layers: Many = 4
+    heads: Size = 4
+    kv_heads: Size | None = None
+    ffn_dim: Size | None = None
     tied: Flag = True
     rope_theta: float = Field(10000.0, gt=0)
     norm_eps: float = Field(1e-5, gt=0)
@@ -98,27 +98,27 @@ class ResNet(ModelSettings):
 
     name: Literal["resnet"]
     depth: Literal[18, 34, 50] = 50
-    classes: Count = 10
+    classes: Size = 10
     stem: Literal["imagenet", "cifar"] = "cifar"
-    channels: Count = 3
-    width: Count = 64
+    channels: Size = 3
+    width: Size = 64
 
 
 class AutoParallelMLP(ModelSettings):
     """The network of AutoParallel's own example: flatten, layer1, relu1, layer2, relu2, layer3."""
 
     name: Literal["mlp"]
-    features: Count = 784
-    hidden: Count = 512
-    classes: Count = 10
+    features: Size = 784
+    hidden: Size = 512
+    classes: Size = 10
 
 
 class TiedPair(ModelSettings):
     """A vocabulary embedding and a head that share one table: the smallest tied pipeline."""
 
     name: Literal["tied_pair"]
-    vocab_size: Count | None = Field(description="null: as the data has them")
-    dim: Count = 64
+    vocab_size: Size | None = Field(description="null: as the data has them")
+    dim: Size = 64
 
 
 class HuggingFace(ModelSettings):
@@ -141,7 +141,7 @@ class Text(Settings):
         None, description="of tokenizer=file: a tokenizer.json, as Hugging Face has it"
     )
     vocab_size: Annotated[int, Field(ge=256)] = 256
-    seq_len: Count = 128
+    seq_len: Size = 128
     val_fraction: Fraction = 0.1
     cache: FilePath | None = Field(
         None,
@@ -164,7 +164,7 @@ class Mnist5k(Settings):
 
     name: Literal["mnist5k"]
     val_fraction: Fraction = 0.1
-    size: Count = Field(28, description="side in pixels; larger pads with zeros")
+    size: Size = Field(28, description="side in pixels; larger pads with zeros")
     channels: Literal[1, 3] = 1
 
 
@@ -173,7 +173,7 @@ class Idx(Settings):
 
     name: Literal["idx"]
     root: FilePath
-    size: Count = 28
+    size: Size = 28
     channels: Literal[1, 3] = 1
 
 
@@ -188,7 +188,7 @@ class Cifar10(Settings):
 class Crop(Settings):
     """A random square of the image; names and meaning are those of MindSpore's ``RandomCrop``."""
 
-    size: Count | None = Field(None, description="side in pixels; null: data.size")
+    size: Size | None = Field(None, description="side in pixels; null: data.size")
     padding: Annotated[int, Field(ge=0)] = Field(0, description="black pixels around the image before")
 
 
@@ -206,7 +206,7 @@ class ImageFolder(Settings):
     root: FilePath
     val: FilePath | None = Field(None, description="another such folder; null: val_fraction of root")
     val_fraction: Fraction = 0.1
-    size: Count = Field(32, description="side in pixels of the model's input")
+    size: Size = Field(32, description="side in pixels of the model's input")
     channels: Literal[1, 3] = 3
     crop: Crop | None = None
     flip: Fraction = Field(0.0, description="probability of being mirrored, left for right")
@@ -237,8 +237,8 @@ class RandomTokens(Settings):
     """Uniform random tokens from the seed, for testing shapes and speed, not for learning."""
 
     name: Literal["random_tokens"]
-    vocab_size: Count
-    seq_len: Count
+    vocab_size: Size
+    seq_len: Size
     samples: Count = 4096
 
 
@@ -262,8 +262,8 @@ class Tokens(Settings):
     path: Paths | None = None
     sources: tuple[TokenSource, ...] = ()
     dtype: Literal["uint16", "uint32"] = Field("uint16", description="of files without a header")
-    vocab_size: Count | None = Field(None, description="null: as the headers of the files say it")
-    seq_len: Count = 128
+    vocab_size: Size | None = Field(None, description="null: as the headers of the files say it")
+    seq_len: Size = 128
     packing: Literal["windows", "best_fit", "single"] = Field(
         "windows", description="cut as they come; documents whole, padded; one document, padded"
     )
@@ -295,8 +295,8 @@ class Chat(Settings):
     tokenizer: Literal["bytes", "file"] = "bytes"
     tokenizer_file: FilePath | None = Field(None, description="of tokenizer=file: a tokenizer.json")
     template: FilePath | None = Field(None, description="a .jinja file; null: the tokenizer's own")
-    vocab_size: Count | None = Field(None, description="null: as many as the tokenizer has")
-    seq_len: Count = 256
+    vocab_size: Size | None = Field(None, description="null: as many as the tokenizer has")
+    seq_len: Size = 256
     packing: Literal["single", "best_fit"] = Field(
         "single", description="one conversation per sample, padded; several where they fit, kept apart"
     )

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from launcher.errors import Problem
-from launcher.job.schema.base import Count, FilePath, Flag, Goal, Index, Settings, Switch
+from launcher.job.schema.base import Count, FilePath, Flag, Goal, Index, Many, Ranks, Settings, Size, Switch
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule, Target
 from launcher.job.schema.launch import Drill, Kubernetes, Profiler
@@ -73,7 +73,7 @@ class Train(Settings):
 
     steps: Count | None = None
     epochs: Count | None = Field(None, description="times that every sample is trained on")
-    batch_size: Count
+    batch_size: Size
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
     loss_scale: float | None = Field(
         None, gt=0, description="fp16 only; null: from 65536, halved at an overflow"
@@ -110,11 +110,21 @@ SlurmTime = Annotated[
 ]
 
 
+def _one_word(given: str) -> str:
+    """Refuses spaces and line breaks: sbatch would read more options in a line, and bash lines of its own."""
+    if not given or any(c.isspace() or not c.isprintable() for c in given):
+        raise ValueError("should be one word")
+    return given
+
+
+SlurmName = Annotated[str, AfterValidator(_one_word)]
+
+
 class Slurm(Settings):
     """A Slurm job. Its nodes and ranks are those of ``launch``."""
 
-    partition: str | None = None
-    account: str | None = None
+    partition: SlurmName | None = None
+    account: SlurmName | None = None
     time: SlurmTime | None = None
     gpus_per_node: Index | None = None
     cpus_per_task: Count | None = None
@@ -148,8 +158,8 @@ class Launch(Settings):
     """How ranks start. ``nproc``: ranks per node; null: as many as the layout needs."""
 
     mode: Literal["auto", "spawn", "external", "inproc"] = "auto"
-    nproc: Count | None = None
-    nnodes: Count = 1
+    nproc: Ranks | None = None
+    nnodes: Ranks = 1
     backend: Literal["auto", "gloo", "nccl"] | TorchName = "auto"
     device: Literal["auto", "cpu", "cuda"] | TorchName = "auto"
     max_restarts: Index = 0
@@ -160,7 +170,7 @@ class Launch(Settings):
     port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         None, description="null: a free one, chosen by the system"
     )
-    threads: Count = Field(1, description="CPU threads per rank")
+    threads: Many = Field(1, description="CPU threads per rank")
     check_memory: Flag = Field(True, description="refuse what does not fit the memory of this machine")
     signal_save: Flag = Field(True, description="a signal that asks to stop: save a checkpoint first")
     slurm: Slurm | None = Field(None, description="a job of Slurm in place of ranks here")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from launcher.job.schema.base import RUN, Count, FilePath, Flag, Index, Settings, checked, local
+from launcher.job.schema.base import RUN, Count, FilePath, Flag, Index, Ranks, Settings, checked, local
 
 Scheduler = Literal[
     "gpipe",
@@ -63,17 +63,17 @@ OldAbsoluteJson = Annotated[OldPath, AfterValidator(_operators)]
 
 
 class Pipeline(Settings):
-    stages: Count = 1
+    stages: Ranks = 1
     stage_config: Literal["auto"] | dict[str, Any] = Field("auto", description="{module name or glob: stage}")
     scheduler: Scheduler = "1f1b"
     interleave: Flag = False
-    chunks: Count = Field(2, description="virtual stages per rank when interleave is on")
+    chunks: Ranks = Field(2, description="virtual stages per rank when interleave is on")
     less_memory: Flag = Field(
         False, description="interleaved 1f1b that runs ahead by one forward per rank, not two"
     )
-    micro_batch_num: Count | None = Field(None, description="null: as many as stages")
+    micro_batch_num: Ranks | None = Field(None, description="null: as many as stages")
     loss_reduction: Literal["mean", "sum"] = "mean"
-    seq_chunks: Count = Field(1, description="pieces of a sequence, for the seq* schedulers")
+    seq_chunks: Ranks = Field(1, description="pieces of a sequence, for the seq* schedulers")
     seq_split: Literal["balanced", "equal"] = Field(
         "balanced", description="pieces of equal cost, or equal length"
     )
@@ -191,10 +191,10 @@ def _modules(recompute: Any) -> Any:
 
 
 class Grid(Settings):
-    pp: Count | None = None
-    dp_replicate: Count | None = None
-    dp_shard: Count | None = None
-    tp: Count | None = None
+    pp: Ranks | None = None
+    dp_replicate: Ranks | None = None
+    dp_shard: Ranks | None = None
+    tp: Ranks | None = None
 
 
 class LocalNorm(Settings):

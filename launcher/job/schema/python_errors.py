@@ -21,6 +21,7 @@ WORDS = {
     "bool_type": "should be true or false",
     "bool_parsing": "should be true or false",
     "string_type": "should be text",
+    "string_unicode": "should be text in UTF-8",
     "string_too_short": "should not be empty",
     "string_pattern_mismatch": "should be letters, digits, '.', '_' and '-', starting with a letter or digit",
     "torch_name": "should be a name that torch has, in lower case",
@@ -28,10 +29,10 @@ WORDS = {
     "model_attributes_type": "should be a group of keys",
     "dict_type": "should be a group of keys",
     "tuple_type": "should be a list",
-    "greater_than_equal": "should be at least {ge:g}",
-    "greater_than": "should be more than {gt:g}",
-    "less_than_equal": "should be at most {le:g}",
-    "less_than": "should be less than {lt:g}",
+    "greater_than_equal": "should be at least {ge}",
+    "greater_than": "should be more than {gt}",
+    "less_than_equal": "should be at most {le}",
+    "less_than": "should be less than {lt}",
     "too_long": "should have at most {max_length} items",
     "too_short": "should have at least {min_length} items",
     "extra_forbidden": "unknown key",
@@ -113,4 +114,5 @@ def reason(detail: ErrorDetails) -> str:
     if kind == "value_error":
         return str(context["error"])
     text: str = detail["msg"]
-    return WORDS[kind].format(**context) if kind in WORDS else text[:1].lower() + text[1:]
+    bounds = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
+    return WORDS[kind].format(**bounds) if kind in WORDS else text[:1].lower() + text[1:]

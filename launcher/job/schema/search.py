@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from launcher.job.schema.base import Count, FilePath, Flag, Goal, Index, Settings
+from launcher.job.schema.base import Count, FilePath, Flag, Goal, Index, Many, Settings
 
 AUTO = "auto"
 PARALLEL = "parallel"
@@ -159,9 +159,9 @@ class Sweep(Settings):
     over: dict[str, str | tuple[Any, ...]] = Field(
         {}, description="axes: lists of values, or an interval as on the command line, by the key that varies"
     )
-    parallel: Count | Literal["auto"] = "auto"
+    parallel: Many | Literal["auto"] = "auto"
     sampler: Literal["grid", "random", "tpe"] = GRID
-    cells: Count | None = Field(None, description="that a sampler proposes; null: as many as the time allows")
+    cells: Many | None = Field(None, description="that a sampler proposes; null: as many as the time allows")
     minutes: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="after which no cell begins; null: no limit"
     )
@@ -173,6 +173,6 @@ class Sweep(Settings):
     prune: Literal["asha", "median"] | None = Field(
         None, description="ends cells whose metric is worse at a validation"
     )
-    seeds: Count = Field(1, description="runs of each cell, with one seed after another")
+    seeds: Many = Field(1, description="runs of each cell, with one seed after another")
     plan: Flag = Field(False, description="plan all cells, print what is predicted, run none")
     certify: Flag = Field(False, description="compare the losses of cells that differ in their layout only")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from launcher.job.schema.base import RUN, Count, FilePath, Flag, Settings, checked
+from launcher.job.schema.base import RUN, Count, FilePath, Flag, Many, Ranks, Settings, checked
 from launcher.job.schema.cluster import Precision
 from launcher.job.schema.components import Paths
 
@@ -131,11 +131,11 @@ class Transform(Settings):
         None, min_length=1, pattern=r"^[^/\\\x00]+$", description="of the names of rank files"
     )
     strategy: FilePath | None = None
-    nproc: Count = 1
-    stages: Count = 1
-    shard_size: Count = 1
-    tp: Count = 1
-    workers: Count = 1
+    nproc: Ranks = 1
+    stages: Ranks = 1
+    shard_size: Ranks = 1
+    tp: Ranks = 1
+    workers: Many = 1
     overwrite: Flag = False
 
 
@@ -231,7 +231,7 @@ class Prepare(Settings):
     shard_tokens: Count = Field(
         1 << 26, description="in a file, at least; a restart continues after complete files"
     )
-    workers: Count | None = Field(None, description="processes; null: one per core")
+    workers: Many | None = Field(None, description="processes; null: one per core")
     overwrite: Flag = False
 
     @model_validator(mode="after")

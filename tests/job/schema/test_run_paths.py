@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema import keys
+from launcher.job.schema.base import local
 
 STEPS = keys.kinds(keys.at(("steps", "any"), {}))
 EVERY = dict(keys.noted()) | {
@@ -55,3 +58,35 @@ def test_an_item_of_a_list_is_refused():
 def test_a_file_url_says_what_to_write():
     with pytest.raises(RequestError, match="should be a path: write /tmp/x without file://"):
         compose(["runs=file:///tmp/x"])
+
+
+UNUSABLE = {
+    "": "should not be empty",
+    "  ": "should not be empty",
+    "a\x1bb": "should be a path without line breaks and other control characters",
+    "\udcff": "should be a path in UTF-8",
+    "a" * 256: "should be a path of at most 4000 letters, and names of 255",
+    "a/" * 2001: "should be a path of at most 4000 letters, and names of 255",
+    "~": "~ is a word of the shell; write the folder that it stands for, or ./~ for one of this name",
+    "~/runs": "~ is a word of the shell; write the folder that it stands for, or ./~/runs for one of this name",
+    "$HOME/x": "$HOME is a word of the shell; write the folder that it stands for, or ./$HOME/x for one of this name",
+}
+
+
+@pytest.mark.parametrize("path", UNUSABLE, ids=range(len(UNUSABLE)))
+def test_a_path_that_no_file_system_has_as_it_is_written_is_refused(path):
+    with pytest.raises(ValueError, match=re.escape(UNUSABLE[path])):
+        local(path)
+
+
+@pytest.mark.parametrize("path", ["./~", "a~", "~a b", "a/$HOME", "-", "a b", "über/x", "a" * 255, "run:x"])
+def test_any_other_path_is_taken(path):
+    assert local(path) == path
+
+
+def test_the_cure_of_a_word_of_the_shell_is_what_it_stands_for(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    for text in ("~/runs", "$HOME/runs"):
+        with pytest.raises(RequestError) as caught:
+            compose([f"runs='{text}'"])
+        assert [p.cure for p in caught.value.problems] == ["runs=/home/me/runs"]
