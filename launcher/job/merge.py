@@ -314,10 +314,12 @@ def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> 
     if wanted is None:
         return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")
 
-    # suggest a similar key
+    # suggest a similar key; block_size is not a misspelt vocab_size, though the same section makes them alike
     hint = nearest(wanted, known, 0.8)
+    section, _, leaf = wanted.partition(".")
+    if hint and hint.startswith(f"{section}.") and nearest(leaf, [hint.partition(".")[2]], 0.8) is None:
+        hint = None
     fixed = paste(key, text.replace(wanted, hint)) if hint else ""
-    section = wanted.partition(".")[0]
     advice = did_you_mean(hint, shown=lambda name: f"${{{name}}}")
     if not hint and section in CHOSEN:
         advice = f": this {section} has none"

@@ -285,3 +285,12 @@ def test_a_strategy_under_a_glob_is_deleted_by_its_name() -> None:
     key = "parallel.operators.layers.*.mlp"
     told = f"~{key}.upp: nothing to delete, did you mean '{key}.up'?"
     assert str(caught.value) == f"{key}.upp: {told} (try: '~{key}.up')"
+
+
+def test_another_key_of_the_section_is_no_misspelling_of_the_one_that_is_referred_to() -> None:
+    with pytest.raises(RequestError) as refused:
+        compose(["recipe=lm_single", "data=null", "data._target_=mine.Chars", "data.block_size=16"])
+    (text,) = [str(p) for p in refused.value.problems if p.key == "model.vocab_size"]
+    assert text.endswith("cannot be resolved; there is no key 'data.vocab_size': this data has none")
+    with pytest.raises(RequestError, match=r"did you mean \$\{data\.vocab_size\}\?"):
+        compose(["recipe=lm_single", "model.vocab_size=${data.vocabsize}"])

@@ -320,6 +320,22 @@ def vocabulary(settings: Chat) -> int | None:
         return None
 
 
+def _labelled(by: ChatTokenizer, row: Row) -> Labelled:
+    """The tokens of a row, and which are trained on. Raises ``BadRow`` if that is none."""
+    ids, counted = by.labelled(conversation(row.data))
+    if not counted[1:].any():
+        raise BadRow("the assistant says nothing in it")
+    return ids, counted
+
+
+def _usable(by: ChatTokenizer, row: Row) -> bool:
+    try:
+        _labelled(by, row)
+    except BadRow:
+        return False
+    return True
+
+
 def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | None) -> Iterator[Problem]:
     try:
         corpus_files = files(paths)
@@ -340,9 +356,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
     ends = False
     for row in first[:ROWS_CHECKED]:
         try:
-            ids, counted = by.labelled(conversation(row.data))
-            if not counted[1:].any():
-                raise BadRow("the assistant says nothing in it")
+            ids, counted = _labelled(by, row)
             ends = ends or by.ends_a_turn(ids, counted)
             endless.append((row, by.learnt(ids, counted)))
         except BadRow as error:
@@ -350,7 +364,8 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
             why = error.advice(corpus_files[row.file].path) if isinstance(error, OtherForm) else str(error)
             why = f"{row.place}: {why}"
             if settings.on_bad == "error":
-                yield Problem(key, why) if other else Problem(key, f"{why}; {SKIP}", "data.on_bad=skip")
+                leaves_some = not other and any(_usable(by, one) for one in first)
+                yield Problem(key, f"{why}; {SKIP}", "data.on_bad=skip") if leaves_some else Problem(key, why)
                 return
             bad.append(why)
             continue
