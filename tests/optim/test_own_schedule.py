@@ -66,8 +66,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "other arguments": (
         "InverseRoot", {"warmup_steps": 2},
-        "its arguments do not fit: got an unexpected keyword argument 'warmup_steps', did you mean 'warmup'? "
-        "(try: ~schedule.warmup_steps schedule.warmup=2)",
+        "its arguments do not fit: got an unexpected keyword argument 'warmup_steps' "
+        "(it takes warmup)",
     ),
     "unbuilt": (
         "Unbuilt", {},

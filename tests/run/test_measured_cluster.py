@@ -129,8 +129,8 @@ def test_the_file_predicts_what_the_table_says(tmp_path: Path, found: tuple[list
     [
         (
             "plan/cluster.yaml",
-            "search.best = plan/cluster.yaml: the refitted cluster is written to this file\n"
-            "    set by: search.best=plan/cluster.yaml (command line)\n    try:    search.best=plan/best.yaml\n",
+            "search.best = plan/cluster.yaml: the refitted cluster is written to this file; give the recipe another "
+            "name\n    set by: search.best=plan/cluster.yaml (command line)\n",
         ),
         ("own/best.yaml", "search.best: own/cluster.yaml: it exists, but no search wrote it\n"),
     ],

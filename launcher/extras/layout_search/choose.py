@@ -56,8 +56,8 @@ def _with_local_ranks(job: Job) -> Job:
 def _beside(best: Path, job: Job) -> Problem | None:
     """Why the cluster file cannot be written beside the recipe."""
     if best.name == CLUSTER:
-        text = f"{best}: the refitted cluster is written to this file"
-        return Problem(measuring.BEST_KEY, text, f"{measuring.BEST_KEY}={best.with_name('best.yaml')}")
+        text = f"{best}: the refitted cluster is written to this file; give the recipe another name"
+        return Problem(measuring.BEST_KEY, text)
     problem = measuring.unwritable(best.with_name(CLUSTER), job)
     if problem is not None and problem.cure.endswith(CLUSTER):
         return replace(problem, cure=problem.cure.removesuffix(CLUSTER) + best.name)

@@ -27,6 +27,11 @@ def _positive(n: int) -> int:
     return n
 
 
+def _named(value: Any) -> Any:
+    """MindSpore's own default, an empty name, is no file."""
+    return None if value == "" else value
+
+
 def _either_form(path: str) -> str:
     if not path.endswith((".json", ".ckpt")):
         raise ValueError("should end in .json or .ckpt")
@@ -244,5 +249,7 @@ class Parallel(Settings):
     param_strategy: ParamStrategy = ParamStrategy()
     operator_strategy: OperatorStrategy = OperatorStrategy()
     group_file: NewJsonOrCkpt | None = None
-    transformer_opt: FilePath | Annotated[dict[str, Any], AfterValidator(_switches)] | None = None
+    transformer_opt: Annotated[
+        FilePath | Annotated[dict[str, Any], AfterValidator(_switches)] | None, BeforeValidator(_named)
+    ] = None
     deferred_init: Flag = True
