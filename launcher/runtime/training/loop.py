@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from launcher.errors import RunError
 from launcher.objective.metrics import values
-from launcher.runtime.faults import Preempted, signal_name
+from launcher.runtime.faults import Preempted
 from launcher.runtime.training import monitored_metrics, save, throughput
 from launcher.runtime.training.monitored_metrics import Watched
 from launcher.runtime.training.session import Session
@@ -192,7 +192,8 @@ def stop(s: Session) -> NoReturn:
     dist.all_reduce(signals, dist.ReduceOp.MAX)
     signum = int(signals.item())
     if s.world.rank == 0:
-        s.emit({"text": f"{signal_name(signum)}: stopping after {s.step} steps"})
+        # without the signal: the launcher may have sent another one than it received, and names that
+        s.emit({"text": f"stopping after {s.step} steps"})
     if s.average is not None:
         s.average.put_back()
     raise Preempted(signum, s.on_stop())
