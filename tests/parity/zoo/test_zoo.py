@@ -27,6 +27,7 @@ SAMPLE = {
     "VmapGlue": (SELECTIVE,), "PixelShuffle": (WHOLE,),
     "SpectralNormNew": (WHOLE,), "SharedBiasAcross": (STAGES,), "TensorHook": (WHOLE,), "RootHook": (THREE, WHOLE),
     "TiedThrice": (CUT, HALVED, CHUNKS), "DetachedInPlace": (STAGES,), "ParameterHook": (WHOLE,),
+    "Recursive": (SELECTIVE,), "VmapInside": (SELECTIVE,), "ScriptedGlue": (CUT,), "CompiledModule": ("pp2", REPLICAS),
 }  # fmt: skip
 """Each way to go wrong, under the layouts that it goes wrong in: stages, split backwards, shards, replicas."""
 
