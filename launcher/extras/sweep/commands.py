@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError
 from launcher.extras.sweep import folder
 from launcher.plan.values.text import many
@@ -26,7 +25,7 @@ def carry_out(words: Sequence[str]) -> int:
         one = cells[0] if cells else at
         text = f"logs {at}: is a sweep; each cell has its own log: launcher logs {one}"
         raise RequestError((Problem("", text, "", tuple(words)),))
-    say("\n".join({"status": _status, "cancel": _cancel}[name](at, cells)))
+    commands.show({"status": _status, "cancel": _cancel}[name](at, cells))
     return DONE
 
 
