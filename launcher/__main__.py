@@ -252,6 +252,9 @@ def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
         from launcher.job.cures.report import render
         from launcher.run.cures import examine
 
+        if words and words[0] in (*OF_A_RUN, BEGIN):  # a command has no settings to mend
+            tell(render(error.problems, None, typed(words)))
+            return REFUSED
         known = examine(words, error, check_words)
         tell(render(known.problems, known.origins, typed(words)))
     return REFUSED

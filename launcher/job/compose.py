@@ -125,7 +125,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     # refuse what untrusted files may not set, and what would never end, before anything is resolved
     raw = cast(dict[str, Any], OmegaConf.to_container(composed.cfg, resolve=False))
     known = (*of_files(composed.files), *places)
-    early = [*recipe_trust.problems(raw, gather(known, raw), composed.files, config_dir)]
+    early = [*recipe_trust.problems(raw, gather(known, raw), composed.files, config_dir, resolved=False)]
     if (endless := expansion(raw)) is not None:
         early.append(endless)
     if early:
@@ -134,6 +134,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     # resolve, then validate with the schema
     data = _data(composed, problems)
     origins = gather(known, data)
+    problems += recipe_trust.problems(data, origins, composed.files, config_dir, resolved=True)
     recipe_trust.forget(data)
     problems += _idle(origins)
     problems = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in problems]

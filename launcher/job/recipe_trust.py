@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.config_files import CONF, RECIPES
-from launcher.job.origins import Origins
+from launcher.job.origins import Origin, Origins
 
 SETTING = "security.recipe"
 PROGRAMS = {
@@ -36,27 +36,35 @@ _RESOLVER = re.compile(r"\$\{[^{}]*(:|\$\{)")
 
 
 def problems(
-    raw: Mapping[str, Any], origins: Origins, files: Sequence[tuple[Path, str]], own: Path | None
+    data: Mapping[str, Any],
+    origins: Origins,
+    files: Sequence[tuple[Path, str]],
+    own: Path | None,
+    *,
+    resolved: bool,
 ) -> Iterator[Problem]:
-    """Yields a problem for each setting that ``files`` must not make.
+    """Yields a problem for each setting that ``files`` must not make; ``own``: the folder of --config-dir.
 
-    ``raw``: the configuration before interpolation; ``own``: the folder of --config-dir.
+    Called twice: with the configuration before interpolation, which would run resolvers, and when it is
+    ``resolved``, since ``security: ${x}`` shows only then what it sets.
     """
-    said = origins.of(SETTING)
-    if said is not None and not said.typed and not said.shipped:
-        yield Problem(SETTING, f"{said.value}: a file cannot say whether it is trusted; the command line can")
+    said = _of_file(origins, SETTING)
+    if said is not None and _value(data, SETTING) is not None:
+        yield Problem(
+            SETTING, f"{_value(data, SETTING)}: a file cannot say whether it is trusted; the command line can"
+        )
         return
     run = origins.of("run_dir")  # as typed: a file that names a run folder is not the request that it holds
-    here = _value(raw, "run_dir") if run is not None and run.typed else None
-    why = _stranger(_value(raw, SETTING), [path for path, _ in files], own, here)
+    here = _value(data, "run_dir") if run is not None and run.typed else None
+    why = _stranger(_value(data, SETTING), [path for path, _ in files], own, here)
     if not why:
         return
-    cure = "" if _value(raw, SETTING) == "untrusted" else f"{SETTING}=trusted"
+    cure = "" if _value(data, SETTING) == "untrusted" else f"{SETTING}=trusted"
     for key, reason in PROGRAMS.items():
-        value = _value(raw, key)
+        value = _value(data, key)
         if value and _of_file(origins, key):
             yield Problem(key, f"{value}: {reason}, and {why}", cure)
-    for key, text in _texts(raw):
+    for key, text in () if resolved else _texts(data):
         if _RESOLVER.search(text) and _of_file(origins, key):
             yield Problem(key, f"{text}: it may read the environment, and {why}", cure)
 
@@ -92,18 +100,20 @@ def code(data: Mapping[str, Any], origins: Origins) -> Iterator[str]:
     """Yields a line for each setting by which files bring code, and where it is set."""
     for key, _ in PROGRAMS.items():
         value = _value(data, key)
-        if value and _of_file(origins, key):
-            origin = origins.of(key)
-            assert origin is not None
+        origin = _of_file(origins, key)
+        if value and origin is not None:
             where = origin.where.rpartition(":")[0]
             named = ", ".join(map(str, value)) if key == "security.allow" else key
             yield f"code: {named}, allowed by {where}"
 
 
-def _of_file(origins: Origins, key: str) -> bool:
-    """Whether a file that is not the launcher's set the key."""
-    origin = origins.of(key)
-    return origin is not None and not origin.typed and not origin.shipped
+def _of_file(origins: Origins, key: str) -> Origin | None:
+    """Where a file that is not the launcher's set the key, or one above it by another name: ``${x}``."""
+    parts = key.split(".")
+    above = [origins.all(".".join(parts[:n]))[-1:] for n in range(1, len(parts))]
+    named = [origin for (origin,) in filter(None, above) if "${" in str(origin.value)]
+    places = [*named, *filter(None, [origins.of(key)])]
+    return next((origin for origin in places if not origin.typed and not origin.shipped), None)
 
 
 def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from launcher.run import slurm, slurm_files
 from launcher.run.hand_over import JOB, SKY
 from launcher.runtime import console_log, run_folder
 from launcher.runtime.run_folder import at_work
-from launcher.untrusted.files import LINK, RefusedFile, opened, parsed, read_json, stands
+from launcher.untrusted.files import LINK, RefusedFile, brief, opened, parsed, read_json, stands
 
 FIGURES = ("loss", "step", "steps", "step_ms", "tokens_per_s")
 LAST = 1 << 20
@@ -26,6 +27,8 @@ LAST = 1 << 20
 ALIVE = ("submitted", "running", "preempted")
 SHOWN = 3
 """The most runs of a folder that a message names."""
+JOB_NUMBER = re.compile(r"\d+([_+]\d+)?")
+"""Of a job, of a task of an array, or of a component of a heterogeneous job."""
 WRITTEN = "written"
 """The status of a job that the user submits."""
 SLURM_SAYS = "%T on %N, %M of %l, %r"
@@ -34,8 +37,7 @@ SLURM_SAYS = "%T on %N, %M of %l, %r"
 def carry_out(words: Sequence[str]) -> int:
     """Runs a command; ``words``: its name and a run folder. Raises ``RequestError``, ``RunError``."""
     run, said = check(words)
-    lines = {"status": _status, "logs": _logs, "cancel": _cancel}[words[0]](run, said)
-    say("\n".join(lines))
+    show({"status": _status, "logs": _logs, "cancel": _cancel}[words[0]](run, said))
     return DONE
 
 
@@ -87,6 +89,11 @@ def _runs_below(folder: Path) -> list[Path]:
                 if run_folder.read_status(run) is not None:
                     found[run] = path.stat().st_mtime
     return sorted(found, key=lambda run: (found[run], run), reverse=True)
+
+
+def show(lines: Iterable[str]) -> None:
+    """Prints ``lines``, whose parts may come from files that somebody else wrote."""
+    say("\n".join(printable(line, "\t") for line in lines))
 
 
 def progress(run: Path) -> Iterator[str]:
@@ -145,7 +152,7 @@ def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
         raise RequestError((Problem("run_dir", told(error)),)) from error
     if before:
         yield f"... {bytes_text(before)} before this are not shown: {path}"
-    yield from (printable(line, "\t") for line in text.decode(errors="replace").splitlines())
+    yield from text.decode(errors="replace").splitlines()
     if said.get("status") in ALIVE:
         yield f"more as it comes: tail -F {path}"
 
@@ -188,7 +195,18 @@ def _job(run: Path, said: dict[str, Any]) -> str | None:
     """The Slurm job number, from the submission or the last start."""
     name = str(said.get("job", ""))
     number = said.get("slurm") or (name.rpartition(" ")[2] if name.startswith("slurm ") else None)
-    return _of_array(run) if number is None else str(number)
+    return _of_array(run) if number is None else _job_number(number, run / run_folder.STATUS)
+
+
+def _job_number(number: object, file: Path) -> str:
+    """``number`` as an argument for Slurm's commands. Raises ``RequestError`` if it is another argument.
+
+    Somebody else may have written the file: ``--me`` would cancel all jobs of the user.
+    """
+    if JOB_NUMBER.fullmatch(str(number)) is None:
+        text = f"{file}: its job of Slurm is {brief(number)}, which is no number of a job"
+        raise RequestError((Problem("run_dir", text),))
+    return str(number)
 
 
 def _of_array(run: Path) -> str | None:
@@ -198,7 +216,7 @@ def _of_array(run: Path) -> str | None:
     except (OSError, ValueError):
         return None
     number = numbers.get(run.absolute().name) if isinstance(numbers, dict) else None
-    return None if number is None else str(number)
+    return None if number is None else _job_number(number, run.absolute().parent / slurm_files.NUMBERS)
 
 
 def _manifest(run: Path) -> Path | None:
@@ -235,11 +253,12 @@ def _last_row(path: Path) -> dict[str, Any] | None:
             row = parsed(line)
         except ValueError:  # an incomplete line, or no row
             continue
-        if isinstance(row, dict) and "loss" in row and all(_number(row, name) for name in FIGURES):
+        if isinstance(row, dict) and {"loss", "step"} <= row.keys() and all(_number(row, n) for n in FIGURES):
             return row
     return None
 
 
 def _number(row: Mapping[str, Any], name: str) -> bool:
     """Whether a figure is a number or missing; a loss may be ``null``."""
-    return isinstance(row.get(name, 0), int | float) or (name == "loss" and row[name] is None)
+    value = row.get(name, 0)
+    return type(value) in (int, float) or (name == "loss" and value is None)

@@ -275,7 +275,7 @@ def locked(run: Path) -> Iterator[None]:
     path = run / LOCK_FILE
     mine = f"{os.getpid()} {socket.gethostname()}\n".encode()
     with named_errors(path, len(mine)):
-        fd = _opened(run)
+        fd = _opened(run, os.O_RDWR | os.O_CREAT)
     with open(fd, encoding="utf-8") as file:
         if _taken(file):
             _wait_for_the_dead(file, run)
@@ -291,7 +291,7 @@ def at_work(run: Path, patience_s: float) -> str | None:
     if not (run / LOCK_FILE).is_file():
         return None
     end = time.monotonic() + patience_s
-    with open(open_below(run, LOCK_FILE, os.O_RDWR), "r+", encoding="utf-8") as file:
+    with open(_opened(run, os.O_RDWR), "r+", encoding="utf-8") as file:
         while _taken(file):
             if time.monotonic() > end:
                 return _who(file)
@@ -299,9 +299,9 @@ def at_work(run: Path, patience_s: float) -> str | None:
     return None
 
 
-def _opened(run: Path) -> int:
+def _opened(run: Path, flags: int) -> int:
     try:
-        return open_below(run, LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        return open_below(run, LOCK_FILE, flags)
     except RefusedFile as error:
         raise RequestError((Problem("run_dir", str(error)),)) from error
 

@@ -36,6 +36,18 @@ BRINGS = {
 }  # fmt: skip
 
 
+BEHIND_A_NAME = {
+    "code": ("security: ${parallel.operators}\nparallel: {operators: {allow: [mine]}}", "security.allow"),
+    "a list": ("security: {allow: '${parallel.operators.x}'}\nparallel: {operators: {x: [mine]}}", "security.allow"),
+    "lines of bash": (
+        "launch: {slurm: '${parallel.operators}'}\nparallel: {operators: {setup: [id]}}", "launch.slurm.setup",
+    ),
+    "all of launch": (
+        "launch: ${parallel.operators}\nparallel: {operators: {slurm: {container: evil}}}", "launch.slurm.container",
+    ),
+}  # fmt: skip
+
+
 def write(folder: Path, section: str) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "theirs.yaml").write_text(RECIPE.format(section=section))
@@ -65,6 +77,18 @@ def test_a_recipe_from_elsewhere_may_not(here, section, key, text):
         f"{text}, and {path} is outside of the current folder", "security.recipe=trusted",
     )  # fmt: skip
     assert key not in refused([f"recipe={path}", "security.recipe=trusted"])
+
+
+@pytest.mark.parametrize(("section", "key"), BEHIND_A_NAME.values(), ids=BEHIND_A_NAME)
+def test_what_it_may_not_set_it_may_not_name_either(here, section, key):
+    path = write(here.parent / "there", section)
+    assert key in refused([f"recipe={path}"])
+    assert key not in refused([f"recipe={path}", "security.recipe=trusted"])
+
+
+def test_a_file_cannot_trust_itself_by_another_name(here):
+    path = write(here.parent / "there", "security: ${parallel.operators}\nparallel: {operators: {recipe: trusted}}")
+    assert "security.recipe" in refused([f"recipe={path}"])
 
 
 @pytest.mark.parametrize(("section", "key", "text"), BRINGS.values(), ids=BRINGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -287,3 +288,58 @@ def test_a_loss_that_is_no_number_is_said(tmp_path: Path, capsys: pytest.Capture
     write_status(tmp_path, status="done")
     (tmp_path / "metrics.jsonl").write_text('{"loss": null, "step": 3, "steps": 9}\n')
     assert answer(["status", str(tmp_path)], capsys)[1] == f"{tmp_path}: done\nstep 3 of 9, loss nan, 0.0 us a step\n"
+
+
+@pytest.mark.parametrize("number", ["--me", "-u root", "7; id", "", ["7", "8"], {"a": 1}, "7 8", "$(id)"], ids=str)
+@pytest.mark.parametrize("where", ["slurm", "jobs.json"])
+def test_only_the_number_of_a_job_reaches_scancel(
+    job: Path, where: str, number: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if where == "slurm":
+        write_status(job, status="running", slurm=number)
+    else:
+        write_status(job, status="submitted")
+        (job.parent / "jobs.json").write_text(json.dumps({job.name: number}))
+    code, said = answer(["cancel", str(job)], capsys)
+    assert code in (1, 2)
+    assert (code == 1 and number == "") or said.rstrip().endswith(", which is no number of a job")
+    assert not (job.parent / "cancelled").exists()
+
+
+@pytest.mark.parametrize("number", ["77", "77_3", "77+1", 77], ids=str)
+def test_each_form_of_a_number_does(job: Path, number: object, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(job, status="running", slurm=number)
+    assert answer(["cancel", str(job)], capsys)[0] == 0
+    assert (job.parent / "cancelled").read_text() == f"{number}\n"
+
+
+def test_no_terminal_obeys_what_somebody_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(tmp_path, status="\x1b[31mred\x07", error="\x9b1m")
+    (tmp_path / "checkpoints/step-\x1b[31m").mkdir(parents=True)
+    code, said = answer(["status", str(tmp_path)], capsys)
+    assert code == 0
+    assert said == f"{tmp_path}: \\x1b[31mred\\x07: \\x9b1m\nnewest checkpoint: step-\\x1b[31m\n"
+
+
+@pytest.mark.parametrize("name", ["status", "cancel"])
+def test_a_link_in_the_place_of_the_lock_is_a_line(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(tmp_path, status="running")
+    (tmp_path / ".lock").symlink_to("/etc/passwd")
+    code, said = answer([name, str(tmp_path)], capsys)
+    assert code == 2
+    assert said == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        f"  run_dir: {tmp_path}/.lock: a link, which is not followed: its target may belong to someone else; "
+        "remove it\n"
+    )
+
+
+@pytest.mark.parametrize("row", ['{"loss": 1}', '{"loss": true, "step": 1}', '{"loss": 1, "step": 1, "step_ms": null}'])
+def test_a_row_without_its_figures_is_passed_over(tmp_path: Path, row: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(tmp_path, status="done")
+    (tmp_path / "metrics.jsonl").write_text(f'{{"loss": 2.0, "step": 1, "step_ms": 5}}\n{row}\n')
+    code, said = answer(["status", str(tmp_path)], capsys)
+    assert code == 0
+    assert said == f"{tmp_path}: done\nstep 1 of ?, loss 2.0000, 5.0 ms a step\n"

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError
 from launcher.extras.sweep import folder
 from launcher.plan.values.text import many
@@ -21,7 +20,7 @@ def carry_out(words: Sequence[str]) -> int:
     at = Path(words[1])
     if not _is_sweep(at):
         return commands.carry_out(words)
-    say("\n".join({"status": _status, "cancel": _cancel}[words[0]](at, _cells(at))))
+    commands.show({"status": _status, "cancel": _cancel}[words[0]](at, _cells(at)))
     return DONE
 
 
