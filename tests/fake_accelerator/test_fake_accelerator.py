@@ -26,8 +26,10 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
 def environment(devices: int) -> dict[str, str]:
-    """That of a process in which torch sees so many."""
-    return os.environ | {"PYTHONPATH": str(build.site()), "FAKE_DEVICES": str(devices)}
+    """That of a process in which torch sees so many. A pytest in it tries all that ``make test`` would."""
+    tier = os.environ.get("TESTS", "quick")
+    inner = {"TESTS": "quick" if tier in ("long", "turn") else tier}
+    return os.environ | inner | {"PYTHONPATH": str(build.site()), "FAKE_DEVICES": str(devices)}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem.removeprefix("test_"))

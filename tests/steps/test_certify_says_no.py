@@ -54,9 +54,9 @@ def counted_per_replica(patch: Patch) -> None:
 def initialised_differently(patch: Patch) -> None:
     real = fill.fill
 
-    def wrong(parts: Any, plan: Any, rank: int, device: Any, whole: Any) -> None:
+    def wrong(parts: Any, plan: Any, rank: int, device: Any, full_tensor: Any) -> None:
         at = plan.sizes.grid.coords(rank)["dp_replicate"]
-        real(parts, plan, rank, device, lambda name: whole(name) * (1 + at))
+        real(parts, plan, rank, device, lambda name: full_tensor(name) * (1 + at))
 
     patch.setattr(parallel_model, "fill", wrong)
 
@@ -175,8 +175,8 @@ def made(name: str, change: Any) -> Any:
     def patched(patch: Patch) -> None:
         real = fill.fill
 
-        def wrong(parts: Any, plan: Any, rank: int, device: Any, whole: Any) -> None:
-            real(parts, plan, rank, device, lambda n: change(whole(n)) if n == name else whole(n))
+        def wrong(parts: Any, plan: Any, rank: int, device: Any, full_tensor: Any) -> None:
+            real(parts, plan, rank, device, lambda n: change(full_tensor(n)) if n == name else full_tensor(n))
 
         patch.setattr(parallel_model, "fill", wrong)
 
