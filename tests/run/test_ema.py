@@ -103,7 +103,6 @@ def test_a_run_that_is_stopped_while_it_is_evaluated_saves_the_weights(straight,
             loop.stop(s)
 
     monkeypatch.setattr(loop, "stop_if_requested", look)
-    monkeypatch.setattr(loop, "signal_name", lambda signum: "SIGTERM")
     words = [*TINY, *EMA, "checkpoint.every=5", "steps=[train,evaluate]", "steps.evaluate.weights=ema", "train.steps=4"]
     assert main([*words, f"run_dir={tmp_path}/run"]) == 75
     assert far(whole(tmp_path / "run", 4), whole(straight, 4)) == 0
