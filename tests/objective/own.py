@@ -115,3 +115,32 @@ class NarrowMean(OfOneDtype):
     def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         total, count = super().__call__(output, target)
         return total / count.clamp(min=1), count
+
+
+class Rounded(Narrow):
+    """Adds a share of its sum that depends on the size of the batch, and rounds to ``dtype``."""
+
+    def __init__(self, dtype: str, share: float) -> None:
+        super().__init__()
+        self.dtype, self.share = getattr(torch, dtype), share
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        total, count = super().__call__(output, target)
+        return (total * (1 + self.share / len(output))).to(self.dtype), count
+
+
+class Miscounts(Narrow):
+    """Counts a little more for each call, and rounds its sum to half the bits."""
+
+    def count(self, target: Tensor) -> Tensor:
+        return super().count(target) + 0.01
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return super().__call__(output, target)[0].half(), self.count(target)
+
+
+class Float32Weights(Narrow):
+    """Class weights in float32, as most losses have them: their sum is rounded too."""
+
+    def weights(self, target: Tensor) -> Tensor:
+        return super().weights(target).float()

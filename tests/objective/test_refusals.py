@@ -112,7 +112,11 @@ def test_the_plan_refuses(case: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("loss", [own("Narrow"), own("OfOneDtype", dtype="float32")], ids=["narrow", "of one dtype"])
+@pytest.mark.parametrize(
+    "loss",
+    [own("Narrow"), own("OfOneDtype", dtype="float32"), own("Float32Weights")],
+    ids=["narrow", "of one dtype", "weights"],
+)
 def test_a_loss_is_tried_in_the_dtype_of_the_run(loss: dict[str, Any], precision: str) -> None:
     plan_job(asked(loss=loss, train__precision=precision))
 
@@ -128,6 +132,18 @@ def test_a_loss_of_another_dtype_than_the_run_is_refused() -> None:
 def test_what_does_not_add_up_is_refused_in_float32_too() -> None:
     with pytest.raises(RequestError) as caught:
         plan_job(asked(loss=own("NarrowMean", dtype="float32"), train__precision="fp32"))
+    assert str(caught.value).endswith(f"; {CUT}")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [own("Rounded", dtype="float32", share=1e-4), own("Rounded", dtype="float16", share=0.02), own("Miscounts")],
+    ids=["a ten thousandth", "half", "counts"],
+)
+def test_no_dtype_of_the_loss_excuses_sums_that_do_not_add_up(loss: dict[str, Any]) -> None:
+    """The tolerance is what fp32 promises, however few bits the loss itself keeps."""
+    with pytest.raises(RequestError) as caught:
+        plan_job(asked(loss=loss, train__precision="fp32"))
     assert str(caught.value).endswith(f"; {CUT}")
 
 
