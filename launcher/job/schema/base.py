@@ -111,7 +111,7 @@ def local(path: str) -> str:
     begin a line of its own in a batch file.
     """
     if not path.strip():
-        raise ValueError("should be a path that is not empty")
+        raise ValueError("should not be empty")
     if any(ord(c) < 32 or ord(c) == 127 for c in path):
         raise ValueError("should be a path without line breaks and other control characters")
     try:

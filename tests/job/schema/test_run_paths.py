@@ -61,8 +61,8 @@ def test_a_file_url_says_what_to_write():
 
 
 UNUSABLE = {
-    "": "should be a path that is not empty",
-    "  ": "should be a path that is not empty",
+    "": "should not be empty",
+    "  ": "should not be empty",
     "a\x1bb": "should be a path without line breaks and other control characters",
     "\udcff": "should be a path in UTF-8",
     "a" * 256: "should be a path of at most 4000 letters, and names of 255",
