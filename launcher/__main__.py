@@ -233,7 +233,7 @@ def _version() -> str:
 
 
 def _help(args: Args) -> str:
-    """All of the help, or that of the words on the command line that set nothing."""
+    """Returns the help, or the help on each word of the command line that sets nothing."""
     from launcher.job.args import HEAD, usage
 
     names = [word for word in args.overrides if "=" not in word]

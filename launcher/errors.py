@@ -91,10 +91,10 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(map(shown, text))
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The message of an error; for an error of the operating system the file and the reason.
 
-    >>> said(PermissionError(13, "Permission denied", "a/b"))
+    >>> error_text(PermissionError(13, "Permission denied", "a/b"))
     'a/b: Permission denied'
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:

@@ -24,7 +24,7 @@ from launcher.checkpoint.tensorfile.disk import copy
 from launcher.checkpoint.tensorfile.encryption import load_key
 from launcher.data import text_files
 from launcher.data.checks import absent, check
-from launcher.errors import said
+from launcher.errors import error_text
 from launcher.extras.images.cifar import read_pickle
 from launcher.extras.mindspore import strategy_file
 from launcher.extras.mindspore.strategy_file import read_stages, read_strategy
@@ -143,7 +143,7 @@ def refusal(read: Callable[[], object]) -> str:
     with bounded(), pytest.raises((OSError, ValueError)) as caught:
         read()
     assert not isinstance(caught.value, TimeoutError)
-    return said(caught.value)
+    return error_text(caught.value)
 
 
 def planted(tmp_path: Path, reader: str) -> tuple[Path, Callable[[], object]]:

@@ -308,8 +308,8 @@ def newest_in(folder: Path) -> Path | None:
         return None
     for checkpoints in (folder, folder / "checkpoints"):
         with suppress(ValueError, OSError):
-            if found := latest(checkpoints):
-                return found
+            if newest := latest(checkpoints):
+                return newest
     return None
 
 

@@ -52,7 +52,7 @@ def check_absent(settings: Text) -> Iterator[Problem]:
     if path is not None and (kind := irregular(path)):
         yield Problem(key, f"{path}: {kind}")
     elif path is not None and (inside := text_files.inside(Path(path))) is not None:
-        yield Problem(key, f"{path}: a folder, but a file is read", f"{key}={quote(str(inside))}")
+        yield Problem(key, f"{path}: is a folder; this setting takes a file", f"{key}={quote(str(inside))}")
     elif path is not None and not Path(path).is_file():
         yield Problem(key, f"{path}: no such file{downloads(path, 'model')}", _meant(key, path))
 

@@ -1,4 +1,4 @@
-"""What the files of options say about groups and keys: the text of ``--help NAME``."""
+"""Composes the text of ``--help NAME`` from the files in ``conf/``, which explain groups and keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Setting:
 
     @property
     def columns(self) -> tuple[str, str]:
-        """The override that changes nothing, and what the setting does."""
+        """Returns the override that changes nothing, and the explanation of the setting."""
         if self.default == REQUIRED:
             return f"{self.key}=", f"required; {self.comment}"
         return f"{self.key}={self.default}" if self.default else self.key, self.comment
@@ -51,7 +51,7 @@ class Option:
     settings: tuple[Setting, ...]
 
     def below(self, name: str) -> tuple[Setting, ...]:
-        """The settings to show for ``name``: all if it is this option or its group, else those of the key."""
+        """Returns all settings if ``name`` is this option or its group, else those of the key ``name``."""
         own = name in (self.group, self.name)
         return tuple(s for s in self.settings if own or f"{s.key}.".startswith(f"{name}."))
 
@@ -73,7 +73,7 @@ def settings(path: Path, package: str) -> Iterator[Setting]:
 
 
 def _comment(lines: Sequence[str], after: int) -> str:
-    """The comment in the first of ``lines``, behind the column ``after``, and what goes on right below it."""
+    """Returns the comment of the first line, behind the column ``after``, with the lines that continue it."""
     column = lines[0].find("#", after)
     if column < 0:
         return ""
@@ -95,7 +95,7 @@ def _nodes(node: yaml.Node | None, above: str) -> Iterator[tuple[str, yaml.Node,
 
 @lru_cache(1)
 def options(configs: ConfigFiles) -> tuple[Option, ...]:
-    """``config.yaml``, and every option of every group. The user's own files have only a title."""
+    """Returns ``config.yaml``, and every option of every group. The user's own files have only a title."""
     return (Option("", "", "", tuple(settings(CONF / "config.yaml", ""))), *_options(configs))
 
 
@@ -110,7 +110,7 @@ def _options(configs: ConfigFiles) -> Iterator[Option]:
 
 
 def explain(name: str, configs: ConfigFiles) -> str:
-    """The settings of a group, a section, a key or an option, with defaults and comments.
+    """Returns the settings of a group, a section, a key or an option, with defaults and comments.
 
     Raises ``RequestError`` if ``name`` is none of them.
     """
@@ -140,7 +140,7 @@ def _blocks(name: str, every: tuple[Option, ...]) -> Iterator[str]:
 
 
 def _unknown(name: str, configs: ConfigFiles) -> Problem:
-    """A name that is no group, key nor option, with the one that may be meant."""
+    """Returns the problem of a name that is no group, key or option, with the name that may be meant."""
     from launcher.job.cures import suggestions
     from launcher.job.schema.job import Job
     from launcher.job.schema.keys import did_you_mean, fields, nearest

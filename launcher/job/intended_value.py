@@ -29,7 +29,7 @@ NAMES = ("name", "runs", "run_dir", "parallel.local_norm.dump", "steps.sample.pr
 """Keys whose text may consist of digits."""
 
 SIZES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "g": 1e9, "G": 1e9, "b": 1e9, "B": 1e9, "t": 1e12, "T": 1e12}
-"""Suffixes of a count. A small m may be minutes, so it is none of them."""
+"""The factor of each suffix of a count. A small ``m`` is missing, since it may mean minutes."""
 UNITS = {
     "threshold": {
         "b": 1 / 1024, "kb": 1, "kib": 1, "mb": 1024, "mib": 1024, "gb": 1024**2, "k": 1, "m": 1024,

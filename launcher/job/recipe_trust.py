@@ -48,18 +48,16 @@ def problems(
     Called twice: with the configuration before interpolation, which would run resolvers, and when it is
     ``resolved``, since ``security: ${x}`` shows only then what it sets.
     """
-    said = _of_file(origins, SETTING)
-    if said is not None and _value(data, SETTING) is not None:
-        yield Problem(
-            SETTING, f"{_value(data, SETTING)}: a file cannot say whether it is trusted; the command line can"
-        )
+    trust = _value(data, SETTING)
+    if trust is not None and _of_file(origins, SETTING) is not None:
+        yield Problem(SETTING, f"{trust}: a file cannot say whether it is trusted; the command line can")
         return
     run = origins.of("run_dir")  # as typed: a file that names a run folder is not the request that it holds
     here = _value(data, "run_dir") if run is not None and run.typed else None
-    why = _stranger(_value(data, SETTING), [path for path, _ in files], own, here)
+    why = _why_untrusted(trust, [path for path, _ in files], own, here)
     if not why:
         return
-    cure = "" if _value(data, SETTING) == "untrusted" else f"{SETTING}=trusted"
+    cure = "" if trust == "untrusted" else f"{SETTING}=trusted"
     for key, reason in PROGRAMS.items():
         value = _value(data, key)
         if value and _of_file(origins, key):
@@ -76,11 +74,18 @@ def forget(data: dict[str, Any]) -> None:
         security["recipe"] = "auto"
 
 
-def _stranger(said: Any, files: Sequence[Path], own: Path | None, run: Any) -> str:
-    """Why the files are not trusted; "" if they are. The command says ``said`` and has run folder ``run``."""
-    if said == "trusted":
+def _why_untrusted(trust: Any, files: Sequence[Path], own: Path | None, run: Any) -> str:
+    """Returns why the files are not trusted; "" if they are.
+
+    Args:
+        trust: ``security.recipe``, as the command line sets it.
+        files: the files of the request.
+        own: the folder of --config-dir.
+        run: the ``run_dir`` that was typed; its frozen request is trusted.
+    """
+    if trust == "trusted":
         return ""
-    if said == "untrusted":
+    if trust == "untrusted":
         return "the recipe is not trusted (security.recipe=untrusted)"
     trusted = [Path.cwd().resolve(), CONF.resolve(), RECIPES.resolve()]
     trusted += [own.resolve()] if own is not None else []

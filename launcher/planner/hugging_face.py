@@ -16,7 +16,7 @@ from launcher.checkpoint.full_tensors import Blobs, RenamedTensors, castable
 from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
-from launcher.errors import Problem, said
+from launcher.errors import Problem, error_text
 from launcher.job.schema.components import Apart, HuggingFace, apart
 from launcher.job.schema.job import Job
 from launcher.optional import install_command
@@ -73,7 +73,7 @@ def _check(
         try:
             read_hf(path)
         except (ValueError, OSError) as error:
-            yield Problem(KEY, said(error), NEW)
+            yield Problem(KEY, error_text(error), NEW)
 
 
 def _config(
@@ -82,7 +82,7 @@ def _config(
     try:
         data = read_json(path, unique=True)
     except (ValueError, OSError) as error:
-        yield Problem(KEY, f"{path}: {said(error).removeprefix(f'{path}: ')}")
+        yield Problem(KEY, f"{path}: {error_text(error).removeprefix(f'{path}: ')}")
         return
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         yield Problem(KEY, f"{path}: it has no model_type, so the kind of model is unknown")

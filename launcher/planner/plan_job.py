@@ -92,7 +92,7 @@ class CheckedRequest:
     """A request whose settings are compatible, with the content of its files, and its needs."""
 
     resolved: Resolved
-    asked: StageRequest
+    needs: StageRequest
 
     @property
     def job(self) -> Job:
@@ -163,14 +163,14 @@ def plan_like(
     ``engine``: how operators are cut in the other plan.
     """
     checked = before_torch(replace(settled(job), engine=engine))
-    checked = replace(checked, asked=replace(checked.asked, like=stages))
+    checked = replace(checked, needs=replace(checked.needs, like=stages))
     with planning():
         return plan_checked(checked, traces)
 
 
 def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     """The plan of a request that has passed all earlier checks."""
-    resolved, job, request = checked.resolved, checked.job, checked.asked
+    resolved, job, request = checked.resolved, checked.job, checked.needs
     if resolve.operators_are_open(job) or resolve.steps_are_open(job):
         written = resolve.written(job) if resolve.operators_are_open(job) else job
         resolved = resolve.with_steps(resolved.with_job(written))

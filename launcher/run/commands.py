@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.console import say
-from launcher.errors import DONE, Problem, RequestError, RunError, printable
-from launcher.errors import said as told
+from launcher.errors import DONE, Problem, RequestError, RunError, error_text, printable
 from launcher.plan.values.text import bytes_text, many, scaled, seconds_text
 from launcher.run import slurm, slurm_files
 from launcher.run.hand_over import JOB, SKY
@@ -28,7 +27,7 @@ ALIVE = ("submitted", "running", "preempted")
 SHOWN = 3
 """The most runs of a folder that a message names."""
 JOB_NUMBER = re.compile(r"\d+([_+]\d+)?")
-"""Of a job, of a task of an array, or of a component of a heterogeneous job."""
+"""Matches the number of a job, of a task of an array, or of a component of a heterogeneous job."""
 WRITTEN = "written"
 """The status of a job that the user submits."""
 SLURM_SAYS = "%T on %N, %M of %l, %r"
@@ -36,8 +35,8 @@ SLURM_SAYS = "%T on %N, %M of %l, %r"
 
 def carry_out(words: Sequence[str]) -> int:
     """Runs a command; ``words``: its name and a run folder. Raises ``RequestError``, ``RunError``."""
-    run, said = check(words)
-    show({"status": _status, "logs": _logs, "cancel": _cancel}[words[0]](run, said))
+    run, status = check(words)
+    show({"status": _status, "logs": _logs, "cancel": _cancel}[words[0]](run, status))
     return DONE
 
 
@@ -48,11 +47,11 @@ def check(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
         text = f"{name}: takes one run folder, as launcher {name} runs/NAME/0001"
         raise RequestError((Problem("", text, "", tuple(words)),))
     run = Path(rest[0])
-    said = run_folder.read_status(run)
-    if said is None:
+    status = run_folder.read_status(run)
+    if status is None:
         text, cure = _not_a_run(name, run)
         raise RequestError((Problem("", f"{name} {run}: {text}", cure, tuple(words)),))
-    return run, said
+    return run, status
 
 
 def _not_a_run(name: str, folder: Path) -> tuple[str, str]:
@@ -78,8 +77,8 @@ def _not_a_run(name: str, folder: Path) -> tuple[str, str]:
 
 
 def _runs_below(folder: Path) -> list[Path]:
-    """The runs in ``folder``, or in folders of it, with a readable status; the newest first."""
-    found = {}
+    """Returns the runs in ``folder``, or one folder below, with a readable status; the newest first."""
+    changed_s = {}
     for pattern in ("*", "*/*"):
         for path in folder.glob(f"{pattern}/{run_folder.STATUS}"):
             run = path.parent
@@ -87,8 +86,8 @@ def _runs_below(folder: Path) -> list[Path]:
                 continue
             with suppress(OSError, RequestError):
                 if run_folder.read_status(run) is not None:
-                    found[run] = path.stat().st_mtime
-    return sorted(found, key=lambda run: (found[run], run), reverse=True)
+                    changed_s[run] = path.stat().st_mtime
+    return sorted(changed_s, key=lambda run: (changed_s[run], run), reverse=True)
 
 
 def show(lines: Iterable[str]) -> None:
@@ -97,15 +96,15 @@ def show(lines: Iterable[str]) -> None:
 
 
 def progress(run: Path) -> Iterator[str]:
-    """The state of a run and its training progress; nothing if the folder is not that of a run."""
-    said = run_folder.read_status(run)
-    if said is None:
+    """Yields the state of a run and its training progress; nothing if the folder is not that of a run."""
+    status = run_folder.read_status(run)
+    if status is None:
         return
-    state = str(said.get("status"))
-    here = _manifest(run) is None and _job(run, said) is None
+    state = str(status.get("status"))
+    here = _manifest(run) is None and _job(run, status) is None
     if state == "running" and here and at_work(run, patience_s=0) is None:
         state = "killed: the same command and run_dir resume it"
-    yield state + (f": {said['error']}" if "error" in said else "")
+    yield state + (f": {status['error']}" if "error" in status else "")
     row = _last_row(run / "metrics.jsonl")
     if row is not None:
         speed = "".join(scaled(row["tokens_per_s"])) + " tokens/s, " if "tokens_per_s" in row else ""
@@ -119,29 +118,29 @@ def _loss(row: Mapping[str, Any]) -> str:
 
 def cancellable(run: Path) -> str | None:
     """The number of the run's Slurm job, if it has not ended."""
-    said = run_folder.read_status(run)
-    return _job(run, said) if said is not None and said.get("status") in ALIVE else None
+    status = run_folder.read_status(run)
+    return _job(run, status) if status is not None and status.get("status") in ALIVE else None
 
 
-def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
+def _status(run: Path, status: dict[str, Any]) -> Iterator[str]:
     """The progress, what Slurm reports of the job, and the newest checkpoint."""
-    state, manifest = said.get("status"), _manifest(run)
+    state, manifest = status.get("status"), _manifest(run)
     yield from (f"{run}: {line}" if n == 0 else line for n, line in enumerate(progress(run)))
     saved = sorted(p.name for p in (run / "checkpoints").glob("step-*"))
     if saved:
         yield f"newest checkpoint: {saved[-1]}"
-    if (number := _job(run, said)) is not None:
+    if (number := _job(run, status)) is not None:
         yield f"job {number} of Slurm: {_slurm_state(number)}"
     if manifest is not None and state in (*ALIVE, WRITTEN):
         yield f"a job of Kubernetes; where it is: {_asks(manifest)}"
 
 
-def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
+def _logs(run: Path, status: dict[str, Any]) -> Iterator[str]:
     """The console output, and for a running run how to follow it.
 
     Slurm's log of the job takes precedence if it exists: it has the output of all nodes.
     """
-    path, number = run / console_log.NAME, _job(run, said)
+    path, number = run / console_log.NAME, _job(run, status)
     if number is not None and (stands(of_job := run / f"slurm-{number}.log") or not stands(path)):
         path = of_job
     try:
@@ -149,11 +148,11 @@ def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
     except FileNotFoundError as error:
         raise RunError(f"{path}: {error.strerror}: it has not printed anything yet") from error
     except OSError as error:
-        raise RequestError((Problem("run_dir", told(error)),)) from error
+        raise RequestError((Problem("run_dir", error_text(error)),)) from error
     if before:
         yield f"... {bytes_text(before)} before this are not shown: {path}"
     yield from text.decode(errors="replace").splitlines()
-    if said.get("status") in ALIVE:
+    if status.get("status") in ALIVE:
         yield f"more as it comes: tail -F {path}"
 
 
@@ -176,9 +175,9 @@ def _end(run: Path, path: Path) -> tuple[int, bytes]:
     return max(0, size - len(text)), text
 
 
-def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
+def _cancel(run: Path, status: dict[str, Any]) -> Iterator[str]:
     """Cancels the job with ``scancel``: a running one saves first, and is not requeued."""
-    number, state, manifest = _job(run, said), said.get("status"), _manifest(run)
+    number, state, manifest = _job(run, status), status.get("status"), _manifest(run)
     if state not in (ALIVE if manifest is None else (*ALIVE, WRITTEN)):
         raise RunError(f"{run}: it is {state}, so there is nothing to cancel")
     if number is None:
@@ -191,10 +190,10 @@ def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
     yield f"job {number} of Slurm is cancelled; if it was training, it saves, and the same command resumes it"
 
 
-def _job(run: Path, said: dict[str, Any]) -> str | None:
+def _job(run: Path, status: dict[str, Any]) -> str | None:
     """The Slurm job number, from the submission or the last start."""
-    name = str(said.get("job", ""))
-    number = said.get("slurm") or (name.rpartition(" ")[2] if name.startswith("slurm ") else None)
+    name = str(status.get("job", ""))
+    number = status.get("slurm") or (name.rpartition(" ")[2] if name.startswith("slurm ") else None)
     return _of_array(run) if number is None else _job_number(number, run / run_folder.STATUS)
 
 

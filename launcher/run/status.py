@@ -14,7 +14,7 @@ from typing import Any
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.tensorfile.disk import write_text
-from launcher.errors import said
+from launcher.errors import error_text
 from launcher.job import targets
 from launcher.job.schema import redact
 from launcher.job.schema.job import Job
@@ -83,7 +83,7 @@ class RunStatus:
             self.say(status, error=line)
         except OSError as more:  # the failure itself is what must be reported
             if self.run.is_dir():
-                _log.warning("the status %s could not be written: %s", status, said(more))
+                _log.warning("the status %s could not be written: %s", status, error_text(more))
 
     @property
     def seconds(self) -> float:

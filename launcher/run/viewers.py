@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import said
+from launcher.errors import error_text
 from launcher.job.schema.job import Job
 from launcher.optional import has, metric_loggers, run_page
 
@@ -96,4 +96,4 @@ def _others(run: Path, job: Job, before: int) -> list[metric_loggers.LoggerProce
 
 
 def _lost(viewer: str, error: Exception) -> None:
-    _log.warning("%s: %s; the run continues without it", viewer, said(error))
+    _log.warning("%s: %s; the run continues without it", viewer, error_text(error))

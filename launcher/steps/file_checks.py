@@ -11,7 +11,7 @@ from shlex import quote
 from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import best_checkpoint
 from launcher.checkpoint.store import latest, newest_in
-from launcher.errors import Problem, RequestError, RunError, said
+from launcher.errors import Problem, RequestError, RunError, error_text
 from launcher.job.schema.base import BEST
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Step
@@ -66,7 +66,7 @@ class FileChecks:
         except NoManifest as error:
             return [no_manifest(f"{self.key}.{field}", error)]
         except (ValueError, OSError) as error:
-            return [Problem(f"{self.key}.{field}", _own(said(error), field))]
+            return [Problem(f"{self.key}.{field}", _own(error_text(error), field))]
         return []
 
     def unwritable(self, field: str, path: str | None) -> list[Problem]:
@@ -105,7 +105,7 @@ def best(checkpoints: Path, trust: Trust) -> Path:
     try:
         return best_checkpoint(checkpoints, trust)
     except (ValueError, OSError) as error:
-        raise RunError(said(error)) from error
+        raise RunError(error_text(error)) from error
 
 
 @dataclass(frozen=True)

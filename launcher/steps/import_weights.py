@@ -15,7 +15,7 @@ from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.store import latest, point, step_folder
 from launcher.data.checks import with_data_read
-from launcher.errors import Problem, RequestError, said
+from launcher.errors import Problem, RequestError, error_text
 from launcher.job.schema.steps import Import
 from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
@@ -55,7 +55,7 @@ def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
     try:
         problems = outline(Path(step.src), strategy)
     except (ValueError, OSError) as error:
-        return [Problem(f"steps.{name}.src", said(error))]
+        return [Problem(f"steps.{name}.src", error_text(error))]
     key, target = f"steps.{name}", of_plan(plan)
     return strange(key, step.src, problems, step.names, target=target, strict=step.strict)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import RunError, said
+from launcher.errors import RunError, error_text
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.steps import module
@@ -29,5 +29,5 @@ def run(
         try:
             out |= module(step).run_on_files(step, files)
         except (ValueError, OSError) as error:
-            raise RunError(f"{name}: {said(error)}") from error
+            raise RunError(f"{name}: {error_text(error)}") from error
     return out

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import Problem, RunError, said
+from launcher.errors import Problem, RunError, error_text
 from launcher.job.schema.base import RUN, place
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Predict
@@ -73,7 +73,7 @@ def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
             return ""
         size = file.join_parts(folder, parts, to)
     except (OSError, ValueError) as error:
-        raise RunError(f"predict: {said(error)}") from error
+        raise RunError(f"predict: {error_text(error)}") from error
     return f"{to}: {many(samples, 'sample')} in {bytes_text(size)}"
 
 

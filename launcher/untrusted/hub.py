@@ -12,9 +12,9 @@ _FILE = re.compile(r"\.[A-Za-z]+")
 
 
 def downloads(path: str | os.PathLike[str], kind: Literal["model", "dataset"]) -> str:
-    """The end of a message about a path that does not exist: the command that downloads it.
+    """Returns the end of a message about a path that does not exist: the command that downloads it.
 
-    "" unless the path looks like OWNER/NAME on the hub, and there is no folder OWNER.
+    Returns "" unless the path looks like OWNER/NAME on the hub, and there is no folder OWNER.
 
     >>> downloads("meta-llama/Llama-3.2-1B", "model").partition(": ")[2]
     'hf download meta-llama/Llama-3.2-1B --local-dir meta-llama/Llama-3.2-1B'

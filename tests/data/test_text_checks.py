@@ -31,7 +31,7 @@ def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
     )
     assert said(tmp_path, 300) == (
         "data.tokenizer_file",
-        f"{tmp_path}: a folder, but a file is read",
+        f"{tmp_path}: is a folder; this setting takes a file",
         f"data.tokenizer_file={tmp_path / 'tokenizer.json'}",
     )
     with pytest.raises(ValueError, match=f"{tmp_path}: a folder; name the file, {tmp_path}/tokenizer.json"):

@@ -57,9 +57,10 @@ class _Attempt:
 
     @cached_property
     def wrapper(self) -> dict[str, str | None]:
-        """The table that unpacks ``{"model": ..., "optim": ...}``, as training scripts save; else empty.
+        """The table of names for ``{"model": ..., "optim": ...}``, which training scripts save; else empty.
 
-        One first part of the names has all of the model's own names below it; the other parts are left out.
+        One top-level key holds all of the model's own names. The table removes this key from the names, and
+        drops the tensors of the other keys.
         """
         heads = Counter(old.partition(".")[0] for old in self.new.names)
         if self.names is not None or len(heads) > SHOWN or not all(map(_WORD.fullmatch, heads)):

@@ -50,7 +50,7 @@ class Incoming:
 
 
 def _pickle(path: Path) -> str:
-    """What to do with a file of ``torch.save``; "" for any other."""
+    """Returns how to convert a file of ``torch.save``; "" for any other file."""
     if path.suffix not in (".pt", ".pth", ".bin"):
         return ""
     return "; a pickle is never loaded: write its state dict with save_file of safetensors.torch"

@@ -25,7 +25,7 @@ from launcher.data.prepare.corpus import Position
 from launcher.data.prepare.prepare import content_digest, writing
 from launcher.data.prepare.shards import Progress, ProgressReporter
 from launcher.data.prepare.tasks import cores, encoders
-from launcher.errors import Problem, RunError, said
+from launcher.errors import Problem, RunError, error_text
 from launcher.job.schema.components import Chat, Paths
 
 SKIP = "data.on_bad=skip leaves out bad rows and counts them"
@@ -289,7 +289,7 @@ def check_chat(settings: Chat) -> Iterator[Problem]:
         key = "data.tokenizer_file"
         if settings.template is not None and settings.template in str(error):
             key = "data.template"
-        yield Problem(key, said(error))
+        yield Problem(key, error_text(error))
     if by is not None and settings.vocab_size is not None and by.size > settings.vocab_size:
         text = f"{settings.vocab_size}: the tokenizer has {by.size} tokens"
         yield Problem("data.vocab_size", text, f"data.vocab_size={by.size}")
@@ -344,7 +344,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
         yield Problem(key, str(error))
         return
     except OSError as error:
-        yield Problem(key, said(error))
+        yield Problem(key, error_text(error))
         return
     if not first:
         yield Problem(key, f"{corpus_files[0].path}: it has no rows")

@@ -25,7 +25,7 @@ from launcher.data.prepare.shards import Progress, ProgressReporter
 from launcher.data.prepare.tables import check_column, columns_of_text
 from launcher.data.prepare.tasks import Encode, Encoded, Train, cores, encode, encoders, train
 from launcher.data.tokens.formats import TokenWriter
-from launcher.errors import Problem, RunError, said
+from launcher.errors import Problem, RunError, error_text
 from launcher.job.schema.steps import Prepare
 from launcher.untrusted.files import opened, read_text
 from launcher.workers import Workers
@@ -288,7 +288,7 @@ def _of_files(settings: Prepare, key: str) -> Iterator[Problem]:
         yield Problem(f"{key}.src", str(error))
         return
     except OSError as error:
-        yield Problem(f"{key}.src", said(error))
+        yield Problem(f"{key}.src", error_text(error))
         return
 
     # check each file
@@ -299,7 +299,7 @@ def _of_files(settings: Prepare, key: str) -> Iterator[Problem]:
         except BadFile as error:
             yield Problem(f"{key}.src", f"{path}: {error}")
         except OSError as error:
-            yield Problem(f"{key}.src", said(error))
+            yield Problem(f"{key}.src", error_text(error))
     if files and not any(file.size for file in files):
         yield Problem(f"{key}.src", f"{_named_files(files)}: empty, so there is nothing to tokenize")
     for file in files:
@@ -353,7 +353,7 @@ def _of_tokenizer(settings: Prepare, key: str) -> Iterator[Problem]:
     except NoEnd as error:
         yield Problem(f"{key}.end_of_document", str(error))
     except (ValueError, OSError) as error:
-        yield Problem(f"{key}.tokenizer_file", said(error))
+        yield Problem(f"{key}.tokenizer_file", error_text(error))
 
 
 def _of_place(settings: Prepare, key: str) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ from launcher.data.file_checks import BadFile
 from launcher.data.tokens.formats import token_file
 from launcher.data.tokens.megatron import TokenFile
 from launcher.data.tokens.packing import document_index
-from launcher.errors import Problem, said
+from launcher.errors import Problem, error_text
 from launcher.job.schema.components import Paths, Tokens
 from launcher.untrusted.hub import downloads
 
@@ -246,7 +246,7 @@ def _token_files(key: str, paths: Paths, dtype: str, problems: list[Problem]) ->
         problems.append(Problem(key, str(error)))
         return []
     except OSError as error:
-        problems.append(Problem(key, said(error)))
+        problems.append(Problem(key, error_text(error)))
         return []
     for path in named:
         try:
@@ -254,7 +254,7 @@ def _token_files(key: str, paths: Paths, dtype: str, problems: list[Problem]) ->
         except BadFile as error:
             problems.append(Problem(key, f"{path}: {error}"))
         except OSError as error:
-            problems.append(Problem(key, said(error)))
+            problems.append(Problem(key, error_text(error)))
     return out
 
 

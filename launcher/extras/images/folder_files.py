@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from launcher.data.file_checks import BadFile
-from launcher.errors import Problem, said
+from launcher.errors import Problem, error_text
 from launcher.job.schema.components import ImageFolder
 from launcher.optional import install_command
 from launcher.untrusted.files import opened, read_bytes
@@ -121,7 +121,7 @@ def _errors() -> Iterator[None]:
     except OSError as error:
         raise BadFile(error.strerror or f"broken: {error}") from error
     except Exception as error:  # a broken file can raise anything
-        raise BadFile(f"broken: {said(error)}") from error
+        raise BadFile(f"broken: {error_text(error)}") from error
 
 
 HEADS = 10_000

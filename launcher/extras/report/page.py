@@ -14,7 +14,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from launcher.checkpoint.tensorfile.disk import write_text
-from launcher.errors import said
+from launcher.errors import error_text
 from launcher.extras.report.chart import chart
 from launcher.run.curve import Curve, sparkline
 from launcher.runtime.run_folder import identity
@@ -230,7 +230,8 @@ class Report:
             write_text(self._run / REPORT_FILE, page(self._content(status)))
         except Exception as error:  # no error of the report may end a run
             if not self._failed:
-                _log.warning("%s: %s; the run continues without it", self._run / REPORT_FILE, said(error))
+                why = error_text(error)
+                _log.warning("%s: %s; the run continues without it", self._run / REPORT_FILE, why)
             self._failed = True
 
     def _content(self, status: str) -> PageContent:
@@ -255,5 +256,5 @@ def _ended(error: BaseException | None) -> str:
     if error is None:
         return "done"
     if isinstance(error, Exception):
-        return f"failed: {said(error)}".splitlines()[0]
+        return f"failed: {error_text(error)}".splitlines()[0]
     return type(error).__name__.lower()  # interrupted, preempted

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.checkpoint.tensorfile.disk import write_text
-from launcher.errors import RequestError, said
+from launcher.errors import RequestError, error_text
 from launcher.extras.sweep import cell_process, folder, report, summary
 from launcher.extras.sweep.cell_process import CellProcess, CellResult
 from launcher.extras.sweep.forecast import Forecast
@@ -162,7 +162,7 @@ class Outcome:
             if has("run_page"):
                 report.write(self._folder, ranked, running=True)
         except OSError as error:
-            _log.warning("the sweep continues without its page: %s", said(error))
+            _log.warning("the sweep continues without its page: %s", error_text(error))
         took = time.monotonic() - began
         self._next = began + max(EVERY_S, SHARE * took)
 

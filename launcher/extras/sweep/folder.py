@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.tensorfile.disk import write_text
-from launcher.errors import Problem, RequestError, said
+from launcher.errors import Problem, RequestError, error_text
 from launcher.job.schema import redact
 from launcher.job.sweep_grid import Cell
 from launcher.runtime.cluster import launch_env
@@ -101,7 +101,7 @@ def known(folder: Path) -> dict[str, list[str]]:
     try:
         overrides: dict[str, list[str]] = read_json(index)
     except (OSError, ValueError) as error:
-        why = said(error) if isinstance(error, OSError) else f"{index}: no JSON"
+        why = error_text(error) if isinstance(error, OSError) else f"{index}: no JSON"
         raise RequestError((Problem("sweep_dir", why),)) from error
 
     # users may edit the file

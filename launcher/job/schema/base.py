@@ -22,7 +22,7 @@ LARGEST = 2**63 - 1
 Count = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 Index = Annotated[int, Field(ge=0, le=LARGEST, strict=True)]
 Size = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
-"""Of a dim of a tensor, or of a batch."""
+"""The length of a tensor along one dim, or the size of a batch."""
 Ranks = Annotated[int, Field(ge=1, le=100_000, strict=True)]
 """A number of ranks or of pieces of work: a plan lists each."""
 Many = Annotated[int, Field(ge=1, le=10_000, strict=True)]

@@ -47,7 +47,7 @@ ITERATORS: tuple[Any, ...] = (
 """Iterators that can be copied, but not set back."""
 
 Restorers = dict[int, Callable[[], object]]
-"""By the id of an object, what sets it back."""
+"""Maps the id of each object to the function that restores its contents."""
 
 
 def files(*makers: Callable[..., Any]) -> list[str]:
@@ -88,10 +88,10 @@ def _from(value: FunctionType | type | ModuleType) -> str:
 
 @dataclass
 class _Walk:
-    """What the Python modules of ``names`` define, each with its shown name.
+    """The definitions in some Python modules, each with the name to show.
 
-    ``owners`` are the modules and their classes, also those within classes and functions. ``functions`` are
-    found inside of decorators too, as are the ``caches`` of ``lru_cache``.
+    ``owners`` are the modules and their classes, also nested ones. ``functions`` and ``caches`` (of
+    ``lru_cache``) include those inside of decorators.
     """
 
     owners: list[tuple[str, Any]] = field(default_factory=list)
@@ -109,7 +109,7 @@ class _Walk:
 def _walk(names: Iterable[str]) -> _Walk:
     """Walk through modules, classes and functions; what other modules define is left out."""
     names = [*names]
-    found, seen = _Walk(), set[int]()
+    walk, seen = _Walk(), set[int]()
     queue: deque[tuple[str, Any]] = deque((name, sys.modules[name]) for name in names)
     while queue:
         shown, value = queue.popleft()
@@ -120,20 +120,20 @@ def _walk(names: Iterable[str]) -> _Walk:
         if isinstance(value, type) and value.__module__ in names:
             shown = f"{value.__module__}.{value.__qualname__}"
         elif isinstance(value, FunctionType) and value.__module__ in names:
-            found.functions.append((shown, value))
+            walk.functions.append((shown, value))
             queue += [(shown, cell.cell_contents) for _, cell in cells(value)]
             continue
         elif isinstance(value, property | classmethod | staticmethod | _lru_cache_wrapper):
             if isinstance(value, _lru_cache_wrapper) and value.__module__ in names:
-                found.caches.append(value)
+                walk.caches.append(value)
             inner = (getattr(value, name, None) for name in ("fget", "__func__", "__wrapped__"))
             queue += [(shown, f) for f in inner if f is not None]
             continue
         elif not isinstance(value, ModuleType) or value is not sys.modules.get(shown):
             continue
-        found.owners.append((shown, value))
+        walk.owners.append((shown, value))
         queue += [(f"{shown}.{k}", v) for k, v in [*vars(value).items()] if not isinstance(v, ModuleType)]
-    return found
+    return walk
 
 
 def variables(names: Iterable[str]) -> PythonState:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from launcher.checkpoint import store
 from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
-from launcher.errors import RunError, said
+from launcher.errors import RunError, error_text
 from launcher.parallel import byte_collectives
 from launcher.parallel.trace.specs import spec
 from launcher.runtime.cluster.messages import decode, encode
@@ -61,7 +61,7 @@ class Ranks:
             mine = encode((act(), None, False), _Outcome)
         except Exception as raised:
             kind = "" if isinstance(raised, OSError | ValueError) else f"{type(raised).__name__}: "
-            mine = encode((None, f"{kind}{said(raised)}", isinstance(raised, OSError)), _Outcome)
+            mine = encode((None, f"{kind}{error_text(raised)}", isinstance(raised, OSError)), _Outcome)
             error = raised
 
         # a failed rank reports that here, instead of not arriving

@@ -38,8 +38,8 @@ _PARTS = ("params", "grads", "optimizer", "gathered", "activations")
 class InUse:
     """Bytes of one device when it ran out of memory; for the CPU those of the machine.
 
-    ``tensors``: the peak of this rank's tensors; ``kept``: what the allocator had besides; ``asked``: the
-    size of the request that failed. ``total`` is 0 if unknown.
+    ``tensors``: the peak of this rank's tensors; ``kept``: what the allocator had besides; ``requested``:
+    the size of the allocation that failed. ``total`` is 0 if unknown.
     """
 
     device: str
@@ -47,7 +47,7 @@ class InUse:
     free: int
     tensors: int
     kept: int
-    asked: int
+    requested: int
 
     @property
     def others(self) -> int:
@@ -62,7 +62,7 @@ class InUse:
     @property
     def missing(self) -> int:
         """Bytes that tensors would have to save for the failed request to fit."""
-        return max(1, self.tensors + self.asked - self.room)
+        return max(1, self.tensors + self.requested - self.room)
 
     def __str__(self) -> str:
         """
@@ -128,7 +128,7 @@ def in_use(device: str, message: str) -> InUse:
 def _message(
     at: InUse, rank: int, job: Job, plan: Plan | None, trial: bool, has_optimizer_state: bool
 ) -> list[str]:
-    request = f", {bytes_text(at.asked)} more were asked for" if at.asked else ""
+    request = f", {bytes_text(at.requested)} more were asked for" if at.requested else ""
     lines = [f"out of memory on {at.device}{request}: {at}"]
     if plan is None:
         return lines
@@ -141,7 +141,7 @@ def _message(
     excess = overhead(at, planned, has_optimizer_state)
     if (change := cure(at, rank, job, plan, excess)) is not None:
         lines.append(f"try: {change.words} ({_planned(change.planned, excess)})")
-    elif max(at.tensors, at.asked) > 2 * planned.total:
+    elif max(at.tensors, at.requested) > 2 * planned.total:
         lines.append(
             "most of it is not in the plan: it belongs to code of your own, or to the process itself"
         )
@@ -150,7 +150,7 @@ def _message(
             "no lighter layout of these ranks makes room: take more ranks or a smaller train.batch_size"
         )
     joined = JOINED.get(at.device.partition(":")[0])
-    if joined is not None and at.asked and at.kept > at.asked:
+    if joined is not None and at.requested and at.kept > at.requested:
         lines.append(f"its allocator kept more than that, in pieces: {joined} joins them")
     return lines
 
@@ -189,14 +189,14 @@ def overhead(at: InUse, planned: Memory, has_optimizer_state: bool) -> float:
 
     >>> from launcher.plan.memory.memory import Memory
     >>> plan = Memory(0, 10 << 30, grads=0, optimizer=20 << 30, gathered=0, activations=40 << 30)
-    >>> at = InUse("npu:1", 80 << 30, 0, tensors=59 << 30, kept=0, asked=1 << 30)
+    >>> at = InUse("npu:1", 80 << 30, 0, tensors=59 << 30, kept=0, requested=1 << 30)
     >>> overhead(at, plan, has_optimizer_state=False), overhead(at, plan, has_optimizer_state=True)
     (1.2, 1.0)
     """
     if not at.total:
         return 1.0
     by_then = planned.total - (0 if has_optimizer_state else planned.optimizer)
-    beyond = max(1.0, (at.tensors + at.asked) / max(1, by_then))
+    beyond = max(1.0, (at.tensors + at.requested) / max(1, by_then))
     return beyond * (at.tensors + at.kept) / max(1, at.tensors)
 
 

@@ -18,7 +18,7 @@ from launcher.steps.model.out_of_memory import InUse, cure, explained, overhead
 from tests.parity import job
 
 HERE = World(0, 1, 0, 1, 0, "cpu", "gloo")
-FULL = InUse("cuda:0", total=80 * GB, free=GB // 2, tensors=74 * GB, kept=3 * GB, asked=2 * GB)
+FULL = InUse("cuda:0", total=80 * GB, free=GB // 2, tensors=74 * GB, kept=3 * GB, requested=2 * GB)
 LM = ["recipe=lm_single", "data=random_tokens", "train.batch_size=16", "steps=[train]"]
 
 
@@ -26,7 +26,7 @@ def test_room_is_what_this_rank_has_and_what_is_free() -> None:
     assert FULL.others == 80 * GB - GB // 2 - 77 * GB
     assert FULL.room == 77 * GB + GB // 2
     assert FULL.missing == 1  # in pieces: it would have fitted
-    tight = replace(FULL, kept=GB, asked=4 * GB)
+    tight = replace(FULL, kept=GB, requested=4 * GB)
     assert tight.missing == 4 * GB - GB - GB // 2
 
 
@@ -34,7 +34,7 @@ def proposed(missing: int, *words: str) -> tuple[str, int, int]:
     """What is proposed where so many bytes are missing, what is planned then, and what was."""
     asked = compose([*LM, *words]).job
     plan = plan_job(asked)
-    found = cure(replace(FULL, tensors=GB, kept=0, free=0, asked=missing), 0, asked, plan)
+    found = cure(replace(FULL, tensors=GB, kept=0, free=0, requested=missing), 0, asked, plan)
     assert found is not None
     pasted = plan_job(compose([*LM, *words, *found.words.split(" ")]).job)
     assert pasted.estimate.memory[0].total == found.planned
@@ -70,7 +70,7 @@ def test_what_is_proposed_has_room_for_the_fullest_moment_not_only_for_what_was_
     plan = plan_job(asked)
     planned = plan.estimate.memory[0].total
     room = planned * 3 // 4
-    early = InUse("cuda:0", total=room, free=room // 2, tensors=room // 2, kept=0, asked=room // 2 + 4)
+    early = InUse("cuda:0", total=room, free=room // 2, tensors=room // 2, kept=0, requested=room // 2 + 4)
     found = cure(early, 0, asked, plan)
     assert early.missing == 4
     assert found is not None
@@ -81,13 +81,13 @@ def test_what_is_proposed_has_room_for_the_fullest_moment_not_only_for_what_was_
     ("at", "has_state", "times"),
     [
         # by the plan it would have fitted: its tensors took more
-        ({"tensors": 60, "asked": 15}, True, 1.25),
+        ({"tensors": 60, "requested": 15}, True, 1.25),
         # before the first update the optimizer's 20 are not there yet
-        ({"tensors": 47, "asked": 1}, False, 1.2),
+        ({"tensors": 47, "requested": 1}, False, 1.2),
         # far from the fullest moment nothing is known
-        ({"tensors": 20, "asked": 4}, True, 1.0),
+        ({"tensors": 20, "requested": 4}, True, 1.0),
         # an allocator that takes a tenth more than tensors hold
-        ({"tensors": 50, "kept": 5, "asked": 5}, True, 1.1),
+        ({"tensors": 50, "kept": 5, "requested": 5}, True, 1.1),
         # of the CPU only the whole process is known
         ({"tensors": 600, "total": 0}, True, 1.0),
     ],
@@ -95,7 +95,7 @@ def test_what_is_proposed_has_room_for_the_fullest_moment_not_only_for_what_was_
 )
 def test_the_margin_is_what_this_run_took_above_its_plan(at: dict[str, int], has_state: bool, times: float) -> None:
     planned = Memory(0, params=10 * GB, grads=0, optimizer=20 * GB, gathered=0, activations=30 * GB)
-    seen = {"total": 80, "free": 0, "tensors": 0, "kept": 0, "asked": 0} | at
+    seen = {"total": 80, "free": 0, "tensors": 0, "kept": 0, "requested": 0} | at
     in_use = InUse("cuda:0", **{name: n * GB for name, n in seen.items()})
     assert overhead(in_use, planned, has_state) == pytest.approx(times)
 
@@ -105,7 +105,7 @@ def test_a_cure_has_room_for_what_this_run_took_above_its_plan() -> None:
     asked = compose(LM).job
     plan = plan_job(asked)
     room = plan.estimate.memory[0].total
-    at = InUse("cuda:0", total=room, free=0, tensors=room, kept=0, asked=4)
+    at = InUse("cuda:0", total=room, free=0, tensors=room, kept=0, requested=4)
     lighter, least = cure(at, 0, asked, plan), cure(at, 0, asked, plan, excess=1.5)
     assert lighter is not None
     assert least is not None
@@ -116,7 +116,7 @@ def test_nothing_is_proposed_that_does_not_save_enough() -> None:
     asked = compose(LM).job
     plan = plan_job(asked)
     missing = plan.estimate.memory[0].total - (1 << 20)
-    assert cure(replace(FULL, tensors=GB, kept=0, free=0, asked=missing), 0, asked, plan) is None
+    assert cure(replace(FULL, tensors=GB, kept=0, free=0, requested=missing), 0, asked, plan) is None
 
 
 def message(error: BaseException, plan: object = None) -> str:
