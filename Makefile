@@ -1,6 +1,6 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
 # A third, `make test-long`, tries what takes long, of which `make test` tries a case each.
-# `make test-turn` is a part of it: a quarter, in turns, and all of what has changed (tests/turns.py).
+# `make test-turn` is a part of it: a quarter, in turns, and all of what has changed (tests/turns.py); and a few odd models.
 # `make test-changed` tries what belongs to the files that differ from the last commit, or SINCE=main.
 # `make test-all` is both, with all of the matrices of which they try a part.
 # A fourth, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB.
@@ -46,6 +46,7 @@ test-long: .venv/installed-dev
 
 test-turn: .venv/installed-dev
 	TESTS=turn $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m tests.parity.zoo --turn
 
 SINCE ?= HEAD
 test-changed: check

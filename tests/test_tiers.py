@@ -54,6 +54,14 @@ def test_four_turns_try_every_long_test() -> None:
     assert all(set(PATHS) > part for part in tried)
 
 
+def test_forty_turns_try_every_odd_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    models, tried = range(300), []
+    for landing in range(1500, 1540):
+        monkeypatch.setenv("TURN", str(landing))
+        tried += turns.due(models)
+    assert sorted(tried) == [*models]
+
+
 def test_every_long_test_is_of_a_part() -> None:
     assert [p for p in PATHS if not any(p.startswith(part.tests) for part in turns.PARTS.values())] == []
 

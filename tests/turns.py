@@ -2,9 +2,9 @@
 
     python -m tests.turns slurm      # exit code 0: this run tries the part
 
-Which quarter it is depends on the number of commits: four landings, one commit each, have tried everything. The tests
-of a part are those of ``tests/long.txt`` and of make targets of their own; ``make test`` and ``make test-long`` know no
-turns. A long test that belongs to no part is tried in every run.
+Which quarter it is depends on the number of commits: four landings, one commit each, have tried everything. Of the odd
+models forty landings try each. The tests of a part are those of ``tests/long.txt`` and of make targets of their own;
+``make test`` and ``make test-long`` know no turns. A long test that belongs to no part is tried in every run.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import os
 import subprocess
 import sys
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
-QUARTERS = 4
+T = TypeVar("T")
+QUARTERS, FORTIETHS = 4, 40
 LANDING = timedelta(hours=6)
 """Commits of one landing are not older than this, counted from the newest one."""
 ROOT = Path(__file__).parents[1]
@@ -122,8 +125,18 @@ def waits(path: str, quarter: int, files: frozenset[str] | None) -> bool:
 
 
 def quarter() -> int:
-    """The quarter that is tried now: the number of commits, of which ``QUARTER`` in the environment is another."""
-    return int(os.environ.get("QUARTER") or _git("rev-list", "--count", "HEAD") or 0) % QUARTERS
+    """The quarter that is tried now."""
+    return _landings() % QUARTERS
+
+
+def due(models: Sequence[T]) -> Sequence[T]:
+    """The odd models that are tried now: one in forty."""
+    return models[_landings() % FORTIETHS :: FORTIETHS]
+
+
+def _landings() -> int:
+    """The number of commits, or ``TURN`` in the environment."""
+    return int(os.environ.get("TURN") or _git("rev-list", "--count", "HEAD") or 0)
 
 
 def landed_files() -> frozenset[str] | None:
@@ -154,6 +167,6 @@ def said() -> str:
 
 if __name__ == "__main__":
     [target] = sys.argv[1:]
-    due = PARTS[target].changed(landed_files()) or quarter_of(PARTS[target].tests[0]) == quarter()
-    print(f"{target}: {'tried in this run' if due else 'left to a later quarter'}; {said()}")
-    sys.exit(not due)
+    now = PARTS[target].changed(landed_files()) or quarter_of(PARTS[target].tests[0]) == quarter()
+    print(f"{target}: {'tried in this run' if now else 'left to a later quarter'}; {said()}")
+    sys.exit(not now)

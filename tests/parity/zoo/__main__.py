@@ -1,4 +1,4 @@
-"""``python -m tests.parity.zoo [--only NAME ...] [--layout L ...] [--jobs N] [--write]``: the zoo as a table."""
+"""``python -m tests.parity.zoo [--only NAME ...] [--layout L ...] [--turn] [--write]``: the zoo as a table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests import turns
 from tests.parity.zoo import document, table
 from tests.parity.zoo.case import chosen
 from tests.parity.zoo.layouts import LAYOUTS
@@ -20,12 +21,16 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of models; all")
     parser.add_argument("--layout", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS), help="all")
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), help="models at a time")
+    parser.add_argument("--turn", action="store_true", help="only the models that CI tries now: tests/turns.py")
     parser.add_argument("--write", action="store_true", help="docs/zoo.md")
     parser.add_argument("--refusals", action="store_true", help="print the text of every refusal")
     parser.add_argument("--failures", type=Path, help="a file for what failed")
     typed = parser.parse_args()
+    if typed.turn and typed.write:
+        parser.error("--write: docs/zoo.md has every model, --turn tries a part")
+    cases = turns.due(chosen(typed.only)) if typed.turn else chosen(typed.only)
     began = time.perf_counter()
-    found = table.run(chosen(typed.only), typed.layout, typed.jobs)
+    found = table.run(cases, typed.layout, typed.jobs)
     seconds = time.perf_counter() - began
     print(document.grid(found, typed.layout))
     if typed.refusals:
