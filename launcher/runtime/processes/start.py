@@ -6,7 +6,7 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -87,13 +87,23 @@ def run_ranks(
         share=share,
     )
 
+    error: faults.RanksFailed | None = None
     with serving() as server, caught() as stop:
-        attempt = partial(_attempt, start=start or server.start, stop=stop, on_message=on_message)
-        outcome = _repeated(task, attempt, port, times=max_restarts + 1)
+        for attempt in range(max_restarts + 1):
+            if error is not None:
+                text = "attempt %d of %d: %s; starting again"
+                _log.warning(text, attempt, max_restarts + 1, error.fault.headline)
+            with rendezvous(port) as place:
+                tried = task(attempt=attempt, rendezvous=place)
+                out = _attempt(tried, start or server.start, stop, on_message)
+            error = _judge(out, tried)
+            if error is None:
+                return [cast(T, out.results[rank]) for rank in range(size)]
+            if out.signum is not None:
+                break
 
-    if isinstance(outcome, faults.RanksFailed):
-        raise outcome
-    return [cast(T, outcome[rank]) for rank in range(size)]
+    assert error is not None, "max_restarts is negative"
+    raise error
 
 
 def run_outer_rank(
@@ -131,28 +141,6 @@ def run_outer_rank(
     )
     with serving() as server, caught() as stop:
         return _attempt(task, server.start, stop, on_message, ranks=[at.rank], elsewhere=elsewhere)
-
-
-def _repeated(
-    task: Callable[..., Task], attempt: Callable[[Task], AttemptOutcome], port: int | None, times: int
-) -> Mapping[int, object] | faults.RanksFailed:
-    """The results by rank of the first attempt in which no rank fails, else the error of the last attempt."""
-    error: faults.RanksFailed | None = None
-    for k in range(times):
-        with rendezvous(port) as place:
-            tried = task(attempt=k, rendezvous=place)
-            out = attempt(tried)
-
-        # finished, stopped, or to be repeated
-        error = _judge(out, tried)
-        if error is None:
-            return out.results
-        if out.signum is not None:
-            break
-        if k + 1 < times:
-            _log.warning("attempt %d of %d: %s; starting again", k + 1, times, error.fault.headline)
-    assert error is not None, "max_restarts is negative"
-    return error
 
 
 def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
