@@ -326,28 +326,30 @@ def _taken(file: TextIO) -> bool:
 
 
 def _wait_for_the_dead(file: TextIO, run: Path) -> None:
-    """Waits for ranks that a dead launcher left behind and that are ending.
+    """Waits for ranks that are ending: those of a dead launcher, or of an earlier run of this process.
 
-    Raises ``RequestError`` if the launcher is alive.
+    Raises ``RequestError`` if the launcher is at work.
     """
     end = time.monotonic() + PATIENCE_S
     while True:
         file.seek(0)
         pid, _, host = file.read().strip().partition(" ")
-        if _alive(pid, host) or time.monotonic() > end:
+        if _works(pid, host, file) or time.monotonic() > end:
             raise RequestError((Problem("run_dir", f"{run}: {_who(file)}"),))
         time.sleep(0.02)
         if not _taken(file):
             return
 
 
-def _alive(pid: str, host: str) -> bool:
-    """Whether the holder of the lock may be at work: on another machine, or in a live process here.
+def _works(pid: str, host: str, file: TextIO) -> bool:
+    """Whether the launcher that locked ``file`` is at work: on another machine, or in a process here.
 
     An empty file is about to be written; it counts as held by no process.
     """
     if not pid:
         return False
+    if host == socket.gethostname() and pid == str(os.getpid()):
+        return any(os.path.samestat(os.fstat(fd), os.fstat(file.fileno())) for fd in [*held])
     return host != socket.gethostname() or Path("/proc", pid).exists()
 
 

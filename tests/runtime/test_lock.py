@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -25,6 +26,17 @@ def test_a_lock_waits_for_ranks_whose_launcher_is_dead(tmp_path):
         assert (tmp_path / ".lock").read_text().startswith(f"{os.getpid()} ")
     for fd in (*holder, *ready):
         os.close(fd)
+
+
+def test_a_lock_waits_for_a_child_of_an_earlier_run_of_this_process(tmp_path):
+    with locked(tmp_path):
+        if (child := os.fork()) == 0:
+            time.sleep(0.3)
+            os._exit(0)
+    began = time.monotonic()
+    with locked(tmp_path):
+        assert time.monotonic() - began > 0.1
+    os.waitpid(child, 0)
 
 
 def test_the_second_of_two_locks_is_refused(tmp_path):
