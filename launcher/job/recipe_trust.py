@@ -49,7 +49,7 @@ def problems(
     ``resolved``, since ``security: ${x}`` shows only then what it sets.
     """
     trust = _value(data, SETTING)
-    if trust is not None and _of_file(origins, SETTING) is not None:
+    if trust not in (None, "auto") and _of_file(origins, SETTING) is not None:
         yield Problem(SETTING, f"{trust}: a file cannot say whether it is trusted; the command line can")
         return
     run = origins.of("run_dir")  # as typed: a file that names a run folder is not the request that it holds
