@@ -146,7 +146,7 @@ def _blank_missing(name: str) -> str:
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:
     """Why other programs' key of this name does not exist here, otherwise the valid keys beside it."""
-    why = suggestions.why_not(parts[-1])
+    why = suggestions.why_not(".".join(parts))
     if why:
         return f": {why}"
     valid = schema_keys.names(parts[:bad], data)
