@@ -26,6 +26,7 @@ from launcher.job.overrides import LISTS, Override, paste, read, shell, written
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.job import Job
 from launcher.job.schema.keys import nearest
+from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.steps import named
 from launcher.job.stray_arguments import KnownNames, sift
@@ -139,7 +140,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     origins = gather(known, data)
     problems += recipe_trust.problems(data, origins, composed.files, config_dir, resolved=True)
     recipe_trust.forget(data)
-    problems += _idle(origins)
+    problems += [*_idle(origins), *_lost(data)]
     problems = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in problems]
     job = _validated(data, origins, problems)
     if job is not None:
@@ -326,6 +327,13 @@ def _nested_recipes(places: Iterable[tuple[str, Origin]]) -> Iterator[Problem]:
                 "",
                 f"{where}: {text} - /recipe/{name} as the first of its defaults\n          | {origin.text}",
             )
+
+
+def _lost(data: Mapping[str, Any]) -> Iterator[Problem]:
+    """Reports secrets that are hidden in the file of a run, which cannot be read back."""
+    for key, text in recipe_trust.texts(data):
+        if text == HIDDEN or (HIDDEN in text and secret(key)):
+            yield Problem(key, f"{HIDDEN}: this value is hidden in the file of a run; set it again")
 
 
 def _of_hole(key: str, holes: set[str]) -> bool:

@@ -29,7 +29,7 @@ from launcher.errors import Problem
 from launcher.job.config_files import ConfigFiles, short
 from launcher.job.cures.suggestions import choice
 from launcher.job.merge import CHOSEN, WordsOfFiles
-from launcher.job.overrides import quoted, shell
+from launcher.job.overrides import LISTS, quoted, shell, written
 from launcher.job.schema.keys import nearest
 from launcher.job.schema.redact import text as redacted
 from launcher.job.yaml_limits import Hostile, check, load
@@ -110,6 +110,8 @@ def _loaded(path: Path) -> Container:
     A complete request, such as the ``config.yaml`` of a run, replaces the chosen options.
     """
     data = load(path)
+    if isinstance(data, dict) and "defaults" in data:
+        _check_defaults(path, data["defaults"])
     if isinstance(data, dict) and data.keys() >= COMPLETE and "defaults" not in data:
         data = {"defaults": [{f"override /{group}": None} for group in (*CHOSEN, "steps")], **data}
     try:
@@ -118,6 +120,25 @@ def _loaded(path: Path) -> Container:
         why, _, at = str(error).strip().partition("full_key:")
         key = at.partition("\n")[0].strip()
         raise Hostile(Problem("", f"{short(path)}: {key}{': ' if key else ''}{why.strip()}")) from error
+
+
+def _check_defaults(path: Path, defaults: object) -> None:
+    """Raises ``Hostile`` for a defaults list that Hydra would refuse without naming the file."""
+    where = f"{short(path)}: defaults"
+    if not isinstance(defaults, list):
+        raise Hostile(Problem("", f"{where}: should be a list, as in [override /model: lm, _self_]"))
+    if defaults.count("_self_") > 1:
+        raise Hostile(Problem("", f"{where}: _self_ is there twice"))
+    for n, item in enumerate(defaults):
+        (group, option), *more = item.items() if isinstance(item, dict) and item else [("", item)]
+        options = option if isinstance(option, list) else [option]
+        if more or not all(isinstance(one, str) or (group and one is None) for one in options):
+            text = "should be a recipe, or a group and its option in text, as in override /model: lm"
+            raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
+        name = str(group).split()[-1].lstrip("/") if group else ""
+        if isinstance(option, list) and name not in LISTS:
+            text = f"one option can be chosen, as in {group}: {next(iter(option), 'NAME')}"
+            raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
 
 
 COMPLETE = {"name", "train", "parallel", "steps", *CHOSEN}
@@ -344,8 +365,10 @@ def _conflict(text: str, configs: ConfigFiles) -> Problem:
     named = re.search(r"Could not override '([^'@]+)(?:@[^']*)?'", text)
     if named:
         group = named[1].removeprefix("recipe/")
-        unknown = Problem(group, f"there is no such group{choice(group, configs.groups(), 'groups')}")
-        return _relative_choice(group, "", configs) or unknown
+        if group in configs.groups():
+            text = f"a recipe chooses options of the whole run; write override /{group} in its defaults"
+            return _relative_choice(group, "", configs) or Problem(group, text)
+        return Problem(group, f"there is no such group{choice(group, configs.groups(), 'groups')}")
 
     # everything else in Hydra's words, with the path of the file
     text = text.partition(" full_key:")[0]

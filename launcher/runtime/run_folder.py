@@ -55,7 +55,7 @@ def check_file(path: Path, key: str, label: str = "the folder of this file") -> 
     if path.is_dir():
         return Problem(key, f"{path}: is a folder, not a file")
     if kind := irregular(path):
-        return Problem(key, f"{path}: is {kind}, not a file")
+        return Problem(key, f"{path}: is {kind}")
     return check_writable(path.parent, key, label)
 
 

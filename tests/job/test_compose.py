@@ -332,3 +332,18 @@ def test_the_composed_request_of_a_run_is_a_recipe_for_the_same(
     first = compose(words.split())
     Path("config.yaml").write_text(as_yaml(first.data))
     assert compose(["recipe=config.yaml"]).job.model_copy(update={"recipe": first.job.recipe}) == first.job
+
+
+def test_a_secret_that_is_hidden_in_the_request_of_a_run_is_set_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = "5a" * 32
+    Path("config.yaml").write_text(as_yaml(compose(["recipe=lm_single", f"checkpoint.encrypt={key}"]).data))
+    assert key not in Path("config.yaml").read_text()
+    with pytest.raises(RequestError) as raised:
+        compose(["recipe=config.yaml"])
+    assert [(p.key, p.text) for p in raised.value.problems] == [
+        ("checkpoint.encrypt", "***: this value is hidden in the file of a run; set it again")
+    ]
+    assert compose(["recipe=config.yaml", f"checkpoint.encrypt={key}"]).job.checkpoint.encrypt == key

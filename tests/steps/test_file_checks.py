@@ -11,10 +11,10 @@ from launcher.steps.file_checks import FileChecks, no_manifest
 from tests.checkpoint.saving import filled, save, small
 
 ANOTHER = "name another place"
-PIPE = "is a named pipe, not a file"
+PIPE = "is a named pipe, not a regular file"
 WRONG = {
     "steps.export.path=pipe": f"pipe: {PIPE}",
-    "steps.export.path=/dev/null": "/dev/null: is a device, not a file",
+    "steps.export.path=/dev/null": "/dev/null: is a device, not a regular file",
     "steps.export.path=.": ".: the export is one file, this is a folder; give a file name in it",
     "steps.export.path=runs": "runs: the folder of this run, {here}/runs/run, is there; name another place",
     "steps.export.path=runs/run/0001": "runs/run/0001: this run writes its own files there; name another place",

@@ -146,6 +146,12 @@ def _blank_missing(name: str) -> str:
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:
     """Why other programs' key of this name does not exist here, otherwise the valid keys beside it."""
+    if "." in parts[bad]:
+        group, _, name = parts[bad].rpartition(".")
+        return (
+            f": a file has groups of keys, not dots: write {group.replace('.', ': {')}: {{{name}: ...}}"
+            + "}" * group.count(".")
+        )
     why = suggestions.why_not(".".join(parts))
     if why:
         return f": {why}"
