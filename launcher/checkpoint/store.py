@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, count, takewhile
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +311,24 @@ def newest_in(folder: Path) -> Path | None:
             if newest := latest(checkpoints):
                 return newest
     return None
+
+
+def newest_of_runs(folder: Path) -> Path | None:
+    """Returns the checkpoint that was completed last in the runs below ``folder``, if there are any.
+
+    ``folder`` has runs, or a folder of runs for each name, as ``runs`` has. No MAC is checked.
+    """
+    found: dict[Path, int] = {}
+    for pattern in ("*/checkpoints", "*/*/checkpoints"):
+        for checkpoints in islice(folder.glob(pattern), MOST_RUNS):
+            with suppress(ValueError, OSError):
+                if not checkpoints.parent.is_symlink() and (newest := latest(checkpoints)):
+                    found[newest] = (newest / MANIFEST).stat().st_mtime_ns
+    return max(found, key=lambda path: found[path], default=None)
+
+
+MOST_RUNS = 1000
+"""The most runs that are searched for a checkpoint."""
 
 
 def older(newest: Path) -> list[Path]:

@@ -111,6 +111,7 @@ def _no_sweep(typed: str) -> Problem:
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
     """The number of words ``after`` the flag that are its value, and the problem to report."""
     from launcher.job.config_files import ConfigFiles
+    from launcher.job.cures.suggestions import why_not
     from launcher.job.schema.keys import did_you_mean, nearest
     from launcher.job.stray_arguments import KnownNames, flag
 
@@ -127,8 +128,9 @@ def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> t
 
     # any other flag
     words = (word, *after[:taken])
-    hint = None if meant else nearest(name, FLAGS, 0.75)
-    advice = did_you_mean(hint, shown=str)
+    why = "" if meant else why_not(name)
+    hint = None if meant or why else nearest(name, FLAGS, 0.75)
+    advice = f": {why}" if why else did_you_mean(hint, shown=str)
     known = f"flags: {', '.join(FLAGS)}; settings are key=value"
     text = f"{redacted(' '.join(words))}: unknown flag{advice} ({known})"
 

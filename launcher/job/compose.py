@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -19,13 +19,14 @@ from launcher.job import overrides as override_words
 from launcher.job.config_files import ConfigFiles
 from launcher.job.cures.paste import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
-from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
+from launcher.job.hydra_compose import COMPLETE, CONFIG, Composed, hydrate, no_option
 from launcher.job.merge import CHOSEN, expansion, keys, plain, put, replaced, words_first
 from launcher.job.origins import COMMAND_LINE, Origin, Origins, gather, of_files
 from launcher.job.overrides import LISTS, Override, paste, read, shell, written
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.job import Job
 from launcher.job.schema.keys import nearest
+from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.steps import named
 from launcher.job.stray_arguments import KnownNames, sift
@@ -116,7 +117,8 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     misspelt = {p.key for p in problems} & set(configs.groups())
     composed = hydrate(choices, configs)
     if isinstance(composed, Problem):
-        raise BadRequest((*problems, composed), _partial(typed, configs, places))
+        nested = tuple(_nested_recipes(_of_chosen(typed, configs)))
+        raise BadRequest((*problems, *(nested or (composed,))), _partial(typed, configs, places))
 
     # apply every other override
     rest = words_first([o for o in typed if o not in groups])
@@ -124,7 +126,9 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
 
     # refuse what untrusted files may not set, and what would never end, before anything is resolved
     raw = cast(dict[str, Any], OmegaConf.to_container(composed.cfg, resolve=False))
-    known = (*of_files(composed.files), *places)
+    of_read = tuple(of_files(composed.files))
+    problems += _nested_recipes(of_read)
+    known = (*of_read, *places)
     early = [*recipe_trust.problems(raw, gather(known, raw), composed.files, config_dir, resolved=False)]
     if (endless := expansion(raw)) is not None:
         early.append(endless)
@@ -136,7 +140,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     origins = gather(known, data)
     problems += recipe_trust.problems(data, origins, composed.files, config_dir, resolved=True)
     recipe_trust.forget(data)
-    problems += _idle(origins)
+    problems += [*_idle(origins), *_lost(data)]
     problems = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in problems]
     job = _validated(data, origins, problems)
     if job is not None:
@@ -305,6 +309,33 @@ def _idle(origins: Origins) -> Iterator[Problem]:
         yield Problem("", f"{origin.where}: {override_words.instead('hydra', None)[0]}")
 
 
+def _nested_recipes(places: Iterable[tuple[str, Origin]]) -> Iterator[Problem]:
+    """Reports a recipe that a file chooses: Hydra reads the one of the command line alone."""
+    keys_of: dict[str, set[str]] = {}
+    chosen: list[tuple[str, Origin]] = []
+    for key, origin in places:
+        file = origin.where.rsplit(":", 2)[0]
+        keys_of.setdefault(file, set()).add(key)
+        if key == "recipe" and not origin.shipped and origin.value not in (None, "", "null", "~"):
+            chosen.append((file, origin))
+    for file, origin in chosen:
+        if not keys_of[file] >= COMPLETE:
+            name = str(origin.value).removesuffix(".yaml")
+            text = f"a file cannot choose a recipe; to begin with the settings of {name}, write"
+            where = f"{origin.where}: recipe {name}"
+            yield Problem(
+                "",
+                f"{where}: {text} - /recipe/{name} as the first of its defaults\n          | {origin.text}",
+            )
+
+
+def _lost(data: Mapping[str, Any]) -> Iterator[Problem]:
+    """Reports secrets that are hidden in the file of a run, which cannot be read back."""
+    for key, text in recipe_trust.texts(data):
+        if text == HIDDEN or (HIDDEN in text and secret(key)):
+            yield Problem(key, f"{HIDDEN}: this value is hidden in the file of a run; set it again")
+
+
 def _of_hole(key: str, holes: set[str]) -> bool:
     """Whether a problem at ``key`` is only a consequence of a missing value."""
     return any(key == h or h.startswith(key + ".") or key.startswith(h + ".") for h in holes if h)
@@ -418,10 +449,15 @@ def _partial(
     typed: Sequence[Override], configs: ConfigFiles, places: Sequence[tuple[str, Origin]]
 ) -> Origins:
     """The origins known when composing fails: those in the main configuration and the recipe."""
+    return gather((*_of_chosen(typed, configs), *places), {})
+
+
+def _of_chosen(typed: Sequence[Override], configs: ConfigFiles) -> tuple[tuple[str, Origin], ...]:
+    """Each key that the main configuration and the recipe set; none if one of them cannot be read."""
     recipe = next((str(o.value) for o in reversed(typed) if o.key == "recipe"), None)
     options = [CONFIG, *([f"recipe/{recipe}"] if recipe else [])]
     files = [(path, "") for path in map(configs.file, options) if path]
     try:
-        return gather((*of_files(files), *places), {})
+        return tuple(of_files(files))
     except (yaml.YAMLError, UnicodeDecodeError, Hostile):
-        return gather(places, {})
+        return ()

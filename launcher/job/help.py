@@ -148,7 +148,7 @@ def _unknown(name: str, configs: ConfigFiles) -> Problem:
 
     groups = tuple(dict.fromkeys((*fields(Job), *configs.groups())))
     recipes = configs.options("recipe")
-    reason = suggestions.why_not(name.rpartition(".")[2])
+    reason = suggestions.why_not(name)
     meant = None if reason else KnownNames(configs.groups(), recipes).meant(name)
     if not reason and meant is None:
         meant = nearest(name, (*groups, *(o for g in configs.groups() for o in configs.options(g))))

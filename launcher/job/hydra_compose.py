@@ -26,10 +26,10 @@ from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.config_files import ConfigFiles, shipped, short
+from launcher.job.config_files import ConfigFiles, short
 from launcher.job.cures.suggestions import choice
-from launcher.job.merge import WordsOfFiles
-from launcher.job.overrides import quoted, shell
+from launcher.job.merge import CHOSEN, WordsOfFiles
+from launcher.job.overrides import LISTS, quoted, shell, written
 from launcher.job.schema.keys import nearest
 from launcher.job.schema.redact import text as redacted
 from launcher.job.yaml_limits import Hostile, check, load
@@ -105,16 +105,44 @@ class OptionSource(FileConfigSource):
 
 
 def _loaded(path: Path) -> Container:
-    """Reads the configuration at ``path`` like ``OmegaConf.load``."""
-    if not shipped(path):
-        try:
-            return OmegaConf.load(path)
-        except OmegaConfBaseException as error:
-            why, _, at = str(error).strip().partition("full_key:")
-            key = at.partition("\n")[0].strip()
-            raise Hostile(Problem("", f"{short(path)}: {key}{': ' if key else ''}{why.strip()}")) from error
+    """Reads the configuration at ``path`` like ``OmegaConf.load``, but keys are text as written.
+
+    A complete request, such as the ``config.yaml`` of a run, replaces the chosen options.
+    """
     data = load(path)
-    return OmegaConf.create({} if data is None else data)
+    if isinstance(data, dict) and "defaults" in data:
+        _check_defaults(path, data["defaults"])
+    if isinstance(data, dict) and data.keys() >= COMPLETE and "defaults" not in data:
+        data = {"defaults": [{f"override /{group}": None} for group in (*CHOSEN, "steps")], **data}
+    try:
+        return OmegaConf.create({} if data is None else data)
+    except OmegaConfBaseException as error:
+        why, _, at = str(error).strip().partition("full_key:")
+        key = at.partition("\n")[0].strip()
+        raise Hostile(Problem("", f"{short(path)}: {key}{': ' if key else ''}{why.strip()}")) from error
+
+
+def _check_defaults(path: Path, defaults: object) -> None:
+    """Raises ``Hostile`` for a defaults list that Hydra would refuse without naming the file."""
+    where = f"{short(path)}: defaults"
+    if not isinstance(defaults, list):
+        raise Hostile(Problem("", f"{where}: should be a list, as in [override /model: lm, _self_]"))
+    if defaults.count("_self_") > 1:
+        raise Hostile(Problem("", f"{where}: _self_ is there twice"))
+    for n, item in enumerate(defaults):
+        (group, option), *more = item.items() if isinstance(item, dict) and item else [("", item)]
+        options = option if isinstance(option, list) else [option]
+        if more or not all(isinstance(one, str) or (group and one is None) for one in options):
+            text = "should be a recipe, or a group and its option in text, as in override /model: lm"
+            raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
+        name = str(group).split()[-1].lstrip("/") if group else ""
+        if isinstance(option, list) and name not in LISTS:
+            text = f"one option can be chosen, as in {group}: {next(iter(option), 'NAME')}"
+            raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
+
+
+COMPLETE = {"name", "train", "parallel", "steps", *CHOSEN}
+"""The keys of a complete request. Its ``recipe`` is a record of what it was composed from."""
 
 
 def register() -> None:
@@ -142,7 +170,30 @@ def _no_plugins() -> Iterator[None]:
 CONFIG = "config"
 _MODELS = ("llama", "gpt", "gpt2", "mistral", "qwen", "qwen2", "qwen3", "gemma", "bert", "transformer")
 _BUILDS = "hf builds a model of transformers from its folder, model.path; lm is a decoder as Llama has it"
+_DATA = "the launcher downloads no data set"
+_TEXTS = (
+    "c4", "dclm", "fineweb", "fineweb_edu", "imdb", "openwebtext", "owt", "pile", "redpajama", "slimpajama",
+    "the_pile", "tinystories", "wikipedia", "wikitext", "wikitext103", "wikitext2",
+)  # fmt: skip
+_CHATS = ("alpaca", "dolly", "oasst", "openassistant", "openhermes", "sharegpt", "slimorca", "ultrachat")
+_IMAGES = ("cifar100", "coco", "food101", "imagenet", "imagenet1k", "tiny_imagenet")
 ALMOST = {
+    **{
+        ("data", name): (
+            f"{_DATA}; data=text data.path=FILES reads its text, data=tokens what prepare made of it",
+            "",
+        )
+        for name in _TEXTS
+    },
+    **{
+        ("data", name): (f"{_DATA}; data=chat data.path=FILES reads its conversations", "") for name in _CHATS
+    },
+    **{
+        ("data", name): (f"{_DATA}; data=images data.root=FOLDER reads its images, a folder a class", "")
+        for name in _IMAGES
+    },
+    ("data", "cifar"): (f"{_DATA}; data=cifar10 data.root=FOLDER reads the files of CIFAR-10", ""),
+    ("data", "fashion_mnist"): (f"{_DATA}; data=idx data.root=FOLDER reads its files", ""),
     **{("model", name): (_BUILDS, "") for name in _MODELS},
     ("optim", "adam"): ("it is adamw without decay", "optim=adamw optim.weight_decay=0"),
     ("loss", "ce"): ("it is cross_entropy", "loss=cross_entropy"),
@@ -297,8 +348,9 @@ def _relative_choice(group: str, option: str, configs: ConfigFiles) -> Problem |
 def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
     """The problem of an unknown option of a group, with the most similar one as the cure."""
     word, title = ("step", "steps") if group == "steps" else ("option", "there are")
-    if (group, option.lower()) in ALMOST:
-        why, fixed = ALMOST[group, option.lower()]
+    name = option.lower().rpartition("/")[2].replace("-", "_")
+    if (group, name) in ALMOST:
+        why, fixed = ALMOST[group, name]
         return Problem(group, f"unknown {word} {option!r}: {why} ({title}: {', '.join(options)})", fixed)
     text = f"unknown {word} {option!r}{choice(option, options, title)}"
     hint = nearest(option, options)
@@ -313,8 +365,10 @@ def _conflict(text: str, configs: ConfigFiles) -> Problem:
     named = re.search(r"Could not override '([^'@]+)(?:@[^']*)?'", text)
     if named:
         group = named[1].removeprefix("recipe/")
-        unknown = Problem(group, f"there is no such group{choice(group, configs.groups(), 'groups')}")
-        return _relative_choice(group, "", configs) or unknown
+        if group in configs.groups():
+            text = f"a recipe chooses options of the whole run; write override /{group} in its defaults"
+            return _relative_choice(group, "", configs) or Problem(group, text)
+        return Problem(group, f"there is no such group{choice(group, configs.groups(), 'groups')}")
 
     # everything else in Hydra's words, with the path of the file
     text = text.partition(" full_key:")[0]

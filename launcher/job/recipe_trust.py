@@ -49,7 +49,7 @@ def problems(
     ``resolved``, since ``security: ${x}`` shows only then what it sets.
     """
     trust = _value(data, SETTING)
-    if trust is not None and _of_file(origins, SETTING) is not None:
+    if trust not in (None, "auto") and _of_file(origins, SETTING) is not None:
         yield Problem(SETTING, f"{trust}: a file cannot say whether it is trusted; the command line can")
         return
     run = origins.of("run_dir")  # as typed: a file that names a run folder is not the request that it holds
@@ -62,7 +62,7 @@ def problems(
         value = _value(data, key)
         if value and _of_file(origins, key):
             yield Problem(key, f"{value}: {reason}, and {why}", cure)
-    for key, text in () if resolved else _texts(data):
+    for key, text in () if resolved else texts(data):
         if _RESOLVER.search(text) and _of_file(origins, key):
             yield Problem(key, f"{text}: it may read the environment, and {why}", cure)
 
@@ -121,15 +121,15 @@ def _of_file(origins: Origins, key: str) -> Origin | None:
     return next((origin for origin in places if not origin.typed and not origin.shipped), None)
 
 
-def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(node, str):
         yield key, node
     elif isinstance(node, Mapping):
         for name, value in node.items():
-            yield from _texts(value, f"{key}.{name}" if key else str(name))
+            yield from texts(value, f"{key}.{name}" if key else str(name))
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):
-            yield from _texts(value, f"{key}.{i}")
+            yield from texts(value, f"{key}.{i}")
 
 
 def _value(data: Mapping[str, Any], key: str) -> Any:

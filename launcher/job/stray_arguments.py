@@ -232,7 +232,9 @@ def flag(word: str, after: Sequence[str], names: KnownNames) -> tuple[int, str]:
     if bare in PLAN_FLAGS:
         return 0, "show=plan"
     key = names.meant(name) if value else None
-    return (int(follows), _pasted(f"{key}={value}")) if key else (0, "")
+    if key:
+        return int(follows), _pasted(f"{key}={value}")
+    return int(follows and bool(suggestions.why_not(name))), ""
 
 
 def _pasted(text: str) -> str:

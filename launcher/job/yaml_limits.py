@@ -7,6 +7,7 @@ a user's file must mean the same on every machine, with or without libyaml.
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -23,19 +24,34 @@ def parser(path: Path) -> Any:
     return yaml.CSafeLoader if yaml.__with_libyaml__ and shipped(path) else yaml.SafeLoader
 
 
-@lru_cache(1)
-def _omegaconf() -> Any:
-    """OmegaConf's loader, which has its own rules for numbers, dates and duplicate keys, based on libyaml."""
+_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+
+
+@lru_cache(2)
+def _loader(fast: bool) -> Any:
+    """OmegaConf's loader, which has its own rules for numbers, dates and duplicate keys.
+
+    Keys are text as written: YAML reads ``on:`` and ``no:`` as True and False, but a module may have such a
+    name. ``fast``: based on libyaml.
+    """
     from omegaconf._utils import get_yaml_loader
 
     own = get_yaml_loader()
-    return type("FastLoader", (yaml.CSafeLoader, own), {}) if yaml.__with_libyaml__ else own
+
+    def construct_mapping(loader: Any, node: yaml.MappingNode, deep: bool = False) -> Any:
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                key.tag = _TEXT
+        return own.construct_mapping(loader, node, deep)
+
+    bases = (yaml.CSafeLoader, own) if fast and yaml.__with_libyaml__ else (own,)
+    return type("Loader", bases, {"construct_mapping": construct_mapping})
 
 
 def load(path: Path) -> Any:
-    """The plain data that OmegaConf reads from the shipped file ``path``."""
+    """The plain data that OmegaConf reads from ``path``, with keys as written."""
     with path.open(encoding="utf-8") as file:
-        return yaml.load(file, Loader=_omegaconf())
+        return yaml.load(file, Loader=_loader(shipped(path)))
 
 
 BYTES = 4 * 2**20
@@ -67,14 +83,17 @@ def check(path: Path) -> None:
 
 
 def hostile(path: Path) -> Problem | None:
-    """Why ``path`` is refused; ``None`` if it is not, or is invalid YAML, which its reader explains."""
+    """Why ``path`` is refused; ``None`` if it is not, or is invalid YAML, which its reader explains.
+
+    An unchanged file is read once: a request is composed again for each cure that is tried.
+    """
     try:
         if not path.is_file():
             return Problem("", f"{short(path)}: is not a file")
-        size = path.stat().st_size
-        if size > BYTES:
-            return _problem(path, None, f"{size} bytes; settings are text of at most {BYTES}")
-        return _walked(path, path.read_text(encoding="utf-8"))
+        state = path.stat()
+        if state.st_size > BYTES:
+            return _problem(path, None, f"{state.st_size} bytes; settings are text of at most {BYTES}")
+        return _unchanged(path, os.getcwd(), state.st_ino, state.st_size, state.st_mtime_ns)
     except OSError as error:
         return Problem("", f"{short(path)}: cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
@@ -82,6 +101,12 @@ def hostile(path: Path) -> Problem | None:
         return Problem("", f"{short(path)}: not UTF-8 text: byte {error.start} is {byte:#04x}")
     except yaml.YAMLError:
         return None
+
+
+@lru_cache(256)
+def _unchanged(path: Path, here: str, *state: int) -> Problem | None:
+    """The problem of a file of this ``state``; ``here``: the current folder, which its messages depend on."""
+    return _walked(path, path.read_text(encoding="utf-8"))
 
 
 def _walked(path: Path, text: str) -> Problem | None:

@@ -32,6 +32,8 @@ FITTED = ("model", "data", "loss")
 """Groups that must fit each other: a cure for one may not fit the others."""
 _LAYOUT = re.compile(r"\b(parallel|launch)\.[\w.]+=-?\d|\btrain\.batch_size=|~|\bauto\b")
 """Matches a cure that sets a number of the layout, leaves a setting to the planner, or removes one."""
+_PATH = re.compile(r"\b(checkpoint\.resume|run_dir|runs|[\w.]+\.(path|root|file|load|save|src|dst|to))=")
+"""Matches a cure that sets a path, where there may be nothing, or something of another kind."""
 _NAMED = re.compile(r"(?!\d)[\w.*/@^$-]+")
 """Matches a key that an override can name."""
 Words = tuple[str, ...]
@@ -86,7 +88,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
 def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> bool:
     """Whether a request refused by the schema may have other problems, which only the planner finds.
 
-    Shipped options are compatible. Other settings, user files and numbers of a layout may not be.
+    Shipped options are compatible. Other settings, paths, user files and numbers of a layout may not be.
     """
     groups = ConfigFiles().groups()
     blamed = {f.problem.key for f in listed}
@@ -97,7 +99,7 @@ def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> boo
             return True
     if any(f.problem.key.partition(".")[0] in FITTED for f in listed):
         return True
-    return any(_LAYOUT.search(f.problem.cure) for f in listed)
+    return any(_LAYOUT.search(f.problem.cure) or _PATH.search(f.problem.cure) for f in listed)
 
 
 def _bad_request(found: Iterable[ListedProblem]) -> BadRequest:

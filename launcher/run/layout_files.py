@@ -26,7 +26,7 @@ from launcher.runtime import run_folder
 def unwritable(job: Job) -> list[Problem]:
     """Problems that would keep the files from being written; writes nothing."""
     named = [(key, path) for key, path in _named(job) if not path.startswith(RUN)]
-    problems = [_unwritable(key, Path(path)) for key, path in named]
+    problems = [run_folder.check_file(Path(path), key) for key, path in named]
     dump = job.parallel.local_norm.dump
     problems += _twice([*_named(job), *([("parallel.local_norm.dump", dump)] if dump is not None else [])])
     if dump is not None and not dump.startswith(RUN):
@@ -44,12 +44,6 @@ def _no_key(place: str) -> Problem | None:
     except ValueError as error:
         return Problem("checkpoint.encrypt", str(error))
     return None
-
-
-def _unwritable(key: str, path: Path) -> Problem | None:
-    if path.is_dir():
-        return Problem(key, f"{path}: is a folder, not a file")
-    return run_folder.check_writable(path.parent, key, "the folder of this file")
 
 
 def _twice(named: list[tuple[str, str]]) -> Iterator[Problem]:

@@ -20,7 +20,15 @@ from typing import Any, TextIO
 
 from launcher.checkpoint.tensorfile.disk import FULL, Unwritten, named_errors, parsed, read_bytes
 from launcher.errors import Problem, RequestError, RunError
-from launcher.untrusted.files import LINK, LONGEST_TEXT, RefusedFile, links, open_below, open_folder
+from launcher.untrusted.files import (
+    LINK,
+    LONGEST_TEXT,
+    RefusedFile,
+    irregular,
+    links,
+    open_below,
+    open_folder,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +45,18 @@ def check_writable(root: Path, key: str = "runs", label: str = "a run folder") -
     if not os.access(nearest, os.W_OK | os.X_OK):
         return _problem(key, root, f"{nearest} is not writable", label)
     return None
+
+
+def check_file(path: Path, key: str, label: str = "the folder of this file") -> Problem | None:
+    """Why a file cannot be written at ``path``, if so; writes nothing.
+
+    A file is replaced by another that is renamed: a pipe or a device at ``path`` would be removed.
+    """
+    if path.is_dir():
+        return Problem(key, f"{path}: is a folder, not a file")
+    if kind := irregular(path):
+        return Problem(key, f"{path}: is {kind}")
+    return check_writable(path.parent, key, label)
 
 
 _NEW = os.O_WRONLY | os.O_CREAT

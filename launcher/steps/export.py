@@ -53,7 +53,7 @@ from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.text import bytes_text, listed, many
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
-from launcher.steps.file_checks import FileChecks, RunFiles
+from launcher.steps.file_checks import FileChecks, Kind, RunFiles
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -177,7 +177,7 @@ def check(step: Export, at: FileChecks) -> list[Problem]:
             "names", lambda: check_names(step, at.job, step.src, open_checkpoint(src, at.trust).strategy)
         )
         problems += at.problems("src", lambda: check_source(step, src, at.trust))
-    return [*problems, *at.unwritable("path", step.path)]
+    return problems
 
 
 def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
@@ -195,8 +195,9 @@ def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
     """Problems of each setting by itself."""
     yield from at.problems("names", lambda: renamed((), from_ours(step.names)))
     yield from at.problems("max_shard_size", lambda: size_in_bytes(step.max_shard_size))
-    if not at.later(step.path):
-        yield from at.problems("path", lambda: check_place(step, at.job))
+    kind: Kind = "folder" if step.format == "hf" or _apart(step, at.job) else "file"
+    inside = at.problems("path", lambda: check_place(step, at.job))
+    yield from inside or at.unwritable("path", step.path, kind)
     along = [Path(p) for p in step.beside if not at.later(p)]
     yield from at.problems("beside", lambda: check_beside(along))
     if step.src is not None and at.here(step.src):

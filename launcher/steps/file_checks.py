@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import Literal
 
 from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import best_checkpoint
-from launcher.checkpoint.store import latest, newest_in
+from launcher.checkpoint.store import check_outside, latest, newest_in, newest_of_runs
 from launcher.errors import Problem, RequestError, RunError, error_text
-from launcher.job.schema.base import BEST
+from launcher.job.schema.base import BEST, RUN, TAKEN
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Step
 from launcher.plan.plan import Plan
 from launcher.plan.settings.encryption import Trust, trust
-from launcher.plan.verbs import VERBS, of_best
+from launcher.plan.verbs import VERBS, of_best, output
 from launcher.runtime import run_folder
 
+Kind = Literal["file", "folder"]
+"""What an output is. A folder may be replaced."""
+_ANOTHER = "name another place"
 Look = Callable[[], object]
 """Raises if something is wrong."""
 
@@ -69,14 +73,60 @@ class FileChecks:
             return [Problem(f"{self.key}.{field}", _own(error_text(error), field))]
         return []
 
-    def unwritable(self, field: str, path: str | None) -> list[Problem]:
-        """Why no file could be created at ``path``, if one is named."""
-        if path is None:
+    def unwritable(self, field: str, path: str | None, kind: Kind) -> list[Problem]:
+        """Why no output can be written at ``path``, if one is named; what is in a folder is not checked."""
+        if path is None or path.startswith(RUN):
             return []
-        problem = run_folder.check_writable(
-            Path(path).parent, f"{self.key}.{field}", "the folder of this output"
-        )
-        return [problem] if problem else []
+        key, label = f"{self.key}.{field}", "the folder of this output"
+        if kind == "file":
+            problem = run_folder.check_file(Path(path), key, label)
+        elif os.path.lexists(path) and not Path(path).is_dir():
+            problem = Problem(key, f"{path}: is not a folder")
+        else:
+            problem = run_folder.check_writable(Path(path).parent, key, label)
+        problem = problem or next(self._overlaps(key, path, kind), None)
+        return [problem] if problem else self.problems(field, lambda: check_outside(Path(path)))
+
+    def _overlaps(self, key: str, path: str, kind: Kind) -> Iterator[Problem]:
+        """Problems of an output at or around what else this request writes, or around where it runs.
+
+        Only after the training the output would find files there, or replace them.
+        """
+        here, home = _real(path), _home(self.job)
+        if kind == "folder" and _real(".").is_relative_to(here):
+            yield Problem(
+                key, f"{path}: the current folder is in it, and a folder is replaced; name a new one"
+            )
+        if home.is_relative_to(here):
+            yield Problem(key, f"{path}: the folder of this run, {home}, is there; {_ANOTHER}")
+        if here.is_relative_to(home) and _used_by_run(here.relative_to(home), self.job):
+            yield Problem(key, f"{path}: this run writes its own files there; {_ANOTHER}")
+        for other, there in self._earlier_outputs():
+            if here.is_relative_to(there) or there.is_relative_to(here):
+                yield Problem(key, f"{path}: steps.{other} writes there; {_ANOTHER}")
+
+    def _earlier_outputs(self) -> Iterator[tuple[str, Path]]:
+        """The outputs that earlier steps name."""
+        for name, step in self.job.steps.items():
+            if name == self.name:
+                return
+            path = output(step) or getattr(step, "to", None)
+            if path is not None and not path.startswith(RUN):
+                yield name, _real(path)
+
+
+def _home(job: Job) -> Path:
+    """The folder of the run, or the one that gets a folder for each run of this name."""
+    return _real(Path(job.runs, job.name) if job.run_dir is None else job.run_dir)
+
+
+def _used_by_run(inside: Path, job: Job) -> bool:
+    """Whether the run may write at ``inside``, a path in the folder ``_home``."""
+    if job.run_dir is None:
+        return inside.name.isdecimal() and len(inside.parts) == 1 and not (_home(job) / inside).exists()
+    if inside.parts[0] == "checkpoints" and any(VERBS[s.kind].checkpoints for s in job.steps.values()):
+        return True
+    return len(inside.parts) == 1 and inside.name in TAKEN and inside.name != "transformed"
 
 
 def _own(text: str, field: str) -> str:
@@ -93,11 +143,12 @@ def _real(path: str | Path) -> Path:
 
 def no_manifest(key: str, error: NoManifest) -> Problem:
     """The problem of a setting that should name a checkpoint, with the newest one if it names a run."""
-    newest = newest_in(error.folder)
+    newest, held = newest_in(error.folder), "holds checkpoints, but is not one; the newest is"
+    if newest is None:
+        newest, held = newest_of_runs(error.folder), "holds runs; their newest checkpoint is"
     if newest is None:
         return Problem(key, str(error))
-    text = f"{error.folder}: holds checkpoints, but is not one; the newest is {newest}"
-    return Problem(key, text, f"{key}={quote(str(newest))}")
+    return Problem(key, f"{error.folder}: {held} {newest}", f"{key}={quote(str(newest))}")
 
 
 def best(checkpoints: Path, trust: Trust) -> Path:

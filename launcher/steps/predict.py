@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import Problem, RunError, error_text
-from launcher.job.schema.base import RUN, place
+from launcher.job.schema.base import place
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Predict
 from launcher.plan.plan import Plan
@@ -27,11 +27,7 @@ def check(step: Predict, at: FileChecks) -> list[Problem]:
     if step.inputs is not None:
         path = Path(step.inputs)
         problems += at.problems("inputs", lambda: given_inputs.specs(path))
-    if not step.to.startswith(RUN):
-        problems += at.unwritable("to", step.to)
-        if Path(step.to).is_dir():
-            problems.append(Problem(f"{at.key}.to", f"{step.to} is a folder, but should be a file"))
-    return problems
+    return [*problems, *at.unwritable("to", step.to, "file")]
 
 
 def fits(step: Predict, at: FileChecks, plan: Plan) -> list[Problem]:

@@ -11,7 +11,10 @@ from launcher.steps.file_checks import FileChecks, RunFiles
 
 
 def check(step: Prepare, at: FileChecks) -> list[Problem]:
-    return [*checks.problems(step, at.key), *at.unwritable("dst", step.dst)]
+    problems = checks.problems(step, at.key)
+    if any(problem.key == f"{at.key}.dst" for problem in problems):
+        return problems
+    return [*problems, *at.unwritable("dst", step.dst, "folder")]
 
 
 def run_on_files(step: Prepare, run: RunFiles) -> dict[str, float]:

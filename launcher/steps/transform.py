@@ -44,15 +44,16 @@ def check(step: Transform, at: FileChecks) -> list[Problem]:
         src = Path(step.src)
         key = "src" if step.strategy is None else "strategy"
         problems = at.problems(key, lambda: check_heads(step, src, at.trust))
-    return [*problems, *at.unwritable("dst", step.dst)]
+    return problems
 
 
 def _place_problems(step: Transform, at: FileChecks) -> list[Problem]:
     """Problems of the destination."""
-    if step.dst is None or at.later(step.dst):
+    if step.dst is None:
         return []
     dst = Path(step.dst)
-    return at.problems("dst", lambda: check_free(step, dst) if step.src is None else check_place(step, dst))
+    inside = at.problems("dst", lambda: check_free(step, dst) if step.src is None else check_place(step, dst))
+    return inside or at.unwritable("dst", step.dst, "folder")
 
 
 def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:

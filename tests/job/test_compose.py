@@ -294,3 +294,56 @@ def test_another_key_of_the_section_is_no_misspelling_of_the_one_that_is_referre
     assert text.endswith("cannot be resolved; there is no key 'data.vocab_size': this data has none")
     with pytest.raises(RequestError, match=r"did you mean \$\{data\.vocab_size\}\?"):
         compose(["recipe=lm_single", "model.vocab_size=${data.vocabsize}"])
+
+
+SMALL = "train: {batch_size: 8, steps: 4}\n"
+NESTED = {
+    "recipe: lm_single\n" + SMALL: "1:1: recipe lm_single",
+    "defaults:\n  - recipe: lm_single\n" + SMALL: "2:5: recipe lm_single",
+    "defaults:\n  - /recipe: lm_single\n" + SMALL: "2:5: recipe lm_single",
+    "defaults:\n  - override /recipe: lm_single\n" + SMALL: "2:5: recipe lm_single",
+}
+
+
+@pytest.mark.parametrize("text", NESTED)
+def test_a_recipe_that_a_file_chooses_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(text)
+    with pytest.raises(RequestError) as raised:
+        compose(["recipe=mine.yaml"])
+    assert [problem.text.partition("\n")[0] for problem in raised.value.problems] == [
+        f"mine.yaml:{NESTED[text]}: a file cannot choose a recipe; to begin with the settings of lm_single, "
+        "write - /recipe/lm_single as the first of its defaults"
+    ]
+
+
+def test_a_file_begins_with_the_settings_of_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("defaults:\n  - /recipe/lm_single\ntrain: {steps: 7}\n")
+    mine, other = compose(["recipe=mine.yaml"]).job, compose(["recipe=lm_single", "train.steps=7"]).job
+    assert mine.model_copy(update={"name": other.name, "recipe": other.recipe}) == other
+
+
+@pytest.mark.parametrize("words", ["recipe=mlp_autoparallel", "recipe=lm_single steps=[train] launch=slurm"])
+def test_the_composed_request_of_a_run_is_a_recipe_for_the_same(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = compose(words.split())
+    Path("config.yaml").write_text(as_yaml(first.data))
+    assert compose(["recipe=config.yaml"]).job.model_copy(update={"recipe": first.job.recipe}) == first.job
+
+
+def test_a_secret_that_is_hidden_in_the_request_of_a_run_is_set_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = "5a" * 32
+    Path("config.yaml").write_text(as_yaml(compose(["recipe=lm_single", f"checkpoint.encrypt={key}"]).data))
+    assert key not in Path("config.yaml").read_text()
+    with pytest.raises(RequestError) as raised:
+        compose(["recipe=config.yaml"])
+    assert [(p.key, p.text) for p in raised.value.problems] == [
+        ("checkpoint.encrypt", "***: this value is hidden in the file of a run; set it again")
+    ]
+    assert compose(["recipe=config.yaml", f"checkpoint.encrypt={key}"]).job.checkpoint.encrypt == key

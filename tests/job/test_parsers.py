@@ -29,3 +29,31 @@ def test_marks_are_the_same(path):
 
 def test_a_file_of_the_users_is_read_by_python(tmp_path):
     assert yaml_limits.parser(tmp_path / "mine.yaml") is yaml.SafeLoader
+
+
+def test_keys_are_text_as_written(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("on: {no: off, 1: 1, 0x1f: 2, null: 3, 1.50: 4}\nparts: &it {yes: on}\nboth: {<<: *it, y: 1}\n")
+    assert yaml_limits.load(file) == {
+        "on": {"no": False, "1": 1, "0x1f": 2, "null": 3, "1.50": 4},
+        "parts": {"yes": True},
+        "both": {"yes": True, "y": 1},
+    }
+
+
+def test_a_key_that_yaml_reads_as_true_is_not_set_twice(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("on: 1\non: 2\n")
+    with pytest.raises(yaml.constructor.ConstructorError, match="found duplicate key on"):
+        yaml_limits.load(file)
+
+
+def test_an_unchanged_file_is_walked_once(tmp_path, monkeypatch):
+    walked = []
+    monkeypatch.setattr(yaml_limits, "_walked", lambda path, text: walked.append(text))
+    file = tmp_path / "mine.yaml"
+    for text in ("seed: 1", "seed: 1", "seed: 20"):
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+        yaml_limits.check(file)
+    assert walked == ["seed: 1", "seed: 20"]

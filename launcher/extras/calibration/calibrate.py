@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import Problem
 from launcher.extras.calibration.constants import Works
 from launcher.extras.calibration.tiny_models import tiny_models
-from launcher.job.schema.base import RUN, place
+from launcher.job.schema.base import place
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Calibrate
 from launcher.plan.certify_copy import Copy
@@ -24,12 +24,7 @@ BUILDS = 1
 
 
 def check(step: Calibrate, at: FileChecks) -> list[Problem]:
-    if step.to.startswith(RUN):
-        return []
-    to = Path(step.to)
-    if to.is_dir():
-        return [Problem(f"{at.key}.to", f"{to} is a folder, but should be a file")]
-    return at.unwritable("to", step.to)
+    return at.unwritable("to", step.to, "file")
 
 
 def fits(step: Calibrate, at: FileChecks, plan: Plan) -> list[Problem]:

@@ -137,8 +137,8 @@ def heading(job: Job) -> str:
 
 def unwritable(path: Path, job: Job) -> Problem | None:
     """Why the file cannot be written; only files written by searches of the same run are replaced."""
-    if path.is_dir():
-        return Problem(BEST_KEY, f"{path}: is a folder, not a file")
+    if problem := run_folder.check_file(path, BEST_KEY):
+        return problem
     if path.suffix != ".yaml":
         return Problem(BEST_KEY, f"{path}: a recipe's name ends in .yaml", f"{BEST_KEY}={path}.yaml")
     if path.is_file():
@@ -149,7 +149,7 @@ def unwritable(path: Path, job: Job) -> Problem | None:
             whose = first.removeprefix(f"# {_WRITTEN} for ").removesuffix(".")
             text = f"{path}: a search for {whose} wrote it; this one is for {job.name}"
             return Problem(BEST_KEY, text, f"{BEST_KEY}={path.parent / job.name / path.name}")
-    return run_folder.check_writable(path.parent, BEST_KEY, "the folder of this file")
+    return None
 
 
 def write(path: Path, job: Job, comments: tuple[str, ...] = ()) -> None:

@@ -28,7 +28,7 @@ def check(step: MergeStrategies, at: FileChecks) -> list[Problem]:
         )
         if step.dst is not None and not problems:
             problems = at.problems("dst", lambda: prepared(step, src, target(step, folder, src)))
-    return [*_check_suffix(step, at.key), *problems, *at.unwritable("dst", step.dst)]
+    return [*_check_suffix(step, at.key), *(problems or at.unwritable("dst", step.dst, "file"))]
 
 
 def _check_folder(path: Path) -> None:

@@ -68,8 +68,8 @@ OTHERS = {
         "grad_clip", "max_grad_norm", "gradient_clip_val", "clip", "clip_grad", "clip_grad_norm",
         "gradient_clipping", "training.max_norm",
     ),
-    "train.precision": ("dtype", "amp", "mixed_precision"),
-    "train.eval_every": ("eval_interval", "eval_steps", "val_every", "val_check_interval"),
+    "train.precision": ("dtype", "amp", "mixed_precision", "mixed_precision_param"),
+    "train.eval_every": ("eval_interval", "eval_steps", "val_every", "val_check_interval", "validation.freq"),
     "train.log_every": ("log_interval", "logging_steps", "print_every", "log_every_n_steps"),
     "schedule.warmup_steps": (
         "warmup", "num_warmup_steps", "warmup_iters", "lr_warmup_iters", "lr_warmup_steps",
@@ -78,17 +78,20 @@ OTHERS = {
     "schedule.period_multiplier": ("t_mult", "T_mult", "cycle_mult"),
     "schedule.decay_share": ("decay_ratio",),
     "schedule.decay_shape": ("decay_type",),
+    "schedule.final": ("min_lr_factor",),
     "parallel.pipeline.stages": (
         "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size", "pp_size", "pipeline_parallel",
-        "pipeline_model_parallel_size", "pipeline_parallel_degree",
+        "pipeline_model_parallel_size", "pipeline_parallel_degree", "pipeline_stage",
     ),
     "parallel.pipeline.micro_batch_num": (
         "micro_batches", "num_microbatches", "n_microbatches", "num_micro_batches",
     ),
     "parallel.grid.tp": (
         "tp_size", "tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size",
-        "tensor_parallel_degree",
+        "tensor_parallel_degree", "model_parallel",
     ),
+    "parallel.pipeline.scheduler": ("pipeline_parallel_schedule", "pipeline_scheduler", "pipeline_schedule"),
+    "parallel.pipeline.interleave": ("pipeline_interleave",),
     "parallel.grid.dp_replicate": ("data_parallel_replicate_degree",),
     "parallel.hsdp.shard_size": ("dp_shard", "dp_shard_size", "fsdp_size", "data_parallel_shard_degree"),
     "parallel.recompute": (
@@ -97,7 +100,7 @@ OTHERS = {
     ),
     "parallel.hsdp.optimizer_level": ("zero_stage", "zero", "sharding_level", "zero_optimization.stage"),
     # methods of MindSpore's AutoParallel, and arguments of its older set_auto_parallel_context
-    "parallel.mode": ("parallel_mode",),
+    "parallel.mode": ("parallel_mode", "search_mode", "auto_parallel_search_mode"),
     "parallel.group_file": ("set_group_ckpt_save_file", "group_ckpt_save_file"),
     "parallel.param_strategy.save": ("save_param_strategy_file", "strategy_ckpt_save_file"),
     "parallel.param_strategy.load": ("load_param_strategy_file", "strategy_ckpt_load_file"),
@@ -113,7 +116,9 @@ OTHERS = {
         "num_processes",
     ),
     "launch.nnodes": ("nodes", "num_nodes", "num_machines"),
-    "launch.timeout_s": ("timeout",),
+    "launch.timeout_s": ("timeout", "init_timeout_seconds"),
+    "launch.device": ("accelerator", "device_target"),
+    "launch.backend": ("distributed_backend",),
     "data.seq_len": (
         "seq_length", "sequence_length", "block_size", "context_length", "max_seq_len", "max_length",
         "seqlen", "sequence_len",
@@ -129,8 +134,11 @@ OTHERS = {
     ),
     "checkpoint.async": ("asynchronous", "async_save"),
     "checkpoint.keep": ("save_total_limit", "keep_last", "max_to_keep", "save_top_k", "keep_latest_k"),
-    "checkpoint.resume": ("resume_from", "resume_from_checkpoint", "resume"),
-    "run_dir": ("output_dir", "out_dir", "save_dir", "logdir", "log_dir", "workdir"),
+    "checkpoint.resume": ("resume_from", "resume_from_checkpoint", "resume", "ckpt_path"),
+    "run_dir": ("output_dir", "out_dir", "save_dir", "logdir", "log_dir", "workdir", "dump_folder"),
+    "runs": ("default_root_dir",),
+    "debug.anomaly": ("detect_anomaly",),
+    "debug.profiler": ("enable_profiling",),
     "seed": ("random_seed", "manual_seed", "seed_everything"),
     "deterministic": ("determinism", "use_deterministic_algorithms"),
 }  # fmt: skip
@@ -140,6 +148,12 @@ NOT_NEGATED = ("no_init_parameters",)
 """Names that begin like a negation but mean the same as ours."""
 
 _MICRO = "parallel.pipeline.micro_batch_num cuts train.batch_size into micro batches"
+_OF_ONE_RANK = "it counts the samples of one rank; train.batch_size counts those of all ranks"
+_RECOMPUTE = "parallel.recompute={modules: '*'} recomputes; its policy is full or selective"
+_HSDP = "parallel.hsdp={} shards weights and optimizer state"
+_OVERLAP = "there is no such switch; the plan says what is sent beside the computation"
+_SCHEDULE = "schedule=NAME chooses cosine, linear, constant, wsd and others"
+_TOKENIZER = "data.tokenizer=file data.tokenizer_file=FILE reads a tokenizer.json"
 _DATA_PARALLEL = "data-parallel ranks are launch.nproc divided by stages and tp"
 
 _CONTEXT = "context parallelism is not supported"
@@ -172,14 +186,58 @@ UNLIKE = {
         "no parameter is made in a compilation; parallel.deferred_init makes them on their ranks",
     ),
     "full_batch": "write parallel.dataset_strategy=full_batch",
-    "enable_parallel_optimizer": "parallel.hsdp={} shards weights and optimizer state",
+    **dict.fromkeys(("enable_parallel_optimizer", "use_distributed_optimizer", "deepspeed"), _HSDP),
+    "parallel_optimizer_config": "its keys are shard_size, threshold and optimizer_level of parallel.hsdp",
     **dict.fromkeys(
-        ("sequence_parallel", "sp"), "there is no such switch; parallel.operators says what tp cuts"
+        ("distributed_type", "strategy", "fsdp_sharding_strategy", "sharding_strategy"),
+        f"{_HSDP}; without it each rank has all of them",
     ),
-    **dict.fromkeys(("bf16", "fp16"), "write train.precision=bf16 or fp16"),
+    **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), _OVERLAP),
+    **dict.fromkeys(
+        ("sequence_parallel", "sp", "use_seq_parallel"),
+        "there is no such switch; parallel.operators says what tp cuts",
+    ),
+    **dict.fromkeys(("bf16", "fp16", "bf16.enabled", "fp16.enabled"), "write train.precision=bf16 or fp16"),
     **dict.fromkeys(
         ("min_lr", "eta_min", "lr_min"), "schedule.final is the share of optim.lr that is left at the end"
     ),
+    **dict.fromkeys(
+        (
+            "activation_checkpoint.mode",
+            "selective_ac_option",
+            "recompute_granularity",
+            "recompute_method",
+            "recompute_activations",
+            "recompute_config",
+            "select_recompute",
+        ),
+        _RECOMPUTE,
+    ),
+    **dict.fromkeys(
+        ("lr_scheduler_type", "lr_decay_style", "lr_scheduler", "lr_schedule", "lr_scheduler.decay_type"),
+        _SCHEDULE,
+    ),
+    **dict.fromkeys(("training.batch_size", "runner_config.batch_size"), _OF_ONE_RANK),
+    **dict.fromkeys(
+        ("beta1", "beta2", "adam_beta1", "adam_beta2"), "optim.betas has both, as in optim.betas=[0.9,0.95]"
+    ),
+    **dict.fromkeys(("tokenizer_model", "tokenizer_type"), _TOKENIZER),
+    "load_checkpoint": (
+        "checkpoint.resume=PATH goes on with a training; steps.load.path=PATH has the step load read weights"
+    ),
+    "dataset": "data=NAME chooses how samples are read, data.path or data.root the files",
+    **dict.fromkeys(
+        ("report_to", "enable_wandb", "enable_tensorboard"),
+        "logger=NAME chooses wandb, tensorboard and others",
+    ),
+    "fast_dev_run": "debug.limit is the number of steps after which a training ends",
+    "overfit_batches": "debug.overfit is the number of samples that are repeated",
+    "untie_embeddings_and_output_weights": "write model.tied=false",
+    **dict.fromkeys(("use_flash_attn", "attn_implementation"), "torch chooses the kernel of attention"),
+    "num_layers_per_virtual_pipeline_stage": "it follows from parallel.pipeline.interleave and chunks",
+    "strategy_ckpt_config": "its keys are save, load and only_trainable of parallel.param_strategy",
+    "pipeline_config": "its keys are interleave and scheduler of parallel.pipeline",
+    "parallel_config": "its keys are parallel.grid.tp, parallel.pipeline.stages and micro_batch_num",
     "pin_memory": "samples are read by the ranks themselves",
     "micro_batch_size": "it follows from train.batch_size and parallel.pipeline.micro_batch_num",
     **dict.fromkeys(
@@ -199,6 +257,7 @@ UNLIKE = {
     **dict.fromkeys(("gradient_accumulation_steps", "grad_accum", "accumulate_grad_batches"), _MICRO),
     "dp": _DATA_PARALLEL,
     "data_parallel_size": _DATA_PARALLEL,
+    "data_parallel": _DATA_PARALLEL,
     "warmup_fraction": "schedule.warmup_steps counts optimizer steps",
     "warmup_ratio": "schedule.warmup_steps counts optimizer steps",
     "num_workers": "samples are read by the ranks themselves",
@@ -207,7 +266,10 @@ UNLIKE = {
     ),
     "momentum": "it is a setting of optim=sgd and of optim=momentum",
 }
-"""Settings of other programs that do not exist here: the reason, and what to set instead."""
+"""Settings of other programs that do not exist here: the reason, and what to set instead.
+
+A name has its section where the name alone may mean something else.
+"""
 
 
 GENERIC = ("path", "dir", "name", "root", "format", "cache", "weights", "config", "size", "every", "steps")
@@ -225,7 +287,7 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     Without ``data``, the keys of every model, data set, optimizer and step are valid.
     """
     leaf = parts[-1].lower().replace("-", "_")
-    if bad == len(parts) - 1 and leaf in UNLIKE:
+    if ".".join(parts[-2:]).lower() in UNLIKE or (bad == len(parts) - 1 and leaf in UNLIKE):
         return None
     if leaf not in NOT_NEGATED:  # disable_x means x, with the other value
         leaf = NEGATED.sub("", leaf)
@@ -299,5 +361,10 @@ def _only(parts: Sequence[str], keys: Sequence[str]) -> str | None:
 
 
 def why_not(name: str) -> str:
-    """Why a setting of other programs does not exist here; "" for any other name."""
-    return UNLIKE.get(name.lower().replace("-", "_"), "")
+    """Why a setting of other programs does not exist here; "" for any other name.
+
+    Args:
+        name: the key, or a flag.
+    """
+    parts = name.lstrip("-").lower().replace("-", "_").split(".")
+    return UNLIKE.get(".".join(parts[-2:]), UNLIKE.get(parts[-1], ""))

@@ -146,7 +146,13 @@ def _blank_missing(name: str) -> str:
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:
     """Why other programs' key of this name does not exist here, otherwise the valid keys beside it."""
-    why = suggestions.why_not(parts[-1])
+    if "." in parts[bad]:
+        group, _, name = parts[bad].rpartition(".")
+        return (
+            f": a file has groups of keys, not dots: write {group.replace('.', ': {')}: {{{name}: ...}}"
+            + "}" * group.count(".")
+        )
+    why = suggestions.why_not(".".join(parts))
     if why:
         return f": {why}"
     valid = schema_keys.names(parts[:bad], data)

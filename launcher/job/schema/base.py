@@ -26,7 +26,19 @@ Size = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
 Ranks = Annotated[int, Field(ge=1, le=100_000, strict=True)]
 """A number of ranks or of pieces of work: a plan lists each."""
 Many = Annotated[int, Field(ge=1, le=10_000, strict=True)]
-"""A number of layers, processes or runs, which are made one by one."""
+"""A number of processes or runs, which are made one by one."""
+MOST_LAYERS = 1000
+"""As many as the deepest model that was published has, DeepNet."""
+
+
+def _few_layers(layers: int) -> int:
+    """Refuses more layers than a plan follows in seconds."""
+    if layers > MOST_LAYERS:
+        raise ValueError(f"should be at most {MOST_LAYERS}: a plan follows each layer")
+    return layers
+
+
+Layers = Annotated[int, Field(ge=1, strict=True), AfterValidator(_few_layers)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0)]
 Flag = Annotated[bool, Field(strict=True)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from launcher.job.schema.base import Count, FilePath, Flag, Fraction, Many, Settings, Size
+from launcher.job.schema.base import Count, FilePath, Flag, Fraction, Layers, Settings, Size
 from launcher.job.schema.objective import BCE, MSE, Accuracy, BitsPerByte, CrossEntropy, Perplexity, TopK
 from launcher.job.schema.optim import (
     SGD,
@@ -66,7 +66,7 @@ class LanguageModel(ModelSettings):
     name: Literal["lm"]
     vocab_size: Size | None = Field(description="null: as the data has them")
     dim: Size = 128
-    layers: Many = 4
+    layers: Layers = 4
     heads: Size = 4
     kv_heads: Size | None = None
     ffn_dim: Size | None = None

@@ -28,7 +28,7 @@ from launcher.job.schema.logger import Logger
 from launcher.job.schema.objective import CrossEntropy, named_metrics
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.search import AUTO, AXES, Search, Sweep, lifted
-from launcher.job.schema.steps import Step, named
+from launcher.job.schema.steps import Step, named, with_names
 
 OPERATORS = "parallel.operators"
 """Its candidates may be names of options, which are files."""
@@ -253,7 +253,7 @@ class Job(Settings):
     cluster: Cluster = Cluster()
     checkpoint: Checkpoint = Checkpoint()
     callbacks: tuple[Target, ...] = ()
-    steps: Annotated[dict[str, SerializeAsAny[Step]], BeforeValidator(named)] = {}
+    steps: Annotated[dict[str, SerializeAsAny[Step]], BeforeValidator(named), AfterValidator(with_names)] = {}
     logger: Logger = Logger()
     debug: Debug = Debug()
     security: Security = Security()

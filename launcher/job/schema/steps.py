@@ -275,3 +275,11 @@ def named(steps: Any) -> Any:
     if not isinstance(steps, dict):
         return steps
     return {k: {"kind": k, **(v or {})} if isinstance(v, dict | None) else v for k, v in steps.items()}
+
+
+def with_names(steps: dict[str, Any]) -> dict[str, Any]:
+    """Refuses a name that is no part of a path: a step's name is part of those of its outputs."""
+    for name in steps:
+        if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+            raise ValueError(f"should have names of letters, digits, '.', '_' and '-', not {name!r}")
+    return steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
@@ -92,11 +92,10 @@ def named(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def inside(value: Any, known: Iterable[int] = ()) -> Iterator[Any]:
+def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
     """Yield the tensors and modules in ``value``, but not those inside of ``known`` modules."""
     stack = [(value, 0)]
     seen = set[int]()
-    modules = set(known)
 
     while stack and len(seen) < MOST:
         # each object once
@@ -110,7 +109,7 @@ def inside(value: Any, known: Iterable[int] = ()) -> Iterator[Any]:
         if isinstance(some, Tensor):
             yield some
         elif isinstance(some, nn.Module):
-            if id(some) in modules:
+            if id(some) in known:
                 continue
             yield some
         if depth < DEPTH:

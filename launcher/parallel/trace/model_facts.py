@@ -48,6 +48,7 @@ from launcher.plan.values.facts import (
     Segment,
     TensorSpec,
 )
+from launcher.plan.values.module_names import prefixes
 from launcher.plan.values.operations import Operations, total
 
 ADAPTER = ("lora_A", "lora_B")
@@ -303,10 +304,11 @@ def _evaluated(graph: Graph, other: Effects) -> Graph:
 
 def _loaded(known: ModelStructure, model: nn.Module) -> tuple[str, ...]:
     """Return the units that have parameters; those that are recomputed together count as one."""
-    loaded = [u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params)]
+    with_params = {module for p in known.params for module in prefixes(p.name)[:-1]}
+    loaded = [u for u in units(known) if u in with_params]
     regions = [name for name, module in model.named_modules() if hasattr(module.forward, "recomputed")]
-    around = {u: next((r for r in regions if covers(r, u)), u) for u in loaded}
-    return tuple(dict.fromkeys(around.values()))
+    regions_of = {u: next((r for r in regions if covers(r, u)), u) for u in loaded}
+    return tuple(dict.fromkeys(regions_of.values()))
 
 
 def _watched(watch: ForwardObserver, known: ModelStructure, output: Any, meter: Meter) -> dict[str, Any]:

@@ -70,7 +70,7 @@ REFUSED = {
     ),
     "a folder": (
         "steps.calibrate.to=there.yaml",
-        "  steps.calibrate.to: there.yaml is a folder, but should be a file\n"
+        "  steps.calibrate.to = there.yaml: is a folder, not a file\n"
         "    set by: steps.calibrate.to=there.yaml (command line)\n",
     ),
     "one rank": (

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import nn
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
+from launcher.parallel.model_state.references import inside
 from launcher.planner.plan_job import plan_job
 from tests.parallel.reference_nets import WAYS
 from tests.parity import own
@@ -184,3 +186,14 @@ def test_a_plan_leaves_nothing_without_numbers_in_a_cache():
 
     plan_job(net("Cached", "pp2", {"early": True}))
     assert not table(6).is_meta
+
+
+def test_the_known_modules_are_not_copied_for_each_attribute() -> None:
+    class Known:
+        """Can be asked, but not listed: a list for each attribute would be all modules times all modules."""
+
+        def __contains__(self, key: object) -> bool:
+            return key == id(known)
+
+    known, new = nn.Linear(1, 1), nn.Identity()
+    assert list(inside([known, new], Known())) == [new]
