@@ -52,13 +52,13 @@ Start = Callable[[Callable[[Connection], None]], Child]
 
 
 @contextmanager
-def workers(count: int, start: Start, what: str) -> Iterator[Workers]:
-    """``count`` children, which end with the block. ``what``: how errors call one of them."""
+def workers(count: int, start: Start, description: str) -> Iterator[Workers]:
+    """``count`` children, which end with the block. ``description``: how errors call one of them."""
     children: list[Child] = []
     try:
         for _ in range(count):
             children.append(start(serve))
-        yield Workers(children, what)
+        yield Workers(children, description)
     finally:
         for child in children:
             child.kill()  # its answers are no longer needed
@@ -69,9 +69,9 @@ def workers(count: int, start: Start, what: str) -> Iterator[Workers]:
 class Workers:
     """Children that take the next task when they are free."""
 
-    def __init__(self, children: Sequence[Child], what: str) -> None:
+    def __init__(self, children: Sequence[Child], description: str) -> None:
         self._children = children
-        self._what = what
+        self._what = description
         self._queues: list[deque[int]] = [deque() for _ in children]
         self._knows: dict[int, set[Hashable]] = defaultdict(set)
 

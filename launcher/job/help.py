@@ -132,8 +132,8 @@ def _blocks(name: str, every: tuple[Option, ...]) -> Iterator[str]:
         if not shown and not own:
             continue
         rows = [s.columns for s in shown if (s.default or s.comment) and not s.chosen]
-        width = max((len(left) for left, _ in rows if len(left) <= WIDEST), default=0)
-        lines = [f"{left:<{width}}  {right}" for left, right in rows]
+        width = max((len(key) for key, _ in rows if len(key) <= WIDEST), default=0)
+        lines = [f"{key:<{width}}  {right}" for key, right in rows]
         if option.group:
             lines = [f"{option.override}  # {option.title}", *(f"  {line}" for line in lines)]
         yield "\n".join(lines)

@@ -109,11 +109,11 @@ def written_axes(
     return tuple(out)
 
 
-def grid(given: Sequence[Axis]) -> tuple[Cell, ...]:
+def grid(overrides: Sequence[Axis]) -> tuple[Cell, ...]:
     """Every combination, the last override varying fastest; cells are named by the values that vary."""
-    varying = [i for i, axis in enumerate(given) if axis.varies]
+    varying = [i for i, axis in enumerate(overrides) if axis.varies]
     out = []
-    for k, combination in enumerate(itertools.product(*(axis.words for axis in given))):
+    for k, combination in enumerate(itertools.product(*(axis.words for axis in overrides))):
         out.append(cell(k, combination, tuple(combination[i] for i in varying)))
     return tuple(out)
 

@@ -45,8 +45,8 @@ def flat(grouped: Grouped) -> list[tuple[str, nn.Parameter]]:
 
 def replaced(grouped: Grouped, tensors: Iterable[nn.Parameter]) -> Grouped:
     """Return ``grouped`` with ``tensors`` in place of its parameters, in the order of ``flat``."""
-    left = iter(tensors)
-    return [(group, [(name, next(left)) for name, _ in params]) for group, params in grouped]
+    replacements = iter(tensors)
+    return [(group, [(name, next(replacements)) for name, _ in params]) for group, params in grouped]
 
 
 UNGROUPED = (

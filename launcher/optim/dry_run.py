@@ -146,8 +146,8 @@ class Trial:
         params, optimizer = self.made([p for t in self.starts for p in cut.pieces(t)])
         for step in range(STEPS):
             advance(params, optimizer, [p for g in self.gradients(step) for p in cut.pieces(g)], step)
-        left = iter(params)
-        return [cut.joined([next(left).detach() for _ in range(n)]) for n in lengths]
+        trained = iter(params)
+        return [cut.joined([next(trained).detach() for _ in range(n)]) for n in lengths]
 
     def alone(self) -> list[Tensor]:
         """Train each tensor in an optimizer of its own."""

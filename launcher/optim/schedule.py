@@ -40,8 +40,8 @@ def factor(settings: NamedSchedule, step: int, total: int) -> float:
         return (step + 1) / warmup
     if isinstance(settings, Constant):
         return 1.0
-    left = _left(settings, step - warmup, total - warmup)
-    return settings.final + (1 - settings.final) * left
+    remaining = _left(settings, step - warmup, total - warmup)
+    return settings.final + (1 - settings.final) * remaining
 
 
 def _left(settings: Cosine | Linear | Polynomial | CosineRestarts | WSD, step: int, total: int) -> float:

@@ -244,8 +244,8 @@ class _First(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _keep(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        given = list(tensors((args, kwargs)))
-        saved = _Saved(given)
+        arguments = list(tensors((args, kwargs)))
+        saved = _Saved(arguments)
         torch._C._autograd._push_saved_tensors_default_hooks(saved.pack, saved.unpack)
         try:
             out: Tensor = func(*args, **kwargs)
@@ -367,25 +367,25 @@ class _Mark(Function):
         raise AssertionError("its result is not used")
 
 
-def _mark(given: Sequence[Tensor], used: Sequence[int]) -> Tensor:
-    """Return a tensor whose node keeps the ``used`` tensors of ``given``.
+def _mark(arguments: Sequence[Tensor], used: Sequence[int]) -> Tensor:
+    """Return a tensor whose node keeps the ``used`` tensors of ``arguments``.
 
     Before torch 2.13 the node drops what it has saved when this tensor is freed.
     """
-    learning = next(t for t in given if t.requires_grad)
-    made: Tensor = _Mark.apply(learning, *(given[i] for i in used))  # type: ignore[no-untyped-call]
+    learning = next(t for t in arguments if t.requires_grad)
+    made: Tensor = _Mark.apply(learning, *(arguments[i] for i in used))  # type: ignore[no-untyped-call]
     return made
 
 
-def _argument(t: Tensor, given: Sequence[Tensor]) -> int | None:
+def _argument(t: Tensor, arguments: Sequence[Tensor]) -> int | None:
     """Return the index of the tensor that ``t`` is, or is a view of.
 
     If there are several, one with the same storage offset comes first.
     """
     storage = t.untyped_storage()._cdata
-    same = [i for i, g in enumerate(given) if g.untyped_storage()._cdata == storage]
+    same = [i for i, g in enumerate(arguments) if g.untyped_storage()._cdata == storage]
     if len(same) > 1:
-        same.sort(key=lambda i: given[i].storage_offset() != t.storage_offset())
+        same.sort(key=lambda i: arguments[i].storage_offset() != t.storage_offset())
     return same[0] if same else None
 
 
@@ -439,18 +439,18 @@ def _tried(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
         out = func(*args, **kwargs)
     if type(out) is not Tensor or not results.has(out):
         return False
-    given = list(tensors((args, kwargs)))
-    return all(results.has(t) or t.nbytes <= SMALL_BYTES or _fits(t, given) for t in saved)
+    arguments = list(tensors((args, kwargs)))
+    return all(results.has(t) or t.nbytes <= SMALL_BYTES or _fits(t, arguments) for t in saved)
 
 
 def _drops_out(args: Any, kwargs: Any) -> bool:
     return bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))
 
 
-def _fits(t: Tensor, given: Sequence[Tensor]) -> bool:
+def _fits(t: Tensor, arguments: Sequence[Tensor]) -> bool:
     """Whether ``t`` can be restored from an argument."""
-    index = _argument(t, given)
-    return index is not None and t.dtype == given[index].dtype and t.numel() <= given[index].numel()
+    index = _argument(t, arguments)
+    return index is not None and t.dtype == arguments[index].dtype and t.numel() <= arguments[index].numel()
 
 
 class _Results(Dispatch):

@@ -58,10 +58,10 @@ class RecomputedForward:
         region = _Region(self, (args, kwargs))
         self._check_hooks()
 
-        def run(*given: Any) -> Any:
-            own = given[: len(given) - len(names)] if names else given
+        def run(*values: Any) -> Any:
+            own = values[: len(values) - len(names)] if names else values
             with region.keeping_error(), _plain():
-                return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
+                return self.plain(*own, **dict(zip(names, values[len(own) :], strict=True)))
 
         # everything by position: torch looks among these for the devices whose random state it saves
         with self._unchanged():
@@ -113,14 +113,14 @@ def _plain() -> Iterator[None]:
 class _Region:
     """One call of a module, and its run in the backward."""
 
-    def __init__(self, of: RecomputedForward, given: Any) -> None:
+    def __init__(self, of: RecomputedForward, arguments: Any) -> None:
         self.of = of
         self.piece = of.carry.now if of.carry is not None else None
         self.results = None if of.recomputed.comm else Results()
         self.last = of.axis.last  # it may share the gathered inputs of operators before it
-        self.inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+        self.inputs = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)]
         self.versions = _versions(self.inputs)
-        self.changed = filled(given, objects=True)
+        self.changed = filled(arguments, objects=True)
         self.streams = _streams()
         self.first = True
         self.error: Exception | None = None

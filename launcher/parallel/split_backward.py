@@ -142,11 +142,11 @@ class Deferral(TorchFunctionMode):
     def _fits(self, call: MatmulCall) -> bool:
         """Whether our product behaves as autograd's would."""
         x = call.x
-        given = [x] if call.bias is None else [x, call.bias]
+        operands = [x] if call.bias is None else [x, call.bias]
         if not isinstance(call.weight, Tensor) or call.weight.layout != torch.strided:
             return False
         dtype = call.weight.dtype
-        if any(type(t) not in PLAIN or t.dtype != dtype or t.layout != torch.strided for t in given):
+        if any(type(t) not in PLAIN or t.dtype != dtype or t.layout != torch.strided for t in operands):
             return False
         known = x.requires_grad or _storage(x) in self.inputs
         plainly = not transformed() and not _checkpointed()
@@ -284,10 +284,10 @@ def _gradient(leaf: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _linear(args: Any, kwargs: Any) -> MatmulCall | None:
-    given = {"bias": None, **dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
-    if len(args) > 3 or given.keys() != {"input", "weight", "bias"}:
+    named = {"bias": None, **dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
+    if len(args) > 3 or named.keys() != {"input", "weight", "bias"}:
         return None
-    return MatmulCall(F.linear, x=given["input"], weight=given["weight"], bias=given["bias"], across=True)
+    return MatmulCall(F.linear, x=named["input"], weight=named["weight"], bias=named["bias"], across=True)
 
 
 def _matmul(args: Any, kwargs: Any) -> MatmulCall | None:

@@ -73,10 +73,10 @@ class Code:
     def __init__(self, graph: fx.Graph) -> None:
         self.known: dict[str, Any] = {}
         self._names = {node: f"v{n}" for n, node in enumerate(graph.nodes)}
-        given = [self._names[n] for n in graph.nodes if n.op == "placeholder"]
+        parameters = [self._names[n] for n in graph.nodes if n.op == "placeholder"]
         done = _done(graph)
         lines = [self._line(n, done[n]) for n in graph.nodes if n.op != "placeholder"]
-        self.text = f"def forward({', '.join(['stage', *given])}):\n    " + "\n    ".join(lines) + "\n"
+        self.text = f"def forward({', '.join(['stage', *parameters])}):\n    " + "\n    ".join(lines) + "\n"
 
     def _line(self, node: fx.Node, done: list[fx.Node]) -> str:
         """Return one call, after which names that are no longer needed drop their tensors."""
@@ -205,9 +205,9 @@ def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device =
     overwritten = tracer.overwritten()
     crossings = plan.boundaries[stage.index - 1] if stage.index else ()
     count = sum(len(c.specs) for c in crossings)
-    given = iter([out.placeholder(f"given_{n}") for n in range(count)])
+    received = iter([out.placeholder(f"given_{n}") for n in range(count)])
     for c in crossings:
-        flat = list(islice(given, len(c.specs)))
+        flat = list(islice(received, len(c.specs)))
         if by_name[c.name] in overwritten:  # autograd allows no in-place change of a received tensor
             flat = [out.call_function(torch.clone, (x,)) for x in flat]
         env[by_name[c.name]] = tuple(flat) if c.packed else flat[0]

@@ -79,7 +79,7 @@ def logger_problems(job: Job) -> list[Problem]:
 
 def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
     if not callable(getattr(cls, "log", None)):
-        called = ", ".join(f"{method}({', '.join(given)})" for method, given in CALLS.items())
+        called = ", ".join(f"{method}({', '.join(names)})" for method, names in CALLS.items())
         yield Problem(key, f"{name}: has no method log; a logger has {called}, of which log is required")
     for method, parameters in CALLS.items():
         act = getattr(cls, method, None)

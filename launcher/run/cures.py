@@ -67,19 +67,19 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
         far = Depth.SETTLED
     see = _seeing(words, look, far)
     for _ in range(ROUNDS):
-        left = see(_mended(words, listed, listed, 0))
-        if not left:
+        remaining = see(_mended(words, listed, listed, 0))
+        if not remaining:
             return _bad_request(listed)
 
         # new problems caused neither by cures nor by placeholders
-        fresh = [f for f in left if not _near(f, listed)]
+        fresh = [f for f in remaining if not _near(f, listed)]
         if not fresh:
             break
         other = {f.said for f in see(_mended(words, listed, (), 1))}
-        found = [f for f in fresh if f.said in other]
-        if not found:
+        added = [f for f in fresh if f.said in other]
+        if not added:
             break
-        listed = [*listed, *found]
+        listed = [*listed, *added]
     return _bad_request(_holding(words, listed, see))
 
 
@@ -100,8 +100,8 @@ def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> boo
     return any(_LAYOUT.search(f.problem.cure) for f in listed)
 
 
-def _bad_request(found: Iterable[ListedProblem]) -> BadRequest:
-    listed = _added_up(list(found))
+def _bad_request(found_problems: Iterable[ListedProblem]) -> BadRequest:
+    listed = _added_up(list(found_problems))
     return BadRequest(tuple(f.problem for f in listed), {f.problem: f.origins for f in listed})
 
 
@@ -176,8 +176,8 @@ def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
     """Whether its key is listed, or one above or below it: the placeholder may have caused it."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
-    said = {f.said for f in listed}
-    return finding.said in said or any(key.startswith(k) or k.startswith(key) for k in keys)
+    texts = {f.said for f in listed}
+    return finding.said in texts or any(key.startswith(k) or k.startswith(key) for k in keys)
 
 
 def _mended(
@@ -244,9 +244,9 @@ def _alone(
 
     # its text gets the problems that its cure causes
     other = [g.problem for g in new if g.problem.key and g.said[1] != f.said[1]]
-    told = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
+    consequences = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
     joined = " And" if f.problem.text.endswith("?") else "; and"
-    text = f"{f.problem.text}{joined} then {told}" if told else f.problem.text
+    text = f"{f.problem.text}{joined} then {consequences}" if consequences else f.problem.text
 
     # its cure, corrected by the cures of those problems
     further = tuple(shlex.split(f.problem.cure))

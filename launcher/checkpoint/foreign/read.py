@@ -73,9 +73,9 @@ def form_of(path: Path) -> ForeignForm:
         raise ValueError(f"{path}: no such file or folder{downloads(path, 'model')}")
     own = path if is_checkpoint(path) else newest_in(path)
     if own is not None:
-        what = "it is" if own == path else f"{own} in it is"
+        subject = "it is" if own == path else f"{own} in it is"
         raise ValueError(
-            f"{path}: {what} the launcher's own and needs no import; give it as checkpoint.resume"
+            f"{path}: {subject} the launcher's own and needs no import; give it as checkpoint.resume"
         )
     if stands(path / SINGLE_FILE) or stands(path / INDEX) or any(path.glob("pytorch_model*.bin")):
         return "hf"  # if there are only pickles, its reader raises with the way out

@@ -385,8 +385,8 @@ class _Part(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        left = max(self._data.nbytes - self._at, 0)
-        size = left if size is None or size < 0 else min(size, left)
+        remaining = max(self._data.nbytes - self._at, 0)
+        size = remaining if size is None or size < 0 else min(size, remaining)
         if size > 2 * LONGEST_DESCRIPTION:
             raise OSError(f"{size} bytes of directory, too many for one tensor")
         piece = bytes(self._data[self._at : self._at + size])

@@ -183,12 +183,12 @@ def check_digest(file: TokenFile) -> None:
     if file.digest is None:
         return
     digest = xxhash.xxh3_128()
-    left = file.tokens * np.dtype(file.dtype).itemsize
+    remaining = file.tokens * np.dtype(file.dtype).itemsize
     with opened(file.path) as stream:
         stream.seek(file.offset)
-        while left and (chunk := stream.read(min(CHUNK, left))):
+        while remaining and (chunk := stream.read(min(CHUNK, remaining))):
             digest.update(chunk)
-            left -= len(chunk)
+            remaining -= len(chunk)
     if digest.hexdigest() != file.digest:
         raise BadFile("damaged: the digest of its tokens does not match its header")
 

@@ -200,10 +200,10 @@ def exchange(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> Ex
 
 def _without(layout: TensorLayout, axes: set[int]) -> TensorLayout:
     """Returns ``layout`` without ``axes``: that of ranks which differ on the other axes only."""
-    left = [a for a in range(len(layout.matrix)) if a not in axes]
-    new = {a: i for i, a in enumerate(left)}
+    kept = [a for a in range(len(layout.matrix)) if a not in axes]
+    new = {a: i for i, a in enumerate(kept)}
     dims = tuple(tuple(new[a] for a in cut if a in new) for cut in layout.dims)
-    return TensorLayout(tuple(layout.matrix[a] for a in left), dims)
+    return TensorLayout(tuple(layout.matrix[a] for a in kept), dims)
 
 
 @lru_cache(maxsize=1 << 12)

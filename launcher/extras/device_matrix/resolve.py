@@ -47,7 +47,7 @@ def assign(
     ranks: int,
     *,
     written: Mapping[int, OpStrategy],
-    given: Mapping[int, TensorLayout],
+    at_inputs: Mapping[int, TensorLayout],
     rests: Mapping[int, TensorLayout],
 ) -> tuple[OpStrategy, ...]:
     """Returns a strategy for each node.
@@ -60,10 +60,10 @@ def assign(
         rules: the rule of each node; ``None`` for a node that runs on full tensors.
         ranks: the number of ranks of the stage.
         written: strategies from the request, by place of the node.
-        given: layouts of the graph's inputs, by value.
+        at_inputs: layouts of the graph's inputs, by value.
         rests: layouts in which other values rest, by value.
     """
-    layouts = dict(given)
+    layouts = dict(at_inputs)
     out = []
     for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
         strategy = written.get(at)
@@ -357,12 +357,12 @@ def _stage(
         strategies, reasons = got.strategies, got.reasons
         problems += _lacking(got, place.index, terms)
     else:
-        strategies = assign(graph, rules, ranks, written=own, given=known_layouts, rests=rests)
+        strategies = assign(graph, rules, ranks, written=own, at_inputs=known_layouts, rests=rests)
     outputs: list[TensorLayout | None] = [None] * len(graph.outputs)
-    train = sharded(graph, rules, strategies, given=known_layouts, outputs=outputs, rests=rests)
+    train = sharded(graph, rules, strategies, known_layouts=known_layouts, outputs=outputs, rests=rests)
     if last:
         outputs = [_for_loss(train.layouts[v], terms.class_dim) for v in graph.outputs]
-        train = sharded(graph, rules, strategies, given=known_layouts, outputs=outputs, rests=rests)
+        train = sharded(graph, rules, strategies, known_layouts=known_layouts, outputs=outputs, rests=rests)
 
     # evaluation: the same strategies for the same operators, parameters in the layouts of training
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
@@ -445,14 +445,16 @@ def _evaluation(
     The outputs of the last stage are full tensors, as evaluation needs them.
     """
     params = {name: train.layouts[v] for name, v in train.graph.params}
-    given = {v: train.layouts[t] for v, t in zip(graph.inputs, train.graph.inputs, strict=True)}
+    at_inputs = {v: train.layouts[t] for v, t in zip(graph.inputs, train.graph.inputs, strict=True)}
     param_layouts = {v: params[name] for name, v in graph.params if name in params}
     rules = train.rules if graph is train.graph else tuple(rule_of(n, graph) for n in graph.nodes)
-    strategies = assign(graph, rules, ranks, written=_same(graph, rules, train), given=given, rests={})
+    strategies = assign(
+        graph, rules, ranks, written=_same(graph, rules, train), at_inputs=at_inputs, rests={}
+    )
     outputs = [train.taken[at].layout for at in train.returns]
     if last:
         outputs = [TensorLayout.whole(len(graph.values[v].shape), ranks) for v in graph.outputs]
-    return sharded(graph, rules, strategies, given={**given, **param_layouts}, outputs=outputs)
+    return sharded(graph, rules, strategies, known_layouts={**at_inputs, **param_layouts}, outputs=outputs)
 
 
 def _same(graph: OpGraph, rules: Sequence[OpRule | None], train: ShardedGraph) -> dict[int, OpStrategy]:

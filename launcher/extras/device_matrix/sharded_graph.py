@@ -90,7 +90,7 @@ def sharded(
     rules: Sequence[OpRule | None],
     strategies: Sequence[OpStrategy],
     *,
-    given: Mapping[int, TensorLayout],
+    known_layouts: Mapping[int, TensorLayout],
     outputs: Sequence[TensorLayout | None],
     rests: Mapping[int, TensorLayout] | None = None,
 ) -> ShardedGraph:
@@ -102,12 +102,12 @@ def sharded(
         graph: the operators of a stage.
         rules: the rule of each node, if it has one.
         strategies: the strategy of each node.
-        given: layouts of inputs, and of parameters that already have one.
+        known_layouts: layouts of inputs, and of parameters that already have one.
         outputs: layouts of the outputs; ``None`` for an output that keeps its layout at rest.
         rests: requested layouts at rest.
     """
     buffers = _buffers(graph, strategies[0].ranks if strategies else 1)
-    made: dict[int, TensorLayout] = {**given, **buffers}
+    made: dict[int, TensorLayout] = {**known_layouts, **buffers}
     rest = {**made, **(rests or {})}
     taken = _Takes(graph)
 

@@ -212,8 +212,8 @@ def _effects(prediction: Predicted, least: Bound, uneven: Imbalance) -> Policies
     frees = max(least.kept * uneven.bytes - least.handed, 1.0)
     forward = uneven.seconds * least.forward
     return {
-        policy: (((prediction.plain - left) / frees, more / forward),)
-        for policy, left, more in prediction.tried
+        policy: (((prediction.plain - kept_bytes) / frees, more / forward),)
+        for policy, kept_bytes, more in prediction.tried
     }
 
 

@@ -113,8 +113,8 @@ def took(seconds: float) -> str:
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        left = [f"{cell:>{w}}" for cell, w in zip(row[:5], widths[:5], strict=True)]
-        yield f"  {'  '.join(left)}  {row[5]:<{widths[5]}}  {row[6]}".rstrip()
+        right_aligned = [f"{cell:>{w}}" for cell, w in zip(row[:5], widths[:5], strict=True)]
+        yield f"  {'  '.join(right_aligned)}  {row[5]:<{widths[5]}}  {row[6]}".rstrip()
 
 
 def notes(ranking: Ranking, taken: Predicted | None = None) -> Iterator[Note]:

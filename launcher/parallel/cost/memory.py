@@ -167,14 +167,14 @@ class BackwardMeter:
 
     def measure(self, module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         """Measure the backward of a call with ``args`` and ``kwargs``; ``None`` if it cannot be run."""
-        given = tree_leaves((args, kwargs))
+        arguments = tree_leaves((args, kwargs))
         regions = (m.forward.recomputed for m in _regions(module))
         key = (
             type(module),
             _text(module),
             tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in module.named_parameters()),
             tuple((r.keep, r.comm) for r in regions),
-            tuple(map(_kind, given)),
+            tuple(map(_kind, arguments)),
         )
         if key not in self._known:
             self._known[key] = _tried(module, args, kwargs)
@@ -231,7 +231,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         again = _Again()
         try:
             with _counting(again, params):
-                whole = _saved(module, args, kwargs) if regions else 0
+                saved_bytes = _saved(module, args, kwargs) if regions else 0
                 state = [(m, held(m), _streams(m)) for m in regions]
 
                 # the forward, and the state that it changes although it is recomputed
@@ -260,7 +260,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         kept=deferred.kept,
         deferred=total(deferred.products),
         again=again.flops,
-        spared=whole - before if regions else 0,
+        spared=saved_bytes - before if regions else 0,
         sent=tuple(again.sent),
         twice=twice,
         operations=later,

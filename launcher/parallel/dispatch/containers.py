@@ -80,7 +80,7 @@ def filled(value: Any, objects: bool = False) -> Callable[[], bool]:
     before = [(some, _held(some)) for some in _changeable(value, objects)]
 
     def changed() -> bool:
-        now = ((_held(some), held) for some, held in before)
+        now = ((_held(some), members) for some, members in before)
         return any(len(a) != len(b) or any(x is not y for x, y in zip(a, b, strict=True)) for a, b in now)
 
     return changed
@@ -88,13 +88,13 @@ def filled(value: Any, objects: bool = False) -> Callable[[], bool]:
 
 def _changeable(value: Any, objects: bool) -> Iterator[Any]:
     if isinstance(value, tuple):
-        held: Any = value
+        members: Any = value
     elif isinstance(value, list | deque | MutableMapping) or (objects and _object(value)):
         yield value
-        held = _held(value)
+        members = _held(value)
     else:
         return
-    for some in held:
+    for some in members:
         yield from _changeable(some, objects)
 
 

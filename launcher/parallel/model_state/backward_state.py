@@ -45,9 +45,9 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
         leaf.zero_grad(set_to_none=True)
 
         # attributes that are other objects now, and buffers that were changed in place
-        found = [at for at, _ in changed(before, held(model))]
-        found += [at for at, version in _versions(model).items() if versions.get(at) != version]
-        return [*dict.fromkeys(found)]
+        names = [at for at, _ in changed(before, held(model))]
+        names += [at for at, version in _versions(model).items() if versions.get(at) != version]
+        return [*dict.fromkeys(names)]
     return []
 
 
@@ -64,7 +64,7 @@ def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch
         ahead = _in_order(leaf, ready, True)
         if all(map(_equal, in_turn, again)):
             return next(
-                (what for what, *two in zip(PARTS, in_turn, ahead, strict=True) if not _equal(*two)), ""
+                (part for part, *two in zip(PARTS, in_turn, ahead, strict=True) if not _equal(*two)), ""
             )
     return ""
 
@@ -81,36 +81,36 @@ def _in_order(
     """
     with put_back(files(*map(type, leaf.modules()))), contents_put_back(leaf):
         one, first, second = ready()
-        given, out = _forward(one, first, 1)
+        inputs, out = _forward(one, first, 1)
         if ahead:
             _, after = _forward(one, second, 2)
-            return _backward(one, given, out), [t.detach() for t in after]
-        gradients = _backward(one, given, out)
+            return _backward(one, inputs, out), [t.detach() for t in after]
+        gradients = _backward(one, inputs, out)
         return gradients, [t.detach() for t in _forward(one, second, 2)[1]]
 
 
 def _forward(leaf: nn.Module, batch: Batch, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the inputs that have gradients, and the output tensors."""
     torch.manual_seed(seed)
-    given: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
 
     def asked(t: torch.Tensor) -> torch.Tensor:
         if not t.is_floating_point():
             return t.clone()
-        given.append(t.detach().clone().requires_grad_())
-        return given[-1].clone()  # it may be changed in place
+        inputs.append(t.detach().clone().requires_grad_())
+        return inputs[-1].clone()  # it may be changed in place
 
     args, kwargs = mapped(batch, asked)
     made = tree_leaves(leaf(*args, **kwargs))
-    return given, [t for t in made if isinstance(t, torch.Tensor)]
+    return inputs, [t for t in made if isinstance(t, torch.Tensor)]
 
 
-def _backward(leaf: nn.Module, given: list[torch.Tensor], made: list[torch.Tensor]) -> list[torch.Tensor]:
+def _backward(leaf: nn.Module, inputs: list[torch.Tensor], made: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the gradients of inputs and weights."""
     torch.manual_seed(3)
     out = [t for t in made if t.requires_grad]
     torch.autograd.backward(out, [torch.randn_like(t) for t in out])
-    return [t.grad.clone() for t in (*given, *leaf.parameters()) if t.grad is not None]
+    return [t.grad.clone() for t in (*inputs, *leaf.parameters()) if t.grad is not None]
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

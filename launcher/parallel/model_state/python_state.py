@@ -231,16 +231,16 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @contextmanager
-def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None]) -> Iterator[None]:
-    """Call ``told`` each time that one of the attributes ``names`` of ``model``'s modules is read."""
-    wanted: dict[int, dict[str, str]] = {}
+def reading(model: nn.Module, names: Iterable[str], report: Callable[[str], None]) -> Iterator[None]:
+    """Call ``report`` each time that one of the attributes ``names`` of ``model``'s modules is read."""
+    names_by_module: dict[int, dict[str, str]] = {}
     kinds: set[type] = set()
     modules = dict(model.named_modules())
     for name in names:
         path, _, attribute = name.rpartition(".")
         module = modules.get(path)
         if module is not None:
-            wanted.setdefault(id(module), {})[attribute] = name
+            names_by_module.setdefault(id(module), {})[attribute] = name
             kinds.add(type(module))
     plain = {kind: vars(kind).get("__getattribute__") for kind in kinds}
 
@@ -248,9 +248,9 @@ def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None])
         read: Any = kind.__getattribute__
 
         def looked(self: Any, attribute: str) -> Any:
-            name = wanted.get(id(self), {}).get(attribute)
+            name = names_by_module.get(id(self), {}).get(attribute)
             if name is not None:
-                told(name)
+                report(name)
             return read(self, attribute)
 
         kind.__getattribute__ = looked  # type: ignore[method-assign, assignment]

@@ -234,10 +234,10 @@ def _same_along(g: OpInput, at: int) -> bool:
 
 def _dims(args: Sequence[Any], place: int, ndim: int) -> set[int]:
     """Return the dims that an operation works along."""
-    given = args[place] if len(args) > place else None
-    if given is None or given == []:
+    requested = args[place] if len(args) > place else None
+    if requested is None or requested == []:
         return set(range(ndim))
-    dims = given if isinstance(given, list | tuple) else [given]
+    dims = requested if isinstance(requested, list | tuple) else [requested]
     return {d % ndim for d in dims}
 
 

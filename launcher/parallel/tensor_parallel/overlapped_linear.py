@@ -57,8 +57,8 @@ class OverlappedLinear:
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether a gradient is sent and another one computed meanwhile, by plain autograd."""
-    given = [x, weight] if bias is None else [x, weight, bias]
-    plain = all(type(t) in PLAIN and t.layout == torch.strided and t.dtype == x.dtype for t in given)
+    operands = [x, weight] if bias is None else [x, weight, bias]
+    plain = all(type(t) in PLAIN and t.layout == torch.strided and t.dtype == x.dtype for t in operands)
     learns = weight.requires_grad or (bias is not None and bias.requires_grad)
     return plain and learns and x.requires_grad and x.dim() > 1 and not transformed()
 

@@ -76,8 +76,8 @@ def adds(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None
     It takes the input and the adapter's two factors (full or pieces), and returns what the adapter adds. A
     user-defined class, which may do anything with the factors, has none.
     """
-    found: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "launcher_lora", None)
-    return found if adapted(module) else None
+    function: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "launcher_lora", None)
+    return function if adapted(module) else None
 
 
 ELEMENTWISE = (
@@ -315,10 +315,10 @@ def _watched(watch: ForwardObserver, known: ModelStructure, output: Any, meter: 
     def among(seen: Collection[str]) -> tuple[str, ...]:
         return tuple(m for m in ("", *known.modules) if m in seen)
 
-    found = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
+    scopes = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
     return {
         # which modules use which parameters, and when modules are called
-        "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
+        "scopes": tuple((name, scope) for name, scope in scopes if scope != owner(name)),
         "chains": watch.chains(),
         "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
         "order": tuple(watch.order),

@@ -133,19 +133,19 @@ def unentangled(model: nn.Module, calls: Mapping[str, tuple[Any, Any]], values: 
         leaf = model.get_submodule(name)
         if sum(t.numel() for t in (*leaf.parameters(), *leaf.buffers())) > FEW:
             continue
-        given = tensors((args, kwargs))
+        inputs = tensors((args, kwargs))
 
-        def batch(at: int, call: Any = (args, kwargs), given: Any = given) -> Any:
-            known = {id(t): v for t, v in zip(given, drawn(given, at, values), strict=True)}
+        def batch(at: int, call: Any = (args, kwargs), inputs: Any = inputs) -> Any:
+            known = {id(t): v for t, v in zip(inputs, drawn(inputs, at, values), strict=True)}
             return mapped(call, lambda t: known[id(t)])
 
         def ready(leaf: nn.Module = leaf, name: str = name, batch: Any = batch) -> Any:
             return in_memory(leaf, name, parameter_hooks=True), batch(0), batch(OTHER)
 
         with default_dtype(torch.float32):
-            what = entangled(leaf, ready)
-        if what:
-            raise RequestError((Problem("model", f"{ENTANGLED[what].format(name)}"),))
+            part = entangled(leaf, ready)
+        if part:
+            raise RequestError((Problem("model", f"{ENTANGLED[part].format(name)}"),))
 
 
 ENTANGLED = {

@@ -90,7 +90,7 @@ class SampleValues(Dispatch):
     ``lookups`` has the inputs that are ids of tables, by which a rank checks each batch.
     """
 
-    def __init__(self, given: Sequence[Tensor], running: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, inputs: Sequence[Tensor], running: Callable[[], str] = lambda: "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.running = running
         self.beyond: dict[str, tuple[int, int]] = {}
@@ -102,7 +102,7 @@ class SampleValues(Dispatch):
         self._lost: set[int] = set()
         self._ids: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self._of_inputs: dict[int, list[Tensor]] = {}
-        for place, t in enumerate(given):
+        for place, t in enumerate(inputs):
             values = [_fitted(batch[place], t) if place < len(batch) else None for batch in batches]
             self._learn(t, values)
             if not t.is_floating_point():
@@ -139,11 +139,11 @@ class SampleValues(Dispatch):
         self._count(func, args, out)
         for table, dim, ids in _looked_up(func, args):
             self._look_up(table.shape[dim], ids, wraps=func is aten.index.Tensor)
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        arguments = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_meta]
-        if not made or not all(t.is_meta and t.layout is torch.strided for t in (*given, *made)):
+        if not made or not all(t.is_meta and t.layout is torch.strided for t in (*arguments, *made)):
             return out
-        known = [self._find(t) for t in given]
+        known = [self._find(t) for t in arguments]
         large = sum(t.numel() for t in made) > FEW
         if None in known or large or torch.Tag.nondeterministic_seeded in func.tags:
             if func._schema.is_mutable:

@@ -218,8 +218,8 @@ def _longer(row: Row, begun: _Begun, room: int | None) -> Iterator[_Begun]:
 
 def _uneven(row: Row, begun: _Begun) -> float:
     """Returns how uneven the ranks will be if all remaining stages are equal, by their squared times."""
-    left = row.stages - len(begun.cut) + 1
-    each = (row.both[-1] - row.both[begun.cut[-1]]) / max(1, left)
+    remaining = row.stages - len(begun.cut) + 1
+    each = (row.both[-1] - row.both[begun.cut[-1]]) / max(1, remaining)
     return begun.squares + 2 * each * begun.products
 
 

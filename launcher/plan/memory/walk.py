@@ -155,12 +155,12 @@ class _Walk:
         self.gathered += sum(load.half_copies for load in self.loads.values())
         if not self.habits.again:
             self.gathered += sum(g.whole for load in self.loads.values() for g in load.gathers)
-        left = Counter(a.stage for a in row if a.kind in "BW")
+        remaining = Counter(a.stage for a in row if a.kind in "BW")
         yield ActionMemory(self.now(), self.now())
         for a in row:
-            self.last = left[a.stage] == 1
-            left[a.stage] -= a.kind in "BW"
-            yield self._level(a, over=not left[a.stage] and a.kind != "F")
+            self.last = remaining[a.stage] == 1
+            remaining[a.stage] -= a.kind in "BW"
+            yield self._level(a, over=not remaining[a.stage] and a.kind != "F")
         yield ActionMemory(self.now(activations=self.habits.copied), self.now())
 
     def _level(self, a: Action, over: bool) -> ActionMemory:

@@ -140,4 +140,4 @@ class _Clock:
             self.done[result(action)] = self.now
 
     def _over(self) -> Iterator[int]:
-        yield from (row for row, left in self.left.items() if left <= CLOSE * self.cost.time(self._next(row)))
+        yield from (row for row, work in self.left.items() if work <= CLOSE * self.cost.time(self._next(row)))

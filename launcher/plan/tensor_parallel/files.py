@@ -176,14 +176,14 @@ def resolved(
 
 def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str) -> Iterator[Problem]:
     """Yields parameters that an operator cuts differently from the file, at most one per strategy."""
-    said: set[str] = set()
+    reported: set[str] = set()
     for o in operators:
         for parameter, axes in o.weights:
             name = f"{o.module}.{parameter}"
             theirs = own.get(name, axes)
-            if theirs == axes or o.key in said:
+            if theirs == axes or o.key in reported:
                 continue
-            said.add(o.key)
+            reported.add(o.key)
             text = f"{name} is {axes_text(axes)} here, and {axes_text(theirs)} in {path} of {KEY}"
             cure = quote(f"~{o.where}") if o.where.startswith(OPERATORS) else ""
             yield Problem(o.where, text, cure)

@@ -119,12 +119,12 @@ def _in_folder(todo: RankSteps, folder: Path, world: World) -> dict[str, Any]:
 def _others(trial: Trial, at: Place, keys: Messages) -> Iterator[Ended]:
     """How the other ranks' children ended; one that outlasts the others by too long is ended."""
     ranks = range(1, at.size)
-    late = await_ranks(keys, "ended", ranks, trial.timeout_s, say=tell, what="did not end this layout yet")
+    late = await_ranks(keys, "ended", ranks, trial.timeout_s, say=tell, action="did not end this layout yet")
     if late:
         fault = hung(late[0], at.attempt, trial.timeout_s, "it has not ended, the others have")
         _tell(keys, fault)
         yield Ended(fault)
-        late = await_ranks(keys, "ended", late, LAST_WORD_S, say=tell, what="should end now")
+        late = await_ranks(keys, "ended", late, LAST_WORD_S, say=tell, action="should end now")
     if late:
         raise RunError(f"{ranks_text(late)}: no answer within {LAST_WORD_S:g} s: dead, or cut off")
     for rank in ranks:

@@ -114,7 +114,7 @@ class FollowerRanks:
             return
         requirement = "must be started with the same MASTER_ADDR and MASTER_PORT"
         others = range(1, self._at.size)
-        self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, what=requirement)
+        self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, action=requirement)
         if self._absent:
             have = "has" if len(self._absent) == 1 else "have"
             text = (
@@ -167,7 +167,7 @@ class FollowerRanks:
         answers = {0: question.answer(self._network)}
         ranks = range(1, self._at.size)
         within_s = SHARED_S + LAST_WORD_S
-        late = await_ranks(self._own, f"answer{turn}.", ranks, within_s, say=tell, what=question.doing)
+        late = await_ranks(self._own, f"answer{turn}.", ranks, within_s, say=tell, action=question.doing)
         if late:
             raise silent(late, self._network, within_s)
         return answers | {rank: self._own.get(f"answer{turn}.{rank}").decode() for rank in ranks}
@@ -242,9 +242,9 @@ class FollowerRanks:
         ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
         complaint = "have not answered rank 0"
         first_s = min(SAY_S, within_s)
-        late = await_ranks(self._own, key, ranks, first_s, say=tell, what=complaint)
+        late = await_ranks(self._own, key, ranks, first_s, say=tell, action=complaint)
         if late and within_s > first_s and not lost(late, self._network):
-            late = await_ranks(self._own, key, late, within_s - first_s, say=tell, what=complaint)
+            late = await_ranks(self._own, key, late, within_s - first_s, say=tell, action=complaint)
         if late:  # their launcher handles them
             _log.warning("%s: no answer within %.0f s", ranks_text(late), within_s)
             self._absent += late

@@ -175,11 +175,11 @@ class Refused(RunError):
 
 
 def await_ranks(
-    store: Messages, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, what: str
+    store: Messages, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, action: str
 ) -> list[int]:
     """Waits for ``<prefix><rank>`` of each rank; returns the ranks whose key is not set in ``timeout_s``.
 
-    After ``SAY_S`` seconds it prints once which ranks are waited for; ``what`` is what they have not done.
+    After ``SAY_S`` seconds it prints once which ranks are waited for; ``action`` is what they have not done.
     Raises ``Refused`` as soon as one of them has refused a message.
     """
     keys = [f"{prefix}{rank}" for rank in ranks]
@@ -196,7 +196,7 @@ def await_ranks(
             return missing_ranks()
         if waited > SAY_S and not announced and (late := missing_ranks()):
             announced = True
-            say(f"waiting for {ranks_text(late)}, which {what}")
+            say(f"waiting for {ranks_text(late)}, which {action}")
         time.sleep(_LOOK_S / 5)
     return []
 

@@ -151,14 +151,14 @@ def equal_modules(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _groups(owner: nn.Module, shared: Counter[int]) -> Iterator[list[str]]:
     """Yield the names of equal children, without the first child, which is recorded by itself."""
-    left = [(n, m) for n, m in owner._modules.items() if m is not None and _alone(m, shared)]
-    while len(left) >= LEAST:
-        (_, first), *_ = left
+    remaining = [(n, m) for n, m in owner._modules.items() if m is not None and _alone(m, shared)]
+    while len(remaining) >= LEAST:
+        (_, first), *_ = remaining
         mine, state = list(made_of(first, {})), held(first)
-        same = [n for n, m in left if list(made_of(m, {})) == mine and not changed(state, held(m))]
+        same = [n for n, m in remaining if list(made_of(m, {})) == mine and not changed(state, held(m))]
         if len(same) >= LEAST:
             yield same[1:]
-        left = [(n, m) for n, m in left if n not in same]
+        remaining = [(n, m) for n, m in remaining if n not in same]
 
 
 def _alone(module: nn.Module, shared: Counter[int]) -> bool:

@@ -320,22 +320,22 @@ class StageProgram:
         graph = self.sharded.graph
         values = dict(zip(graph.inputs, inputs, strict=True))
         values |= {v: params[name] for name, v in graph.params if self.sharded.users[v]}
-        left = {v: len(self.sharded.users[v]) for v in range(len(graph.values))}
+        remaining_uses = {v: len(self.sharded.users[v]) for v in range(len(graph.values))}
         got: dict[int, Tensor] = {}
 
         def take(way: int) -> Tensor:
             if way not in got:
                 value = self.sharded.taken[way].value
                 got[way] = self._moved(values[value], self.ways[way])
-                left[value] -= 1
-                if not left[value]:  # all ways to take it exist
+                remaining_uses[value] -= 1
+                if not remaining_uses[value]:  # all ways to take it exist
                     del values[value]
             return got[way]
 
         for step in self.steps:
             made = step.kernel(*(take(way) for way in step.takes))
             for v, t, move in zip(step.outs, made, step.settles, strict=True):
-                if left[v]:
+                if remaining_uses[v]:
                     values[v] = self._moved(t, move)
             for way in step.done:
                 del got[way]

@@ -90,8 +90,8 @@ def candidate_cuts(
 @lru_cache(maxsize=1 << 14)
 def strategy(cuts: Cuts, ranks: int) -> OpStrategy:
     """Returns the strategy with these slices of letters, outermost first; the rest of the ranks repeats."""
-    left = ranks // prod(n for _, n in cuts)
-    matrix = (*(n for _, n in cuts), *((left,) if left > 1 or not cuts else ()))
+    replicas = ranks // prod(n for _, n in cuts)
+    matrix = (*(n for _, n in cuts), *((replicas,) if replicas > 1 or not cuts else ()))
     return OpStrategy(matrix, tuple((x, (i,)) for i, (x, _) in enumerate(cuts)))
 
 
