@@ -16,7 +16,7 @@ from launcher.errors import Problem, RequestError, RunError, owned
 from launcher.job.schema.components import Target
 from launcher.job.schema.objective import figure
 from launcher.job.targets import build
-from launcher.objective.losses import Output, Parts, at_least_float32, each, formed, tensors
+from launcher.objective.losses import ClassShards, Output, at_least_float32, each, formed, tensors
 from launcher.plan.values.facts import TensorSpec
 
 Pair = tuple[Tensor, Tensor]
@@ -39,7 +39,7 @@ class OwnLoss:
             raise RequestError((Problem(key, text),))
         self._apart: Tensor | None = None
 
-    def __call__(self, output: Output, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def __call__(self, output: Output, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         assert parts is None, "the planner does not shard outputs for a loss of your own"
         total, count = self.pair(output, target)
 
@@ -70,7 +70,7 @@ class OwnMetric:
         self._target = settings.target
         self._made = made(settings, allow, "metrics", device)
 
-    def sums(self, output: Output, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def sums(self, output: Output, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         assert parts is None, "the planner does not shard outputs for a metric of your own"
         total, count = self.pair(output, target)
         return torch.stack([total.double(), count])

@@ -61,7 +61,7 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
             raise ValueError(f"{text}, {first}")
 
     # this rank has the tensors that the layouts place here
-    local_tensors = _held(net)
+    local_tensors = _local_copies(net)
     for name, lay in layout.items():
         if lay.holds(rank) and name not in local_tensors:
             near = ", ".join(list(local_tensors)[:3])
@@ -131,7 +131,7 @@ def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
             raise ValueError(f"layout: {difference} {list(own[name].twins(rank))}")
 
 
-def _held(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
+def _local_copies(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
     """Return this rank's copies of every parameter and buffer, by first name and by their own names."""
     own = {
         **dict(net.named_parameters(remove_duplicate=False)),

@@ -143,7 +143,7 @@ SMALL_BYTES = 64
 
 
 @dataclass
-class Calls:
+class RecomputedCalls:
     """What is known of the calls of one recomputed module.
 
     ``by_operation`` says why its results are kept operation by operation, as torch does; "" if they are not.
@@ -154,7 +154,7 @@ class Calls:
 
 
 def contexts(
-    name: str, kinds: tuple[str, ...], calls: Calls, refused: Callable[[str], Exception]
+    name: str, kinds: tuple[str, ...], calls: RecomputedCalls, refused: Callable[[str], Exception]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return the contexts around the forward of module ``name``, and around its run in the backward.
 
@@ -174,7 +174,7 @@ def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
 
 
 @contextmanager
-def _watching(name: str, first: _First, calls: Calls) -> Iterator[None]:
+def _watching(name: str, first: _First, calls: RecomputedCalls) -> Iterator[None]:
     """Check in the first forward whether all operations to keep run in functions that are known here."""
     missed = _Missed(first)
     with missed:
@@ -310,23 +310,23 @@ class _Place:
 
 @dataclass
 class _Saved:
-    """What the backward of one call saves; tensors of the arguments ``given`` are saved as places in them."""
+    """What the backward of one call saves; tensors of the ``arguments`` are saved as places in them."""
 
-    given: list[Tensor]
+    arguments: list[Tensor]
     used: tuple[int, ...] = ()
     mark: Any = None
     places: int = 0
     values: tuple[Tensor, ...] | None = field(default=None, repr=False)
-    left: int = 0
+    remaining: int = 0
 
     def pack(self, t: Tensor) -> Tensor | _Place:
-        index = _argument(t, self.given)
+        index = _argument(t, self.arguments)
         if index is None:
             return t.detach()
         if index not in self.used:
             self.used = (*self.used, index)
         self.places += 1
-        argument = self.given[index]
+        argument = self.arguments[index]
         alike = t.shape == argument.shape and t.stride() == argument.stride()
         offset = int(t.storage_offset() - argument.storage_offset())
         view = None if alike and not offset else (tuple(t.shape), t.stride(), offset)
@@ -335,18 +335,18 @@ class _Saved:
     def end(self) -> None:
         """Hand the arguments over to torch's checkpoint, after the call has returned."""
         if self.used:
-            self.mark = _mark(self.given, self.used)
-        self.given = []
+            self.mark = _mark(self.arguments, self.used)
+        self.arguments = []
 
     def unpack(self, saved: Tensor | _Place) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
         if self.values is None:  # runs the forward again, unless it has run
-            self.values, self.left = self.mark.grad_fn.saved_tensors, self.places
+            self.values, self.remaining = self.mark.grad_fn.saved_tensors, self.places
         assert self.values is not None
         value = self.values[saved.at]
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             self.values = None
         if saved.view is None:
             return value

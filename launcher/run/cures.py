@@ -35,7 +35,7 @@ _LAYOUT = re.compile(r"\b(parallel|launch)\.[\w.]+=-?\d|\btrain\.batch_size=|~|\
 _NAMED = re.compile(r"(?!\d)[\w.*/@^$-]+")
 """Matches a key that an override can name."""
 Words = tuple[str, ...]
-Said = set[tuple[str, str]]
+ProblemTexts = set[tuple[str, str]]
 VisibilityCheck = Callable[[Words], list["ListedProblem"]]
 
 
@@ -47,7 +47,7 @@ class ListedProblem:
     origins: Origins
 
     @property
-    def said(self) -> tuple[str, str]:
+    def key_and_text(self) -> tuple[str, str]:
         return self.problem.key, self.problem.text
 
 
@@ -75,8 +75,8 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
         fresh = [f for f in remaining if not _near(f, listed)]
         if not fresh:
             break
-        other = {f.said for f in see(_mended(words, listed, (), 1))}
-        added = [f for f in fresh if f.said in other]
+        other = {f.key_and_text for f in see(_mended(words, listed, (), 1))}
+        added = [f for f in fresh if f.key_and_text in other]
         if not added:
             break
         listed = [*listed, *added]
@@ -176,8 +176,8 @@ def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
     """Whether its key is listed, or one above or below it: the placeholder may have caused it."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
-    texts = {f.said for f in listed}
-    return finding.said in texts or any(key.startswith(k) or k.startswith(key) for k in keys)
+    texts = {f.key_and_text for f in listed}
+    return finding.key_and_text in texts or any(key.startswith(k) or k.startswith(key) for k in keys)
 
 
 def _mended(
@@ -216,10 +216,10 @@ def _holding(
     words: Sequence[str], listed: Sequence[ListedProblem], see: VisibilityCheck
 ) -> list[ListedProblem]:
     """``listed`` without cures that cause new problems, alone or together."""
-    bare = {f.said for f in see(_mended(words, listed, (), 1))}
+    bare = {f.key_and_text for f in see(_mended(words, listed, (), 1))}
     out = [_alone(f, words, listed, bare=bare, see=see) for f in listed]
     for _ in range(ROUNDS):
-        new = _new(_mended(words, out, out, 1), bare | {f.said for f in out}, see)
+        new = _new(_mended(words, out, out, 1), bare | {f.key_and_text for f in out}, see)
         more = [f for f in new if not _near(f, out)]
         out += more  # problems of what was intended
         if not more:
@@ -232,7 +232,7 @@ def _alone(
     words: Sequence[str],
     listed: Sequence[ListedProblem],
     *,
-    bare: Said,
+    bare: ProblemTexts,
     see: VisibilityCheck,
 ) -> ListedProblem:
     """``f`` with a cure that causes no new problem: its own or a corrected one; else why it has none."""
@@ -243,7 +243,7 @@ def _alone(
         return f
 
     # its text gets the problems that its cure causes
-    other = [g.problem for g in new if g.problem.key and g.said[1] != f.said[1]]
+    other = [g.problem for g in new if g.problem.key and g.key_and_text[1] != f.key_and_text[1]]
     consequences = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
     joined = " And" if f.problem.text.endswith("?") else "; and"
     text = f"{f.problem.text}{joined} then {consequences}" if consequences else f.problem.text
@@ -260,5 +260,5 @@ def _alone(
     return replace(f, problem=replace(f.problem, text=text, cure=""))
 
 
-def _new(words: Words, known: Said, see: VisibilityCheck) -> list[ListedProblem]:
-    return [f for f in see(words) if f.said not in known]
+def _new(words: Words, known: ProblemTexts, see: VisibilityCheck) -> list[ListedProblem]:
+    return [f for f in see(words) if f.key_and_text not in known]

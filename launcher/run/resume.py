@@ -91,7 +91,7 @@ def changes(
     for d in refused:
         own = _pasted(ACCEPT, [*accepted, d.key])
         fixed = misfit and d.key.partition(".")[0] in ("model", "train")
-        text = f"{_said(d.new)}: {checkpoint.folder} was trained with {_said(d.old)}: {d.why}"
+        text = f"{_value_text(d.new)}: {checkpoint.folder} was trained with {_value_text(d.old)}: {d.why}"
         if d.key in keep:
             problems.append(Problem(d.key, text, "" if fixed else every))
         else:
@@ -131,14 +131,14 @@ def _pasted(key: str, value: Any) -> str:
     return "" if redact.HIDDEN in json.dumps(value) else paste(key, value)
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     text = printable(text)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 4]} ..."
 
 
 def _note(d: Difference, name: str, done: int, job: Job) -> Note:
-    change = f"{_said(d.old)} -> {_said(d.new)}: since {name}"
+    change = f"{_value_text(d.old)} -> {_value_text(d.new)}: since {name}"
     if d.key == "train.steps":
         return Note(d.key, f"{change}{_curve(d, done, job)}")
     if d.why and done:
@@ -289,15 +289,19 @@ def sources(job: Job, remaining: Collection[str] | None = None) -> list[ResumeSo
     return out
 
 
-Found = tuple[list[Problem], list[Note]]
+ResumeProblems = tuple[list[Problem], list[Note]]
 
 
-def resume_problems(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()) -> Found:
+def resume_problems(
+    job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()
+) -> ResumeProblems:
     """Refusals and notes about changes since the checkpoints that the request resumes from."""
     return _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
 
 
-def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: Sequence[str]) -> Found:
+def _compared(
+    job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: Sequence[str]
+) -> ResumeProblems:
     problems: list[Problem] = []
     notes: list[Note] = []
     for source in listed:

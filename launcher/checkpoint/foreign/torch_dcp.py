@@ -17,7 +17,7 @@ import numpy.typing as npt
 from launcher.checkpoint.chunked import gathered, slices
 from launcher.checkpoint.layout.shards import full_box, untiled
 from launcher.checkpoint.tensorfile.mmap_window import OPEN, Window
-from launcher.checkpoint.tensorfile.safetensors import Slot, described, mapped
+from launcher.checkpoint.tensorfile.safetensors import ByteRange, described, mapped
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
@@ -459,7 +459,7 @@ class DcpFolder:
             # the window reads contiguous tensors only
             path = self.folder / chunk.file
             if saved.contiguous:
-                slot = Slot(saved.spec, saved.start, saved.start + saved.spec.nbytes)
+                slot = ByteRange(saved.spec, saved.start, saved.start + saved.spec.nbytes)
                 self._window.copy(path, slot, there, here)
             else:
                 kind = f"u{ITEMSIZE[saved.spec.dtype]}"

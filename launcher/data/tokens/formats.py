@@ -142,7 +142,7 @@ def token_file(path: Path, dtype: str) -> TokenFile:
     # two bytes that match a signature could be a token
     kind = by_start(start, least=4)
     if kind is not None:
-        raise BadFile(f"{kind.what} by its first bytes, not tokens alone: {READ}")
+        raise BadFile(f"{kind.kind} by its first bytes, not tokens alone: {READ}")
     return without_header(path, size, dtype)
 
 

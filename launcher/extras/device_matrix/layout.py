@@ -31,7 +31,7 @@ class TensorLayout:
     partial: tuple[int, ...] = ()
 
     @classmethod
-    def whole(cls, dims: int, ranks: int) -> TensorLayout:
+    def replicated(cls, dims: int, ranks: int) -> TensorLayout:
         """The layout of a tensor that every rank has in full."""
         return cls((ranks,), ((),) * dims)
 

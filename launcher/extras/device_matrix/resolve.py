@@ -71,7 +71,7 @@ def assign(
             strategy = _default(graph, node, rule, ranks=ranks, layouts=layouts)
         out.append(strategy)
         for place, value in enumerate(node.outs):
-            full = TensorLayout.whole(len(graph.values[value].shape), ranks)
+            full = TensorLayout.replicated(len(graph.values[value].shape), ranks)
             made = full if rule is None else strategy.makes(rule, place).summed()
             layouts[value] = rests.get(value, made)
     return tuple(out)
@@ -257,7 +257,7 @@ def resolve(
     names = operator_names([g.train for g in graphs])
     arrive = input_layouts(job, [graphs[0].train.values[v].spec for v in graphs[0].train.inputs], ranks)
     for index, both in enumerate(graphs):
-        place = Place(index, len(graphs), names[index])
+        place = StagePlace(index, len(graphs), names[index])
         made, wrong = _stage(
             resolved, both, rule_of, terms, search, arrive=arrive, known=known, file=file, place=place
         )
@@ -278,11 +278,11 @@ def resolve(
         latency=terms.costs.latency,
         bytes_per_second=terms.costs.bytes_per_second,
         searched=_searched(resolved),
-        reasons=tuple(_said(resolved, stages)),
+        reasons=tuple(_reasons(resolved, stages)),
     )
 
 
-def _said(resolved: Resolved, stages: Sequence[StageSharding]) -> Iterator[str]:
+def _reasons(resolved: Resolved, stages: Sequence[StageSharding]) -> Iterator[str]:
     """Yields the reasons from the file that has the strategies, and those of this search."""
     yield from resolved.search_reasons or ()
     yield from map(str, merged(r for stage in stages for r in stage.reasons))
@@ -294,7 +294,7 @@ def _searched(resolved: Resolved) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class StagePlace:
     """The place of a stage among all ``stages``, and the ``names`` of its operators."""
 
     index: int
@@ -312,7 +312,7 @@ def _stage(
     arrive: Sequence[TensorLayout],
     known: Mapping[str, TensorLayout],
     file: KnownParams | None,
-    place: Place,
+    place: StagePlace,
 ) -> tuple[StageSharding, list[Problem]]:
     """Resolves one stage.
 
@@ -366,7 +366,7 @@ def _stage(
 
     # evaluation: the same strategies for the same operators, parameters in the layouts of training
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
-    used_params = {*_held(train), *_held(other)}
+    used_params = {*_parameter_names(train), *_parameter_names(other)}
     params = tuple(_param(job, train, name, v) for name, v in graph.params if name in used_params)
     return StageSharding(train, other, params, written, reasons), problems
 
@@ -416,7 +416,7 @@ def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
     return TensorLayout(layout.matrix, (*layout.dims[:1], *((),) * (len(layout.dims) - 1)))
 
 
-def _held(graph: ShardedGraph) -> Iterator[str]:
+def _parameter_names(graph: ShardedGraph) -> Iterator[str]:
     """Yields the names of the parameters and buffers that a graph takes or changes."""
     yield from (name for name, v in graph.graph.params if graph.users[v])
     yield from (name for name, _ in graph.graph.changes)
@@ -453,7 +453,7 @@ def _evaluation(
     )
     outputs = [train.taken[at].layout for at in train.returns]
     if last:
-        outputs = [TensorLayout.whole(len(graph.values[v].shape), ranks) for v in graph.outputs]
+        outputs = [TensorLayout.replicated(len(graph.values[v].shape), ranks) for v in graph.outputs]
     return sharded(graph, rules, strategies, known_layouts={**at_inputs, **param_layouts}, outputs=outputs)
 
 

@@ -105,7 +105,7 @@ class Train(Settings):
 
 SlurmTime = Annotated[
     str,
-    BeforeValidator(lambda given: str(given) if type(given) is int else given),  # minutes
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),  # minutes
     Field(pattern=r"^(\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2})$"),
 ]
 

@@ -20,7 +20,7 @@ from launcher.parallel.cost.saved_hooks import AGAIN, PLAIN, SavedHooks, Sent
 from launcher.parallel.dispatch import modes
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype, tree_leaves, tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.python_state import PythonState, changed, held
+from launcher.parallel.model_state.python_state import PythonState, changed, snapshot
 from launcher.parallel.split_backward import FORMS, Deferral, MatmulCall
 from launcher.plan.values.facts import Backward, Compiled
 from launcher.plan.values.operations import Operations, Product, total
@@ -232,7 +232,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         try:
             with _counting(again, params):
                 saved_bytes = _saved(module, args, kwargs) if regions else 0
-                state = [(m, held(m), _streams(m)) for m in regions]
+                state = [(m, snapshot(m), _streams(m)) for m in regions]
 
                 # the forward, and the state that it changes although it is recomputed
                 with meter, torch.enable_grad():
@@ -273,7 +273,7 @@ def _changed(region: nn.Module, before: PythonState, streams: dict[str, bytes]) 
     """Yield the Python attributes of a module that have changed, and the changed random generators in it."""
     forward: Any = region.forward
     name = forward.recomputed.module
-    yield from (f"{name}.{attribute}" for attribute, _ in changed(before, held(region)))
+    yield from (f"{name}.{attribute}" for attribute, _ in changed(before, snapshot(region)))
     yield from (f"{name}.{n}" for n, state in _streams(region).items() if state != streams.get(n))
 
 

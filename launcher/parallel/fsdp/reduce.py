@@ -46,16 +46,16 @@ class ReduceScatter:
         torch._chunk_cat(full_grads, dim=0, num_chunks=ranks, out=send_buffer.view(ranks, -1))
 
         # in flight; the transport reads the input until it is done
-        self._given: Tensor | None = send_buffer
+        self._send_buffer: Tensor | None = send_buffer
         self._out = torch.empty(sum(self._kept), dtype=dtype, device=send_buffer.device)
         self._work: Any = _reduce_scatter(self._out, send_buffer, group=group, async_op=True)
 
     def proceed(self) -> None:
         """Wait for the scatter, free its input, and start the sum over replicas."""
-        if self._given is None:
+        if self._send_buffer is None:
             return
         self._wait()
-        self._given = None
+        self._send_buffer = None
         if self._replicas is not None:
             self._work = dist.all_reduce(self._out, group=self._replicas, async_op=True)
 

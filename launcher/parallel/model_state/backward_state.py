@@ -14,7 +14,7 @@ from launcher.parallel.dispatch.containers import mapped
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.deep_copy import hooks
 from launcher.parallel.model_state.module_globals import contents_put_back, files, put_back
-from launcher.parallel.model_state.python_state import changed, held, library
+from launcher.parallel.model_state.python_state import changed, library, snapshot
 
 Batch = tuple[Any, Any]
 """The arguments of a module's call: positional, and by name."""
@@ -40,12 +40,12 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
         out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
 
         # its backward, which leaves no gradient behind
-        before, versions = held(model), _versions(model)
+        before, versions = snapshot(model), _versions(model)
         torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         leaf.zero_grad(set_to_none=True)
 
         # attributes that are other objects now, and buffers that were changed in place
-        names = [at for at, _ in changed(before, held(model))]
+        names = [at for at, _ in changed(before, snapshot(model))]
         names += [at for at, version in _versions(model).items() if versions.get(at) != version]
         return [*dict.fromkeys(names)]
     return []
@@ -94,13 +94,13 @@ def _forward(leaf: nn.Module, batch: Batch, seed: int) -> tuple[list[torch.Tenso
     torch.manual_seed(seed)
     inputs: list[torch.Tensor] = []
 
-    def asked(t: torch.Tensor) -> torch.Tensor:
+    def with_gradient(t: torch.Tensor) -> torch.Tensor:
         if not t.is_floating_point():
             return t.clone()
         inputs.append(t.detach().clone().requires_grad_())
         return inputs[-1].clone()  # it may be changed in place
 
-    args, kwargs = mapped(batch, asked)
+    args, kwargs = mapped(batch, with_gradient)
     made = tree_leaves(leaf(*args, **kwargs))
     return inputs, [t for t in made if isinstance(t, torch.Tensor)]
 

@@ -17,7 +17,7 @@ from torch.autograd.function import Function
 from torch.nn import functional as F
 
 from launcher.parallel.split_backward import PLAIN, transformed
-from launcher.parallel.tensor_parallel.collectives import Entry, Sending
+from launcher.parallel.tensor_parallel.collectives import Sending, SendingInput
 
 
 class OverlappedLinear:
@@ -30,7 +30,7 @@ class OverlappedLinear:
         self.weights = weights
         self.used: tuple[Tensor, Tensor | None, Tensor] | None = None
 
-    def enter(self, x: Tensor, entry: Entry) -> Tensor:
+    def enter(self, x: Tensor, entry: SendingInput) -> Tensor:
         """Return ``x`` as the layer takes it."""
         call = _Call(entry)
         x = _Arrive.apply(x, call)  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 class _Call:
     """The state of a call; ``sending`` is set between the two halves of a backward."""
 
-    entry: Entry
+    entry: SendingInput
     sending: Sending | None = None
 
 

@@ -18,7 +18,7 @@ from launcher.parallel.dispatch.modes import default_dtype, evaluating, of_error
 from launcher.parallel.model_state.backward_state import moved
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, variables
-from launcher.parallel.model_state.python_state import changed, counters, held, reading
+from launcher.parallel.model_state.python_state import changed, counters, reading, snapshot
 from launcher.parallel.trace.attribute_side_effects import SideChannels
 from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing
 from launcher.parallel.trace.moving_state import unentangled
@@ -77,7 +77,7 @@ class Tracer(Capture):
         """Return the module that ``node`` calls, and its arguments."""
         return self.calls[node]
 
-    def given(self, node: fx.Node) -> tuple[Any, Any]:
+    def arguments_of(self, node: fx.Node) -> tuple[Any, Any]:
         """Return the values of the node's arguments."""
         args, kwargs = (fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
         return args, kwargs
@@ -181,10 +181,10 @@ def trace(
     """
     # the first time
     original, model = model, copied(model)  # a forward may count or cache
-    before = held(model)
+    before = snapshot(model)
     modules = files(*map(type, model.modules()))
     tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
-    counted = counters(before, held(model), leaves, tracer.watch.counted)
+    counted = counters(before, snapshot(model), leaves, tracer.watch.counted)
 
     if tracer.watch.global_draws:
         text = "the forward draws numbers from Python's or numpy's random stream"
@@ -380,13 +380,13 @@ def failing(model: nn.Module, error: BaseException) -> str:
 def same(a: fx.Graph, b: fx.Graph) -> str:
     """Return the first difference of two graphs, in words; "" if they do the same."""
     for left, right in zip(a.nodes, b.nodes, strict=False):
-        one, other = said(left), said(right)
+        one, other = call_text(left), call_text(right)
         if one != other:
             return f"{one} / {other}"
     return "" if len(a.nodes) == len(b.nodes) else f"{len(a.nodes)} / {len(b.nodes)} operations"
 
 
-def said(node: fx.Node) -> str:
+def call_text(node: fx.Node) -> str:
     """Return a call with all its constants, such as ``y = mul(x, 2)``."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     arguments = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]

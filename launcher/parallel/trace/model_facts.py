@@ -22,10 +22,10 @@ from launcher.parallel.trace.code_between_modules import (
     NO_COST,
     RUNNING,
     Tracer,
+    call_text,
     follow,
     modal,
     refusing,
-    said,
     trace,
     trace_ours,
 )
@@ -265,7 +265,7 @@ def facts(tracer: Tracer, known: ModelStructure) -> Graph:
             lies=spaces[n].lies,
             writes=spaces[n].writes,
             trains=gradients[n],
-            text=said(n),
+            text=call_text(n),
             operations=operations,
             keys=keys,
         )
@@ -283,7 +283,7 @@ def _backward(tracer: Tracer, node: fx.Node, backwards: BackwardMeter) -> Backwa
         seen = backwards.measure(*tracer.called(node))
         return seen.backward if seen is not None else Backward(kept=saved, operations=forward.backward)
     if isinstance(node.target, NamedFunction):
-        return replace(product(node.target.func, *tracer.given(node)), operations=forward.backward)
+        return replace(product(node.target.func, *tracer.arguments_of(node)), operations=forward.backward)
     return Backward(operations=forward.backward)
 
 

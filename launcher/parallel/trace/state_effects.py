@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.modes import Dispatch, batched, draws, is_dropout, tree_leaves
-from launcher.plan.values.facts import Change
+from launcher.plan.values.facts import StateChange
 
 ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
 STALE = "and the optimizer, the ranks and checkpoints have the parameters of the constructor"
@@ -39,12 +39,12 @@ ONCE = "embedding_renorm_"
 class _Seen:
     """The changes of one tensor.
 
-    ``said``: an operation other than BatchNorm changed it in place, or its memory was replaced, which
+    ``reported``: an operation other than BatchNorm changed it in place, or its memory was replaced, which
     bypasses autograd. ``once``: only ``ONCE`` has changed it.
     """
 
     labels: Labels = NONE
-    said: bool = False
+    reported: bool = False
     once: bool = True
     at: dict[str, None] = field(default_factory=dict)
 
@@ -265,7 +265,7 @@ class StateEffects(Dispatch):
         if name is not None:
             seen = self._seen.setdefault(name, _Seen())
             seen.labels |= labels
-            seen.said |= declared
+            seen.reported |= declared
             seen.once &= once
             seen.at[self.running()] = None
 
@@ -308,11 +308,11 @@ class StateEffects(Dispatch):
                 seen.once = False
                 seen.at[place.path] = None
                 if now is place.t:  # a backward that needs it reads the new memory
-                    seen.said = True
+                    seen.reported = True
                     self._names[_key(now)] = place.name
                 place.t, place.memory = now, now.untyped_storage()
 
-    def changes(self, output: Any, kept: set[int]) -> tuple[Change, ...]:
+    def changes(self, output: Any, kept: set[int]) -> tuple[StateChange, ...]:
         """Return the changes. ``kept`` has the storages that a backward needs."""
         # which outputs and backwards depend on them
         needed = {self._names[k] for k in kept if k in self._names}
@@ -320,11 +320,11 @@ class StateEffects(Dispatch):
         reached |= {name for _, _, name, _ in self._unset}  # a later forward may use it in any way
 
         return tuple(
-            Change(
+            StateChange(
                 names=tuple(self._also[n]),
                 by_data=DATA in s.labels,
                 read=n in reached,
-                kept=s.said and n in needed,
+                kept=s.reported and n in needed,
                 at=tuple(s.at),
                 once=s.once,
             )

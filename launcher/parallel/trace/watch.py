@@ -22,7 +22,7 @@ from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import Dispatch, batched, tree_leaves
 from launcher.parallel.model_state.hooks import REGISTER, uses_weights
 from launcher.parallel.model_state.module_globals import files, variables
-from launcher.parallel.model_state.python_state import Key, changed, held, owns_generator
+from launcher.parallel.model_state.python_state import Key, changed, owns_generator, snapshot
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.state_effects import StateEffects
@@ -44,18 +44,18 @@ SIZES = frozenset({
 
 
 class _InputDependence(Dispatch):
-    """Tracks the tensors that depend on those ``given``; the others, such as positions, are constant.
+    """Tracks the tensors that depend on those ``dependent``; the others, such as positions, are constant.
 
     ``refuse`` is called, and raises, if one of them decides what is done.
     """
 
     def __init__(self, inputs: Iterable[Tensor], refuse: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.given = {id(t): t for t in inputs}  # kept alive, as a freed tensor's id could be reused
+        self.dependent = {id(t): t for t in inputs}  # kept alive, as a freed tensor's id could be reused
         self.refuse = refuse
 
     def among(self, *values: Any) -> bool:
-        return any(id(t) in self.given for t in tree_leaves(values) if isinstance(t, Tensor))
+        return any(id(t) in self.dependent for t in tree_leaves(values) if isinstance(t, Tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         dependent = self.among(args, kwargs)
@@ -63,18 +63,18 @@ class _InputDependence(Dispatch):
             self.refuse()
         out = func(*args, **(kwargs or {}))
         if dependent:
-            self.given |= {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor)}
+            self.dependent |= {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor)}
         return out
 
 
 class _Reads(TorchFunctionMode):
     def __init__(self, dependence: _InputDependence) -> None:
         super().__init__()
-        self.given = dependence
+        self.dependence = dependence
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in METHODS_THAT_READ and self.given.among(args):
-            self.given.refuse()
+        if func in METHODS_THAT_READ and self.dependence.among(args):
+            self.dependence.refuse()
         return func(*args, **(kwargs or {}))
 
 
@@ -91,12 +91,12 @@ class Sized(Dispatch):
 
     def __init__(self, report: Callable[[Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.told = report
+        self.report = report
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         masked = func is torch.ops.aten.index.Tensor and _masks(args[1])
         if masked or func._overloadpacket.__name__ in SIZES:
-            self.told((*args, *(kwargs or {}).values()))
+            self.report((*args, *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))
 
 
@@ -206,7 +206,7 @@ class ForwardObserver(TorchFunctionMode):
         self._thread = get_ident()
         self._units = frozenset(units)
         self._running: list[str] = [""]
-        self._given: list[tuple[torch.Tensor, ...]] = [()]
+        self._arguments: list[tuple[torch.Tensor, ...]] = [()]
         self._versions: list[list[int]] = []
         self._filled: list[Callable[[], bool]] = []
         self._began: list[int] = []
@@ -320,9 +320,9 @@ class ForwardObserver(TorchFunctionMode):
     @contextmanager
     def counting(self, module: nn.Module, copy: nn.Module) -> Iterator[None]:
         """Record the Python state that ``copy``, which runs instead of ``module``, changes while entered."""
-        path, before = self._paths[id(module)], held(copy)
+        path, before = self._paths[id(module)], snapshot(copy)
         yield
-        self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, held(copy))]
+        self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, snapshot(copy))]
 
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
         """Register ``copy``, which runs instead of ``module``.
@@ -352,8 +352,8 @@ class ForwardObserver(TorchFunctionMode):
             self.swapped.add(name)
 
         # its arguments, to be compared when it ends
-        self._given.append(tuple(t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)))
-        self._versions.append([_version(t) for t in self._given[-1]])
+        self._arguments.append(tuple(t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)))
+        self._versions.append([_version(t) for t in self._arguments[-1]])
         self._filled.append(filled(arguments))
 
         # that it runs, and its tensors
@@ -378,7 +378,7 @@ class ForwardObserver(TorchFunctionMode):
         self.order.append((name, False))
 
         # which arguments it has changed, and whether it returns a generator
-        before = zip(self._given.pop(), self._versions.pop(), strict=True)
+        before = zip(self._arguments.pop(), self._versions.pop(), strict=True)
         if any(t.requires_grad and _version(t) != version for t, version in before):
             self.overwrites.add(name)
         if self._filled.pop()():
@@ -436,7 +436,7 @@ class ForwardObserver(TorchFunctionMode):
             with suppress(AttributeError):  # torch.func under vmap hides the node of its inputs
                 nodes.add(get_gradient_edge(t).node)
         crosses = []
-        for name, arguments in zip(self._running, self._given, strict=True):
+        for name, arguments in zip(self._running, self._arguments, strict=True):
             # tensors of the same node are the input itself: torch.func takes the gradient of a copy of it
             others = [t.grad_fn for t in arguments if t.grad_fn is not None and t.grad_fn not in nodes]
             if any(reaches(fn, nodes, 0) for fn in others):
@@ -446,7 +446,7 @@ class ForwardObserver(TorchFunctionMode):
     def _borrow(self, names: list[str], t: Tensor) -> None:
         """Note a use of ``t`` by modules that neither own it nor get it as an argument."""
         for at, module in enumerate(self._running[1:], 1):
-            passed = any(t is other for arguments in self._given[at:] for other in arguments)
+            passed = any(t is other for arguments in self._arguments[at:] for other in arguments)
             if not passed and not any(covers(module, owner(n)) for n in names):
                 self.borrowed[module, names[0]] = None
 
@@ -495,7 +495,7 @@ def watching(
     forget()
     watch = ForwardObserver(model, units, saved, inputs)
     names = files(*map(type, model.modules()))
-    streams, before, around = streams_now(), held(model), variables(names)
+    streams, before, around = streams_now(), snapshot(model), variables(names)
 
     # modules, by lambdas: a copy of a module shares them and reports to this watch too
     for name, module in model.named_modules():
@@ -522,7 +522,9 @@ def watching(
             yield watch
         watch.effects.settle()
         watch.global_draws = streams_now() != streams
-        watch.moved = bool(watch.counted or changed(before, held(model)) or changed(around, variables(names)))
+        watch.moved = bool(
+            watch.counted or changed(before, snapshot(model)) or changed(around, variables(names))
+        )
         watch.moved |= owns_generator(model)
     finally:
         del reentrant.apply

@@ -97,12 +97,12 @@ def _zeros(t: torch.Tensor) -> torch.Tensor:
 class Observers:
     """The observers of a module's run.
 
-    ``told`` is called with each part of its result that depends on the values and that Python can see.
+    ``report`` is called with each part of its result that depends on the values and that Python can see.
     """
 
     meter: Meter | None = None
     watch: ForwardObserver | None = None
-    told: Callable[[str], None] | None = None
+    report: Callable[[str], None] | None = None
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
         """Return a function that makes both forget what they record from now on, or all but ``effects``."""
@@ -244,7 +244,7 @@ class InMemory:
 
 def _observed(module: nn.Module, call: InMemory, seen: Observers) -> Any:
     """Run ``call`` instead of ``module``; run it again with other values if these may change what it does."""
-    watch, report = seen.watch, seen.told
+    watch, report = seen.watch, seen.report
     if watch is None:
         return call.run()
     since = len(watch.order)

@@ -12,7 +12,13 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.plan.tensor_parallel.operators import KEY as OPERATORS
-from launcher.plan.tensor_parallel.operators import Lookup, Operator, TensorParallelPlan, resolve, unwrapped
+from launcher.plan.tensor_parallel.operators import (
+    Operator,
+    StrategyLookup,
+    TensorParallelPlan,
+    resolve,
+    unwrapped,
+)
 from launcher.plan.tensor_parallel.reader import TP, Axes, Reading, axes_text
 from launcher.plan.values.facts import ModelStructure
 from launcher.plan.values.grid import Grid
@@ -161,7 +167,7 @@ def resolved(
     # modules without a strategy in the request follow the file
     config, origins, problems = unwrapped(config, skeleton, origins)
     cut: dict[str, dict[str, Any]] = {}
-    lookup = Lookup.from_config(config, origins)
+    lookup = StrategyLookup.from_config(config, origins)
     own = {p.name: file_axes[p.same_as] for p in skeleton.params if p.same_as in file_axes and not p.buffer}
     for name, axes in own.items():
         module, _, parameter = name.rpartition(".")

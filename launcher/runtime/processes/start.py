@@ -29,7 +29,7 @@ from launcher.runtime.processes.supervise import (
     parent_of,
     watch,
 )
-from launcher.runtime.processes.worker import Task
+from launcher.runtime.processes.worker import AttemptTask
 from launcher.runtime.signals import later
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def run_ranks(
         port: ``None`` uses a file for the rendezvous, otherwise a TCP store on the loopback interface.
     """
     task = partial(
-        Task,
+        AttemptTask,
         work=work,
         size=size,
         device=device,
@@ -117,7 +117,7 @@ def run_outer_rank(
     rank once there is one, which ends this child too. Failures of the child and signals are not raised but
     returned.
     """
-    task = Task(
+    task = AttemptTask(
         work=work,
         size=at.size,
         attempt=at.attempt,
@@ -134,7 +134,10 @@ def run_outer_rank(
 
 
 def _repeated(
-    task: Callable[..., Task], attempt: Callable[[Task], AttemptOutcome], port: int | None, times: int
+    task: Callable[..., AttemptTask],
+    attempt: Callable[[AttemptTask], AttemptOutcome],
+    port: int | None,
+    times: int,
 ) -> Mapping[int, object] | faults.RanksFailed:
     """The results by rank of the first attempt in which no rank fails, else the error of the last attempt."""
     error: faults.RanksFailed | None = None
@@ -155,7 +158,7 @@ def _repeated(
     return error
 
 
-def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
+def _judge(out: AttemptOutcome, task: AttemptTask) -> faults.RanksFailed | None:
     """Raises what ends the run for the user; returns a failure, after which another attempt may follow."""
     # stopped: all ranks agreed and saved, or had no time to
     stop = next((r for r in out.results.values() if isinstance(r, faults.Preempted)), None)
@@ -178,7 +181,7 @@ def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
 
 
 def _attempt(
-    task: Task,
+    task: AttemptTask,
     start: Start,
     stop: int | None,
     on_message: OnMessage | None,
@@ -201,7 +204,7 @@ def _attempt(
 
 
 def _forked(
-    task: Task,
+    task: AttemptTask,
     ranks: Sequence[int],
     start: Start,
     stop: int | None,

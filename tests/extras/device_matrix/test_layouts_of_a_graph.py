@@ -164,7 +164,7 @@ REST = {
 @pytest.mark.parametrize("case", REST)
 def test_a_parameter_is_shared_out_over_its_replicas(case: str) -> None:
     hsdp, spec, slices = REST[case]
-    used = TensorLayout((2, 4), ((0,), ())) if slices else TensorLayout.whole(0, RANKS)
+    used = TensorLayout((2, 4), ((0,), ())) if slices else TensorLayout.replicated(0, RANKS)
     rest = at_rest(used, spec, hsdp)
     if slices is None:
         assert rest == used

@@ -17,7 +17,7 @@ from launcher.extras.device_matrix.redistribution import Redistribution, Step
 from launcher.extras.device_matrix.rules.table import whole_rule
 from launcher.extras.device_matrix.run.kernels import LocalCall
 from launcher.extras.device_matrix.run.prepare import Kernel, prepare
-from launcher.extras.device_matrix.sharded_graph import Move, ShardedGraph, settled, taken
+from launcher.extras.device_matrix.sharded_graph import RedistributionPair, ShardedGraph, settled, taken
 from launcher.plan.values.layout import Box
 
 REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -289,7 +289,7 @@ class _Step:
     kernel: Kernel
     takes: tuple[int, ...]
     outs: tuple[int, ...]
-    settles: tuple[Move | None, ...]
+    settles: tuple[RedistributionPair | None, ...]
     done: tuple[int, ...]
 
 
@@ -352,7 +352,7 @@ class StageProgram:
         call = LocalCall.from_node(node, graph, rule, strategy, self.groups.rank)
         return prepare(call, InsideCollectives(self.groups), self.device)
 
-    def _moved(self, t: Tensor, move: Move | None) -> Tensor:
+    def _moved(self, t: Tensor, move: RedistributionPair | None) -> Tensor:
         if move is None:
             return t
         return redistribute(t, move.forward, move.backward, self.groups)

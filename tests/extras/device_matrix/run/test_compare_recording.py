@@ -115,7 +115,7 @@ def test_gradients_are_those_of_the_model(odd: Forward) -> None:
 
     graph = record(copied(module).to("meta"), [x.to("meta")])
     rules = [rule_of(node, graph) for node in graph.nodes]
-    whole = {v: TensorLayout.whole(len(graph.values[v].shape), 1) for v in graph.inputs}
+    whole = {v: TensorLayout.replicated(len(graph.values[v].shape), 1) for v in graph.inputs}
     strategies = assign(graph, rules, 1, written={}, at_inputs=whole, rests={})
     program = StageProgram(
         sharded(graph, rules, strategies, known_layouts=whole, outputs=[None]), StageGroups(0, {}), torch.device("cpu")
