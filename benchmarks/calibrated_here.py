@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from launcher.extras.calibration import calibrate
-from launcher.extras.calibration.constants import Machine, Round, Works, cluster, fitted, typical
+from launcher.extras.calibration.constants import MeasuredMachine, Round, Works, cluster, fitted, typical
 from launcher.job.compose import compose
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.steps import Calibrate
@@ -23,7 +23,7 @@ RANKS = 4
 NAME = "this machine, calibrated in between"
 
 
-def rounds(seconds: float) -> tuple[list[Round], Machine]:
+def rounds(seconds: float) -> tuple[list[Round], MeasuredMachine]:
     """As many as there is time for, on fresh ranks."""
     job = compose(["recipe=lm_single", f"launch.nproc={RANKS}", "steps=[calibrate]"]).job
     step = job.steps["calibrate"]
@@ -36,7 +36,7 @@ def rounds(seconds: float) -> tuple[list[Round], Machine]:
 
 def _work(
     world: World, seconds: float, copies: Sequence[tuple[Copy, Plan]], folder: Path
-) -> tuple[list[Round], Machine]:
+) -> tuple[list[Round], MeasuredMachine]:
     from launcher.extras.calibration.measure import machine_of, measured, samples
     from launcher.extras.calibration.training_steps import trainings
 
@@ -47,6 +47,6 @@ def _work(
     return measured(world, seconds, timed), machine
 
 
-def calibrated(found: Sequence[Round], machine: Machine) -> Cluster:
+def calibrated(found: Sequence[Round], machine: MeasuredMachine) -> Cluster:
     """Of all rounds."""
     return cluster(fitted(typical(found), machine), machine)

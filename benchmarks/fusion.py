@@ -69,14 +69,14 @@ def work(
     world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int
 ) -> tuple[list[Found], float, float]:
     """What each case took, after two warm-up steps; latency (us) and bandwidth (GB/s) of an all-reduce."""
-    from launcher.testing.meters import Collectives
+    from launcher.testing.meters import CollectiveMeter
 
     # warmed up, and counted in the second step
     runs = [one_step(world, job, plan) for job, plan in cases]
     counts = []
     for one in runs:
         one()
-        with Collectives() as seen:
+        with CollectiveMeter() as seen:
             one()
         counts.append(seen.totals())
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.calibrated_here import calibrated, rounds
-from launcher.extras.calibration.constants import Machine, Round
+from launcher.extras.calibration.constants import MeasuredMachine, Round
 from launcher.job.compose import compose
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.job import Job
@@ -188,7 +188,7 @@ def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int, patience: int) ->
 
 def in_turns(
     plans: Mapping[str, tuple[Job, Plan]], turns: int, seconds: float, steps: int, patience: int
-) -> tuple[dict[str, Measured], list[Round], Machine]:
+) -> tuple[dict[str, Measured], list[Round], MeasuredMachine]:
     """``seconds`` of calibrating, then ``steps`` of each layout, and again."""
     each: list[dict[str, Measured]] = []
     seen: list[Round] = []

@@ -126,7 +126,7 @@ def _shards(rank: int, mib: int, grid: Any) -> dict[str, Any]:
     of = strategy(Grid(tuple((axis, grid[axis]) for axis in axes)), mib)
     mesh = init_device_mesh("cpu", tuple(grid[axis] for axis in axes), mesh_dim_names=axes)[axes[1:]]
     out = {}
-    for name, entry in of.held(rank).items():
+    for name, entry in of.entries_of(rank).items():
         box = entry.layout.box(rank)
         assert box is not None
         where = {axis: Shard(dim) for dim, cut in enumerate(entry.layout.split) for axis in cut}

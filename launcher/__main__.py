@@ -39,7 +39,7 @@ _is_command = False
 """Whether this process is the command itself, which has done nothing yet but import."""
 
 
-class _Told(RequestError):
+class _AlreadyReported(RequestError):
     """A refused request whose problems have already been printed."""
 
 
@@ -86,7 +86,7 @@ def _main(words: list[str], rank: int | None) -> int:
 
         rank = None  # a rank that cannot join reports that itself
         return follow_rank_0(partial(_patience, args))
-    except _Told:
+    except _AlreadyReported:
         return REFUSED
     except RequestError as error:
         return _refuse(error, words, rank)
@@ -118,7 +118,7 @@ def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Followe
             yield others
         except RequestError as error:  # printed first: torchrun ends this process when another has ended
             _refuse(error, words, rank)
-            raise _Told(error.problems) from error
+            raise _AlreadyReported(error.problems) from error
 
 
 def _patience(args: Args) -> float:

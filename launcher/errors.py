@@ -143,14 +143,14 @@ def _line(path: str, line: int | None, function: str, source: str | None) -> str
 
 
 @contextmanager
-def owned(key: str, what: str) -> Iterator[None]:
+def owned(key: str, action: str) -> Iterator[None]:
     """Turns exceptions of user code in the block into a ``RequestError`` about ``key`` without our frames."""
     try:
         yield
     except (RequestError, RunError):
         raise
     except (Exception, SystemExit) as error:
-        raise RequestError((Problem(key, f"{what}: {of_users(error)}"),)) from None
+        raise RequestError((Problem(key, f"{action}: {of_users(error)}"),)) from None
 
 
 def refuse(problems: Sequence[Problem]) -> None:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Child(Protocol):
+class WorkerProcess(Protocol):
     """A child process: the connection to it, and ways to end it."""
 
     @property
@@ -47,18 +47,18 @@ class Child(Protocol):
         """How the child has ended, as a sentence without its subject."""
 
 
-Start = Callable[[Callable[[Connection], None]], Child]
+Start = Callable[[Callable[[Connection], None]], WorkerProcess]
 """Calls the function in a new process, with that process's end of the connection."""
 
 
 @contextmanager
-def workers(count: int, start: Start, what: str) -> Iterator[Workers]:
-    """``count`` children, which end with the block. ``what``: how errors call one of them."""
-    children: list[Child] = []
+def workers(count: int, start: Start, description: str) -> Iterator[Workers]:
+    """``count`` children, which end with the block. ``description``: how errors call one of them."""
+    children: list[WorkerProcess] = []
     try:
         for _ in range(count):
             children.append(start(serve))
-        yield Workers(children, what)
+        yield Workers(children, description)
     finally:
         for child in children:
             child.kill()  # its answers are no longer needed
@@ -69,9 +69,9 @@ def workers(count: int, start: Start, what: str) -> Iterator[Workers]:
 class Workers:
     """Children that take the next task when they are free."""
 
-    def __init__(self, children: Sequence[Child], what: str) -> None:
+    def __init__(self, children: Sequence[WorkerProcess], description: str) -> None:
         self._children = children
-        self._what = what
+        self._description = description
         self._queues: list[deque[int]] = [deque() for _ in children]
         self._knows: dict[int, set[Hashable]] = defaultdict(set)
 
@@ -158,12 +158,12 @@ class Workers:
         return chosen
 
     @contextmanager
-    def _alive(self, child: Child) -> Iterator[None]:
+    def _alive(self, child: WorkerProcess) -> Iterator[None]:
         """Wraps communication with a child. Raises ``RunError`` if the child has ended."""
         try:
             yield
         except (EOFError, ConnectionError) as error:
-            raise RunError(f"{self._what} {child.ended()}") from error
+            raise RunError(f"{self._description} {child.ended()}") from error
 
 
 @dataclass(frozen=True)

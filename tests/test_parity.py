@@ -308,13 +308,13 @@ TWICE = pytest.approx(1.0, rel=1e-9)
 
 
 def test_a_loss_scale_that_forgets_the_micro_batches_is_caught(monkeypatch):
-    real = pipeline.Pipeline.__init__
+    real = pipeline.PipelineRuntime.__init__
 
     def wrong(self, model, *args):
         real(self, model, *args)
         self.scale *= model.plan.sizes.micros
 
-    monkeypatch.setattr(pipeline.Pipeline, "__init__", wrong)
+    monkeypatch.setattr(pipeline.PipelineRuntime, "__init__", wrong)
     off = caught(r"over 1e-12: \{'norm': ")
     assert len(off) > 20
     assert off == dict.fromkeys(off, TWICE)

@@ -17,7 +17,7 @@ from launcher.job.schema.job import Job
 from launcher.objective.losses import cross_entropy
 from launcher.parallel.mesh import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
-from launcher.plan.cut.params import wide
+from launcher.plan.cut.params import full_precision_names
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
@@ -55,7 +55,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def low_alone(j: Any, plan: Any, parts: int) -> Outcome:
     """The plain model with fp32 weights that are cast for each forward, its gradients added up in fp32."""
     model, low = plain(j, plan), dtype_of(plan.dtypes.compute)
-    kept = wide(skeleton(model))
+    kept = full_precision_names(skeleton(model))
     own = dict(model.named_parameters())
     total, (xs, y) = 0.0, batch(j, plan)
     for *x, t in zip(*(v.chunk(parts) for v in (*xs, y)), strict=True):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import RunError
-from launcher.extras.layout_search.search import WHAT as PLANNER
+from launcher.extras.layout_search.search import PLANNER as PLANNER
 from launcher.runtime.processes.fork_server import start_here
 from launcher.workers import AHEAD, Interpreter, Workers, workers
 

@@ -38,9 +38,9 @@ from launcher.checkpoint.tensorfile.encryption import salt_of
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import (
     Blob,
+    ByteRange,
     FileRecord,
     Header,
-    Slot,
     described,
     read_header,
     words,
@@ -200,7 +200,7 @@ def each(
         raise ValueError(f"rank {rank} is not in the strategy's world of {dst.grid.size}")
     names = match(checkpoint.strategy.only(*kinds), dst.only(*kinds))
     reader = Reader(checkpoint, verify=verify)
-    for name, entry in dst.only(*kinds).held(rank).items():
+    for name, entry in dst.only(*kinds).entries_of(rank).items():
         if only is not None and name not in only:
             continue
         box = entry.layout.box(rank)
@@ -233,7 +233,7 @@ class _SavedTensor:
 
     file: str
     name: str
-    slot: Slot = field(compare=False)
+    slot: ByteRange = field(compare=False)
 
 
 class Reader:

@@ -186,7 +186,7 @@ def rank_files(strategy: Strategy) -> tuple[str, ...]:
 def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
     """Yields the reasons why ``tensors`` are not what ``rank`` holds."""
     # names that only the strategy or only the argument has
-    entries = strategy.held(rank)
+    entries = strategy.entries_of(rank)
     absent = sorted(entries.keys() - tensors.keys())
     if absent:
         yield f"missing, although the strategy has it on this rank: {', '.join(absent)}"

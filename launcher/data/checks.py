@@ -61,7 +61,7 @@ def _no_text(file: Path, start: bytes) -> Problem | None:
     """Reports a file that is not plain text: its bytes would be trained on unchanged."""
     for how, kind in (("name", file_checks.by_name(file)), ("first bytes", file_checks.by_start(start))):
         if kind is not None:
-            text = f"{kind.what} by its {how}, but data=text reads plain text"
+            text = f"{kind.kind} by its {how}, but data=text reads plain text"
             return Problem("data.path", f"{file}: {text}; {kind.way.format(file)}")
     at = start.find(0)
     if at < 0:

@@ -16,9 +16,9 @@ TOKENS = "data=tokens data.path={} reads it"
 
 @dataclass(frozen=True)
 class FileKind:
-    """``what`` a file is, and the ``way`` to use it, in which ``{}`` stands for its path."""
+    """The kind of a file, and the ``way`` to use it, in which ``{}`` stands for its path."""
 
-    what: str
+    kind: str
     way: str
 
 
@@ -59,7 +59,7 @@ _BY_START = {
 def by_name(path: Path) -> FileKind | None:
     """Returns the kind that the suffix stands for; ``None`` if it could be plain text.
 
-    >>> by_name(Path("a/web.JSONL")).what
+    >>> by_name(Path("a/web.JSONL")).kind
     'JSON lines'
     """
     return _BY_NAME.get(path.suffix.lower())
@@ -68,7 +68,7 @@ def by_name(path: Path) -> FileKind | None:
 def by_start(data: bytes, least: int = 2) -> FileKind | None:
     """Returns the kind whose signature of at least ``least`` bytes ``data`` starts with.
 
-    >>> by_start(bytes.fromhex("1f8b0800")).what
+    >>> by_start(bytes.fromhex("1f8b0800")).kind
     'gzip'
     """
     return next(

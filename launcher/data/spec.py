@@ -93,7 +93,7 @@ def _sampled(
         inputs, target = _first(opened.train, settings.target, batch)
         val = _first(opened.val, settings.target, batch) if len(opened.val) else (inputs, target)
     if val != (inputs, target):
-        text = f"samples of the split train are {_said(inputs, target)}, of val {_said(*val)}"
+        text = f"samples of the split train are {_formats(inputs, target)}, of val {_formats(*val)}"
         why = "both splits must have the same kind"
         raise RequestError((Problem("data", f"{settings.target}: {text}; {why}"),))
     return inputs, target
@@ -134,7 +134,7 @@ def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...
     return tuple(specs), last
 
 
-def _said(inputs: tuple[TensorSpec, ...], target: TensorSpec) -> str:
+def _formats(inputs: tuple[TensorSpec, ...], target: TensorSpec) -> str:
     return " -> ".join(
         (", ".join(f"{t.dtype} {t.shape[1:]}" for t in inputs), f"{target.dtype} {target.shape[1:]}")
     )

@@ -20,7 +20,7 @@ WIDEST = 46
 
 
 @dataclass(frozen=True)
-class Setting:
+class DocumentedSetting:
     """A key in a file, its default there as written, and the comment beside it. A section has no default."""
 
     key: str
@@ -48,9 +48,9 @@ class Option:
     group: str
     name: str
     title: str
-    settings: tuple[Setting, ...]
+    settings: tuple[DocumentedSetting, ...]
 
-    def below(self, name: str) -> tuple[Setting, ...]:
+    def below(self, name: str) -> tuple[DocumentedSetting, ...]:
         """Returns all settings if ``name`` is this option or its group, else those of the key ``name``."""
         own = name in (self.group, self.name)
         return tuple(s for s in self.settings if own or f"{s.key}.".startswith(f"{name}."))
@@ -60,7 +60,7 @@ class Option:
         return f"steps=[{self.name}]" if self.group == "steps" else f"{self.group}={self.name}"
 
 
-def settings(path: Path, package: str) -> Iterator[Setting]:
+def settings(path: Path, package: str) -> Iterator[DocumentedSetting]:
     """Yields every key of a shipped file, below its ``package``."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
@@ -69,7 +69,9 @@ def settings(path: Path, package: str) -> Iterator[Setting]:
         start, end = value.start_mark, value.end_mark
         section = isinstance(value, yaml.MappingNode) and not value.flow_style
         default = "" if section else lines[number][start.column : end.column].strip()
-        yield Setting(key, default, _comment(lines[number:], name.end_mark.column if section else end.column))
+        yield DocumentedSetting(
+            key, default, _comment(lines[number:], name.end_mark.column if section else end.column)
+        )
 
 
 def _comment(lines: Sequence[str], after: int) -> str:
@@ -132,8 +134,8 @@ def _blocks(name: str, every: tuple[Option, ...]) -> Iterator[str]:
         if not shown and not own:
             continue
         rows = [s.columns for s in shown if (s.default or s.comment) and not s.chosen]
-        width = max((len(left) for left, _ in rows if len(left) <= WIDEST), default=0)
-        lines = [f"{left:<{width}}  {right}" for left, right in rows]
+        width = max((len(key) for key, _ in rows if len(key) <= WIDEST), default=0)
+        lines = [f"{key:<{width}}  {right}" for key, right in rows]
         if option.group:
             lines = [f"{option.override}  # {option.title}", *(f"  {line}" for line in lines)]
         yield "\n".join(lines)

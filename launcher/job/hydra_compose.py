@@ -78,11 +78,11 @@ class RecipeSource(ConfigSource):
         names = sorted(p.name for p in folder.iterdir()) if folder else []
         if config_path == "":
             names = [GROUP]
-        found: list[str] = []
+        files: list[str] = []
         for name in names:
             at = f"{config_path}/{name}" if config_path else name
-            self._list_add_result(files=found, file_path=at, file_name=name, results_filter=results_filter)
-        return sorted(set(found))
+            self._list_add_result(files=files, file_path=at, file_name=name, results_filter=results_filter)
+        return sorted(set(files))
 
 
 class OptionSource(FileConfigSource):
@@ -285,9 +285,9 @@ class _Loader(ConfigLoaderImpl):
 @contextmanager
 def _opened(folder: Path) -> Iterator[_Loader]:
     """Sets Hydra up to read ``folder``; afterwards restores the state of an enclosing Hydra application."""
-    held = GlobalHydra.instance()
-    mine = held.hydra
-    held.clear()
+    enclosing = GlobalHydra.instance()
+    mine = enclosing.hydra
+    enclosing.clear()
     try:
         with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             hydra = GlobalHydra.instance().hydra
@@ -299,8 +299,8 @@ def _opened(folder: Path) -> Iterator[_Loader]:
             hydra.config_loader = loader = _Loader(config_search_path=places)
             yield loader
     finally:
-        GlobalHydra.set_instance(held)
-        held.hydra = mine
+        GlobalHydra.set_instance(enclosing)
+        enclosing.hydra = mine
 
 
 def _syntax(error: yaml.YAMLError) -> Problem:

@@ -160,9 +160,9 @@ def _delete(cfg: DictConfig, key: str, open_node: str | None) -> Problem | None:
     """Deletes a key. ``open_node``: the setting with module names that the key is below, if any."""
     above, _, name = key.rpartition(".")
     modules = OmegaConf.select(cfg, open_node) if open_node else None
-    whole = key.removeprefix(f"{open_node}.")
-    if open_node is not None and isinstance(modules, DictConfig) and ("*" in whole or whole in modules):
-        above, name = open_node, whole
+    module = key.removeprefix(f"{open_node}.")
+    if open_node is not None and isinstance(modules, DictConfig) and ("*" in module or module in modules):
+        above, name = open_node, module
     node = OmegaConf.select(cfg, above) if above else cfg
     if not isinstance(node, DictConfig) or name not in node:
         known = [str(k) for k in node] if isinstance(node, DictConfig) else []
@@ -310,20 +310,20 @@ def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> 
     # hide a secret value; give only the reason if it names no other key
     if secret(key):
         return Problem(key, f"{HIDDEN}: cannot be resolved")
-    wanted = reason.split("'")[1] if reason.startswith("Interpolation key") else None
-    if wanted is None:
+    missing = reason.split("'")[1] if reason.startswith("Interpolation key") else None
+    if missing is None:
         return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")
 
     # suggest a similar key; block_size is not a misspelt vocab_size, though the same section makes them alike
-    hint = nearest(wanted, known, 0.8)
-    section, _, leaf = wanted.partition(".")
+    hint = nearest(missing, known, 0.8)
+    section, _, leaf = missing.partition(".")
     if hint and hint.startswith(f"{section}.") and nearest(leaf, [hint.partition(".")[2]], 0.8) is None:
         hint = None
-    fixed = paste(key, text.replace(wanted, hint)) if hint else ""
+    fixed = paste(key, text.replace(missing, hint)) if hint else ""
     advice = did_you_mean(hint, shown=lambda name: f"${{{name}}}")
     if not hint and section in CHOSEN:
         advice = f": this {section} has none"
-    return Problem(key, f"{redacted(text)}: cannot be resolved; there is no key {wanted!r}{advice}", fixed)
+    return Problem(key, f"{redacted(text)}: cannot be resolved; there is no key {missing!r}{advice}", fixed)
 
 
 def _first_line(error: BaseException) -> str:

@@ -168,7 +168,7 @@ def _read(text: str, problems: list[Problem]) -> Iterator[Override]:
         return
 
     key = parsed.key_or_group
-    if problem := _refused(key, text, parsed):
+    if problem := _unsupported(key, text, parsed):
         problems.append(problem)
         return
     added = parsed.is_add() or parsed.is_force_add()
@@ -225,7 +225,7 @@ def _python_constants(data: Any) -> Any:
     return data
 
 
-def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
+def _unsupported(key: str, text: str, parsed: Parsed) -> Problem | None:
     """The problem of an override that Hydra supports and the launcher does not; ``None`` for others."""
     shown = redacted(text)
     if parsed.is_sweep_override():

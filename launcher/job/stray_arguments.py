@@ -92,15 +92,15 @@ def _called(rest: Sequence[str], names: KnownNames) -> Match:
         made = ast.parse(f"call({call[2]})", mode="eval").body
         if not isinstance(made, ast.Call):
             return None
-        given = [ast.literal_eval(one) for one in made.args]
+        positional = [ast.literal_eval(one) for one in made.args]
         named = {one.arg: ast.literal_eval(one.value) for one in made.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     if named.keys() == {"config"}:  # comm_fusion(config={...})
-        given, named = [named["config"]], {}
-    if len(given) + bool(named) > 1 or None in named:
+        positional, named = [named["config"]], {}
+    if len(positional) + bool(named) > 1 or None in named:
         return None
-    value = named or (given[0] if given else True)
+    value = named or (positional[0] if positional else True)
     return 1, f"{redacted(rest[0])}: {NOT_ONE}", _pasted(f"{call[1]}={written(value)}")
 
 
@@ -109,9 +109,9 @@ def _brackets(rest: Sequence[str], names: KnownNames) -> Match:
     if _depth(rest[0]) <= 0 or "=" not in rest[0]:
         return None
     for taken in range(2, min(len(rest), 40) + 1):
-        whole = " ".join(rest[:taken])
-        if _depth(whole) == 0:
-            return taken, f"{_shown(rest[:taken])}: {SPACES}", _pasted(whole)
+        joined = " ".join(rest[:taken])
+        if _depth(joined) == 0:
+            return taken, f"{_shown(rest[:taken])}: {SPACES}", _pasted(joined)
     return None
 
 

@@ -46,16 +46,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers from ``low`` to ``high``; ``log``: on a logarithmic scale; ``whole``: integers only."""
+    """Numbers from ``low`` to ``high``; ``log``: on a logarithmic scale; ``integers``: integers only."""
 
     low: float
     high: float
     log: bool
-    whole: bool
+    integers: bool
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     """The values of one override: ``words``, or ``key`` with a number from ``interval``."""
 
     key: str
@@ -78,10 +78,10 @@ class Axis:
         'train.steps=4'
         """
         assert self.interval is not None
-        return f"{self.key}={int(value) if self.interval.whole else float(value)!r}"
+        return f"{self.key}={int(value) if self.interval.integers else float(value)!r}"
 
 
-def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[Axis, ...]:
+def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[SweepAxis, ...]:
     """One axis per override. Raises ``RequestError``."""
     with problems() as wrong:
         single = sift(overrides, KnownNames(configs.groups(), configs.options("recipe")), wrong)
@@ -89,12 +89,12 @@ def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[Axis, ...]:
 
 
 def written_axes(
-    over: Mapping[str, str | Sequence[Any]], typed: Sequence[Axis], configs: ConfigFiles
-) -> tuple[Axis, ...]:
+    over: Mapping[str, str | Sequence[Any]], typed: Sequence[SweepAxis], configs: ConfigFiles
+) -> tuple[SweepAxis, ...]:
     """The axes of ``sweep.over`` whose keys are not ``typed``. Raises ``RequestError``."""
     there = {axis.key.lstrip("+~") for axis in typed}
     known = (*dict.fromkeys(keys.everywhere()), *configs.groups())
-    out: list[Axis] = []
+    out: list[SweepAxis] = []
     with problems() as wrong:
         for key, values in over.items():
             if key in there:
@@ -105,15 +105,15 @@ def written_axes(
             elif isinstance(values, str):
                 out.append(_axis(f"{key}={values}", configs, wrong))
             else:
-                out.append(Axis(key, tuple(f"{key}={written(value)}" for value in values)))
+                out.append(SweepAxis(key, tuple(f"{key}={written(value)}" for value in values)))
     return tuple(out)
 
 
-def grid(given: Sequence[Axis]) -> tuple[Cell, ...]:
+def grid(overrides: Sequence[SweepAxis]) -> tuple[Cell, ...]:
     """Every combination, the last override varying fastest; cells are named by the values that vary."""
-    varying = [i for i, axis in enumerate(given) if axis.varies]
+    varying = [i for i, axis in enumerate(overrides) if axis.varies]
     out = []
-    for k, combination in enumerate(itertools.product(*(axis.words for axis in given))):
+    for k, combination in enumerate(itertools.product(*(axis.words for axis in overrides))):
         out.append(cell(k, combination, tuple(combination[i] for i in varying)))
     return tuple(out)
 
@@ -138,7 +138,7 @@ def values(one: Cell) -> Mapping[str, str]:
     return {key.lstrip("+~"): value for key, _, value in pairs}
 
 
-def _axis(text: str, configs: ConfigFiles, problems: list[Problem]) -> Axis:
+def _axis(text: str, configs: ConfigFiles, problems: list[Problem]) -> SweepAxis:
     """The axis of an override: the values that it lists, or its interval."""
 
     class Options:
@@ -151,19 +151,19 @@ def _axis(text: str, configs: ConfigFiles, problems: list[Problem]) -> Axis:
         parsed: Parsed = OverridesParser.create(config_loader=cast(Any, Options())).parse_overrides([text])[0]
     except HydraException:
         read([text], problems)
-        return Axis(text.partition("=")[0], (text,))
+        return SweepAxis(text.partition("=")[0], (text,))
     key = parsed.get_key_element()
     if not parsed.is_sweep_override():
-        return Axis(key, (text,))
+        return SweepAxis(key, (text,))
     if not parsed.is_discrete_sweep():
         return _interval(key, parsed, text, problems)
     words = tuple(f"{key}={v}" for v in parsed.sweep_string_iterator())
     if not words:
         problems.append(Problem(parsed.key_or_group, f"{parsed.get_value_string()}: matches nothing"))
-    return Axis(key, words)
+    return SweepAxis(key, words)
 
 
-def _interval(key: str, parsed: Parsed, text: str, problems: list[Problem]) -> Axis:
+def _interval(key: str, parsed: Parsed, text: str, problems: list[Problem]) -> SweepAxis:
     span = parsed.value()
     assert isinstance(span, IntervalSweep)
     low, high = span.start, span.end
@@ -176,7 +176,7 @@ def _interval(key: str, parsed: Parsed, text: str, problems: list[Problem]) -> A
         problems.append(Problem(name, f"{shown}: the lower end comes first"))
     elif log and low <= 0:
         problems.append(Problem(name, f"{shown}: a logarithm needs a lower end above 0"))
-    return Axis(key, (text,), Interval(low, high, log, integral))
+    return SweepAxis(key, (text,), Interval(low, high, log, integral))
 
 
 def _name(k: int, varied: Sequence[str]) -> str:

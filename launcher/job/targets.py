@@ -121,16 +121,16 @@ def build(
     target: Target | Mapping[str, Any],
     allow: tuple[str, ...],
     base: type[T],
-    *given: Any,
+    *first: Any,
     key: str = "_target_",
 ) -> T:
     """Constructs the class, or calls the function, that ``target`` names; returns an instance of ``base``.
 
-    ``given`` are passed first, then the target's own arguments. An argument that is itself a ``_target_`` is
+    ``first`` are passed first, then the target's own arguments. An argument that is itself a ``_target_`` is
     constructed first, of any type. It may name a class of the launcher's own only if ``OURS`` has it for the
     type of the argument, or for ``base`` if the argument has no type. Raises ``RequestError``.
     """
-    instance: T = _built(target, allow, base, base, given, key)
+    instance: T = _built(target, allow, base, base, first, key)
     return instance
 
 
@@ -139,7 +139,7 @@ def _built(
     allow: tuple[str, ...],
     kind: type[Any],
     base: type[Any],
-    given: tuple[Any, ...],
+    first: tuple[Any, ...],
     key: str,
 ) -> Any:
     """Constructs an instance of ``kind``; ``base`` is that of the setting."""
@@ -149,8 +149,8 @@ def _built(
         return _built(node, allow, _expected(node, types, base), base, (), name)
 
     # build the arguments, then check that they fit: the class's own code has not run yet
-    made = _arguments(make, arguments, len(given), _above(key), nested)
-    positional = (*given, *made.pop("_args_", ()))
+    made = _arguments(make, arguments, len(first), _above(key), nested)
+    positional = (*first, *made.pop("_args_", ()))
     _check_fit(make, path, positional, made, key=key)
     instance = make(*positional, **made)
     if not isinstance(instance, kind):
@@ -277,19 +277,21 @@ def _check_fit(
         raise _error(key, path, *_bad_arguments(str(error), make, named, key)) from None
 
 
-def _bad_arguments(why: str, make: Callable[..., Any], given: Mapping[str, Any], key: str) -> tuple[str, str]:
+def _bad_arguments(
+    why: str, make: Callable[..., Any], arguments: Mapping[str, Any], key: str
+) -> tuple[str, str]:
     """Why ``make`` does not take the arguments, and the cure if a name is misspelt."""
     text = f"its arguments do not fit: {why}"
     names = list(inspect.signature(make).parameters)
-    wrong = next((name for name in given if name not in names), "")
+    wrong = next((name for name in arguments if name not in names), "")
     if not wrong:
         return text, ""
-    right = nearest(wrong, [n for n in names if n not in given])
+    right = nearest(wrong, [n for n in names if n not in arguments])
     if right is None:
         return f"{text} (it takes {', '.join(names) or 'none'})", ""
 
     # suggest a value only if it reads the same in an override
-    value = given[wrong]
+    value = arguments[wrong]
     plain = isinstance(value, int | float | bool) or (isinstance(value, str) and value.isidentifier())
     written = str(value).lower() if isinstance(value, bool) else value
     cure = f"~{_above(key)}{wrong} {_above(key)}{right}={written}" if plain else ""

@@ -143,8 +143,8 @@ def _walked(path: Path, text: str) -> Problem | None:
         if len(open_nodes) > DEPTH:
             return _problem(path, event, f"nested deeper than {DEPTH} levels")
         if nodes > NODES:
-            what = "its aliases stand for" if aliased else "it has"
-            return _problem(path, event, f"{what} more than {NODES} values")
+            subject = "its aliases stand for" if aliased else "it has"
+            return _problem(path, event, f"{subject} more than {NODES} values")
     return None
 
 

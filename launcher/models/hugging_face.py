@@ -65,7 +65,7 @@ def _mask(config: PreTrainedConfig, seen: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Task:
+class ModelTask:
     """What transformers calls a task.
 
     ``auto`` is the class that builds models, ``mapping`` the table of model classes by config, and ``takes``
@@ -78,8 +78,8 @@ class Task:
 
 
 TASKS = {
-    "causal_lm": Task("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING", "input_ids"),
-    "image_classification": Task(
+    "causal_lm": ModelTask("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING", "input_ids"),
+    "image_classification": ModelTask(
         "AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "pixel_values"
     ),
 }

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def build_loss(settings: schema.Loss, allow: tuple[str, ...] = (), device: torch.device = CPU) -> Loss:
-    """``allow`` lists the packages that ``_target_`` may name. Raises ``RequestError``."""
+    """Build the loss. ``allow`` lists the packages that ``_target_`` may name. Raises ``RequestError``."""
     match settings:
         case objective.CrossEntropy():
             return ClassLoss(settings)

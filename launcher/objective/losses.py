@@ -18,7 +18,7 @@ from launcher.plan.values.facts import class_dims
 PLAIN = CrossEntropy()
 
 
-class Parts(Protocol):
+class ClassShards(Protocol):
     """The ranks that each have an equal part of the last dim, in order."""
 
     @property
@@ -32,7 +32,7 @@ class Parts(Protocol):
 def cross_entropy(
     output: Tensor,
     target: Tensor,
-    parts: Parts | None = None,
+    parts: ClassShards | None = None,
     reduction: Literal["mean", "sum"] = "mean",
     settings: CrossEntropy = PLAIN,
 ) -> Tensor:
@@ -62,7 +62,7 @@ def cross_entropy(
     return loss if reduction == "sum" else loss / counted.sum()
 
 
-def flat(output: Tensor, target: Tensor, parts: Parts | None) -> tuple[Tensor, Tensor]:
+def flat(output: Tensor, target: Tensor, parts: ClassShards | None) -> tuple[Tensor, Tensor]:
     """Return logits in float32 at least, and class numbers.
 
     Logits are (positions, classes) if classes are the last dim. Raises ``RunError`` if the shapes do not fit.
@@ -88,7 +88,9 @@ class _OverClasses(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, parts: Parts, settings: CrossEntropy) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, parts: ClassShards, settings: CrossEntropy
+    ) -> Tensor:
         # of the target class, if it is among this rank's
         classes = parts.size * logits.shape[-1]
         low = parts.rank * logits.shape[-1]
@@ -137,7 +139,7 @@ class Loss(Protocol):
     So both must be additive over samples and, where sequences pass in pieces, over positions.
     """
 
-    def __call__(self, output: Any, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def __call__(self, output: Any, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         """Return the sum over these samples, 0-d.
 
         With ``parts``, ``output`` has only this rank's part of its last dim.
@@ -159,7 +161,7 @@ class ClassLoss:
 
     settings: CrossEntropy = PLAIN
 
-    def __call__(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def __call__(self, output: Tensor, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         return cross_entropy(output, target, parts, "sum", self.settings)
 
     def count(self, target: Tensor) -> Tensor:
@@ -178,7 +180,7 @@ class ElementLoss:
 
     binary: bool
 
-    def __call__(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def __call__(self, output: Tensor, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         wide = output.to(torch.promote_types(output.dtype, torch.float32))
         target = target.to(wide.dtype)
         if parts is not None:
@@ -204,7 +206,7 @@ class _OverParts(Function):
     """Sums the terms of all ranks on each rank; each rank gets the gradient of its own term."""
 
     @staticmethod
-    def forward(ctx: Any, term: Tensor, parts: Parts) -> Tensor:
+    def forward(ctx: Any, term: Tensor, parts: ClassShards) -> Tensor:
         return parts.sum(term)
 
     @staticmethod
@@ -212,7 +214,7 @@ class _OverParts(Function):
         return grad, None
 
 
-def _summed(term: Tensor, parts: Parts) -> Tensor:
+def _summed(term: Tensor, parts: ClassShards) -> Tensor:
     out: Tensor = _OverParts.apply(term, parts)  # type: ignore[no-untyped-call]
     return out
 

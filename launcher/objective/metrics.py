@@ -12,7 +12,7 @@ from torch import Tensor
 
 from launcher.errors import RunError
 from launcher.job.schema.objective import CrossEntropy
-from launcher.objective.losses import Parts, cross_entropy, flat
+from launcher.objective.losses import ClassShards, cross_entropy, flat
 
 
 class Metric(Protocol):
@@ -20,7 +20,7 @@ class Metric(Protocol):
     def name(self) -> str:
         """The key in ``metrics.jsonl``; for validation it has the prefix ``val_``."""
 
-    def sums(self, output: Any, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def sums(self, output: Any, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         """Return sum and count, (2,) float64; both are additive, however the samples are split."""
 
     def value(self, total: float, count: float) -> float:
@@ -55,7 +55,7 @@ class TopK:
     k: int
     ignored: int
 
-    def sums(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def sums(self, output: Tensor, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         logits, target = flat(output, target, parts)
         dim = 1
         size, rank = (1, 0) if parts is None else (parts.size, parts.rank)
@@ -91,7 +91,7 @@ class Perplexity:
     ignored: int
     name: str = "perplexity"
 
-    def sums(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def sums(self, output: Tensor, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         loss = cross_entropy(output, target, parts, "sum", CrossEntropy(ignore_index=self.ignored))
         return torch.stack([loss.double(), (target != self.ignored).sum(dtype=torch.float64)])
 
@@ -111,7 +111,7 @@ class BitsPerByte:
     sizes: Tensor
     name: str = "bits_per_byte"
 
-    def sums(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def sums(self, output: Tensor, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         loss = cross_entropy(output, target, parts, "sum", CrossEntropy(ignore_index=self.ignored))
         counted = target != self.ignored
         each = self.sizes[torch.where(counted, target, 0).long()]

@@ -16,7 +16,7 @@ from launcher.errors import Problem, RequestError, RunError, owned
 from launcher.job.schema.components import Target
 from launcher.job.schema.objective import figure
 from launcher.job.targets import build
-from launcher.objective.losses import Output, Parts, at_least_float32, each, formed, tensors
+from launcher.objective.losses import ClassShards, Output, at_least_float32, each, formed, tensors
 from launcher.plan.values.facts import TensorSpec
 
 Pair = tuple[Tensor, Tensor]
@@ -39,7 +39,7 @@ class OwnLoss:
             raise RequestError((Problem(key, text),))
         self._apart: Tensor | None = None
 
-    def __call__(self, output: Output, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def __call__(self, output: Output, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         assert parts is None, "the planner does not shard outputs for a loss of your own"
         total, count = self.pair(output, target)
 
@@ -70,7 +70,7 @@ class OwnMetric:
         self._target = settings.target
         self._made = made(settings, allow, "metrics", device)
 
-    def sums(self, output: Output, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def sums(self, output: Output, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         assert parts is None, "the planner does not shard outputs for a metric of your own"
         total, count = self.pair(output, target)
         return torch.stack([total.double(), count])
@@ -102,10 +102,10 @@ def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tenso
     """
     wide = each(output, at_least_float32)
     near = next(t for t in tensors(wide) if t.is_floating_point())
-    found = call(wide, target.to(near.dtype) if target.is_floating_point() else target)
-    if not isinstance(found, tuple | list) or len(found) != 2:
-        raise RunError(f"{name}: it returns {type(found).__name__} where a sum and a count were expected")
-    total, count = found
+    result = call(wide, target.to(near.dtype) if target.is_floating_point() else target)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise RunError(f"{name}: it returns {type(result).__name__} where a sum and a count were expected")
+    total, count = result
     if isinstance(total, Real):
         total = torch.tensor(float(total), dtype=torch.float64, device=near.device)
     if not isinstance(total, Tensor) or total.dim():
@@ -113,20 +113,20 @@ def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tenso
     return total, number(count, f"the count of {name}", near)
 
 
-def number(found: object, what: str, near: Tensor) -> Tensor:
-    """Return ``found`` as 0-d float64 on the device of ``near``.
+def number(value: object, name: str, near: Tensor) -> Tensor:
+    """Return ``value`` as 0-d float64 on the device of ``near``.
 
-    Raises ``RunError``; ``what`` names the value.
+    Raises ``RunError``; ``name`` names the value.
     """
-    if isinstance(found, Tensor) and not found.dim():
-        return found.detach().to(near.device, torch.float64)
-    if isinstance(found, Real):
-        return torch.tensor(float(found), dtype=torch.float64, device=near.device)
-    raise RunError(f"{what} is {_kind(found)} where one number was expected")
+    if isinstance(value, Tensor) and not value.dim():
+        return value.detach().to(near.device, torch.float64)
+    if isinstance(value, Real):
+        return torch.tensor(float(value), dtype=torch.float64, device=near.device)
+    raise RunError(f"{name} is {_kind(value)} where one number was expected")
 
 
-def _kind(found: object) -> str:
-    return f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+def _kind(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 FEW = 1 << 24
@@ -181,12 +181,12 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
     narrow = [t.to(d) if t.is_floating_point() else t for t, d in zip(drawn, dtypes, strict=True)]
     output = formed(narrow if tried.keys else narrow[0], tried.keys)
     shapes = [_shape(t) for t in narrow]
-    what = f"an output of shape {shapes[0]}"
+    arguments = f"an output of shape {shapes[0]}"
     if tried.keys:
-        what = ", ".join(f"{key!r}: {shape}" for key, shape in zip(tried.keys, shapes, strict=True))
-        what = f"an output of shapes {{{what}}}"
-    said = f"{tried.name}: it cannot be called with {what}"
-    with owned(tried.key, f"{said} and targets of shape {_shape(tried.targets)}"):
+        arguments = ", ".join(f"{key!r}: {shape}" for key, shape in zip(tried.keys, shapes, strict=True))
+        arguments = f"an output of shapes {{{arguments}}}"
+    refusal = f"{tried.name}: it cannot be called with {arguments}"
+    with owned(tried.key, f"{refusal} and targets of shape {_shape(tried.targets)}"):
         try:
             in_run = next(_wrong(tried, output, count), None)
         except RunError as error:
@@ -241,15 +241,15 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
 
     # over parts of them
     ways = [("samples", 0)] + ([("positions of a sequence", 1)] if tried.pieces else [])
-    for what, dim in ways:
+    for unit, dim in ways:
         if dim >= tried.targets.dim() or tried.targets.shape[dim] < 2:
             continue
         for parts in _cuts(output, tried.targets, dim):
             first, second = (tried.call(*part) for part in parts)
-            for of, whole, a, b in zip(("sum", "count"), (total, counted), first, second, strict=True):
-                once, twice = whole.item(), a.item() + b.item()
+            for of, total_value, a, b in zip(("sum", "count"), (total, counted), first, second, strict=True):
+                once, twice = total_value.item(), a.item() + b.item()
                 if abs(twice - once) > close * max(abs(twice), abs(once)):
-                    text = f"its {of} over all {what} is {once:g}, over two parts of them {twice:g}"
+                    text = f"its {of} over all {unit} is {once:g}, over two parts of them {twice:g}"
                     why = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
                     yield Problem(tried.key, f"{tried.name}: {text}; {why}")
 

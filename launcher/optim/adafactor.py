@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.optim.sharded import Pieces, add_up
+from launcher.optim.sharded import TensorPieces, add_up
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class _Update:
     grad: Tensor
     state: dict[str, Tensor]
     group: Mapping[str, Any]
-    pieces: Pieces
+    pieces: TensorPieces
     square: Tensor
 
     @property
@@ -59,7 +59,7 @@ class Adafactor(torch.optim.Optimizer):
     and ``beta2_decay`` are those of torch.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float, pieces: Mapping[nn.Parameter, Pieces]) -> None:
+    def __init__(self, params: Iterable[Any], lr: float, pieces: Mapping[nn.Parameter, TensorPieces]) -> None:
         super().__init__(params, {"lr": lr})
         self._pieces = pieces
 
@@ -71,7 +71,9 @@ class Adafactor(torch.optim.Optimizer):
         """
         todo = list(self._begun())
         rows, columns = [], []
-        terms: list[tuple[Pieces, Iterable[int] | None, Tensor]] = [(u.pieces, None, u.square) for u in todo]
+        terms: list[tuple[TensorPieces, Iterable[int] | None, Tensor]] = [
+            (u.pieces, None, u.square) for u in todo
+        ]
         for u in todo:
             if u.factored:
                 rows.append(_squares(u.grad, -1))

@@ -15,7 +15,7 @@ from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muon
 from launcher.optim import adafactor, muon_lion
-from launcher.optim.sharded import LocalShards, Pieces, alone
+from launcher.optim.sharded import LocalShards, TensorPieces, alone
 from launcher.plan.values.optimizer import ParamGroup
 
 Named = Sequence[tuple[str, nn.Parameter]]
@@ -45,8 +45,8 @@ def flat(grouped: Grouped) -> list[tuple[str, nn.Parameter]]:
 
 def replaced(grouped: Grouped, tensors: Iterable[nn.Parameter]) -> Grouped:
     """Return ``grouped`` with ``tensors`` in place of its parameters, in the order of ``flat``."""
-    left = iter(tensors)
-    return [(group, [(name, next(left)) for name, _ in params]) for group, params in grouped]
+    replacements = iter(tensors)
+    return [(group, [(name, next(replacements)) for name, _ in params]) for group, params in grouped]
 
 
 UNGROUPED = (
@@ -60,7 +60,7 @@ def build_optimizer(
     settings: Optim,
     params: Grouped,
     allow: tuple[str, ...] = (),
-    pieces: Mapping[nn.Parameter, Pieces] | None = None,
+    pieces: Mapping[nn.Parameter, TensorPieces] | None = None,
 ) -> torch.optim.Optimizer:
     """Build the optimizer of ``params``, this rank's trainable parameters.
 
@@ -93,7 +93,7 @@ def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> float:
 
 
 def _build(
-    settings: Optim, params: Grouped, allow: tuple[str, ...], pieces: Mapping[nn.Parameter, Pieces]
+    settings: Optim, params: Grouped, allow: tuple[str, ...], pieces: Mapping[nn.Parameter, TensorPieces]
 ) -> torch.optim.Optimizer:
     match settings:
         case AdamW(lr=lr, betas=betas, eps=eps):
@@ -139,7 +139,7 @@ def _lion(settings: Lion, params: Grouped, tensors: Sequence[nn.Parameter]) -> t
 def _of_whole(
     settings: Adafactor | Muon,
     params: Grouped,
-    pieces: Mapping[nn.Parameter, Pieces],
+    pieces: Mapping[nn.Parameter, TensorPieces],
     tensors: Sequence[nn.Parameter],
 ) -> torch.optim.Optimizer:
     """Build an optimizer whose updates depend on full tensors."""

@@ -62,7 +62,7 @@ class TrialCut:
 
 @dataclass
 class Observation:
-    """What a run left: the tensors, the optimizer, and the group values that the optimizer changed itself.
+    """The result of a run: tensors, the optimizer, and the group values that the optimizer changed itself.
 
     ``first`` has the keys of its state after one step; ``paths`` has the way that each value moved, summed
     over all steps.
@@ -86,7 +86,7 @@ def small(shapes: Sequence[Shape]) -> list[Shape]:
 
 
 @dataclass
-class Trial:
+class OptimizerTrial:
     """A trial of ``build`` on the CPU; ``device`` is the device of the run."""
 
     build: Build
@@ -146,8 +146,8 @@ class Trial:
         params, optimizer = self.made([p for t in self.starts for p in cut.pieces(t)])
         for step in range(STEPS):
             advance(params, optimizer, [p for g in self.gradients(step) for p in cut.pieces(g)], step)
-        left = iter(params)
-        return [cut.joined([next(left).detach() for _ in range(n)]) for n in lengths]
+        trained = iter(params)
+        return [cut.joined([next(trained).detach() for _ in range(n)]) for n in lengths]
 
     def alone(self) -> list[Tensor]:
         """Train each tensor in an optimizer of its own."""
@@ -303,7 +303,7 @@ def probe(
     with _apart():
         for kind in DTYPES[dtype]:
             try:
-                return _traits(Trial(build, small(shapes), device, kind), name)
+                return _traits(OptimizerTrial(build, small(shapes), device, kind), name)
             except Broken as broken:
                 why = str(broken)
     return OptimizerTraits(name, broken=why)
@@ -335,7 +335,7 @@ def _no_accelerator() -> AbstractContextManager[object]:
     return mock.patch.object(torch.get_device_module(device), "is_available", return_value=False)
 
 
-def _traits(trial: Trial, name: str) -> OptimizerTraits:
+def _traits(trial: OptimizerTrial, name: str) -> OptimizerTraits:
     observation = trial.observed()
     expected = [p.detach() for p in observation.params]
     if _alike(expected, trial.starts) and any(g["initial_lr"] for g in observation.optimizer.param_groups):
@@ -362,7 +362,7 @@ def _traits(trial: Trial, name: str) -> OptimizerTraits:
     )
 
 
-def _near(trial: Trial, seen: Observation, cut: TrialCut) -> bool:
+def _near(trial: OptimizerTrial, seen: Observation, cut: TrialCut) -> bool:
     """Whether the tensors of a split run end where those of the unsplit run do."""
     try:
         return _close(trial.run(cut), seen)
@@ -386,7 +386,7 @@ def _alike(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(a, b, strict=True))
 
 
-def _works(trial: Trial) -> bool:
+def _works(trial: OptimizerTrial) -> bool:
     try:
         trial.unused()
     except Broken:
@@ -394,7 +394,7 @@ def _works(trial: Trial) -> bool:
     return True
 
 
-def _draws(trial: Trial, expected: Sequence[Tensor]) -> Literal["", "torch", "elsewhere"]:
+def _draws(trial: OptimizerTrial, expected: Sequence[Tensor]) -> Literal["", "torch", "elsewhere"]:
     """Whether the values change with the seed; if they do, whether torch's generator alone decides."""
     if _alike(trial.run(seed=1), expected):
         return ""
@@ -410,7 +410,7 @@ def _odd(seen: Observation) -> str:
     return ""
 
 
-def _lost(trial: Trial, observation: Observation, expected: Sequence[Tensor]) -> str:
+def _lost(trial: OptimizerTrial, observation: Observation, expected: Sequence[Tensor]) -> str:
     known = {id(p) for p in observation.params}
     if any(id(key) not in known for key in observation.optimizer.state):
         return "it keeps state under keys that are not parameters"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.job.schema.optim import Muon as Settings
-from launcher.optim.sharded import Pieces
+from launcher.optim.sharded import TensorPieces
 
 
 class Muon(torch.optim.Optimizer):
@@ -22,7 +22,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[Any], settings: Settings, pieces: Mapping[nn.Parameter, Pieces]
+        self, params: Iterable[Any], settings: Settings, pieces: Mapping[nn.Parameter, TensorPieces]
     ) -> None:
         super().__init__(params, {"lr": settings.lr})
         self._settings, self._pieces = settings, pieces
@@ -49,7 +49,7 @@ class Muon(torch.optim.Optimizer):
         mean = state["momentum_buffer"].lerp_(grad, 1 - momentum)
         update = grad.lerp(mean, momentum) if self._settings.nesterov else mean
 
-        full = pieces.whole(update.to(getattr(torch, group["ns_dtype"])))
+        full = pieces.gather(update.to(getattr(torch, group["ns_dtype"])))
         step = pieces.mine(orthogonalized(full, self._settings))
         p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(step, alpha=-group["lr"] * scale(pieces.shape, self._settings.adjust_lr_fn))

@@ -40,11 +40,11 @@ def factor(settings: NamedSchedule, step: int, total: int) -> float:
         return (step + 1) / warmup
     if isinstance(settings, Constant):
         return 1.0
-    left = _left(settings, step - warmup, total - warmup)
-    return settings.final + (1 - settings.final) * left
+    remaining = _remaining(settings, step - warmup, total - warmup)
+    return settings.final + (1 - settings.final) * remaining
 
 
-def _left(settings: Cosine | Linear | Polynomial | CosineRestarts | WSD, step: int, total: int) -> float:
+def _remaining(settings: Cosine | Linear | Polynomial | CosineRestarts | WSD, step: int, total: int) -> float:
     """Return the part that is left, from 1 to 0, in step ``step`` of the ``total`` after warmup."""
     done = min(step / max(total - 1, 1), 1.0)
     match settings:
@@ -104,7 +104,7 @@ def build_own(settings: Target, allow: tuple[str, ...]) -> Callable[[int], float
         value = made(step)
         number = _number(value)
         if number is None:
-            raise RunError(f"step {step + 1}: {settings.target} gives {_refused(value)}")
+            raise RunError(f"step {step + 1}: {settings.target} gives {_bad_factor(value)}")
         return number
 
     return factor
@@ -123,7 +123,7 @@ def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | N
             value = made(step)
         number = _number(value)
         if number is None:
-            return Problem(KEY, f"{name}: at step {step} it returns {_refused(value)}")
+            return Problem(KEY, f"{name}: at step {step} it returns {_bad_factor(value)}")
         if step in again:
             multipliers[step] = number
 
@@ -154,5 +154,5 @@ def _number(value: object) -> float | None:
     return number if isfinite(number) and number >= 0 else None
 
 
-def _refused(value: object) -> str:
+def _bad_factor(value: object) -> str:
     return f"{short(value)}, and a share of optim.lr is a finite number of at least 0"

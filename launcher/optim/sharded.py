@@ -91,7 +91,7 @@ def _grad(p: Tensor) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class TensorPieces:
     """Describes the full tensor of ``layout``, of which ``rank`` has a piece.
 
     ``groups`` has, for each axis that splits it, the ranks that differ from this one along that axis only.
@@ -111,7 +111,7 @@ class Pieces:
         split = self.layout.split
         return tuple(axis for d in (range(len(split)) if dims is None else dims) for axis in split[d])
 
-    def whole(self, piece: Tensor) -> Tensor:
+    def gather(self, piece: Tensor) -> Tensor:
         """Gather the full tensor of which ``piece`` is this rank's piece; every rank calls this."""
         axes = self.axes()
         if not axes:
@@ -153,22 +153,22 @@ class Pieces:
 
 def pieces_of(
     layouts: Mapping[nn.Parameter, Layout], rank: int, groups: Mapping[str, dist.ProcessGroup]
-) -> dict[nn.Parameter, Pieces]:
-    """Return the ``Pieces`` of each parameter of ``rank``.
+) -> dict[nn.Parameter, TensorPieces]:
+    """Return the ``TensorPieces`` of each parameter of ``rank``.
 
     ``groups`` has, for every axis, the ranks that differ from this one along it only.
     """
-    return {p: Pieces(layout, rank, groups) for p, layout in layouts.items()}
+    return {p: TensorPieces(layout, rank, groups) for p, layout in layouts.items()}
 
 
-def alone(t: Tensor) -> Pieces:
-    """Return the ``Pieces`` of a tensor that its rank has in full."""
+def alone(t: Tensor) -> TensorPieces:
+    """Return the ``TensorPieces`` of a tensor that its rank has in full."""
     shape = tuple(t.shape)
-    return Pieces(Layout(Grid(()), shape, ((),) * len(shape)), 0)
+    return TensorPieces(Layout(Grid(()), shape, ((),) * len(shape)), 0)
 
 
 @torch.no_grad()
-def add_up(terms: Iterable[tuple[Pieces, Iterable[int] | None, Tensor]]) -> None:
+def add_up(terms: Iterable[tuple[TensorPieces, Iterable[int] | None, Tensor]]) -> None:
     """Sum each tensor over the ranks that split its dims, in place.
 
     A term is a sum over this rank's piece, along ``dims`` (``None`` for all). Terms over the same axes share

@@ -61,7 +61,7 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
             raise ValueError(f"{text}, {first}")
 
     # this rank has the tensors that the layouts place here
-    local_tensors = _held(net)
+    local_tensors = _local_copies(net)
     for name, lay in layout.items():
         if lay.holds(rank) and name not in local_tensors:
             near = ", ".join(list(local_tensors)[:3])
@@ -77,15 +77,15 @@ def _first_of_stage(grid: Grid, rank: int) -> int:
     return grid.rank(**{axis: coords[axis] if axis == "pp" else 0 for axis in coords})
 
 
-def layouts(given: Any) -> dict[str, Layout]:
+def layouts(source: Any) -> dict[str, Layout]:
     """Return layouts by name, from any form that ``parameter_broadcast`` takes. Raises ``TypeError``."""
-    rows = getattr(given, "entries", given)
+    rows = getattr(source, "entries", source)
     grid = None
     if _is_file(rows):
         grid = _grid(rows)
         rows = rows["tensors"]
     if not isinstance(rows, Mapping):
-        text = f"expected a mapping of names to layouts, got {type(given).__name__}"
+        text = f"expected a mapping of names to layouts, got {type(source).__name__}"
         raise TypeError(f"layout: {text}; launcher.checkpoint.build_searched_strategy reads one from a file")
     return {str(name): _staged(_layout(str(name), row, grid)) for name, row in rows.items()}
 
@@ -125,13 +125,13 @@ def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
     """Raise ``ValueError`` if replicas by ``layout`` have different pieces in ``net``: they would be lost."""
     own = {n: p.layout for p in net.live.plan.params for n in p.names}
     rank = dist.get_rank()
-    for name, given in layout.items():
-        if name in own and own[name].holds(rank) and not {*given.twins(rank)} <= {*own[name].twins(rank)}:
-            difference = f"it has ranks {list(given.twins(rank))} hold the same of {name}, of net it is"
+    for name, target in layout.items():
+        if name in own and own[name].holds(rank) and not {*target.twins(rank)} <= {*own[name].twins(rank)}:
+            difference = f"it has ranks {list(target.twins(rank))} hold the same of {name}, of net it is"
             raise ValueError(f"layout: {difference} {list(own[name].twins(rank))}")
 
 
-def _held(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
+def _local_copies(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
     """Return this rank's copies of every parameter and buffer, by first name and by their own names."""
     own = {
         **dict(net.named_parameters(remove_duplicate=False)),

@@ -22,7 +22,7 @@ from launcher.plan.values.layout import Box
 
 def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
     """Compare every local tensor with the plan. Raises ``AssertionError``: a difference is a bug of ours."""
-    planned = {s.index for s in plan.held(plan.sizes.grid.coords(rank)["pp"])}
+    planned = {s.index for s in plan.stages_of(plan.sizes.grid.coords(rank)["pp"])}
     stages = [p.stage.index for p in parts]
     assert set(stages) == planned, f"rank {rank} runs stages {stages}, planned {planned}"
 

@@ -6,14 +6,14 @@ from torch import nn
 
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
-from launcher.plan.cut.params import wide
+from launcher.plan.cut.params import full_precision_names
 from launcher.plan.plan import Plan
 
 
 def narrow(model: nn.Module, compute: str) -> None:
     """Cast a full model's weights in place; buffers, and parameters beside a running statistic, stay."""
     known = skeleton(model)
-    kept = wide(known)
+    kept = full_precision_names(known)
     own = dict(model.named_parameters(remove_duplicate=False))
     for p in known.params:
         if p.same_as == p.name and p.name not in kept and p.spec.dtype.startswith("float"):

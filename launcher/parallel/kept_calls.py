@@ -143,7 +143,7 @@ SMALL_BYTES = 64
 
 
 @dataclass
-class Calls:
+class RecomputedCalls:
     """What is known of the calls of one recomputed module.
 
     ``by_operation`` says why its results are kept operation by operation, as torch does; "" if they are not.
@@ -154,7 +154,7 @@ class Calls:
 
 
 def contexts(
-    name: str, kinds: tuple[str, ...], calls: Calls, refused: Callable[[str], Exception]
+    name: str, kinds: tuple[str, ...], calls: RecomputedCalls, refused: Callable[[str], Exception]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return the contexts around the forward of module ``name``, and around its run in the backward.
 
@@ -174,7 +174,7 @@ def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
 
 
 @contextmanager
-def _watching(name: str, first: _First, calls: Calls) -> Iterator[None]:
+def _watching(name: str, first: _First, calls: RecomputedCalls) -> Iterator[None]:
     """Check in the first forward whether all operations to keep run in functions that are known here."""
     missed = _Missed(first)
     with missed:
@@ -244,8 +244,8 @@ class _First(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _keep(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        given = list(tensors((args, kwargs)))
-        saved = _Saved(given)
+        arguments = list(tensors((args, kwargs)))
+        saved = _Saved(arguments)
         torch._C._autograd._push_saved_tensors_default_hooks(saved.pack, saved.unpack)
         try:
             out: Tensor = func(*args, **kwargs)
@@ -310,23 +310,23 @@ class _Place:
 
 @dataclass
 class _Saved:
-    """What the backward of one call saves; tensors of the arguments ``given`` are saved as places in them."""
+    """What the backward of one call saves; tensors of the ``arguments`` are saved as places in them."""
 
-    given: list[Tensor]
+    arguments: list[Tensor]
     used: tuple[int, ...] = ()
     mark: Any = None
     places: int = 0
     values: tuple[Tensor, ...] | None = field(default=None, repr=False)
-    left: int = 0
+    remaining: int = 0
 
     def pack(self, t: Tensor) -> Tensor | _Place:
-        index = _argument(t, self.given)
+        index = _argument(t, self.arguments)
         if index is None:
             return t.detach()
         if index not in self.used:
             self.used = (*self.used, index)
         self.places += 1
-        argument = self.given[index]
+        argument = self.arguments[index]
         alike = t.shape == argument.shape and t.stride() == argument.stride()
         offset = int(t.storage_offset() - argument.storage_offset())
         view = None if alike and not offset else (tuple(t.shape), t.stride(), offset)
@@ -335,18 +335,18 @@ class _Saved:
     def end(self) -> None:
         """Hand the arguments over to torch's checkpoint, after the call has returned."""
         if self.used:
-            self.mark = _mark(self.given, self.used)
-        self.given = []
+            self.mark = _mark(self.arguments, self.used)
+        self.arguments = []
 
     def unpack(self, saved: Tensor | _Place) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
         if self.values is None:  # runs the forward again, unless it has run
-            self.values, self.left = self.mark.grad_fn.saved_tensors, self.places
+            self.values, self.remaining = self.mark.grad_fn.saved_tensors, self.places
         assert self.values is not None
         value = self.values[saved.at]
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             self.values = None
         if saved.view is None:
             return value
@@ -367,25 +367,25 @@ class _Mark(Function):
         raise AssertionError("its result is not used")
 
 
-def _mark(given: Sequence[Tensor], used: Sequence[int]) -> Tensor:
-    """Return a tensor whose node keeps the ``used`` tensors of ``given``.
+def _mark(arguments: Sequence[Tensor], used: Sequence[int]) -> Tensor:
+    """Return a tensor whose node keeps the ``used`` tensors of ``arguments``.
 
     Before torch 2.13 the node drops what it has saved when this tensor is freed.
     """
-    learning = next(t for t in given if t.requires_grad)
-    made: Tensor = _Mark.apply(learning, *(given[i] for i in used))  # type: ignore[no-untyped-call]
+    learning = next(t for t in arguments if t.requires_grad)
+    made: Tensor = _Mark.apply(learning, *(arguments[i] for i in used))  # type: ignore[no-untyped-call]
     return made
 
 
-def _argument(t: Tensor, given: Sequence[Tensor]) -> int | None:
+def _argument(t: Tensor, arguments: Sequence[Tensor]) -> int | None:
     """Return the index of the tensor that ``t`` is, or is a view of.
 
     If there are several, one with the same storage offset comes first.
     """
     storage = t.untyped_storage()._cdata
-    same = [i for i, g in enumerate(given) if g.untyped_storage()._cdata == storage]
+    same = [i for i, g in enumerate(arguments) if g.untyped_storage()._cdata == storage]
     if len(same) > 1:
-        same.sort(key=lambda i: given[i].storage_offset() != t.storage_offset())
+        same.sort(key=lambda i: arguments[i].storage_offset() != t.storage_offset())
     return same[0] if same else None
 
 
@@ -439,18 +439,18 @@ def _tried(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
         out = func(*args, **kwargs)
     if type(out) is not Tensor or not results.has(out):
         return False
-    given = list(tensors((args, kwargs)))
-    return all(results.has(t) or t.nbytes <= SMALL_BYTES or _fits(t, given) for t in saved)
+    arguments = list(tensors((args, kwargs)))
+    return all(results.has(t) or t.nbytes <= SMALL_BYTES or _fits(t, arguments) for t in saved)
 
 
 def _drops_out(args: Any, kwargs: Any) -> bool:
     return bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))
 
 
-def _fits(t: Tensor, given: Sequence[Tensor]) -> bool:
+def _fits(t: Tensor, arguments: Sequence[Tensor]) -> bool:
     """Whether ``t`` can be restored from an argument."""
-    index = _argument(t, given)
-    return index is not None and t.dtype == given[index].dtype and t.numel() <= given[index].numel()
+    index = _argument(t, arguments)
+    return index is not None and t.dtype == arguments[index].dtype and t.numel() <= arguments[index].numel()
 
 
 class _Results(Dispatch):

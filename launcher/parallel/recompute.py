@@ -19,10 +19,10 @@ from launcher.parallel import kept_calls
 from launcher.parallel.cost.saved_hooks import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import tree_leaves
-from launcher.parallel.kept_calls import Calls, Telling
-from launcher.parallel.model_state.python_state import changed, held, untouched
+from launcher.parallel.kept_calls import RecomputedCalls, Telling
+from launcher.parallel.model_state.python_state import changed, snapshot, untouched
 from launcher.parallel.sequence import Carry
-from launcher.parallel.tensor_parallel.collectives import Axis, Results
+from launcher.parallel.tensor_parallel.collectives import Axis, CollectiveResults
 from launcher.plan.values.setting import Recomputed
 
 NO_HOOKS = "don't yet support saved tensor hooks"
@@ -49,7 +49,7 @@ class RecomputedForward:
     axis: Axis
     carry: Carry | None = None
     numbers: Iterator[int] = field(default_factory=count, compare=False)
-    calls: Calls = field(default_factory=Calls, compare=False)
+    calls: RecomputedCalls = field(default_factory=RecomputedCalls, compare=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or PLAIN.get():
@@ -58,10 +58,10 @@ class RecomputedForward:
         region = _Region(self, (args, kwargs))
         self._check_hooks()
 
-        def run(*given: Any) -> Any:
-            own = given[: len(given) - len(names)] if names else given
+        def run(*values: Any) -> Any:
+            own = values[: len(values) - len(names)] if names else values
             with region.keeping_error(), _plain():
-                return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
+                return self.plain(*own, **dict(zip(names, values[len(own) :], strict=True)))
 
         # everything by position: torch looks among these for the devices whose random state it saves
         with self._unchanged():
@@ -72,10 +72,12 @@ class RecomputedForward:
     def _check_hooks(self) -> None:
         """Refuse torch.func, which allows no hooks, and the user's saved-tensor hooks: they would not run."""
         if torch._C._are_functorch_transforms_active():
-            raise self.refused("torch.func (vmap, grad) calls it, and cannot be combined with recomputation")
+            raise self.not_recomputable(
+                "torch.func (vmap, grad) calls it, and cannot be combined with recomputation"
+            )
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks and hooks[0].__module__.partition(".")[0] not in ("torch", "launcher"):
-            raise self.refused("saved_tensors_hooks would not see its tensors")
+            raise self.not_recomputable("saved_tensors_hooks would not see its tensors")
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
@@ -84,12 +86,12 @@ class RecomputedForward:
         The plan checks the same, except for modules that read values.
         """
         watched = not self.axis.planned and next(self.numbers) in (1, 2)
-        before = held(self.module) if watched else None
+        before = snapshot(self.module) if watched else None
         yield
-        if before is not None and (changes := changed(before, held(self.module))):
-            raise self.refused(f"each of its forwards changes {changes[0][0]}")
+        if before is not None and (changes := changed(before, snapshot(self.module))):
+            raise self.not_recomputable(f"each of its forwards changes {changes[0][0]}")
 
-    def refused(self, why: str) -> RequestError:
+    def not_recomputable(self, why: str) -> RequestError:
         """Return the error that the module cannot be recomputed."""
         name = self.recomputed.module
         text = f"{name} cannot be recomputed in the backward: {why}; leave {name} out"
@@ -113,14 +115,14 @@ def _plain() -> Iterator[None]:
 class _Region:
     """One call of a module, and its run in the backward."""
 
-    def __init__(self, of: RecomputedForward, given: Any) -> None:
+    def __init__(self, of: RecomputedForward, arguments: Any) -> None:
         self.of = of
         self.piece = of.carry.now if of.carry is not None else None
-        self.results = None if of.recomputed.comm else Results()
+        self.results = None if of.recomputed.comm else CollectiveResults()
         self.last = of.axis.last  # it may share the gathered inputs of operators before it
-        self.inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+        self.inputs = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)]
         self.versions = _versions(self.inputs)
-        self.changed = filled(given, objects=True)
+        self.changed = filled(arguments, objects=True)
         self.streams = _streams()
         self.first = True
         self.error: Exception | None = None
@@ -142,7 +144,7 @@ class _Region:
     def raise_error(self) -> None:
         try:
             if self.error is not None and NO_HOOKS in str(self.error):
-                raise self.of.refused(
+                raise self.of.not_recomputable(
                     "it uses torch.func (grad, vjp), which cannot be combined with recomputation"
                 )
             if self.error is not None:
@@ -164,12 +166,14 @@ class _Region:
         counted = KEEPING.get() is not None or AGAIN.get() is not None
         if counted or calls.by_operation or self.of.recomputed.by_operation:
             return kept_calls.operation_contexts(keep)
-        return kept_calls.contexts(self.of.recomputed.module, keep, calls, self.of.refused)
+        return kept_calls.contexts(self.of.recomputed.module, keep, calls, self.of.not_recomputable)
 
     @contextmanager
     def _running(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
         tell, keep = KEEPING.get(), self.of.recomputed.keep
-        telling = Telling(keep, tell, self.of.refused) if tell is not None and keep else nullcontext()
+        telling = (
+            Telling(keep, tell, self.of.not_recomputable) if tell is not None and keep else nullcontext()
+        )
         axis = self.of.axis
         before, axis.results = axis.results, self.results
         try:
@@ -182,9 +186,9 @@ class _Region:
 
         # later changes come from other code
         if _versions(self.inputs) != self.versions:
-            raise self.of.refused("it changes an input in place")
+            raise self.of.not_recomputable("it changes an input in place")
         if self.changed():
-            raise self.of.refused("it changes an argument, a list, dictionary or dataclass")
+            raise self.of.not_recomputable("it changes an argument, a list, dictionary or dataclass")
         if tell is not None and self.results is not None:
             for t in self.results.kept:
                 tell(t)
@@ -192,9 +196,9 @@ class _Region:
     @contextmanager
     def _again(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
         if _versions(self.inputs) != self.versions:
-            raise self.of.refused("an input of it was changed in place after it had run")
+            raise self.of.not_recomputable("an input of it was changed in place after it had run")
         if self.changed():
-            raise self.of.refused(
+            raise self.of.not_recomputable(
                 "one of its arguments, a list, dictionary or dataclass, was changed after it had run"
             )
 

@@ -29,7 +29,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace import model_facts
 from launcher.parallel.trace.code_between_modules import RUNNING, refusing
 from launcher.parallel.trace.zero_inputs import run_module
-from launcher.plan.cut.sequence_chunks import Pieces, balanced, equal, shortened
+from launcher.plan.cut.sequence_chunks import SequencePieces, balanced, equal, shortened
 from launcher.plan.cut.stages import covers
 from launcher.plan.values.facts import Graph, Node, TensorSpec
 
@@ -54,7 +54,7 @@ class Carry:
         self.starts = tuple(sum(lengths[:q]) for q in range(len(lengths)))
         self.now: tuple[int, int] | None = None
         self.repeats = False
-        self.left: dict[int, dict[str, list[Kept]]] = {}
+        self.states: dict[int, dict[str, list[Kept]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Carry:
         """Return ``self``: a copied model, as tracing makes, shares the state."""
@@ -83,10 +83,10 @@ class Carry:
 
     def forget(self, micro: int, piece: int = 0) -> None:
         """Drop what a piece has left, after its backward; later pieces have had theirs before."""
-        for kept in self.left.get(micro, {}).values():
+        for kept in self.states.get(micro, {}).values():
             del kept[piece:]
         if not piece:
-            self.left.pop(micro, None)
+            self.states.pop(micro, None)
 
 
 def attach(model: nn.Module, carry: Carry) -> None:
@@ -112,7 +112,7 @@ def _forward(
     if carry.now is None:
         return plain(*inputs, **named)
     micro, piece = carry.now
-    piece_states = carry.left.setdefault(micro, {}).setdefault(name, [])
+    piece_states = carry.states.setdefault(micro, {}).setdefault(name, [])
     if not carry.repeats:
         del piece_states[piece:]  # the same piece runs again
 
@@ -218,12 +218,12 @@ def graphs(
     specs: Sequence[TensorSpec],
     full_graph: Graph,
     lengths: tuple[int, ...],
-) -> Pieces:
+) -> SequencePieces:
     """Trace the pieces, which must run as ``full_graph`` runs full sequences.
 
     Raises ``RequestError`` if the result differs.
     """
-    return Pieces(lengths, _same(full_graph, _traced(model, leaves, specs, lengths), lengths))
+    return SequencePieces(lengths, _same(full_graph, _traced(model, leaves, specs, lengths), lengths))
 
 
 def _traced(
@@ -234,7 +234,7 @@ def _traced(
     out = []
     for piece, some in enumerate(_each(specs, lengths, carry)):
         traced = model_facts.piece(model, leaves, some)
-        states = {name: kept[piece] for name, kept in carry.left.get(0, {}).items() if piece < len(kept)}
+        states = {name: kept[piece] for name, kept in carry.states.get(0, {}).items() if piece < len(kept)}
         out.append(replace(traced, nodes=tuple(_leaving(n, states) for n in traced.nodes)))
     return tuple(out)
 
@@ -310,7 +310,7 @@ def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
 
     # the functions that it called, and how often modules ran
     problems = []
-    for name, function in watch.found.items():
+    for name, function in watch.by_module.items():
         lacks = f"{_named(name, model)} calls {function}, which may mix positions, and has no method 'piece'"
         cure = f"give it one, or positionwise = True, or set {KEY}=1"
         problems.append(Problem("model", f"{lacks} to run a sequence in pieces; {cure}", f"{KEY}=1"))
@@ -332,7 +332,7 @@ class _PositionMixing(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.inside: list[tuple[str, bool]] = []
-        self.found: dict[str, str] = {}
+        self.by_module: dict[str, str] = {}
         self.runs: Counter[str] = Counter()
 
     def enter(self, name: str, module: nn.Module) -> Any:
@@ -349,7 +349,7 @@ class _PositionMixing(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.inside and not self.inside[-1][1] and func.__name__.strip("_") not in ALIKE_FUNCTIONS:
-            self.found.setdefault(self.inside[-1][0], func.__name__)
+            self.by_module.setdefault(self.inside[-1][0], func.__name__)
         return func(*args, **(kwargs or {}))
 
 

@@ -40,7 +40,7 @@ class MatmulCall:
 
 
 @dataclass(frozen=True)
-class Product:
+class DeferredProduct:
     """A gradient of ``weight`` still to be computed: ``left`` transposed times ``right``, over their rows.
 
     ``versions`` are the versions of both when the first half was done.
@@ -89,7 +89,7 @@ class Deferral(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.inputs: frozenset[int] = frozenset()
-        self.queue: list[Product] | None = None
+        self.queue: list[DeferredProduct] | None = None
         self._task = IN_NO_BACKWARD
 
     @contextmanager
@@ -104,9 +104,9 @@ class Deferral(TorchFunctionMode):
             yield
 
     @contextmanager
-    def deferring(self, roots: Iterable[Tensor | GradientEdge]) -> Iterator[list[Product]]:
+    def deferring(self, roots: Iterable[Tensor | GradientEdge]) -> Iterator[list[DeferredProduct]]:
         """Yield the queue of products that the backward from ``roots`` leaves for the second half."""
-        queue = self.queue = list[Product]()
+        queue = self.queue = list[DeferredProduct]()
         edges = [t if isinstance(t, GradientEdge) else get_gradient_edge(t) for t in roots if _learns(t)]
         hooks = [edge.node.register_prehook(self._begin) for edge in edges]
         try:
@@ -119,7 +119,7 @@ class Deferral(TorchFunctionMode):
     def _begin(self, _: Any) -> None:
         self._task = torch._C._current_graph_task_id()
 
-    def later(self) -> list[Product] | None:
+    def later(self) -> list[DeferredProduct] | None:
         """Return the queue if the backward that runs now defers its products, else ``None``."""
         mine = self.queue is not None and torch._C._current_graph_task_id() == self._task
         return self.queue if mine and not torch.is_grad_enabled() else None
@@ -142,11 +142,11 @@ class Deferral(TorchFunctionMode):
     def _fits(self, call: MatmulCall) -> bool:
         """Whether our product behaves as autograd's would."""
         x = call.x
-        given = [x] if call.bias is None else [x, call.bias]
+        operands = [x] if call.bias is None else [x, call.bias]
         if not isinstance(call.weight, Tensor) or call.weight.layout != torch.strided:
             return False
         dtype = call.weight.dtype
-        if any(type(t) not in PLAIN or t.dtype != dtype or t.layout != torch.strided for t in given):
+        if any(type(t) not in PLAIN or t.dtype != dtype or t.layout != torch.strided for t in operands):
             return False
         known = x.requires_grad or _storage(x) in self.inputs
         plainly = not transformed() and not _checkpointed()
@@ -263,7 +263,7 @@ class _Product(Function):
             if queue is None:
                 to_leaf = _gradient(ctx.leaf, _as_matrix(left), _as_matrix(right))
             else:
-                queue.append(Product(ctx.leaf, left, right, (left._version, right._version)))
+                queue.append(DeferredProduct(ctx.leaf, left, right, (left._version, right._version)))
 
         if ctx.needs_input_grad[2]:
             to_bias = grad.sum_to_size(ctx.bias)
@@ -284,10 +284,10 @@ def _gradient(leaf: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _linear(args: Any, kwargs: Any) -> MatmulCall | None:
-    given = {"bias": None, **dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
-    if len(args) > 3 or given.keys() != {"input", "weight", "bias"}:
+    named = {"bias": None, **dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
+    if len(args) > 3 or named.keys() != {"input", "weight", "bias"}:
         return None
-    return MatmulCall(F.linear, x=given["input"], weight=given["weight"], bias=given["bias"], across=True)
+    return MatmulCall(F.linear, x=named["input"], weight=named["weight"], bias=named["bias"], across=True)
 
 
 def _matmul(args: Any, kwargs: Any) -> MatmulCall | None:

@@ -16,7 +16,7 @@ from launcher.parallel.dispatch.containers import here
 from launcher.parallel.half_precision import narrowed
 from launcher.parallel.model_state.module_globals import files, put_back
 from launcher.parallel.sequence import Carry, attach
-from launcher.parallel.trace.code_between_modules import Tracer, follow, said
+from launcher.parallel.trace.code_between_modules import Tracer, call_text, follow
 from launcher.parallel.trace.graph_recorder import UnderModes
 from launcher.parallel.trace.model_facts import meta
 from launcher.plan.cut.params import Placed
@@ -73,15 +73,15 @@ class Code:
     def __init__(self, graph: fx.Graph) -> None:
         self.known: dict[str, Any] = {}
         self._names = {node: f"v{n}" for n, node in enumerate(graph.nodes)}
-        given = [self._names[n] for n in graph.nodes if n.op == "placeholder"]
+        parameters = [self._names[n] for n in graph.nodes if n.op == "placeholder"]
         done = _done(graph)
         lines = [self._line(n, done[n]) for n in graph.nodes if n.op != "placeholder"]
-        self.text = f"def forward({', '.join(['stage', *given])}):\n    " + "\n    ".join(lines) + "\n"
+        self.text = f"def forward({', '.join(['stage', *parameters])}):\n    " + "\n    ".join(lines) + "\n"
 
     def _line(self, node: fx.Node, done: list[fx.Node]) -> str:
         """Return one call, after which names that are no longer needed drop their tensors."""
         if node.op == "output":
-            return f"return {self._said(node.args[0])}"
+            return f"return {self._argument_text(node.args[0])}"
         freed = "".join(f"{self._names[n]} = " for n in done)
         line = f"{self._names[node]} = {self._call(node)}"
         return f"{line}; {freed}None" if freed else line
@@ -89,25 +89,27 @@ class Code:
     def _call(self, node: fx.Node) -> str:
         if node.op == "get_attr":
             return _reached(str(node.target))
-        args = [self._said(a) for a in node.args]
+        args = [self._argument_text(a) for a in node.args]
         if node.kwargs:
-            args.append("**{" + ", ".join(f"{k!r}: {self._said(v)}" for k, v in node.kwargs.items()) + "}")
+            args.append(
+                "**{" + ", ".join(f"{k!r}: {self._argument_text(v)}" for k, v in node.kwargs.items()) + "}"
+            )
         assert node.op in ("call_module", "call_function"), node.op
         func = _reached(str(node.target)) if node.op == "call_module" else self._name(node.target)
         return f"{func}({', '.join(args)})"
 
-    def _said(self, a: Any) -> str:
+    def _argument_text(self, a: Any) -> str:
         """Return the text of an argument; lists and dicts are new in each call."""
         if isinstance(a, fx.Node):
             return self._names[a]
         if isinstance(a, tuple):
-            return "(" + "".join(f"{self._said(v)}, " for v in a) + ")"
+            return "(" + "".join(f"{self._argument_text(v)}, " for v in a) + ")"
         if isinstance(a, list):
-            return "[" + ", ".join(map(self._said, a)) + "]"
+            return "[" + ", ".join(map(self._argument_text, a)) + "]"
         if isinstance(a, dict):
-            return "{" + ", ".join(f"{k!r}: {self._said(v)}" for k, v in a.items()) + "}"
+            return "{" + ", ".join(f"{k!r}: {self._argument_text(v)}" for k, v in a.items()) + "}"
         if isinstance(a, slice):
-            return f"{self._name(slice)}({', '.join(map(self._said, (a.start, a.stop, a.step)))})"
+            return f"{self._name(slice)}({', '.join(map(self._argument_text, (a.start, a.stop, a.step)))})"
         return self._name(a)
 
     def _name(self, value: Any) -> str:
@@ -178,11 +180,11 @@ def split(
 
     ``tracer`` has traced its forward; ``device`` is the device that code between the modules sees.
     """
-    stages = plan.held(pp)
+    stages = plan.stages_of(pp)
     if tracer is None:
         return [StagePart(stages[0], model)]
 
-    code = tuple(map(said, tracer.graph.nodes))
+    code = tuple(map(call_text, tracer.graph.nodes))
     parts = []
     for stage in stages:
         module = assembled(model, stage_graph(tracer, stage, plan, device), stage.index)
@@ -205,9 +207,9 @@ def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device =
     overwritten = tracer.overwritten()
     crossings = plan.boundaries[stage.index - 1] if stage.index else ()
     count = sum(len(c.specs) for c in crossings)
-    given = iter([out.placeholder(f"given_{n}") for n in range(count)])
+    received = iter([out.placeholder(f"given_{n}") for n in range(count)])
     for c in crossings:
-        flat = list(islice(given, len(c.specs)))
+        flat = list(islice(received, len(c.specs)))
         if by_name[c.name] in overwritten:  # autograd allows no in-place change of a received tensor
             flat = [out.call_function(torch.clone, (x,)) for x in flat]
         env[by_name[c.name]] = tuple(flat) if c.packed else flat[0]

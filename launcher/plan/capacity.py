@@ -79,7 +79,7 @@ def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping
     kinds = {job.steps[name].kind for phase in plan.phases if phase.where == "ranks" for name in phase.steps}
     if not kinds - {"certify"} or not ranks:
         return None
-    rank_bytes = {rank: _held(plan, rank, trains="train" in kinds) for rank in ranks}
+    rank_bytes = {rank: _peak_bytes(plan, rank, trains="train" in kinds) for rank in ranks}
     if free.devices:
         devices = enumerate(zip(ranks, free.devices, strict=False))
         each = [Fit(rank_bytes[rank], nbytes, f"{free.kind}:{i}", (rank,)) for i, (rank, nbytes) in devices]
@@ -88,7 +88,7 @@ def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping
     return Fit(needed, free.ram, free.where, tuple(ranks))
 
 
-def _held(plan: Plan, rank: int, trains: bool) -> int:
+def _peak_bytes(plan: Plan, rank: int, trains: bool) -> int:
     """Returns the peak bytes of ``rank``: of a step, or of a constructor that must build the full model."""
     at = plan.estimate.memory[rank]
     made = 0 if plan.deferred else sum(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype] for p in plan.params)

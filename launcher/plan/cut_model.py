@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.communication.fusion import Group
+from launcher.plan.communication.fusion import GatherGroup
 from launcher.plan.communication.gather_order import Visit
 from launcher.plan.cut.params import Placed, Tie, by_stage
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
@@ -38,7 +38,7 @@ class CutModel:
     boundaries: tuple[tuple[BoundaryTensor, ...], ...]
     params: tuple[Placed, ...]
     ties: tuple[Tie, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[GatherGroup, ...]
     visits: tuple[tuple[Visit, ...], ...]
     tp: bool
     keeps_messages: bool
@@ -55,7 +55,7 @@ class CutModel:
         return {n: p for p in self.params for n in p.names}
 
     @cached_property
-    def held(self) -> Mapping[int, list[Placed]]:
+    def params_by_stage(self) -> Mapping[int, list[Placed]]:
         """The parameters of each stage that has any, in definition order."""
         return by_stage(self.params)
 

@@ -19,7 +19,7 @@ WRITING = ("torn_write", "disk_full")
 
 
 @dataclass(frozen=True)
-class Fault:
+class DrillFault:
     """A fault of ``kind`` on ``ranks`` in ``step``, which counts from 1.
 
     ``ms``: for ``slow_rank``, the milliseconds that each of ``ranks`` sleeps in every step. ``restarts``: the
@@ -46,14 +46,14 @@ class Fault:
 KEY = "debug.drill"
 
 
-def fault(job: Job, sizes: Sizes) -> Fault | None:
+def fault(job: Job, sizes: Sizes) -> DrillFault | None:
     """Returns the fault that the ranks of the plan inject, or ``None``."""
     for kind, settings in _set(job).items():
         ms = settings.ms if isinstance(settings, SlowRank) else 0.0
         ranks: Sequence[int] = (
             (settings.rank,) if isinstance(settings, RankFault) else _of_node(settings, job, sizes)
         )
-        return Fault(kind, tuple(ranks), settings.step, ms, restarts(job))
+        return DrillFault(kind, tuple(ranks), settings.step, ms, restarts(job))
     return None
 
 

@@ -12,7 +12,7 @@ CUT = " ..."
 
 
 @dataclass(frozen=True)
-class Row:
+class PageRow:
     """A row of a page: its wrapped ``lines``. A row that ``stays`` is shortened or left out last."""
 
     lines: tuple[str, ...]
@@ -36,7 +36,7 @@ def shares(lengths: Mapping[str, int], least: Mapping[str, int], most: int) -> d
     return granted
 
 
-def shortened(rows: Sequence[Row], room: int, width: int) -> list[str]:
+def shortened(rows: Sequence[PageRow], room: int, width: int) -> list[str]:
     """Returns at most ``room`` lines of at most ``width`` characters, and says how many rows are missing.
 
     >>> print(*shortened([Row((f"rank {r}",)) for r in range(9)], 4, 40), sep="\\n")
@@ -66,7 +66,7 @@ def _more(rows: int) -> str:
     return f"{many(rows, 'row')} more: {REST}"
 
 
-def _granted(rows: Sequence[Row], room: int) -> list[int]:
+def _granted(rows: Sequence[PageRow], room: int) -> list[int]:
     """Returns how many lines each row gets; rows that stay are served before all others.
 
     Rows get their first line from both ends of the page inwards; then they get their other lines.
@@ -85,7 +85,7 @@ def _granted(rows: Sequence[Row], room: int) -> list[int]:
     return line_counts
 
 
-def _cut(row: Row, n: int, width: int) -> list[str]:
+def _cut(row: PageRow, n: int, width: int) -> list[str]:
     """The first ``n`` lines of ``row``; if there are more, the last of them ends in ``CUT``."""
     lines = list(row.lines[:n])
     if 0 < n < len(row.lines):

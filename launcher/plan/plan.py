@@ -11,14 +11,14 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.optional import matrices
 from launcher.plan import certify_copy, settings, step_order
 from launcher.plan.communication import gather_order
-from launcher.plan.communication.fusion import Bucket, Communication, Group, buckets, groups, sums
+from launcher.plan.communication.fusion import Bucket, Communication, GatherGroup, buckets, groups, sums
 from launcher.plan.communication.gather_order import AHEAD, Gathering, Visit, gatherings, visits
 from launcher.plan.cut import param_groups, stage_config, stages
 from launcher.plan.cut.params import Placed, Tie, placed, ties
 from launcher.plan.cut.stages import BoundaryTensor, Stage
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.cut_model import CutModel
-from launcher.plan.drill import Fault
+from launcher.plan.drill import DrillFault
 from launcher.plan.memory import device_memory
 from launcher.plan.memory.memory import Memory, StateSize, memory
 from launcher.plan.memory.rank_loads import RankLoad, rank_loads
@@ -52,11 +52,11 @@ from launcher.plan.time.prediction import Prediction, predict
 from launcher.plan.time.speeds import speeds
 from launcher.plan.time.step_work import StepWork, step_flops, step_work
 from launcher.plan.time.traffic import Traffic, messages, scatters, traffic
-from launcher.plan.values.facts import Graph, Lookup, ModelStructure, TensorSpec
+from launcher.plan.values.facts import EmbeddingLookup, Graph, ModelStructure, TensorSpec
 from launcher.plan.values.optimizer import OptimizerTraits, ParamGroup
 from launcher.plan.values.resolved import EngineChoice, SwitchesFile
 from launcher.plan.values.setting import Compilation, Precision, Recomputed, Setting, precision
-from launcher.plan.values.training import Training, training
+from launcher.plan.values.training import TrainingSummary, training
 
 VERSION = 1
 
@@ -104,7 +104,7 @@ class Observed:
     unsteady: tuple[str, ...]
     mixed: tuple[str, ...]
     batch_dependent: bool
-    lookups: tuple[Lookup, ...] = ()
+    lookups: tuple[EmbeddingLookup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Plan:
     params: tuple[Placed, ...]
     param_groups: tuple[ParamGroup, ...]
     ties: tuple[Tie, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[GatherGroup, ...]
     visits: tuple[tuple[Visit, ...], ...]
     gathers: tuple[tuple[Gathering, ...], ...]
     buckets: tuple[Bucket, ...]
@@ -164,17 +164,17 @@ class Plan:
     output_broadcast: bool
     reading: BatchReading
     objective: Objective
-    training: Training | None
+    training: TrainingSummary | None
     loss_repeats: int
     observed: Observed
     estimate: Estimate
     sharding: matrices.Sharding | None = None
     graph: Graph | None = None
-    drill: Fault | None = None
+    drill: DrillFault | None = None
 
-    def held(self, pp: int) -> tuple[Stage, ...]:
+    def stages_of(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""
-        return tuple(self.stages[s] for s in self.sizes.held(pp))
+        return tuple(self.stages[s] for s in self.sizes.stages_of(pp))
 
     @property
     def loss_terms(self) -> int:
@@ -243,7 +243,7 @@ def plan(
     at = work_of_step.joined(at, compilation)
     fused = _fused(job, model, at, order, compilation)
     half_done = transformer_opt.param_problems(job, at.sizes, fused, request.switches_file)
-    refuse([*_refused(job, model, at, traits), *half_done, *wrong])
+    refuse([*_request_problems(job, model, at, traits), *half_done, *wrong])
     estimate = _estimate(job, at, fused, timeline=order.timeline, traits=traits)
     return Plan(
         name=job.name,
@@ -293,7 +293,7 @@ def plan(
     )
 
 
-def _training(job: Job, sizes: Sizes, estimate: Estimate) -> Training | None:
+def _training(job: Job, sizes: Sizes, estimate: Estimate) -> TrainingSummary | None:
     tokens = estimate.work.tokens
     return training(job, batch=sizes.global_batch, tokens=tokens, steps=sizes.steps, epochs=sizes.epochs)
 
@@ -361,10 +361,14 @@ def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, 
     each_time = at.hsdp is None or at.hsdp.optimizer_level == "level3"
     ahead = AHEAD if transformer_opt.gathers_ahead(job) else None
     for pp in range(at.sizes.grid["pp"]):
-        yield gatherings(at.groups, at.visits, () if each_time else at.sizes.held(pp), ahead, graph.swapped)
+        yield gatherings(
+            at.groups, at.visits, () if each_time else at.sizes.stages_of(pp), ahead, graph.swapped
+        )
 
 
-def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:
+def _request_problems(
+    job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None
+) -> Iterator[Problem]:
     """Yields what would train other numbers than one process, or shard other parameters than requested."""
     yield from settings.param_problems(job, at.params)
     yield from model_refusals.untrained(job, model.skeleton, model.graph)

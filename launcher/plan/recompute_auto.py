@@ -28,7 +28,7 @@ Choice = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Way:
+class BlockPolicy:
     """A block under one policy: ``flops`` run again, bytes ``kept``, bytes of ``work`` in its backward.
 
     ``again``: some part of it runs again.
@@ -42,11 +42,11 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Alike:
+class EqualBlocks:
     """Blocks of one stage that have the same figures, in the order in which they run."""
 
     names: tuple[str, ...]
-    ways: tuple[Way, ...]
+    ways: tuple[BlockPolicy, ...]
     in_flight: int = 1
     """Micro batches of the stage that are kept when most bytes are."""
 
@@ -59,17 +59,17 @@ MOST_CHOICES = 1000
 """The most choices that are compared one by one."""
 
 
-def countable(groups: Sequence[Alike]) -> bool:
+def countable(groups: Sequence[EqualBlocks]) -> bool:
     """Whether there are at most ``MOST_CHOICES`` choices."""
     return prod(comb(len(g.names) + len(g.ways) - 1, len(g.names)) for g in groups) <= MOST_CHOICES
 
 
-def chosen(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
+def chosen(groups: Sequence[EqualBlocks], fits: Callable[[Choice], bool]) -> Choice | None:
     """Returns the ``cheapest`` choice if all can be compared, else a ``frugal`` one."""
     return cheapest(groups, fits) if countable(groups) else frugal(groups, fits)
 
 
-def cheapest(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
+def cheapest(groups: Sequence[EqualBlocks], fits: Callable[[Choice], bool]) -> Choice | None:
     """Returns the cheapest choice that ``fits``, or ``None`` if none does.
 
     For blocks that are alike, only the number of blocks under each policy is varied. The blocks whose
@@ -108,7 +108,7 @@ class _Step:
     leaner: int
 
 
-def frugal(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
+def frugal(groups: Sequence[EqualBlocks], fits: Callable[[Choice], bool]) -> Choice | None:
     """Returns a choice that ``fits`` and costs little, or ``None``: it frees the cheapest bytes first.
 
     Bisection finds how many steps it takes, since a choice that fits also fits with more bytes free. Then
@@ -140,7 +140,7 @@ def frugal(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | 
     return after(taken)
 
 
-def _uniform(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
+def _uniform(groups: Sequence[EqualBlocks], fits: Callable[[Choice], bool]) -> Choice | None:
     """Returns the cheapest choice with one policy for all blocks that fits, or ``None``.
 
     The policy that keeps least may need most memory in a backward, so each one is tried.
@@ -156,9 +156,9 @@ def _uniform(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice 
     return next((choice for choice in every if fits(choice)), None)
 
 
-def _leaner(group: Alike) -> list[Way]:
+def _leaner(group: EqualBlocks) -> list[BlockPolicy]:
     """Returns the ways on the lower convex hull: each keeps less than the one before, at a rising price."""
-    out: list[Way] = []
+    out: list[BlockPolicy] = []
     for way in sorted(group.ways, key=lambda w: (w.flops, w.again, w.kept)):
         if out and way.kept >= out[-1].kept:
             continue
@@ -168,11 +168,11 @@ def _leaner(group: Alike) -> list[Way]:
     return out
 
 
-def _price(one: Way, other: Way, in_flight: int) -> float:
+def _price(one: BlockPolicy, other: BlockPolicy, in_flight: int) -> float:
     return (other.flops - one.flops) / ((one.kept - other.kept) * max(in_flight, 1))
 
 
-def _steps(groups: Sequence[Alike], leaner: Sequence[Sequence[Way]]) -> Iterator[_Step]:
+def _steps(groups: Sequence[EqualBlocks], leaner: Sequence[Sequence[BlockPolicy]]) -> Iterator[_Step]:
     for n, (group, ways) in enumerate(zip(groups, leaner, strict=True)):
         for i, (one, other) in enumerate(pairwise(ways), 1):
             yield from [_Step(_price(one, other, group.in_flight), n, i)] * len(group.names)
@@ -187,7 +187,7 @@ def _stands(steps: Sequence[_Step], without: _Step) -> bool:
 
 
 def _after(
-    groups: Sequence[Alike], leaner: Sequence[Sequence[Way]], taken: Counter[tuple[int, int]]
+    groups: Sequence[EqualBlocks], leaner: Sequence[Sequence[BlockPolicy]], taken: Counter[tuple[int, int]]
 ) -> Choice:
     """Returns the choice after the steps ``taken``.
 
@@ -202,7 +202,7 @@ def _after(
     return out
 
 
-def _mixtures(group: Alike) -> Iterator[tuple[Cost, Choice]]:
+def _mixtures(group: EqualBlocks) -> Iterator[tuple[Cost, Choice]]:
     ways = sorted(group.ways, key=lambda way: (-way.work, way.kept))
     for taken in combinations_with_replacement(ways, len(group.names)):
         cost = (sum(w.flops for w in taken), sum(w.again for w in taken))
@@ -280,7 +280,7 @@ class Trials:
         """Whether pipeline rank ``pp`` fits in memory with each block under its policy in ``choice``."""
         load = self.mixed(pp, choice)
         room = self.room - self.margin - self.states[pp]
-        return _held(load) <= room and load.fullest.total <= room
+        return _least_peak(load) <= room and load.fullest.total <= room
 
     @cached_property
     def states(self) -> tuple[int, ...]:
@@ -298,17 +298,17 @@ class Trials:
             stages.append((stage, _mixed(plain, by_policy, choice)))
         return replace(loads[NONE], stages=tuple(stages))
 
-    def _groups(self, pp: int) -> Iterator[Alike]:
+    def _groups(self, pp: int) -> Iterator[EqualBlocks]:
         """Yields the blocks of each stage; blocks with the same figures form one group."""
         loads = {policy: plan.estimate.loads[pp] for policy, plan in self.plans.items()}
         in_flight_of = _in_flight(loads[NONE])
         for n in range(len(loads[NONE].stages)):
-            alike: dict[tuple[Way, ...], list[str]] = defaultdict(list)
+            alike: dict[tuple[BlockPolicy, ...], list[str]] = defaultdict(list)
             figures = {policy: _figures(load.stages[n][1]) for policy, load in loads.items()}
             for name in (m for m in figures[NONE] if m in self.blocks):
                 alike[tuple(_way(policy, figures[policy][name]) for policy in self.plans)].append(name)
             in_flight = in_flight_of[loads[NONE].stages[n][0]]
-            yield from (Alike(tuple(names), ways, in_flight) for ways, names in alike.items())
+            yield from (EqualBlocks(tuple(names), ways, in_flight) for ways, names in alike.items())
 
 
 def _figures(load: StageLoad) -> dict[str, list[Segment]]:
@@ -320,8 +320,8 @@ def _figures(load: StageLoad) -> dict[str, list[Segment]]:
     return out
 
 
-def _way(policy: str, segments: list[Segment]) -> Way:
-    return Way(
+def _way(policy: str, segments: list[Segment]) -> BlockPolicy:
+    return BlockPolicy(
         policy,
         flops=sum(s.backward.again for s in segments),
         kept=sum(s.saved for s in segments),
@@ -343,7 +343,7 @@ def _mixed(plain: StageLoad, loads: Mapping[str, StageLoad], choice: Choice) -> 
     return replace(plain, passes=tuple(passes))
 
 
-def _held(load: RankLoad) -> int:
+def _least_peak(load: RankLoad) -> int:
     """Returns a lower bound of the peak: the most bytes that micro batches in flight keep for backwards.
 
     Returns 0 if a backward is split or a sequence is cut: less of a micro batch may be kept then.

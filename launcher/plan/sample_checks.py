@@ -22,7 +22,7 @@ NUMBERED = ("mse", "bce")
 DATA, MODEL, PIECES = "data", "model", "parallel.pipeline.seq_chunks"
 LOSS, METRICS, BROADCAST = "loss", "metrics", "parallel.pipeline.output_broadcast"
 LOGITS = "return only the logits, for a dict or an object by name, as in out.logits"
-WHOLE = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
+IN_ONE_PIECE = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
 
 
 def classes(plan: Plan, target: Sequence[int]) -> int | None:
@@ -61,7 +61,7 @@ def several(job: Job, plan: Plan) -> Iterator[Problem]:
         yield Problem(BROADCAST, f"true: one tensor reaches every stage, {returns}", f"{BROADCAST}=false")
     if plan.pieces:
         text = f"{len(plan.pieces)}: pieces of a sequence are put together as one tensor, {returns}"
-        yield Problem(PIECES, text, WHOLE)
+        yield Problem(PIECES, text, IN_ONE_PIECE)
     if plan.operators.output is not None or plan.sharding is not None:
         text = f"an output that is cut over tp is one tensor, {returns}"
         cure = "leave the module that makes it out of parallel.operators"
@@ -96,7 +96,7 @@ def sample_problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Probl
     elif plan.objective.loss in NUMBERED:
         yield from _elements(plan, target)
     yield from _measured(plan, target)
-    if plan.objective.whole and plan.operators.output is not None:
+    if plan.objective.needs_full_output and plan.operators.output is not None:
         text = "your own loss or metric takes full outputs, but their last dim is cut over tp"
         cure = "leave the module that makes it out of parallel.operators"
         yield Problem("parallel.operators", f"{text}; {cure}")
@@ -111,7 +111,7 @@ def _class_numbers(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Proble
 
     # the shapes decide which dim of the output has the classes
     fits = class_dims(output.shape, target.shape)
-    shapes = f"targets are {_said(target)} and the model's output is {_said(output)}"
+    shapes = f"targets are {_text(target)} and the model's output is {_text(output)}"
     text = f"for {target.shape[0]} samples {shapes}"
     if not fits:
         text += "; an output is (samples, ..., classes) or (samples, classes, ...)"
@@ -133,7 +133,7 @@ def _elements(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
     """Yields the problems of a loss that compares outputs and targets element by element."""
     name, output = plan.objective.loss, replace(plan.output[0], shape=_output_shape(plan))
     shapes = (
-        f"for {target.shape[0]} samples targets are {_said(target)} and the model's output is {_said(output)}"
+        f"for {target.shape[0]} samples targets are {_text(target)} and the model's output is {_text(output)}"
     )
     if not target.dtype.startswith("float"):
         text = f"{name}: {shapes}; it compares number with number: return targets as float32"
@@ -148,7 +148,7 @@ def _measured(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
     fits = class_dims(output.shape, target.shape)
     for name, k in plan.objective.ranked:
         if not fits or target.dtype not in NUMBERS:
-            text = f"{name}: targets are {_said(target)} and the model's output is {_said(output)}"
+            text = f"{name}: targets are {_text(target)} and the model's output is {_text(output)}"
             yield Problem(METRICS, f"{text}; it compares class numbers with logits")
         elif k >= _number(plan, fits[0]):
             text = f"{name}: of {_number(plan, fits[0])} classes every target is in the top {k}"
@@ -161,10 +161,10 @@ def _not_last(plan: Plan, dim: int) -> Iterator[Problem]:
         text += ", and its last dim is cut over tp; leave the module that makes it out of parallel.operators"
         yield Problem("parallel.operators", text)
     elif plan.pieces:
-        yield Problem(PIECES, f"{len(plan.pieces)}: sequences are cut on dim 1, and {text}", WHOLE)
+        yield Problem(PIECES, f"{len(plan.pieces)}: sequences are cut on dim 1, and {text}", IN_ONE_PIECE)
 
 
-def _said(t: TensorSpec) -> str:
+def _text(t: TensorSpec) -> str:
     return f"{t.dtype} ({', '.join(map(str, t.shape))}{',' * (len(t.shape) == 1)})"
 
 

@@ -9,10 +9,10 @@ from textwrap import TextWrapper
 from typing import TypeVar
 
 from launcher.optional import matrices
-from launcher.plan.communication.fusion import Group
+from launcher.plan.communication.fusion import GatherGroup
 from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
-from launcher.plan.fit_terminal import Row, shares, shortened
+from launcher.plan.fit_terminal import PageRow, shares, shortened
 from launcher.plan.memory.device_memory import tightest
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
@@ -168,7 +168,7 @@ def short(plan: Plan, most: int = SHORT) -> str:
     )
 
 
-def _sections(plan: Plan) -> dict[str, list[Row]]:
+def _sections(plan: Plan) -> dict[str, list[PageRow]]:
     """Returns the wrapped rows of each label."""
     parts = (
         _head, _training, _pipeline, _stages, _recompute, _compile, _sends, _operators, _ties, _hsdp, _reduce,
@@ -176,9 +176,9 @@ def _sections(plan: Plan) -> dict[str, list[Row]]:
     )  # fmt: skip
     lines = TextWrapper(WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     stay = frozenset(_staying(plan))
-    out: dict[str, list[Row]] = {}
+    out: dict[str, list[PageRow]] = {}
     for label, row in (r for part in parts for r in part(plan)):
-        out.setdefault(label, []).append(Row(tuple(lines.wrap(row)), (label, row) in stay))
+        out.setdefault(label, []).append(PageRow(tuple(lines.wrap(row)), (label, row) in stay))
     return out
 
 
@@ -393,7 +393,7 @@ def _hsdp(plan: Plan) -> Rows:
         yield "hsdp", f"{_where(g.stage for g in same)}: {_group(same)}, {description}"
 
 
-def _group(same: list[Group]) -> str:
+def _group(same: list[GatherGroup]) -> str:
     return listed([m or "the rest" for g in same for m in g.modules])
 
 

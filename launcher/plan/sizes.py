@@ -63,7 +63,7 @@ class Sizes:
         """The pipeline rank of each virtual stage."""
         return placement(self.grid["pp"], self.chunks, self.v)
 
-    def held(self, pp: int) -> tuple[int, ...]:
+    def stages_of(self, pp: int) -> tuple[int, ...]:
         """The virtual stages of a pipeline rank, in order."""
         return tuple(s for s, rank in enumerate(self.places) if rank == pp)
 

@@ -124,22 +124,22 @@ def choice(name: str, kind: str) -> str:
 
 def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:
     """Returns the names in the nearest order that works, with missing steps added."""
-    left = dict(steps)
+    remaining = dict(steps)
     for thing in (TRANSFORMED, EXPORTED, CHECKPOINT):  # the makers of the first two need the last
-        kinds = {s.kind for s in left.values()}
-        if any(needs(s) == thing and not _made(thing, kinds) for s in left.values()):
+        kinds = {s.kind for s in remaining.values()}
+        if any(needs(s) == thing and not _made(thing, kinds) for s in remaining.values()):
             maker = _makers(thing)[0]
-            left[maker] = cast(Step, VERBS[maker].settings())
+            remaining[maker] = cast(Step, VERBS[maker].settings())
 
             # what is saved has to come from somewhere
-            if thing == CHECKPOINT and not any(_has_weights(s) for s in left.values()):
-                left = {"train": cast(Step, VERBS["train"].settings()), **left}
+            if thing == CHECKPOINT and not any(_has_weights(s) for s in remaining.values()):
+                remaining = {"train": cast(Step, VERBS["train"].settings()), **remaining}
 
     out: list[str] = []
     done: set[str] = set()
-    while left:
-        name = next(n for n, s in left.items() if _may_be_next(s, left.values(), done))
-        done.add(left.pop(name).kind)
+    while remaining:
+        name = next(n for n, s in remaining.items() if _may_be_next(s, remaining.values(), done))
+        done.add(remaining.pop(name).kind)
         out.append(name)
     return tuple(out)
 
@@ -149,12 +149,12 @@ def _has_weights(step: Step) -> bool:
     return verb(step).trains or (verb(step).brings and not needs(step))
 
 
-def _may_be_next(step: Step, left: Collection[Step], done: set[str]) -> bool:
+def _may_be_next(step: Step, remaining: Collection[Step], done: set[str]) -> bool:
     thing = needs(step)
     if thing and not _made(thing, done):
         return False
-    if any(starts(s) for s in left):
+    if any(starts(s) for s in remaining):
         return starts(step)
     if verb(step).trains:
-        return all(not loads(s) or needs(s) for s in left)
-    return where(step) == "ranks" or all(where(s) != "ranks" for s in left)
+        return all(not loads(s) or needs(s) for s in remaining)
+    return where(step) == "ranks" or all(where(s) != "ranks" for s in remaining)

@@ -32,7 +32,7 @@ class Fewer:
     """The request for the model with fewer layers, and its modules that are not cut."""
 
     job: Job
-    whole: tuple[str, ...] | None
+    uncut: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.foreign.hugging_face import CONFIG, given, joined, model_type, read_hf, unknown
+from launcher.checkpoint.foreign.hugging_face import (
+    CONFIG,
+    joined,
+    model_type,
+    names_in_folder,
+    read_hf,
+    unknown,
+)
 from launcher.checkpoint.foreign.mismatches import few
 from launcher.checkpoint.foreign.read import unequal_ties
 from launcher.checkpoint.full_tensors import Blobs, RenamedTensors, castable
@@ -144,13 +151,13 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
     if differences := [*_differences(source.specs, strategy)]:
         return [Problem(KEY, f"{path}: {text}") for text in differences]
 
-    named = RenamedTensors(source, given(source.specs, strategy.named))
+    named = RenamedTensors(source, names_in_folder(source.specs, strategy.named))
     text = "are one tensor of the model, and the folder has different values for them"
     return [Problem(KEY, f"{path}: {a} and {b} {text}", UNTIED) for a, b in unequal_ties(named, strategy)]
 
 
 def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[str]:
-    names = given(specs, target.named)
+    names = names_in_folder(specs, target.named)
     lacking = [n for n, e in target.entries.items() if not {n, *e.aliases} & names.keys()]
     if lacking:
         yield f"it has no weights for the model's {few(lacking)}"
@@ -177,7 +184,7 @@ def with_stored(job: Job, skeleton: ModelStructure) -> ModelStructure:
         return skeleton
     path = Path(job.model.path)
     source = joined(Blobs(read_hf(path)), model_type(path), {p.name: p.spec for p in skeleton.params})
-    theirs = given(source.specs, [p.name for p in skeleton.params])
+    theirs = names_in_folder(source.specs, [p.name for p in skeleton.params])
     first = {p.same_as: source.specs[theirs[p.name]].dtype for p in skeleton.params if p.name in theirs}
 
     def with_stored_dtype(p: Param) -> Param:

@@ -283,7 +283,7 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
     problems = [*sample_checks.several(job, made)]
     problems += sample_checks.sample_problems(made, target, own=foreign(job.model))
-    if not problems and made.objective.whole:
+    if not problems and made.objective.needs_full_output:
         problems += user_classes.objective_problems(job, made, target)
 
     # for built-in data only the files tell how many samples there are
@@ -362,8 +362,8 @@ def _shallow(
     two = equal_layers.shallow(job, uncut) if traces.shallow else None
     if two is not None:
         read = [traces.read(one.job, builder(one.job)) for one in (two.first, two.second)]
-        one = _followed(two.first.job, request, read[0], two.first.whole, specs)
-        other = _followed(two.second.job, request, read[1], two.second.whole, specs)
+        one = _followed(two.first.job, request, read[0], two.first.uncut, specs)
+        other = _followed(two.second.job, request, read[1], two.second.uncut, specs)
         with suppress(equal_layers.Unlike):
             return two.deeper(one, other)
     return _followed(job, request, model, uncut, specs)

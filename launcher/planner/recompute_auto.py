@@ -1,4 +1,4 @@
-"""Settles recompute: auto."""
+"""Chooses the recomputed blocks for ``recompute: auto``."""
 
 from __future__ import annotations
 

@@ -89,11 +89,11 @@ def _endless(job: Job, why: str) -> RequestError:
 OPERATORS, AUTO = "parallel.operators", "auto"
 GATHERED = "_gather_output"
 COLUMNS: dict[str, Any] = {"weight": [TP, None]}
-WHOLE: dict[str, Any] = COLUMNS | {"output": ["dp", None, None]}
+GATHERED_COLUMNS: dict[str, Any] = COLUMNS | {"output": ["dp", None, None]}
 ROWS: dict[str, Any] = {"weight": [None, TP]}
 STRATEGIES = {
     "colwise": COLUMNS,
-    f"colwise{GATHERED}": WHOLE,
+    f"colwise{GATHERED}": GATHERED_COLUMNS,
     "rowwise": ROWS,
     "rowwise_split_input": ROWS,
     "embedding_rowwise": COLUMNS,

@@ -13,7 +13,7 @@ from launcher.data.spec import input_specs, vocab
 from launcher.errors import Problem, RequestError, RunError, owned, refuse
 from launcher.job.schema.components import HuggingFace, Target, foreign
 from launcher.job.schema.job import Job
-from launcher.plan.cut.sequence_chunks import Pieces, grain
+from launcher.plan.cut.sequence_chunks import SequencePieces, grain
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import evaluation
 from launcher.plan.refusals import model as model_refusals
@@ -162,7 +162,7 @@ class TracedForward:
     operators: TensorParallelPlan
     recomputed: tuple[Recomputed, ...]
     graph: Graph
-    pieces: Pieces | None = None
+    pieces: SequencePieces | None = None
 
 
 def _settled(
@@ -262,9 +262,9 @@ def try_samples(
         yield lambda seen: seen
         return
     from launcher.parallel.trace.mixing_samples import too_large
-    from launcher.parallel.trace.sample_values import Trial, tried_with
+    from launcher.parallel.trace.sample_values import TrialValues, tried_with
 
-    with environment_reads(), tried_with(Trial(batches(samples(job)), model.initial)):
+    with environment_reads(), tried_with(TrialValues(batches(samples(job)), model.initial)):
         mixing = _mixing(job, model, specs)
         untried = too_large(model.module) if isinstance(job.model, Target) else 0
 

@@ -79,7 +79,7 @@ def logger_problems(job: Job) -> list[Problem]:
 
 def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
     if not callable(getattr(cls, "log", None)):
-        called = ", ".join(f"{method}({', '.join(given)})" for method, given in CALLS.items())
+        called = ", ".join(f"{method}({', '.join(names)})" for method, names in CALLS.items())
         yield Problem(key, f"{name}: has no method log; a logger has {called}, of which log is required")
     for method, parameters in CALLS.items():
         act = getattr(cls, method, None)
@@ -166,9 +166,9 @@ def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
-    from launcher.data.torch_datasets.stream import Stream
+    from launcher.data.torch_datasets.stream import IndexedStream
 
-    if isinstance(data.train, Stream):
+    if isinstance(data.train, IndexedStream):
         text = "a stream: each data-parallel rank reads all of it and keeps its own rows"
         on = "starts from its state_dict" if data.train.place() is not None else "reads forward to its place"
         yield Note(DATA_KEY, f"{settings.target} is {text}; a resumed run {on}")

@@ -235,10 +235,10 @@ def _slurm_state(number: str) -> str:
     if shutil.which("squeue") is None:
         return "there is no squeue on this machine to ask"
     try:
-        found = slurm.ask(["squeue", "--noheader", f"--jobs={number}", f"--format={SLURM_SAYS}"]).strip()
+        state = slurm.ask(["squeue", "--noheader", f"--jobs={number}", f"--format={SLURM_SAYS}"]).strip()
     except RunError:  # Slurm forgets jobs some minutes after their end
-        found = ""
-    return found or "is not in its queue any more"
+        state = ""
+    return state or "is not in its queue any more"
 
 
 def _last_row(path: Path) -> dict[str, Any] | None:

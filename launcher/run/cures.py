@@ -37,7 +37,7 @@ _PATH = re.compile(r"\b(checkpoint\.resume|run_dir|runs|[\w.]+\.(path|root|file|
 _NAMED = re.compile(r"(?!\d)[\w.*/@^$-]+")
 """Matches a key that an override can name."""
 Words = tuple[str, ...]
-Said = set[tuple[str, str]]
+ProblemTexts = set[tuple[str, str]]
 VisibilityCheck = Callable[[Words], list["ListedProblem"]]
 
 
@@ -49,7 +49,7 @@ class ListedProblem:
     origins: Origins
 
     @property
-    def said(self) -> tuple[str, str]:
+    def key_and_text(self) -> tuple[str, str]:
         return self.problem.key, self.problem.text
 
 
@@ -69,19 +69,19 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
         far = Depth.SETTLED
     see = _seeing(words, look, far)
     for _ in range(ROUNDS):
-        left = see(_mended(words, listed, listed, 0))
-        if not left:
+        remaining = see(_mended(words, listed, listed, 0))
+        if not remaining:
             return _bad_request(listed)
 
         # new problems caused neither by cures nor by placeholders
-        fresh = [f for f in left if not _near(f, listed)]
+        fresh = [f for f in remaining if not _near(f, listed)]
         if not fresh:
             break
-        other = {f.said for f in see(_mended(words, listed, (), 1))}
-        found = [f for f in fresh if f.said in other]
-        if not found:
+        other = {f.key_and_text for f in see(_mended(words, listed, (), 1))}
+        added = [f for f in fresh if f.key_and_text in other]
+        if not added:
             break
-        listed = [*listed, *found]
+        listed = [*listed, *added]
     return _bad_request(_holding(words, listed, see))
 
 
@@ -102,8 +102,8 @@ def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> boo
     return any(_LAYOUT.search(f.problem.cure) or _PATH.search(f.problem.cure) for f in listed)
 
 
-def _bad_request(found: Iterable[ListedProblem]) -> BadRequest:
-    listed = _added_up(list(found))
+def _bad_request(found_problems: Iterable[ListedProblem]) -> BadRequest:
+    listed = _added_up(list(found_problems))
     return BadRequest(tuple(f.problem for f in listed), {f.problem: f.origins for f in listed})
 
 
@@ -178,8 +178,8 @@ def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
     """Whether its key is listed, or one above or below it: the placeholder may have caused it."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
-    said = {f.said for f in listed}
-    return finding.said in said or any(key.startswith(k) or k.startswith(key) for k in keys)
+    texts = {f.key_and_text for f in listed}
+    return finding.key_and_text in texts or any(key.startswith(k) or k.startswith(key) for k in keys)
 
 
 def _mended(
@@ -218,10 +218,10 @@ def _holding(
     words: Sequence[str], listed: Sequence[ListedProblem], see: VisibilityCheck
 ) -> list[ListedProblem]:
     """``listed`` without cures that cause new problems, alone or together."""
-    bare = {f.said for f in see(_mended(words, listed, (), 1))}
+    bare = {f.key_and_text for f in see(_mended(words, listed, (), 1))}
     out = [_alone(f, words, listed, bare=bare, see=see) for f in listed]
     for _ in range(ROUNDS):
-        new = _new(_mended(words, out, out, 1), bare | {f.said for f in out}, see)
+        new = _new(_mended(words, out, out, 1), bare | {f.key_and_text for f in out}, see)
         more = [f for f in new if not _near(f, out)]
         out += more  # problems of what was intended
         if not more:
@@ -234,7 +234,7 @@ def _alone(
     words: Sequence[str],
     listed: Sequence[ListedProblem],
     *,
-    bare: Said,
+    bare: ProblemTexts,
     see: VisibilityCheck,
 ) -> ListedProblem:
     """``f`` with a cure that causes no new problem: its own or a corrected one; else why it has none."""
@@ -245,10 +245,10 @@ def _alone(
         return f
 
     # its text gets the problems that its cure causes
-    other = [g.problem for g in new if g.problem.key and g.said[1] != f.said[1]]
-    told = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
+    other = [g.problem for g in new if g.problem.key and g.key_and_text[1] != f.key_and_text[1]]
+    consequences = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
     joined = " And" if f.problem.text.endswith("?") else "; and"
-    text = f"{f.problem.text}{joined} then {told}" if told else f.problem.text
+    text = f"{f.problem.text}{joined} then {consequences}" if consequences else f.problem.text
 
     # its cure, corrected by the cures of those problems
     further = tuple(shlex.split(f.problem.cure))
@@ -262,5 +262,5 @@ def _alone(
     return replace(f, problem=replace(f.problem, text=text, cure=""))
 
 
-def _new(words: Words, known: Said, see: VisibilityCheck) -> list[ListedProblem]:
-    return [f for f in see(words) if f.said not in known]
+def _new(words: Words, known: ProblemTexts, see: VisibilityCheck) -> list[ListedProblem]:
+    return [f for f in see(words) if f.key_and_text not in known]

@@ -241,11 +241,11 @@ def _from(run: Run) -> Path | None:
 
 
 def _external(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
-    from launcher.run.external_ranks.leader import Order
+    from launcher.run.external_ranks.leader import Instruction
 
     assert run.others is not None
     launch = run.job.launch
-    order = Order(
+    order = Instruction(
         todo,
         folder=run.folder,
         device=run.start.device,
@@ -259,11 +259,11 @@ def _external(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
 
 def _tried(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     """Runs a trial in children of the ranks of an outer launcher."""
-    from launcher.run.external_ranks.dry_run import Trial
+    from launcher.run.external_ranks.dry_run import ExternalTrial
 
     assert run.others is not None
     launch = run.job.launch
-    trial = Trial(
+    trial = ExternalTrial(
         todo,
         device=run.start.device,
         backend=run.start.backend,

@@ -39,7 +39,7 @@ def _graphs(plan: Plan) -> dict[str, str]:
     """What each stage runs, as text and drawn, if requested."""
     if plan.graph is None:
         return {}
-    model = stage_graph.Staged(plan.stages, plan.boundaries, plan.params, whole=plan.leaves is None)
+    model = stage_graph.Staged(plan.stages, plan.boundaries, plan.params, uncut=plan.leaves is None)
     out = {}
     for index, pp in enumerate(plan.sizes.places):
         one = stage_graph.stage_graph(model, plan.graph, index, tuple(plan.sizes.grid.ranks(pp=pp)))

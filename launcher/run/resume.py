@@ -57,10 +57,10 @@ def unknown(job: Job) -> Iterator[Problem]:
     for key in job.checkpoint.accept_changes:
         if key not in known:
             meant = nearest(key, known)
-            said = did_you_mean(meant)
+            suggestion = did_you_mean(meant)
             right = [meant if k == key else k for k in job.checkpoint.accept_changes]
             cure = _pasted(ACCEPT, right) if meant else ""
-            yield Problem(ACCEPT, f"there is no setting {key!r}{said}", cure)
+            yield Problem(ACCEPT, f"there is no setting {key!r}{suggestion}", cure)
 
 
 def _arguments(settings: Any) -> Collection[str]:
@@ -76,13 +76,13 @@ def changes(
         text = "the checkpoint is too old to say how it was trained, so nothing is compared"
         return [], [Note("checkpoint", f"{checkpoint.folder}: {text}")]
     try:
-        found = differences(saved if isinstance(saved, dict) else {}, with_data_read(job), plan)
+        changed = differences(saved if isinstance(saved, dict) else {}, with_data_read(job), plan)
     except ValueError as error:
         return [Problem("", f"{checkpoint.folder}: {error}")], []
 
     # changes that matter to trained weights and are not accepted
     accepted = job.checkpoint.accept_changes
-    refused = [d for d in found if d.why and done and not _covered(d.key, accepted)]
+    refused = [d for d in changed if d.why and done and not _covered(d.key, accepted)]
     keep = [d.key for d in refused if not _back(d, saved, job) or sets(overrides, d.key)]
     every = _pasted(ACCEPT, [*accepted, *keep])
 
@@ -91,13 +91,13 @@ def changes(
     for d in refused:
         own = _pasted(ACCEPT, [*accepted, d.key])
         fixed = misfit and d.key.partition(".")[0] in ("model", "train")
-        text = f"{_said(d.new)}: {checkpoint.folder} was trained with {_said(d.old)}: {d.why}"
+        text = f"{_value_text(d.new)}: {checkpoint.folder} was trained with {_value_text(d.old)}: {d.why}"
         if d.key in keep:
             problems.append(Problem(d.key, text, "" if fixed else every))
         else:
             also = "" if fixed else f"; {own} allows the change"
             problems.append(Problem(d.key, f"{text}{also}", _back(d, saved, job)))
-    return problems, [_note(d, checkpoint.folder.name, done, job) for d in found if d not in refused]
+    return problems, [_note(d, checkpoint.folder.name, done, job) for d in changed if d not in refused]
 
 
 def sets(overrides: Sequence[str], key: str) -> bool:
@@ -114,8 +114,8 @@ def _back(d: Difference, saved: Mapping[str, Any], job: Job) -> str:
     """The override that restores the old value, if there is one."""
     section, _, last = d.key.partition(".")
     if d.key in CHOSEN or last in ("name", "_target_"):
-        whole = {k.partition(".")[2]: v for k, v in saved.items() if k.startswith(f"{section}.")}
-        return _pasted(section, whole) if whole else ""
+        section_values = {k.partition(".")[2]: v for k, v in saved.items() if k.startswith(f"{section}.")}
+        return _pasted(section, section_values) if section_values else ""
     if d.key in DERIVED:
         now = job.model_dump(mode="json")["parallel"]
         for name in d.key.split(".")[1:]:
@@ -131,19 +131,19 @@ def _pasted(key: str, value: Any) -> str:
     return "" if redact.HIDDEN in json.dumps(value) else paste(key, value)
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     text = printable(text)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 4]} ..."
 
 
 def _note(d: Difference, name: str, done: int, job: Job) -> Note:
-    told = f"{_said(d.old)} -> {_said(d.new)}: since {name}"
+    change = f"{_value_text(d.old)} -> {_value_text(d.new)}: since {name}"
     if d.key == "train.steps":
-        return Note(d.key, f"{told}{_curve(d, done, job)}")
+        return Note(d.key, f"{change}{_curve(d, done, job)}")
     if d.why and done:
-        return Note(d.key, f"{told}, as checkpoint.accept_changes says: {d.why}")
-    return Note(d.key, told if done else f"{told}, before any training")
+        return Note(d.key, f"{change}, as checkpoint.accept_changes says: {d.why}")
+    return Note(d.key, change if done else f"{change}, before any training")
 
 
 def _curve(d: Difference, done: int, job: Job) -> str:
@@ -260,23 +260,23 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
         paths.append(Path(job.checkpoint.resume))
     if job.run_dir is not None:
         paths += sorted((Path(job.run_dir) / "checkpoints").glob("step-*"), reverse=True)
-    found = next(((path, place) for path in paths if (place := encrypted(path)) is not None), None)
-    if found is None:
+    first = next(((path, place) for path in paths if (place := encrypted(path)) is not None), None)
+    if first is None:
         return
 
     # imports Hydra, which joining ranks do not need
     from launcher.job.overrides import paste, shell
 
-    path, place = found
+    path, place = first
     accepted = paste(ACCEPT, [*job.checkpoint.accept_changes, ENCRYPT])
     text = f"null: {path} is encrypted, but this run's checkpoints would not be; {accepted} allows that"
     cure = accepted if sets(overrides, ENCRYPT) else shell(f"{ENCRYPT}={place}")
     yield Problem(ENCRYPT, text, cure)
 
 
-def sources(job: Job, left: Collection[str] | None = None) -> list[ResumeSource]:
-    """The checkpoints that the request names and its run folder's; ``left``: the steps to run, if not all."""
-    steps = {name: s for name, s in job.steps.items() if left is None or name in left}
+def sources(job: Job, remaining: Collection[str] | None = None) -> list[ResumeSource]:
+    """The checkpoints that the request names and its run folder's; ``remaining``: the steps yet to run."""
+    steps = {name: s for name, s in job.steps.items() if remaining is None or name in remaining}
     trains = any(map(goes_on, steps.values()))
     if job.checkpoint.resume not in ("auto", "never"):
         return [ResumeSource(RESUME, Path(job.checkpoint.resume), trains)]
@@ -289,15 +289,19 @@ def sources(job: Job, left: Collection[str] | None = None) -> list[ResumeSource]
     return out
 
 
-Found = tuple[list[Problem], list[Note]]
+ResumeProblems = tuple[list[Problem], list[Note]]
 
 
-def resume_problems(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()) -> Found:
+def resume_problems(
+    job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()
+) -> ResumeProblems:
     """Refusals and notes about changes since the checkpoints that the request resumes from."""
     return _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
 
 
-def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: Sequence[str]) -> Found:
+def _compared(
+    job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: Sequence[str]
+) -> ResumeProblems:
     problems: list[Problem] = []
     notes: list[Note] = []
     for source in listed:
@@ -313,9 +317,9 @@ def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: S
         # settings that differ from those of the training
         if source.trains:
             misfit = any(p.key == source.key for p in more)
-            wrong, told = changes(checkpoint, job, plan, overrides, misfit=misfit)
+            wrong, added = changes(checkpoint, job, plan, overrides, misfit=misfit)
             problems += [p for p in wrong if p.key not in {q.key for q in more}]
-            notes += told
+            notes += added
     return problems, notes
 
 
@@ -386,9 +390,9 @@ def _other_use(plan: Plan, checkpoint: Checkpoint) -> str | None:
     for group in plan.param_groups:
         use = dict(group.settings).get("use")
         for other in keeps.keys() - {use} if isinstance(use, str) else ():
-            found = [n for n in group.names if f"optim.{keeps[other]}.{n}" in checkpoint.strategy.entries]
-            if found:
-                return f"{use} updates {found[0]}, and {checkpoint.folder} has {other}'s {keeps[other]} of it"
+            names = [n for n in group.names if f"optim.{keeps[other]}.{n}" in checkpoint.strategy.entries]
+            if names:
+                return f"{use} updates {names[0]}, and {checkpoint.folder} has {other}'s {keeps[other]} of it"
     return None
 
 

@@ -153,7 +153,7 @@ def run(request: Request, command: Sequence[str], others: FollowerRanks | None =
                 return _submit(ready, command, folder)
             console_log.keep_in(folder)
             with _reopen(ready.settled, folder) as record:
-                if remaining := _left(ready, record):
+                if remaining := _remaining_phases(ready, record):
                     _carry_out(ready, remaining, record, command=command, others=others)
                 return record.results
 
@@ -357,7 +357,7 @@ def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, 
     return {}
 
 
-def _left(ready: Prepared, record: status.RunStatus) -> list[Phase]:
+def _remaining_phases(ready: Prepared, record: status.RunStatus) -> list[Phase]:
     """The phases that earlier starts have not done; says so if there are none."""
     assert ready.plan is not None
     remaining = [phase for phase in ready.plan.phases if not set(phase.steps) <= set(record.steps)]

@@ -21,7 +21,7 @@ from launcher.job.schema.job import Job, Slurm
 from launcher.plan.plan import Plan
 from launcher.plan.sizes import Note
 from launcher.run import frozen_request, slurm_files
-from launcher.run.slurm_files import Place, Ranks
+from launcher.run.slurm_files import RankLayout, RunPaths
 
 KEY = "launch.slurm"
 PATIENCE_S = 60.0
@@ -157,7 +157,7 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
     from launcher.runtime.cluster.messages import private_file  # imports torch
 
     secret = private_file(run.absolute() / slurm_files.SECRET)
-    at = Place(run.absolute(), Path.cwd(), Path(os.path.abspath(sys.executable)), secret)
+    at = RunPaths(run.absolute(), Path.cwd(), Path(os.path.abspath(sys.executable)), secret)
     ranks = ranks_of(job, frozen_request.write(job, plan, run))
     write_text(run / slurm_files.SCRIPT_FILE, slurm_files.batch_text(job.name, slurm, ranks, at))
     if not slurm.submit:
@@ -165,9 +165,9 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
     return sbatch(at.run / slurm_files.SCRIPT_FILE)
 
 
-def ranks_of(job: Job, each: int) -> Ranks:
+def ranks_of(job: Job, each: int) -> RankLayout:
     """The ranks of the job; ``each``: per node."""
-    return Ranks(job.launch.nnodes, each, job.launch.device != "cpu", job.launch.max_restarts)
+    return RankLayout(job.launch.nnodes, each, job.launch.device != "cpu", job.launch.max_restarts)
 
 
 def sbatch(file: Path) -> str:

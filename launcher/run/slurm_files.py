@@ -23,7 +23,7 @@ AGAIN = "again_if_failed"
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPaths:
     """The run folder, the folder in which the run was requested, and Python; all absolute paths.
 
     ``secret``: the file with the secret that signs messages between ranks; a job's text never contains it.
@@ -36,8 +36,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """``each``: ranks on each of ``nodes`` nodes; ``gpus``: whether each rank has its own GPU.
+class RankLayout:
+    """The ranks of a Slurm job.
+
+    ``each``: ranks on each of ``nodes`` nodes; ``gpus``: whether each rank has its own GPU.
 
     ``restarts``: how often all ranks are restarted in the same job after a failure.
     """
@@ -53,13 +55,13 @@ class Ranks:
         return f"{AGAIN} srun" if self.restarts else "srun"
 
 
-def batch_text(name: str, slurm: Slurm, ranks: Ranks, at: Place) -> str:
+def batch_text(name: str, slurm: Slurm, ranks: RankLayout, at: RunPaths) -> str:
     """The batch file, which runs the run folder's request in that folder whenever Slurm starts it."""
     head = [f"#SBATCH --{option}" for option in options(name, slurm, ranks, log(at.run, "%j"))]
     return "\n".join(["#!/bin/bash", *_about(at), *head, *_body(slurm, ranks, at)]) + "\n"
 
 
-def options(name: str, slurm: Slurm, ranks: Ranks, output: str) -> Iterator[str]:
+def options(name: str, slurm: Slurm, ranks: RankLayout, output: str) -> Iterator[str]:
     """Options of sbatch without dashes. The user's come last, as Slurm uses the last of two."""
     yield f"job-name={name}"
     yield f"nodes={ranks.nodes}"
@@ -85,12 +87,12 @@ def log(folder: Path, job: str) -> str:
     return f"{str(folder).replace('%', '%%')}/slurm-{job}.log"
 
 
-def _about(at: Place) -> Iterator[str]:
+def _about(at: RunPaths) -> Iterator[str]:
     yield "# Written by launcher, for the run folder that it is in. A job that was stopped is requeued;"
     yield f"# one that has failed goes on with: sbatch {quote(str(at.run / SCRIPT_FILE))}"
 
 
-def _body(slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
+def _body(slurm: Slurm, ranks: RankLayout, at: RunPaths) -> Iterator[str]:
     yield from prologue(slurm, ranks, at.folder, at.secret)
     yield f"{ranks.start} {container(slurm)}{_command(at)}"
     yield "code=$?"
@@ -100,7 +102,7 @@ def _body(slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
     yield 'exit "$code"'
 
 
-def prologue(slurm: Slurm, ranks: Ranks, folder: Path, secret: Path | None) -> Iterator[str]:
+def prologue(slurm: Slurm, ranks: RankLayout, folder: Path, secret: Path | None) -> Iterator[str]:
     """The lines before the ranks."""
     yield "set -u"
     yield ""
@@ -137,7 +139,7 @@ def container(slurm: Slurm) -> str:
     return "" if slurm.container is None else f"--container-image={quote(slurm.container)} "
 
 
-def _command(at: Place) -> str:
+def _command(at: RunPaths) -> str:
     words: Sequence[str] = (
         str(at.python), "-m", "launcher", f"recipe={at.run / frozen_request.NAME}", f"run_dir={at.run}",
     )  # fmt: skip
@@ -154,12 +156,12 @@ LOG = '"${run//%/%%}/slurm-$SLURM_JOB_ID.log"'
 class ManyRuns:
     """Many runs: ``runs`` are their folders, with ``ranks`` each; ``folder``: that of the batch file.
 
-    All paths are absolute. ``started``: where the sweep was started; ``secret``: as in ``Place``.
+    All paths are absolute. ``started``: where the sweep was started; ``secret``: as in ``RunPaths``.
     """
 
     name: str
     runs: tuple[Path, ...]
-    ranks: Ranks
+    ranks: RankLayout
     slurm: Slurm
     folder: Path
     started: Path
@@ -181,7 +183,7 @@ def _array(many: ManyRuns) -> Iterator[str]:
     yield from prologue(many.slurm, many.ranks, many.started, many.secret)
     yield from _runs(many.runs)
     yield "run=${runs[$SLURM_ARRAY_TASK_ID]}"
-    yield f"{many.ranks.start} {_said(many.slurm)}{_array_command(many)}"
+    yield f"{many.ranks.start} {_log_options(many.slurm)}{_array_command(many)}"
     yield "code=$?"
     yield f'if [ "$code" -eq {REQUEUE} ] || [ "$code" -eq {KILLED} ]; then'
     yield '    scontrol requeue "$SLURM_JOB_ID"'
@@ -199,7 +201,7 @@ def _allocation(many: ManyRuns) -> Iterator[str]:
     yield from _runs(many.runs)
     yield "tasks=()"
     yield 'for run in "${runs[@]}"; do'
-    yield f"    {ranks.start} --exclusive {size} {_said(many.slurm)}{_array_command(many)} &"
+    yield f"    {ranks.start} --exclusive {size} {_log_options(many.slurm)}{_array_command(many)} &"
     yield "    tasks+=($!)"
     yield "done"
     yield "stopped=0 failed=0"
@@ -218,7 +220,7 @@ def _allocation(many: ManyRuns) -> Iterator[str]:
     yield 'exit "$failed"'
 
 
-def _head(many: ManyRuns, ranks: Ranks, job: str) -> Iterator[str]:
+def _head(many: ManyRuns, ranks: RankLayout, job: str) -> Iterator[str]:
     output = log(many.folder, job)
     for option in options(many.name, many.slurm, ranks, output):
         yield f"#SBATCH --{option}"
@@ -230,7 +232,7 @@ def _runs(runs: Sequence[Path]) -> Iterator[str]:
     yield ")"
 
 
-def _said(slurm: Slurm) -> str:
+def _log_options(slurm: Slurm) -> str:
     return f"--output={LOG} --open-mode=append {container(slurm)}"
 
 

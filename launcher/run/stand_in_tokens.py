@@ -54,9 +54,9 @@ def with_stand_ins(request: Request) -> Iterator[Request]:
     with TemporaryDirectory() as folder:
         for n, (path, name) in enumerate(absent.items()):
             there = Path(folder, f"{n}.tokens")
-            stand_in.write(there, steps[name], WINDOWS * job.data.seq_len + 1)
+            stand_in.write_placeholder(there, steps[name], WINDOWS * job.data.seq_len + 1)
             files[path] = str(there)
-        lines = [_said(path, name, stand_in.bound(steps[name]), job) for path, name in absent.items()]
+        lines = [_note_text(path, name, stand_in.bound(steps[name]), job) for path, name in absent.items()]
         yield replace(request, job=_reading(job, files), stand_ins=tuple(lines))
 
 
@@ -105,7 +105,7 @@ def _reading(job: Job, files: dict[str, str]) -> Job:
     return job.model_copy(update={"data": data.model_copy(update=new)})
 
 
-def _said(path: str, name: str, bound: int, job: Job) -> str:
+def _note_text(path: str, name: str, bound: int, job: Job) -> str:
     """A note on what a plan with stand-ins does not know."""
     at_most = "at most " if makers(job)[name].tokenizer == "bpe" else ""
     text = f"{path}: steps.{name} has yet to make it; planned with {at_most}{bound} different tokens"

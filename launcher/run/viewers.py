@@ -25,7 +25,7 @@ class Viewers:
 
     def __init__(
         self,
-        page: run_page.Report | None,
+        page: run_page.RunReport | None,
         board: metric_loggers.TensorBoard | None,
         others: Sequence[metric_loggers.LoggerProcess],
     ) -> None:
@@ -66,7 +66,7 @@ def viewers(
     with ExitStack() as stack:
         page = None
         if has("run_page"):
-            page = stack.enter_context(run_page.Report(run, job.name, changes, before))
+            page = stack.enter_context(run_page.RunReport(run, job.name, changes, before))
         shown = Viewers(page, board, _others(run, job, len(before)) if job.logger.services else [])
         try:
             yield shown

@@ -25,7 +25,9 @@ UNINSTALLED = "not installed: run from a checkout"
 
 @dataclass(frozen=True)
 class CodeVersions:
-    """``commit``: ``None`` if ``folder`` is in no git repository; ``dirty``: tracked files have changes.
+    """The versions of the code that a run uses.
+
+    ``commit``: ``None`` if ``folder`` is in no git repository; ``dirty``: tracked files have changes.
 
     ``modules``: the SHA-256 of each module file that contains a ``_target_``.
     """

@@ -35,7 +35,7 @@ def ram(proc: Path = Path("/proc")) -> Free | None:
         return None
     least = Free(int(match[1]) << 10)
     for group in _groups(proc):
-        available = group.left()
+        available = group.free_bytes()
         if available is not None and available < least.ram:
             least = Free(available, f"this machine for the control group {group.path}")
     return least
@@ -50,7 +50,7 @@ class _Group:
     usage: str
     reclaimable: str
 
-    def left(self) -> int | None:
+    def free_bytes(self) -> int | None:
         """Bytes left below the limit; ``None`` without a limit. Reclaimable page cache counts as free."""
         try:
             limit = (self.path / self.limit).read_text().strip()
@@ -121,7 +121,7 @@ def _devices(kind: str, count: int) -> tuple[int, ...]:
     return tuple(json.loads(answer)) if answer else ()
 
 
-TOLD = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_")
+MALLOC_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_")
 """Variables with which users configure this themselves."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _MOST = (1 << 31) - 1
@@ -136,6 +136,6 @@ def keep(environ: Mapping[str, str] = os.environ) -> bool:
     depends on the addresses of tensors: ranks with equal work would take different times, and wait.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or any(name in environ for name in TOLD):
+    if mallopt is None or any(name in environ for name in MALLOC_VARIABLES):
         return False
     return bool(mallopt(_TRIM_THRESHOLD, _MOST)) and bool(mallopt(_MMAP_THRESHOLD, _LARGE))

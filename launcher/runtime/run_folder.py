@@ -103,7 +103,7 @@ def make(root: Path, name: str) -> Path:
 
     Runs that start at the same time get different folders.
     """
-    with _refused("runs", root):
+    with _as_request_error("runs", root):
         home = root / name
         home.mkdir(parents=True, exist_ok=True)
         number = max((int(p.name) for p in home.iterdir() if p.name.isdecimal()), default=0) + 1
@@ -116,7 +116,7 @@ def make(root: Path, name: str) -> Path:
 
 def reopen(run_dir: Path) -> Path:
     """The folder that the user named, created if it does not exist."""
-    with _refused("run_dir", run_dir):
+    with _as_request_error("run_dir", run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
     problem = check_writable(run_dir, "run_dir")
     if problem:
@@ -128,7 +128,7 @@ def write_command(run: Path, argv: Sequence[str]) -> None:
     """Appends this start's command to ``command.txt``, for a shell; later starts resumed the first."""
     path = run / "command.txt"
     line = shlex.join(argv) + "\n"
-    with _refused("run_dir", run), named_errors(path, len(line)):
+    with _as_request_error("run_dir", run), named_errors(path, len(line)):
         fd = open_below(run, path.name, _NEW | os.O_APPEND)
         with open(fd, "a", encoding="utf-8") as file:
             file.write(line)
@@ -253,7 +253,7 @@ def _point(link: Path, target: str) -> None:
 
 
 @contextmanager
-def _refused(key: str, path: Path) -> Iterator[None]:
+def _as_request_error(key: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -271,18 +271,18 @@ PATIENCE_S = 5.0  # for ranks that are ending because their launcher died
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
-held: set[int] = set()
+lock_descriptors: set[int] = set()
 """Descriptors of the locks that this process holds."""
 
 
 @contextmanager
 def holding(fd: int) -> Iterator[None]:
     """Children that start in the block inherit ``fd``: the lock lasts until the last of them has ended."""
-    held.add(fd)
+    lock_descriptors.add(fd)
     try:
         yield
     finally:
-        held.discard(fd)
+        lock_descriptors.discard(fd)
 
 
 @contextmanager
@@ -369,7 +369,7 @@ def _works(pid: str, host: str, file: TextIO) -> bool:
     if not pid:
         return False
     if host == socket.gethostname() and pid == str(os.getpid()):
-        return any(os.path.samestat(os.fstat(fd), os.fstat(file.fileno())) for fd in [*held])
+        return any(os.path.samestat(os.fstat(fd), os.fstat(file.fileno())) for fd in [*lock_descriptors])
     return host != socket.gethostname() or Path("/proc", pid).exists()
 
 

@@ -19,7 +19,10 @@ LEAVE_S = 1.5  # seconds from the second signal until a process that waits in na
 
 
 class StopFlag:
-    """``signum``: the first signal, or 0; ``insisted``: another one came later."""
+    """Records signals that ask this process to stop.
+
+    ``signum``: the first signal, or 0; ``insisted``: another one came later.
+    """
 
     def __init__(self) -> None:
         self.signum = 0

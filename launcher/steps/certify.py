@@ -37,7 +37,7 @@ from launcher.runtime.training.session import Session
 from launcher.steps import train
 from launcher.steps.certification.compare import Certificate, Judge, Piece, as_json, gathered, pieces, verdict
 from launcher.steps.certification.oracle.equal_draws import EqualDraws
-from launcher.steps.certification.oracle.samples import First, Narrow, Samples, held_out
+from launcher.steps.certification.oracle.samples import First, Narrow, ReferenceSamples, held_out
 from launcher.steps.model import build_session
 from launcher.steps.model.shared_construction import SharedMetaModels
 
@@ -290,7 +290,7 @@ def _validate(live: Session, judge: Judge | None, full_micro_batches: bool) -> N
     """
     feed, sizes = live.feed, live.plan.sizes
 
-    def some(samples: Samples) -> Samples:
+    def some(samples: ReferenceSamples) -> ReferenceSamples:
         validation = held_out(samples, sizes.global_batch)
         return (
             First(samples, len(validation) - len(validation) % sizes.micro_batch)

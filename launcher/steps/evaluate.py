@@ -20,7 +20,9 @@ def run_on_ranks(step: Evaluate, session: Session, job: Job) -> str:
         suffix = AVERAGED if of else ""
         names = {m.name: f"val_{m.name}{suffix}" for m in session.pipeline.metrics}
         metrics = {n: session.results[key] for n, key in names.items() if key in session.results}
-        text = f"evaluate: validation {_said({'loss': loss} | metrics)}{of} after {session.step} steps"
+        text = (
+            f"evaluate: validation {_figures_text({'loss': loss} | metrics)}{of} after {session.step} steps"
+        )
         if session.baseline is not None:
             baseline = session.baseline * session.plan.loss_terms
             session.results["baseline"] = baseline
@@ -47,12 +49,12 @@ def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:
         assert path is not None, "the planner wants a transform before what reads its result"
         model = single_process.from_checkpoint(run.job, path)
     losses = single_process.held_out(model, run.job, step.batches, run.plan.loss_terms)
-    figures = _said(losses)
+    figures = _figures_text(losses)
     run.say(f"evaluate: validation {figures} of the {step.of} model in one process")
     return {f"{step.of}_{name}": value for name, value in losses.items()}
 
 
-def _said(figures: Mapping[str, float]) -> str:
+def _figures_text(figures: Mapping[str, float]) -> str:
     """
     >>> _said({"loss": 2.5, "accuracy": 0.25})
     'loss 2.5000, accuracy 0.2500'

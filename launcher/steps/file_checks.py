@@ -184,10 +184,10 @@ class RunFiles:
 
     def last(self) -> Path:
         """The newest complete checkpoint of this run."""
-        found = latest(self.checkpoints, self.trust)
-        if found is None:
+        newest = latest(self.checkpoints, self.trust)
+        if newest is None:
             raise RunError(f"{self.checkpoints}: no complete checkpoint; the step 'save' makes one")
-        return found
+        return newest
 
     def source(self, named: str | None) -> Path:
         """The checkpoint ``named``, which may be the best of this run, else its newest."""
@@ -197,13 +197,13 @@ class RunFiles:
 
     def maker(self, thing: str) -> tuple[str, Step] | None:
         """The last earlier step that leaves ``thing``, as name and step."""
-        found = None
+        maker = None
         for name, step in self.job.steps.items():
             if name == self.name:
                 break
             if VERBS[step.kind].leaves == thing:
-                found = name, step
-        return found
+                maker = name, step
+        return maker
 
     def suffix(self, thing: str) -> str:
         """A suffix that separates this step's output from that of the first step that leaves ``thing``."""

@@ -26,7 +26,7 @@ def run_on_ranks(step: Load, session: Session, job: Job) -> str:
     session.passed = max(session.passed, session.step)
     state.load(session, path, broadcast=step.broadcast)
 
-    read, held = (bytes_text(int(session.results[f"load_bytes_{kind}"])) for kind in ("read", "held"))
+    read, kept = (bytes_text(int(session.results[f"load_bytes_{kind}"])) for kind in ("read", "held"))
     spared = ", the rest broadcast, all digests agree" if step.broadcast else ""
     doubt = unvouched(path, session.trust)
-    return f"took {path}, after {session.step} steps; {read} read for {held} held{spared}{doubt}"
+    return f"took {path}, after {session.step} steps; {read} read for {kept} held{spared}{doubt}"

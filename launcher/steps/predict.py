@@ -45,11 +45,13 @@ def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
 
     # determine which ranks write which samples
     sizes, feed, plan = session.plan.sizes, session.feed, session.plan
-    source = feed.val if step.inputs is None else given_inputs.given(Path(step.inputs), len(plan.inputs))
+    source = (
+        feed.val if step.inputs is None else given_inputs.open_inputs(Path(step.inputs), len(plan.inputs))
+    )
     count = -(-len(source) // sizes.global_batch)
     count = count if step.batches is None else min(count, step.batches)
     samples = min(len(source), count * sizes.global_batch)
-    parts = file.Parts(samples, sizes.global_batch // sizes.local_batch, sizes.local_batch)
+    parts = file.SampleParts(samples, sizes.global_batch // sizes.local_batch, sizes.local_batch)
 
     to = Path(place(step.to, str(session.folder)))
     folder = to.with_name(f"{to.name}.parts")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.job.schema.job import Job
 from launcher.plan.certify_copy import Copy
-from launcher.plan.drill import Fault
+from launcher.plan.drill import DrillFault
 from launcher.plan.plan import Plan
 
 
@@ -30,6 +30,6 @@ class RankSteps:
     resume: Path | None
     before: Path | None
     copies: Mapping[str, tuple[tuple[Copy, Plan], ...]]
-    drill: Fault | None = None
+    drill: DrillFault | None = None
     undisturbed: RankSteps | None = None
     trial: bool = False

@@ -24,7 +24,7 @@ KINDS = {
 """c10d's operators, as the plan calls them."""
 
 
-class Collectives(Dispatch):
+class CollectiveMeter(Dispatch):
     """While entered: how many of each kind (``count``), and their bytes (``nbytes``).
 
     Bytes are those of the whole tensor: what a gather yields, what a scatter is given. Nothing is moved by

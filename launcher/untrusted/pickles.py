@@ -57,8 +57,8 @@ class Bounded(pickle._Unpickler):
 
     def __init__(self, data: bytes, encoding: str = "ASCII") -> None:
         super().__init__(BytesIO(data), encoding=encoding)
-        self._left = len(data) // MADE + TUPLE
-        self._memo_left = self._left
+        self._budget = len(data) // MADE + TUPLE
+        self._memo_left = self._budget
 
     def load_tuple(self) -> None:
         self._append(tuple(self.pop_mark()))
@@ -139,8 +139,8 @@ class Bounded(pickle._Unpickler):
         self.append(_small(value) if type(value) is tuple else value)
 
     def _count(self) -> None:
-        self._left -= 1
-        if self._left < 0:
+        self._budget -= 1
+        if self._budget < 0:
             raise RefusedPickle("it makes more than its length can need")
 
     def _put(self, items: list[Any]) -> None:

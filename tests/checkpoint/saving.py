@@ -46,7 +46,7 @@ def cut(data: bytes, spec: TensorSpec, box: Box) -> Blob:
 def held(strategy: Strategy, rank: int, full: Full) -> dict[str, Blob]:
     """What ``rank`` has in memory."""
     out = {}
-    for name, entry in strategy.held(rank).items():
+    for name, entry in strategy.entries_of(rank).items():
         box = entry.layout.box(rank)
         assert box is not None
         out[name] = cut(full[name], entry.spec, box)

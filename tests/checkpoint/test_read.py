@@ -83,7 +83,7 @@ def test_any_rank_of_any_layout_reads_its_piece_of_the_full_tensor(data: st.Data
         checkpoint = open_checkpoint(Path(made) / "a")
         for rank in range(b.grid.size):
             got = read_rank(checkpoint, b, rank)
-            assert got.keys() == b.held(rank).keys()
+            assert got.keys() == b.entries_of(rank).keys()
             for name, blob in got.items():
                 box = b.entries[name].layout.box(rank)
                 assert box is not None

@@ -57,7 +57,7 @@ def test_a_flipped_bit_is_found_by_whoever_reads_it(folder: Path, tmp_path: Path
 
 def test_a_rank_that_does_not_need_the_damaged_piece_does_not_mind(folder: Path) -> None:
     flip(folder / "rank_2" / "model.safetensors", "layer.weight")
-    assert read_rank(open_checkpoint(folder), small(), 0).keys() == small().held(0).keys()
+    assert read_rank(open_checkpoint(folder), small(), 0).keys() == small().entries_of(0).keys()
 
 
 def test_verification_can_be_left_out(folder: Path) -> None:

@@ -18,12 +18,12 @@ from launcher.objective.losses import ClassLoss, cross_entropy
 from launcher.parallel import grad_norm, mesh
 from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
-from launcher.plan.cut.params import wide
+from launcher.plan.cut.params import full_precision_names
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import loop, save, state
-from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.runtime.training.session import Session
 from launcher.steps.certification.compare import pieces
 from launcher.steps.model import build_session
@@ -31,12 +31,12 @@ from launcher.steps.model.shared_construction import draw
 from tests.parity import Outcome, Step, batch, place, plain
 
 
-def built(world: World, j: Job, plan: Plan) -> tuple[ParallelModel, Pipeline]:
+def built(world: World, j: Job, plan: Plan) -> tuple[ParallelModel, PipelineRuntime]:
     """The live model of one rank, on its device."""
     device = torch.device(world.device)
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
     model = parallelize(draw(j, plan), plan, meshes, device)
-    return model, Pipeline(model, inputs(j, plan.sizes.micro_batch), ClassLoss(), device)
+    return model, PipelineRuntime(model, inputs(j, plan.sizes.micro_batch), ClassLoss(), device)
 
 
 def one_step(world: World, j: Job, plan: Plan, exact: bool = False) -> Step:
@@ -56,7 +56,7 @@ def by_hand(world: World, j: Job, plan: Plan, parts: int) -> Outcome:
     """The plain model on the same device: weights cast for each forward, gradients added up as they are kept."""
     device, low = torch.device(world.device), dtype_of(plan.dtypes.compute)
     model = plain(j, plan).to(device)
-    kept = wide(skeleton(model))
+    kept = full_precision_names(skeleton(model))
     own = dict(model.named_parameters())
     *xs, y = _moved(world, j, plan)
     total = 0.0

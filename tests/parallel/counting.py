@@ -10,7 +10,7 @@ import torch
 from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
-from launcher.testing.meters import Collectives
+from launcher.testing.meters import CollectiveMeter
 from tests.parity import build, step
 from tests.ranks import on_ranks
 
@@ -23,7 +23,7 @@ def rank_counts(world: Any, j: Any, plan: Plan) -> dict[str, tuple[int, int]]:
     for _ in range(2):
         for _, p in par.trainable():
             p.grad = None
-        with Collectives() as seen:
+        with CollectiveMeter() as seen:
             sums = torch.stack([step(j, par, pipe), grad_norm.build(par).squared(), torch.tensor(0.0)])
             torch.distributed.all_reduce(sums)  # as runtime.loop does: test_traffic holds the two together
     return seen.totals()

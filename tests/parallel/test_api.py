@@ -13,7 +13,7 @@ from launcher.objective.losses import ClassLoss, cross_entropy
 from launcher.parallel import parallelize, sync_pipeline_shared_parameters
 from launcher.planner.plan_job import builder
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.steps.certification.compare import gathered, pieces
 from tests.parallel.laid_out import SHARDED, TIED, Around, plans, spoil
 from tests.parity import alone, batch, error, place
@@ -31,7 +31,7 @@ def test_a_model_laid_out_by_hand_trains_the_gradients_of_one_process(given: str
         xs, y = batch(asked, plan)
         mine = slice(place(plan, net.live.meshes) * plan.sizes.local_batch, None)
         n = plan.sizes.local_batch
-        pipe = Pipeline(net.live, plan.inputs, ClassLoss(), torch.device("cpu"))
+        pipe = PipelineRuntime(net.live, plan.inputs, ClassLoss(), torch.device("cpu"))
         pipe.step(tuple(x[mine][:n] for x in xs), y[mine][:n])
         return before, gathered(plan, pieces(net.live))
 

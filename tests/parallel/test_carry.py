@@ -8,16 +8,16 @@ from launcher.parallel.sequence import Carry
 def test_a_piece_that_runs_again_forgets_what_it_left():
     carry = Carry((2, 3))
     with carry.running(0, 0):
-        carry.left.setdefault(0, {})["a"] = [()]
-    assert (carry.starts, carry.now, carry.left) == ((0, 2), None, {0: {"a": [()]}})
+        carry.states.setdefault(0, {})["a"] = [()]
+    assert (carry.starts, carry.now, carry.states) == ((0, 2), None, {0: {"a": [()]}})
     with carry.running(0, 0):
-        assert carry.left == {}
+        assert carry.states == {}
 
 
 def test_a_piece_that_went_backward_is_forgotten_and_those_before_it_are_not():
     carry, first, second = Carry((2, 2, 2)), (), ()
-    carry.left = {0: {"a": [first, second], "b": [first, second]}, 1: {"a": [first]}}
+    carry.states = {0: {"a": [first, second], "b": [first, second]}, 1: {"a": [first]}}
     carry.forget(0, 1)
-    assert carry.left == {0: {"a": [first], "b": [first]}, 1: {"a": [first]}}
+    assert carry.states == {0: {"a": [first], "b": [first]}, 1: {"a": [first]}}
     carry.forget(0, 0)
-    assert carry.left == {1: {"a": [first]}}
+    assert carry.states == {1: {"a": [first]}}

@@ -79,7 +79,7 @@ def rank_evaluate(world, j, plan) -> tuple[Any, list[int]]:
     step(j, par, pipe)
     xs, _ = batch(j, plan)
     out = pipe.predict(xs)
-    return out, [len(p.carry.left) for p in par.parts]
+    return out, [len(p.carry.states) for p in par.parts]
 
 
 def test_evaluation_after_a_step_in_pieces_runs_whole_sequences_and_nothing_is_kept():

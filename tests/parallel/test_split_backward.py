@@ -12,7 +12,7 @@ from launcher.plan import show
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.testing.meters import Collectives
+from launcher.testing.meters import CollectiveMeter
 from tests.parity import assert_parity, build, job, own, step, together
 from tests.ranks import on_ranks
 from tests.tiers import exhaustive, some, some_of
@@ -128,7 +128,7 @@ def test_four_runs_give_the_same_bits():
 def rank_count(world, j, plan) -> int:
     """How often this rank reduces and scatters in one step."""
     par, pipe = build(world, j, plan)
-    with Collectives() as seen:
+    with CollectiveMeter() as seen:
         step(j, par, pipe)
     return seen.count["reduce_scatter"]
 
@@ -139,7 +139,7 @@ def test_level2_reduces_after_every_micro_batch_and_level1_once(level, times):
     for scheduler in ("zero_bubble_h1", "zero_bubble_v"):
         j = job(parallel={"pipeline": {"stages": 2, "scheduler": scheduler, "micro_batch_num": 4}, "hsdp": hsdp})
         plan = plan_job(j)
-        groups = [sum(g.stage in plan.sizes.held(pp) for g in plan.groups) for pp in (0, 0, 1, 1)]
+        groups = [sum(g.stage in plan.sizes.stages_of(pp) for g in plan.groups) for pp in (0, 0, 1, 1)]
         assert on_ranks(4, rank_count, j, plan) == [n * times for n in groups]
 
 

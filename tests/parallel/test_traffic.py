@@ -12,7 +12,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import loop
 from launcher.steps.model import build_session
-from launcher.testing.meters import Collectives
+from launcher.testing.meters import CollectiveMeter
 from tests.parallel.counting import assert_as_planned, planned
 from tests.parity import LM, assert_parity, job, own
 from tests.ranks import DRAWN, on_ranks
@@ -101,7 +101,7 @@ def rank_loop(world: Any, j: Any, plan: Plan, folder: Path) -> dict[str, tuple[i
     """Of the second step, through the loop itself."""
     live = build_session.build(world, j, plan, folder, drawn=DRAWN)
     loop.step(live, None)
-    with Collectives() as seen:
+    with CollectiveMeter() as seen:
         loop.step(live, None)
     return seen.totals()
 

@@ -22,7 +22,7 @@ from launcher.plan.cut.stage_config import flatten
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import builder, inputs, plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.steps.certification.compare import Piece, error, pieces
 from launcher.steps.certification.compare import full_tensors as joined
 from tests.optim.grouped import grouped
@@ -105,14 +105,14 @@ def place(plan: Plan, meshes: Meshes) -> int:
     return at["dp_replicate"] * plan.sizes.grid["dp_shard"] + at["dp_shard"]
 
 
-def build(world: World, j: Job, plan: Plan) -> tuple[ParallelModel, Pipeline]:
+def build(world: World, j: Job, plan: Plan) -> tuple[ParallelModel, PipelineRuntime]:
     """The live model of one rank."""
     meshes = mesh.build(plan.sizes.grid, "cpu", plan.ties)
     par = parallelize(DRAWN.take(j, plan), plan, meshes, CPU)
-    return par, Pipeline(par, inputs(j, plan.sizes.micro_batch), build_loss(j.loss, j.security.allow), CPU)
+    return par, PipelineRuntime(par, inputs(j, plan.sizes.micro_batch), build_loss(j.loss, j.security.allow), CPU)
 
 
-def step(j: Job, par: ParallelModel, pipe: Pipeline) -> Tensor:
+def step(j: Job, par: ParallelModel, pipe: PipelineRuntime) -> Tensor:
     """Forward and backward of this rank's part of the batch; the loss as the pipeline returns it."""
     xs, y = batch(j, par.plan)
     n, at = par.plan.sizes.local_batch, place(par.plan, par.meshes)

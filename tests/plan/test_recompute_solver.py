@@ -7,28 +7,28 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.recompute_auto import Alike, Choice, Way, cheapest, chosen, countable, frugal
+from launcher.plan.recompute_auto import BlockPolicy, Choice, EqualBlocks, cheapest, chosen, countable, frugal
 
 IN_FLIGHT = 3
 
 
-def way_of(groups: list[Alike], choice: Choice) -> list[Way]:
+def way_of(groups: list[EqualBlocks], choice: Choice) -> list[BlockPolicy]:
     """Of each block, in the order in which they run."""
     return [next(w for w in g.ways if w.policy == choice[name]) for g in groups for name in g.names]
 
 
-def peak(ways: list[Way]) -> int:
+def peak(ways: list[BlockPolicy]) -> int:
     """The fullest moment of a backward, while other micro batches are kept."""
     others = (IN_FLIGHT - 1) * sum(w.kept for w in ways)
     return others + max(sum(w.kept for w in ways[: i + 1]) + ways[i].work for i in range(len(ways)))
 
 
-def cost(ways: list[Way]) -> tuple[int, int]:
+def cost(ways: list[BlockPolicy]) -> tuple[int, int]:
     return sum(w.flops for w in ways), sum(w.again for w in ways)
 
 
 @st.composite
-def stages(draw: st.DrawFn) -> list[Alike]:
+def stages(draw: st.DrawFn) -> list[EqualBlocks]:
     """Blocks whose policies keep less, the more they run again, and then need more for their backward."""
     out = []
     for n in range(draw(st.integers(1, 3))):
@@ -36,8 +36,8 @@ def stages(draw: st.DrawFn) -> list[Alike]:
         kept = sorted(draw(st.lists(st.integers(0, 20), min_size=3, max_size=3)), reverse=True)
         work = sorted(draw(st.lists(st.integers(0, 20), min_size=3, max_size=3)))
         policies = zip(("none", "selective", "full"), (0, *flops), kept, work, strict=True)
-        ways = tuple(Way(*figures, again=figures[0] != "none") for figures in policies)
-        out.append(Alike(tuple(f"{n}.{i}" for i in range(draw(st.integers(1, 3)))), ways))
+        ways = tuple(BlockPolicy(*figures, again=figures[0] != "none") for figures in policies)
+        out.append(EqualBlocks(tuple(f"{n}.{i}" for i in range(draw(st.integers(1, 3)))), ways))
     return out
 
 
@@ -53,7 +53,7 @@ def test_no_choice_that_fits_is_cheaper(groups, room):
 
 
 def test_blocks_that_need_most_for_their_backward_come_first():
-    group = Alike(("a", "b"), (Way("none", 0, 10, 1, again=False), Way("full", 5, 1, 9)))
+    group = EqualBlocks(("a", "b"), (BlockPolicy("none", 0, 10, 1, again=False), BlockPolicy("full", 5, 1, 9)))
     assert cheapest([group], lambda choice: sorted(choice.values()) == ["full", "none"]) == {"a": "full", "b": "none"}
 
 
@@ -79,8 +79,8 @@ def test_a_frugal_choice_fits_wherever_one_does_and_is_at_most_one_block_dearer(
 
 
 def test_more_choices_than_can_be_counted_take_few_tries():
-    ways = (Way("none", 0, 10, 1, again=False), Way("selective", 1, 6, 4), Way("full", 9, 1, 9))
-    groups = [Alike(tuple(f"{n}.{i}" for i in range(20)), ways, in_flight=8 - n) for n in range(8)]
+    ways = (BlockPolicy("none", 0, 10, 1, again=False), BlockPolicy("selective", 1, 6, 4), BlockPolicy("full", 9, 1, 9))
+    groups = [EqualBlocks(tuple(f"{n}.{i}" for i in range(20)), ways, in_flight=8 - n) for n in range(8)]
     tries = []
 
     def fits(choice: Choice) -> bool:
@@ -93,6 +93,10 @@ def test_more_choices_than_can_be_counted_take_few_tries():
 
 
 def test_where_the_leanest_choice_needs_most_another_may_fit():
-    ways = (Way("none", 0, 10, 1, again=False), Way("selective", 1, 6, 4), Way("full", 9, 1, 90))
-    group = Alike(tuple("abcd"), ways)
+    ways = (
+        BlockPolicy("none", 0, 10, 1, again=False),
+        BlockPolicy("selective", 1, 6, 4),
+        BlockPolicy("full", 9, 1, 90),
+    )
+    group = EqualBlocks(tuple("abcd"), ways)
     assert frugal([group], lambda choice: peak(way_of([group], choice)) <= 90) == dict.fromkeys("abcd", "selective")

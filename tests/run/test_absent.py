@@ -98,7 +98,7 @@ def test_ranks_with_other_secrets_end_at_once(tmp_path):
 def test_who_waits_for_a_rank_that_has_refused_a_message_is_told_so():
     store = Messages(HashStore(), Secret(b"k"))
     Messages(store._store, Secret(b"other")).refuse(2)
-    with pytest.raises(rendezvous.Refused) as caught:
+    with pytest.raises(rendezvous.MessageRefused) as caught:
         rendezvous.await_ranks(store, "heard0.", [1, 2], 60, print, "must answer")
     text = "rank 2 has refused a message in the store of this job, which is not signed with its secret"
     assert str(caught.value) == f"{text}: {CAUSE}"

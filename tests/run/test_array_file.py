@@ -10,7 +10,7 @@ import pytest
 
 from launcher.job.schema.job import Slurm
 from launcher.run.slurm import resolved
-from launcher.run.slurm_files import ManyRuns, Ranks, array_text
+from launcher.run.slurm_files import ManyRuns, RankLayout, array_text
 
 ME = Path("/shared/me")
 RUNS = tuple(ME / "runs/sweeps/0001" / name for name in ("0-1f1b", "1-gpipe", "2 x"))
@@ -18,7 +18,7 @@ RUNS = tuple(ME / "runs/sweeps/0001" / name for name in ("0-1f1b", "1-gpipe", "2
 
 def many(slurm: Slurm, **more) -> str:
     known = {
-        "name": "sweep-0001", "runs": RUNS, "ranks": Ranks(2, 4, gpus=True), "slurm": resolved(slurm, ())[0],
+        "name": "sweep-0001", "runs": RUNS, "ranks": RankLayout(2, 4, gpus=True), "slurm": resolved(slurm, ())[0],
         "folder": ME / "runs/sweeps/0001", "started": ME, "python": ME / ".venv/bin/python",
         "secret": ME / "runs/sweeps/0001/.secret",
     }  # fmt: skip
@@ -104,7 +104,7 @@ def test_what_was_stopped_is_requeued_and_what_failed_is_told(array, codes, code
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}")
         (tmp_path / name).chmod(0o755)
     file = tmp_path / "cells.sbatch"
-    ranks = Ranks(2, 4, gpus=True, restarts=restarts)
+    ranks = RankLayout(2, 4, gpus=True, restarts=restarts)
     file.write_text(many(Slurm(array=array), runs=runs, ranks=ranks, started=tmp_path, python=tmp_path / "python"))
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash", str(file)], env=env, capture_output=True, text=True)

@@ -11,10 +11,10 @@ import pytest
 
 from launcher.job.compose import compose
 from launcher.run.slurm import resolved
-from launcher.run.slurm_files import Place, Ranks, batch_text
+from launcher.run.slurm_files import RankLayout, RunPaths, batch_text
 
 RUN = Path("/shared/me/runs/big/0001")
-AT = Place(RUN, Path("/shared/me"), Path("/shared/me/.venv/bin/python"), RUN / ".secret")
+AT = RunPaths(RUN, Path("/shared/me"), Path("/shared/me/.venv/bin/python"), RUN / ".secret")
 WHOLE = """\
 #!/bin/bash
 # Written by launcher, for the run folder that it is in. A job that was stopped is requeued;
@@ -56,7 +56,7 @@ ALL = [
 ]  # fmt: skip
 
 
-def written(*slurm: str, ranks: Ranks = Ranks(8, 8, gpus=True), at: Place = AT) -> str:  # noqa: B008
+def written(*slurm: str, ranks: RankLayout = RankLayout(8, 8, gpus=True), at: RunPaths = AT) -> str:  # noqa: B008
     words = ["recipe=lm_single", "name=big", "launch=slurm", *(f"launch.slurm.{word}" for word in slurm)]
     asked = compose(words).job.launch.slurm
     assert asked is not None
@@ -72,7 +72,7 @@ def test_everything_that_can_be_asked_for() -> None:
 
 
 def test_what_nobody_asks_for_is_left_to_the_cluster() -> None:
-    assert options(written(ranks=Ranks(1, 2, gpus=False))) == [
+    assert options(written(ranks=RankLayout(1, 2, gpus=False))) == [
         "job-name=big", "nodes=1", "ntasks-per-node=2", "signal=USR2@300", "requeue", "open-mode=append",
         "output=/shared/me/runs/big/0001/slurm-%j.log",
     ]  # fmt: skip
@@ -94,7 +94,7 @@ def test_ranks_that_fail_start_again_as_often_as_they_may(codes, ended, times, t
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    found = written(ranks=Ranks(1, 2, False, restarts=2), at=Place(tmp_path, tmp_path, tmp_path / "python"))
+    found = written(ranks=RankLayout(1, 2, False, restarts=2), at=RunPaths(tmp_path, tmp_path, tmp_path / "python"))
     assert subprocess.run(["bash", "-c", found]).returncode == ended
     assert (tmp_path / "starts").read_text().count("started") == times
     assert (tmp_path / "requeued").exists() == (ended in (75, 140))
@@ -108,7 +108,7 @@ def test_a_gpu_a_rank_unless_told_otherwise(asked: str, gpus: str) -> None:
 
 def test_a_path_with_a_blank_and_a_percent_sign(tmp_path: Path) -> None:
     """Slurm reads quotes as a shell does, and replaces %."""
-    at = Place(Path("/my runs/50%/0001"), Path("/my runs"), Path("/my runs/.venv/bin/python"))
+    at = RunPaths(Path("/my runs/50%/0001"), Path("/my runs"), Path("/my runs/.venv/bin/python"))
     found = written(at=at)
     assert "output='/my runs/50%%/0001/slurm-%j.log'" in options(found)
     assert "cd '/my runs' || exit 1" in found

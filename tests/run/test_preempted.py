@@ -16,7 +16,7 @@ from launcher.run import execute
 from launcher.run import status as run_status
 from launcher.runtime.run_folder import read_status
 from launcher.runtime.training import save
-from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.steps import on_ranks
 from tests.run.launching import TINY, checkpoints, losses, metrics, run, say, status, tensors
 from tests.tiers import some
@@ -60,7 +60,7 @@ def ask(signum: int, whom: Callable[[], int] = os.getpid) -> Callable[[], object
 
 def held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the second batch of the first validation, which is that behind step 2."""
-    nth(monkeypatch, Pipeline, "evaluate", 2, 1, ask(signal.SIGUSR2))
+    nth(monkeypatch, PipelineRuntime, "evaluate", 2, 1, ask(signal.SIGUSR2))
 
 
 CASES = {

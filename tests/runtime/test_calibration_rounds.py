@@ -7,8 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from launcher.extras.calibration.constants import Block, Collective
-from launcher.extras.calibration.kernels import Sample, one_round, prepared
+from launcher.extras.calibration.constants import TimedBlock, TimedCollective
+from launcher.extras.calibration.kernels import TimedWork, one_round, prepared
 from launcher.runtime.cluster.world import World
 from tests.ranks import here
 
@@ -21,9 +21,9 @@ def rounds(world: World) -> dict[bool, float]:
     def work() -> None:
         time.sleep(SLOW * world.rank)
 
-    samples = [Sample(Block(alone=False), work), Sample(Block(alone=True), work, in_it=world.rank == 0)]
+    samples = [TimedWork(TimedBlock(alone=False), work), TimedWork(TimedBlock(alone=True), work, in_it=world.rank == 0)]
     found = one_round(samples, torch.device("cpu"))
-    return {what.alone: seconds for what, seconds in found.items() if isinstance(what, Block)}
+    return {what.alone: seconds for what, seconds in found.items() if isinstance(what, TimedBlock)}
 
 
 def test_it_tells_how_long_the_slowest_takes_of_those_that_are_in_it() -> None:
@@ -37,12 +37,12 @@ def collectives(world: World) -> tuple[int, float]:
     """One that a rank comes to late."""
     flat = torch.zeros(10)
     device = torch.device("cpu")
-    what = Collective("inside", "all_reduce", 40, 2)
-    late = Sample(
+    what = TimedCollective("inside", "all_reduce", 40, 2)
+    late = TimedWork(
         what, lambda: dist.all_reduce(flat), joint=True, before=lambda: time.sleep(SLOW * world.rank), least=3 * SLOW
     )
     ready = prepared(late, device)
-    return ready.times, one_round([ready, Sample(Block(alone=False), lambda: time.sleep(0.01))], device)[what]
+    return ready.times, one_round([ready, TimedWork(TimedBlock(alone=False), lambda: time.sleep(0.01))], device)[what]
 
 
 def test_a_collective_after_something_else_is_what_it_takes_the_last_one() -> None:

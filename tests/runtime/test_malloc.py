@@ -37,11 +37,11 @@ def new_pages(world: World) -> float:
 
 
 def test_steps_take_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in machine.TOLD:
+    for name in machine.MALLOC_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert max(here(new_pages, 2)) < PAGES / 10
 
 
-@pytest.mark.parametrize("name", machine.TOLD)
+@pytest.mark.parametrize("name", machine.MALLOC_VARIABLES)
 def test_what_users_say_of_it_stands(name: str) -> None:
     assert not machine.keep({name: "4096"})

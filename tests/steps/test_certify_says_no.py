@@ -31,13 +31,13 @@ EMA: dict[str, Any] = {"train__ema": {"decay": 0.75, "every": 2}}
 
 
 def scaled(patch: Patch) -> None:
-    real = pipeline.Pipeline.__init__
+    real = pipeline.PipelineRuntime.__init__
 
     def wrong(self: Any, model: Any, *args: Any) -> None:
         real(self, model, *args)
         self.scale *= model.plan.sizes.micros
 
-    patch.setattr(pipeline.Pipeline, "__init__", wrong)
+    patch.setattr(pipeline.PipelineRuntime, "__init__", wrong)
 
 
 def counted_per_replica(patch: Patch) -> None:

@@ -104,7 +104,7 @@ def moved(world: World, before: tuple[Job, Plan], after: tuple[Job, Plan], folde
             loop.train(s, train.loop_settings(s, j))
             save.save(s, None)
         every = [None] * world.size
-        torch.distributed.all_gather_object(every, module_state.said(s.model))
+        torch.distributed.all_gather_object(every, module_state.extra_state_text(s.model))
         told.append(next(t for t in every if t != "{}"))
     return told
 

@@ -19,7 +19,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import save
 from launcher.steps import module
-from launcher.steps.inference.output_file import Parts, join_parts, part_file, write_part
+from launcher.steps.inference.output_file import SampleParts, join_parts, part_file, write_part
 from launcher.steps.model import build_session, single_process
 from tests.ranks import DRAWN, on_ranks
 
@@ -87,7 +87,7 @@ def test_outputs_are_those_of_one_process(layout: str, tmp_path: Path) -> None:
 
 
 def test_parts_are_joined_in_the_order_of_the_samples(tmp_path: Path) -> None:
-    parts = Parts(samples=11, parts=3, size=2)  # batches of 6: the second has 5, of the last part 1
+    parts = SampleParts(samples=11, parts=3, size=2)  # batches of 6: the second has 5, of the last part 1
     rows = torch.arange(11, dtype=torch.bfloat16).unsqueeze(1)
     folder = tmp_path / "parts"
     folder.mkdir()
@@ -104,7 +104,7 @@ def test_numbers_that_json_does_not_have_are_not_written(tmp_path: Path) -> None
     folder.mkdir()
     write_part(part_file(folder, 0), 2, [torch.tensor([1.0, float("nan")])])
     with pytest.raises(ValueError, match="sample 1") as caught:
-        join_parts(folder, Parts(2, 1, 2), tmp_path / "all.jsonl")
+        join_parts(folder, SampleParts(2, 1, 2), tmp_path / "all.jsonl")
     assert str(caught.value) == (
         "the output of sample 1 has numbers that are not finite, which JSON does not have; write a .safetensors file"
     )

@@ -172,7 +172,7 @@ COMPUTED = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|(^|\.)rotary_emb
 """Masks and rotary frequencies that older versions saved: models compute these, and no weight is named so."""
 
 
-def given(theirs: Collection[str], ours: Collection[str]) -> dict[str, str]:
+def names_in_folder(theirs: Collection[str], ours: Collection[str]) -> dict[str, str]:
     """Maps the model's names to those in a folder. ``ours`` are all names of the model.
 
     The folder of a base model, GPT-2's for example, lacks the prefix that names have in a model with a head.
@@ -262,16 +262,16 @@ def split(model_type: object, specs: Mapping[str, TensorSpec]) -> dict[str, Piec
 
 @dataclass(frozen=True)
 class Joined:
-    """The tensors of ``source``, but with the tensors ``whole`` in place of the pieces that make them up."""
+    """The tensors of ``source``, but with the tensors ``joined`` in place of the pieces that make them up."""
 
     source: FullTensors
-    whole: Mapping[str, TensorSpec]
+    joined: Mapping[str, TensorSpec]
     parts: Mapping[str, Pieces]
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
         used = {piece for parts in self.parts.values() for piece in parts}
-        return {n: s for n, s in self.source.specs.items() if n not in used} | dict(self.whole)
+        return {n: s for n, s in self.source.specs.items() if n not in used} | dict(self.joined)
 
     def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
         if name not in self.parts:

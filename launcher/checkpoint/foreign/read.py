@@ -73,9 +73,9 @@ def form_of(path: Path) -> ForeignForm:
         raise ValueError(f"{path}: no such file or folder{downloads(path, 'model')}")
     own = path if is_checkpoint(path) else newest_in(path)
     if own is not None:
-        what = "it is" if own == path else f"{own} in it is"
+        subject = "it is" if own == path else f"{own} in it is"
         raise ValueError(
-            f"{path}: {what} the launcher's own and needs no import; give it as checkpoint.resume"
+            f"{path}: {subject} the launcher's own and needs no import; give it as checkpoint.resume"
         )
     if stands(path / SINGLE_FILE) or stands(path / INDEX) or any(path.glob("pytorch_model*.bin")):
         return "hf"  # if there are only pickles, its reader raises with the way out
@@ -100,7 +100,7 @@ def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
 
 @lru_cache(maxsize=2)
 def _outline(path: Path, strategy: Path | None, files: tuple[FileState, ...]) -> Mapping[str, TensorSpec]:
-    return foreign(path, strategy, verify=False).whole().specs
+    return foreign(path, strategy, verify=False).read_full().specs
 
 
 def _files(path: Path) -> Iterator[FileState]:
@@ -121,7 +121,7 @@ def read_incoming(
     folders. Raises ``ValueError`` naming the file.
     """
     checkpoint = foreign(path, strategy)
-    source = checkpoint.whole()
+    source = checkpoint.read_full()
     new = renamed(source.specs, names, strict=strict)
     tensors = RenamedTensors(source, {name: old for old, name in new.names.items()})
     return Incoming(tensors, new.unmatched, checkpoint.others)
@@ -131,11 +131,11 @@ def read_incoming(
 class Foreign:
     """Another program's checkpoint.
 
-    ``whole`` returns all full tensors, for use by one thread; ``strategy`` is their layout in the files.
+    ``read_full`` returns all full tensors, for use by one thread; ``strategy`` is their layout in the files.
     ``loose`` are tensors of one element that it does not list; ``others`` are entries that are not tensors.
     """
 
-    whole: Callable[[], FullTensors]
+    read_full: Callable[[], FullTensors]
     strategy: Strategy
     loose: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
@@ -267,14 +267,14 @@ def import_whole(
     return Report(dst, len(files), bytes_read=read, bytes_written=written, peak=workers * PEAK)
 
 
-def held(src: FullTensors, target: Strategy, rank: int) -> Iterator[tuple[str, Blob]]:
+def pieces_of_rank(src: FullTensors, target: Strategy, rank: int) -> Iterator[tuple[str, Blob]]:
     """Yields the name and the piece of each tensor that ``rank`` of ``target`` holds, each in its own memory.
 
     Raises ``ValueError`` as ``import_full`` does.
     """
     specs = src.specs
     names = _names(src, specs, target)
-    for name, entry in target.held(rank).items():
+    for name, entry in target.entries_of(rank).items():
         box = entry.layout.box(rank)
         assert box is not None
         spec = specs[names[name]]

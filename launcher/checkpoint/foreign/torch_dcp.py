@@ -17,7 +17,7 @@ import numpy.typing as npt
 from launcher.checkpoint.chunked import gathered, slices
 from launcher.checkpoint.layout.shards import full_box, untiled
 from launcher.checkpoint.tensorfile.mmap_window import OPEN, Window
-from launcher.checkpoint.tensorfile.safetensors import Slot, described, mapped
+from launcher.checkpoint.tensorfile.safetensors import ByteRange, described, mapped
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
@@ -385,8 +385,8 @@ class _Part(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        left = max(self._data.nbytes - self._at, 0)
-        size = left if size is None or size < 0 else min(size, left)
+        remaining = max(self._data.nbytes - self._at, 0)
+        size = remaining if size is None or size < 0 else min(size, remaining)
         if size > 2 * LONGEST_DESCRIPTION:
             raise OSError(f"{size} bytes of directory, too many for one tensor")
         piece = bytes(self._data[self._at : self._at + size])
@@ -459,7 +459,7 @@ class DcpFolder:
             # the window reads contiguous tensors only
             path = self.folder / chunk.file
             if saved.contiguous:
-                slot = Slot(saved.spec, saved.start, saved.start + saved.spec.nbytes)
+                slot = ByteRange(saved.spec, saved.start, saved.start + saved.spec.nbytes)
                 self._window.copy(path, slot, there, here)
             else:
                 kind = f"u{ITEMSIZE[saved.spec.dtype]}"

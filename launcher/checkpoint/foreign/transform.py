@@ -64,7 +64,7 @@ def to_checkpoint(
     """
     check_apart(src, dst)
     source, target = aimed(src, to, strategy)
-    wholes = [source.whole() for _ in range(workers)]
+    wholes = [source.read_full() for _ in range(workers)]
     report = import_whole(
         wholes[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=wholes[1:]
     )
@@ -84,7 +84,7 @@ def aimed(
             rank: mindspore.open_source(path, verify=False).specs
             for rank, path in mindspore.rank_paths(src).items()
         }
-        stage = mindspore.by_stage(_given(strategy), to, files)
+        stage = mindspore.by_stage(_source_strategy(strategy), to, files)
     if stage is not None:
         text = f"the source is only stage {stage} of a pipeline, not a full checkpoint"
         raise ValueError(f"{text}; give format ckpt or safetensors for rank files")
@@ -94,7 +94,7 @@ def aimed(
     match(source.strategy, target)
 
     # tensors that the strategies do not list are full on every rank
-    specs = source.whole().specs if source.loose else {}
+    specs = source.read_full().specs if source.loose else {}
     loose = {
         n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype)
         for n in source.loose
@@ -144,7 +144,7 @@ def writer(
             )
         return mindspore.of_checkpoint(src, None, to, trust)
     if src.is_dir() and form_of(src) == "mindspore":
-        return mindspore.of_rank_folders(src, _given(strategy), to, verify=verify)
+        return mindspore.of_rank_folders(src, _source_strategy(strategy), to, verify=verify)
 
     # the source has full tensors; each rank reads its pieces of them
     checkpoint = foreign(src, _path(strategy), verify=verify)
@@ -152,7 +152,7 @@ def writer(
     names = match(checkpoint.strategy, after)
 
     def write(rank: int, path: Path, behind: WriteBehind) -> None:
-        source = checkpoint.whole()
+        source = checkpoint.read_full()
         boxes = mindspore.held_boxes(after, rank)
 
         def chunks(name: str) -> Iterator[memoryview]:
@@ -174,7 +174,7 @@ def check_free_for_ranks(dst: Path, overwrite: bool) -> None:
     check_destination(dst, overwrite, lambda path: any(path.glob("rank_*")), "folder of rank files")
 
 
-def _given(strategy: str | None) -> mindspore.StrategyInput | None:
+def _source_strategy(strategy: str | None) -> mindspore.StrategyInput | None:
     return open_strategy("src_strategy", strategy)
 
 

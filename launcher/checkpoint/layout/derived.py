@@ -73,7 +73,7 @@ def _untrained(target: Strategy, src: Strategy) -> dict[str, Entry]:
     Empty if ``target`` has names that ``src`` has not, or leaves out a parameter that has optimizer states:
     it is then not the strategy of this model.
     """
-    left = {
+    omitted = {
         name: entry
         for name, entry in src.entries.items()
         if entry.kind != "optim" and target.named.keys().isdisjoint((name, *entry.aliases))
@@ -81,18 +81,18 @@ def _untrained(target: Strategy, src: Strategy) -> dict[str, Entry]:
     states = (name.split(".", 2)[2:] for name in src.only("optim").entries if name.startswith("optim."))
     trained = {param for rest in states for param in rest}
     trained |= {name.partition(".")[2] for name in src.only("optim").entries}
-    if not target.named.keys() <= src.named.keys() or trained & left.keys():
+    if not target.named.keys() <= src.named.keys() or trained & omitted.keys():
         return {}
 
     # the stages that have tensors of each module
     below: dict[str, set[int]] = {}
-    for name, entry in target.entries.items() if left else ():
+    for name, entry in target.entries.items() if omitted else ():
         for module in _modules(name):
             below.setdefault(module, set()).update(stages(entry.layout))
 
     count = target.stages
     entries = {}
-    for name, entry in left.items():
+    for name, entry in omitted.items():
         at = next((below[module] for module in _modules(name) if module in below), set(range(count)))
         pinned = ((STAGE, tuple(sorted(at))),) if len(at) < count else ()
         entries[name] = relaid(entry, target.grid, (), pinned)

@@ -267,16 +267,16 @@ def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     return None
 
 
-def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box] | None:
+def _overlap(boxes: Sequence[Box], dim: int, budget: list[int]) -> tuple[Box, Box] | None:
     """Returns two boxes that share an element, or ``None``.
 
-    The edges along ``dim`` make slabs; within each slab, boxes are compared along the dims after it. ``left``
-    holds how many visits of boxes remain; beyond that ``_Uneven`` is raised.
+    The edges along ``dim`` make slabs; within each slab, boxes are compared along the dims after it.
+    ``budget`` holds how many visits of boxes remain; beyond that ``_Uneven`` is raised.
     """
-    left[0] -= len(boxes)
+    budget[0] -= len(boxes)
     if len(boxes) < 2:
         return None
-    if left[0] < 0:
+    if budget[0] < 0:
         raise _Uneven
     if dim == len(boxes[0].lo):
         return boxes[0], boxes[1]
@@ -291,8 +291,8 @@ def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box]
     open_boxes: list[Box] = []
     for a, _ in pairwise(edges):
         open_boxes = [box for box in open_boxes if box.hi[dim] > a] + starts[a]
-        left[0] -= len(open_boxes) // 8  # these visits are cheap
-        pair = _overlap(open_boxes, dim + 1, left) if starts[a] else None
+        budget[0] -= len(open_boxes) // 8  # these visits are cheap
+        pair = _overlap(open_boxes, dim + 1, budget) if starts[a] else None
         if pair:
             return pair
     return None

@@ -128,7 +128,7 @@ class Strategy:
         """Returns the strategy with only the entries of these kinds."""
         return replace(self, entries={n: e for n, e in self.entries.items() if e.kind in kinds})
 
-    def held(self, rank: int) -> dict[str, Entry]:
+    def entries_of(self, rank: int) -> dict[str, Entry]:
         """Returns the entries that ``rank`` has in memory, replicas and empty pieces included."""
         return {n: e for n, e in self.entries.items() if e.layout.holds(rank)}
 

@@ -18,7 +18,7 @@ from launcher.untrusted.files import brief
 FORMAT, VERSION = "launcher.strategy", 2
 ONE_GRID = 1
 """The version of files whose layouts all have one grid; every launcher reads it."""
-TOLD = 20  # the most missing stages that a message lists
+MOST_LISTED = 20  # the most missing stages that a message lists
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,11 @@ def _check_stages(parts: Sequence[StageStrategy], count: int) -> None:
     whatever number they claim.
     """
     listed = {stage for part in parts for stage in part.stages}
-    missing = list(islice((stage for stage in range(count) if stage not in listed), TOLD + 1))
+    missing = list(islice((stage for stage in range(count) if stage not in listed), MOST_LISTED + 1))
     if missing:
         where = ", ".join(part.origin for part in parts)
-        more = " and more" if len(missing) > TOLD else ""
-        text = f"{where}: stage {', '.join(map(str, missing[:TOLD]))}{more} of {count} is missing"
+        more = " and more" if len(missing) > MOST_LISTED else ""
+        text = f"{where}: stage {', '.join(map(str, missing[:MOST_LISTED]))}{more} of {count} is missing"
         raise ValueError(f"{text}; put the strategy file of every stage into one folder")
 
 

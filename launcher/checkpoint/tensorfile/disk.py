@@ -1,4 +1,4 @@
-"""Durable writes, disk space taken ahead, JSON files."""
+"""Writes that survive a crash, disk space that is reserved in advance, and JSON files."""
 
 from __future__ import annotations
 
@@ -226,21 +226,21 @@ class WriteBehind:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
-        self._told: deque[Future[object]] = deque()
+        self._reported: deque[Future[object]] = deque()
         self._lock = Lock()
 
     def do(self, act: Callable[[], object]) -> None:
         """Submits ``act``; blocks only if many are waiting. Raises what an earlier ``act`` has raised."""
         with self._lock:
-            self._told.append(self._thread.submit(act))
-            first = self._told.popleft() if len(self._told) > AT_ONCE else None
+            self._reported.append(self._thread.submit(act))
+            first = self._reported.popleft() if len(self._reported) > AT_ONCE else None
         if first is not None:
             first.result()
 
     def wait(self) -> None:
         """Waits until every ``act`` has returned. Raises what an ``act`` has raised."""
-        while self._told:
-            self._told.popleft().result()
+        while self._reported:
+            self._reported.popleft().result()
 
     def __enter__(self) -> WriteBehind:
         return self

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint.tensorfile.encryption import EncryptedFile
-from launcher.checkpoint.tensorfile.safetensors import CHUNK, Blob, Slot, mapped, words
+from launcher.checkpoint.tensorfile.safetensors import CHUNK, Blob, ByteRange, mapped, words
 
 OPEN = 128  # files mapped at once
 OPEN_SEALED = 4  # encrypted files open at once; each keeps a few decrypted blocks in memory
@@ -30,7 +30,7 @@ class Window:
         self._resident = 0
 
     def copy(
-        self, path: Path, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
+        self, path: Path, slot: ByteRange, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
     ) -> None:
         """Copies ``tensor[where]`` to ``out``, an array of the form that ``words`` returns."""
         if self._sealed is not None:
@@ -47,7 +47,7 @@ class Window:
             file = None  # its pages may have been modified, so they must not be dropped
         self._paced(file, words(blob.data, blob.spec)[where], out)
 
-    def chunks(self, path: Path, slot: Slot) -> Iterator[memoryview]:
+    def chunks(self, path: Path, slot: ByteRange) -> Iterator[memoryview]:
         """Yields the bytes of a tensor, in order. A chunk is valid until the next one."""
         if self._sealed is not None:
             for at in range(slot.start, slot.stop, CHUNK):
@@ -92,7 +92,7 @@ def _sealed(key: bytes, path: Path) -> EncryptedFile:
 
 
 def _opened(
-    file: EncryptedFile, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
+    file: EncryptedFile, slot: ByteRange, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
 ) -> None:
     """Copies as ``Window.copy`` does, from an encrypted file.
 

@@ -87,7 +87,7 @@ METADATA = "__metadata__"
 
 
 @dataclass(frozen=True)
-class Slot:
+class ByteRange:
     """A tensor's place: bytes ``start`` up to ``stop``, counted from the beginning of the file."""
 
     spec: TensorSpec
@@ -99,7 +99,7 @@ class Slot:
 class Header:
     """A parsed header. ``entries`` are in file order; ``size`` is the file's, ``digest`` the header's."""
 
-    entries: Mapping[str, Slot]
+    entries: Mapping[str, ByteRange]
     metadata: Mapping[str, str]
     size: int
     digest: str
@@ -133,7 +133,7 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
             f"at most {LONGEST_HEADER} are read"
         )
     head = len(text).to_bytes(8, "little") + text
-    entries = {name: Slot(specs[name], len(head) + a, len(head) + b) for name, (a, b) in offsets.items()}
+    entries = {name: ByteRange(specs[name], len(head) + a, len(head) + b) for name, (a, b) in offsets.items()}
     return head, Header(entries, dict(metadata), len(head) + end, xxhash.xxh3_128_hexdigest(head))
 
 
@@ -207,7 +207,7 @@ def _parsed_header(text: bytes) -> dict[str, Any]:
     return rows
 
 
-def _slot(name: str, row: Any, base: int) -> Slot:
+def _slot(name: str, row: Any, base: int) -> ByteRange:
     if not isinstance(row, dict) or row.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"tensor {name} needs dtype, shape and data_offsets")
     if not isinstance(row["dtype"], str) or row["dtype"] not in DTYPES:
@@ -219,7 +219,7 @@ def _slot(name: str, row: Any, base: int) -> Slot:
     start, stop = row["data_offsets"]
     if stop - start != spec.nbytes:
         raise ValueError(f"tensor {name} takes {stop - start} bytes, {described(spec)} needs {spec.nbytes}")
-    return Slot(spec, base + start, base + stop)
+    return ByteRange(spec, base + start, base + stop)
 
 
 def _naturals(value: Any) -> bool:

@@ -53,8 +53,8 @@ _ROLES = "{'human': 'user', 'gpt': 'assistant'}"
 _SHAREGPT = (
     f"[{{'role': {_ROLES}.get(m['from'], m['from']), 'content': m['value']}} for m in r['conversations']]"
 )
-_ASKED = "(r['instruction'] + chr(10) + r.get('input', '')).strip()"
-_ALPACA = f"[{{'role': 'user', 'content': {_ASKED}}}, {{'role': 'assistant', 'content': r['output']}}]"
+_QUESTION = "(r['instruction'] + chr(10) + r.get('input', '')).strip()"
+_ALPACA = f"[{{'role': 'user', 'content': {_QUESTION}}}, {{'role': 'assistant', 'content': r['output']}}]"
 
 
 def _other_form(keys: Collection[str]) -> OtherForm | None:
@@ -81,7 +81,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     """A line of a file, or a row of a table by its columns; ``place``: FILE:LINE, or FILE: row NUMBER.
 
     ``file``: the index of its file. ``offset``: the bytes up to the end of this line; 0 in a table.
@@ -122,13 +122,13 @@ def _columns(file: CorpusFile) -> list[str]:
     return [name for name in (MESSAGES, PROMPT, COMPLETION, TOOLS) if name in present]
 
 
-def read_rows(settings: Chat, paths: Paths | None) -> Iterator[Row]:
+def read_rows(settings: Chat, paths: Paths | None) -> Iterator[DataRow]:
     """Yields the rows of all files at ``paths``, without empty lines. Raises ``BadFile``."""
     for which, file in enumerate(files(paths)):
         if file.form != "jsonl":
             for number, record in enumerate(records(file, _columns(file)), 1):
                 record_values = {name: value for name, value in record.items() if value is not None}
-                yield Row(f"{file.path}: row {number}", record_values, which)
+                yield DataRow(f"{file.path}: row {number}", record_values, which)
             continue
         try:
             with unpacked(file) as stream:
@@ -136,7 +136,7 @@ def read_rows(settings: Chat, paths: Paths | None) -> Iterator[Row]:
                 for number, line in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), 1):
                     offset += len(line)
                     if line.strip():
-                        yield Row(f"{file.path}:{number}", line, which, offset)
+                        yield DataRow(f"{file.path}:{number}", line, which, offset)
         except packing_errors() as error:
             raise BadFile(f"{file.path}: cannot be unpacked: {error}") from error
 

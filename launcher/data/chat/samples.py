@@ -52,7 +52,7 @@ class Conversations(Source):
         targets[:] = IGNORED
         for row, index in enumerate(indices.tolist()):
             at = 0
-            conversations = self._held(index)
+            conversations = self._conversations_of(index)
             for number, conversation in enumerate(conversations):
                 mine = self._at(conversation)
                 ids, counted = self.made.tokens[mine].astype(np.int64), self.made.counted[mine][1:]
@@ -63,7 +63,7 @@ class Conversations(Source):
             numbers[row, at:] = len(conversations)
         return torch.from_numpy(tokens), torch.from_numpy(numbers), torch.from_numpy(targets)
 
-    def _held(self, index: int) -> list[int]:
+    def _conversations_of(self, index: int) -> list[int]:
         """The indices of the conversations in a sample."""
         order, first = self._samples
         rows: list[int] = order[first[index] : first[index + 1]].tolist()

@@ -17,7 +17,7 @@ import tokenizers
 import xxhash
 from numpy.typing import NDArray
 
-from launcher.data.chat.conversations import BadRow, OtherForm, Row, conversation, files, read_rows
+from launcher.data.chat.conversations import BadRow, DataRow, OtherForm, conversation, files, read_rows
 from launcher.data.chat.template import CONFIG, TEMPLATE, ChatTokenizer, Labelled, chat_tokenizer
 from launcher.data.file_checks import BadFile
 from launcher.data.prepare import shards
@@ -33,7 +33,7 @@ FIT = "data.too_long=cut truncates them, skip leaves them out"
 
 
 @dataclass
-class Counts:
+class RowCounts:
     """Counts what became of rows: ``bad`` and ``long`` are left out, ``cut`` ones lose their ends.
 
     ``why``: the reason for the first bad row.
@@ -45,7 +45,7 @@ class Counts:
     cut: int = 0
     why: str = ""
 
-    def add(self, more: Counts) -> None:
+    def add(self, more: RowCounts) -> None:
         """Adds the counts of later rows."""
         self.conversations += more.conversations
         self.bad += more.bad
@@ -81,7 +81,9 @@ class ChatTokens:
         return len(self.ends)
 
 
-def labelled(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Counts) -> Iterator[Labelled]:
+def labelled(
+    settings: Chat, by: ChatTokenizer, some: Iterable[DataRow], counts: RowCounts
+) -> Iterator[Labelled]:
     """Yields the labelled tokens of each usable row, and counts the others. Raises ``BadFile``."""
     room = settings.seq_len + 1
     for row in some:
@@ -108,7 +110,7 @@ def labelled(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Cou
         yield ids, counted
 
 
-def made(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Counts) -> ChatTokens:
+def made(settings: Chat, by: ChatTokenizer, some: Iterable[DataRow], counts: RowCounts) -> ChatTokens:
     """Concatenates the conversations in ``some`` rows that are trained on. Raises ``BadFile``."""
     tokens, counted, ends = array("I"), bytearray(), array("q")
     for ids, mine in labelled(settings, by, some, counts):
@@ -124,7 +126,7 @@ def made(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Counts)
 
 def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None) -> ChatTokens:
     """Tokenizes all conversations into memory. Raises ``BadFile``."""
-    counts = Counts()
+    counts = RowCounts()
     all_of_them = made(settings, by, read_rows(settings, paths), counts)
     counts.check()
     return all_of_them
@@ -144,14 +146,14 @@ class LabelledRows:
     """
 
     made: ChatTokens | None
-    last: Row
-    counts: Counts = field(default_factory=Counts)
+    last: DataRow
+    counts: RowCounts = field(default_factory=RowCounts)
     refused: str = ""
 
 
-def labelled_rows(settings: Chat, rows: tuple[Row, ...]) -> LabelledRows:
+def labelled_rows(settings: Chat, rows: tuple[DataRow, ...]) -> LabelledRows:
     """What a child process does with the rows of one task."""
-    counts, last = Counts(), replace(rows[-1], data=b"")
+    counts, last = RowCounts(), replace(rows[-1], data=b"")
     try:
         tokens = made(settings, _tokenizer(settings), rows, counts)
     except BadFile as error:
@@ -164,9 +166,9 @@ def _tokenizer(settings: Chat) -> ChatTokenizer:
     return chat_tokenizer(settings)
 
 
-def tasks(rows: Iterable[Row]) -> Iterator[tuple[Row, ...]]:
+def tasks(rows: Iterable[DataRow]) -> Iterator[tuple[DataRow, ...]]:
     """Groups ``rows`` into tasks, in order."""
-    some: list[Row] = []
+    some: list[DataRow] = []
     size = 0
     for row in rows:
         some.append(row)
@@ -234,9 +236,9 @@ def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
     return "; ".join(summaries)
 
 
-def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: ProgressReporter) -> Counts:
+def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: ProgressReporter) -> RowCounts:
     """Writes the answers in the order of the rows, whichever process encoded them. Raises ``BadFile``."""
-    counts, size, before, last = Counts(), 0, 0, Row("", b"")
+    counts, size, before, last = RowCounts(), 0, 0, DataRow("", b"")
     with ExitStack() as stack:
         out = {name: stack.enter_context(_file(folder, part, name).open("wb")) for name in ARRAYS}
         for answer in answers:
@@ -320,7 +322,7 @@ def vocabulary(settings: Chat) -> int | None:
         return None
 
 
-def _labelled(by: ChatTokenizer, row: Row) -> Labelled:
+def _labelled(by: ChatTokenizer, row: DataRow) -> Labelled:
     """The tokens of a row, and which are trained on. Raises ``BadRow`` if that is none."""
     ids, counted = by.labelled(conversation(row.data))
     if not counted[1:].any():
@@ -328,7 +330,7 @@ def _labelled(by: ChatTokenizer, row: Row) -> Labelled:
     return ids, counted
 
 
-def _usable(by: ChatTokenizer, row: Row) -> bool:
+def _usable(by: ChatTokenizer, row: DataRow) -> bool:
     try:
         _labelled(by, row)
     except BadRow:
@@ -352,7 +354,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
     if by is None:
         return
     bad = []
-    endless: list[tuple[Row, str]] = []
+    endless: list[tuple[DataRow, str]] = []
     ends = False
     for row in first[:ROWS_CHECKED]:
         try:

@@ -31,7 +31,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """Complete lines as bytes, or the values of a column, from ``start`` on; the next begins ``after`` it.
 
     ``ends``: it is the last block of its file. ``bad``: why a line that is too long was left out.
@@ -48,7 +48,7 @@ class Block:
         return self.after.offset - self.start.offset
 
 
-def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: str) -> Iterator[Block]:
+def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: str) -> Iterator[TextBlock]:
     """Yields the blocks from ``at`` to the end of the last file. Raises ``BadFile`` with the path.
 
     Args:
@@ -109,7 +109,7 @@ def _behind_line(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
-def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) -> Iterator[Block]:
+def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) -> Iterator[TextBlock]:
     """Yields the blocks of a text. Where a block ends depends only on the bytes from its start."""
     _skip(stream, start.offset)
     data, size_needed = b"", BLOCK
@@ -126,12 +126,12 @@ def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) ->
             size, last = _to_line_end(stream)
             after = replace(start, offset=start.offset + len(data) + size, row=start.row + 1)
             bad = f"a line of {len(data) + size} bytes; at most {LONGEST_LINE} are read"
-            yield Block(start, after, b"", last, bad)
+            yield TextBlock(start, after, b"", last, bad)
             data = b""
         else:
             mine, data = data[:end], data[end:]
             after = replace(start, offset=start.offset + end, row=start.row + mine.count(b"\n"))
-            yield Block(start, after, mine, last)
+            yield TextBlock(start, after, mine, last)
         if last:
             return
         start, size_needed = after, BLOCK
@@ -155,15 +155,15 @@ def _skip(stream: BinaryIO, offset: int) -> None:
         offset -= passed
 
 
-def _of_table(file: CorpusFile, start: Position, field: str) -> Iterator[Block]:
+def _of_table(file: CorpusFile, start: Position, field: str) -> Iterator[TextBlock]:
     """Yields the blocks of a table. ``offset`` counts bytes of text, as in a file of lines."""
-    waiting: Block | None = None
+    waiting: TextBlock | None = None
     for values in column_values(file, field, start.row):
         nbytes = sum(len(v) for v in values if isinstance(v, str))
         after = replace(start, offset=start.offset + nbytes, row=start.row + len(values))
         if waiting is not None:
             yield waiting
-        waiting = Block(start, after, values, ends=False)
+        waiting = TextBlock(start, after, values, ends=False)
         start = after
     if waiting is not None:
         yield replace(waiting, ends=True)

@@ -120,8 +120,8 @@ def _check_start(head: bytes, form: Form, packing: str) -> None:
     expected = PACKINGS.get(packing) or {"parquet": "Parquet", "arrow": "Arrow"}.get(form)
     if form == "arrow" and kind is None:
         return  # a stream of record batches has no signature
-    if head and (kind.what if kind else None) != expected:
-        actual = f"{kind.what} by its first bytes" if kind else "its first bytes are not those of such a file"
+    if head and (kind.kind if kind else None) != expected:
+        actual = f"{kind.kind} by its first bytes" if kind else "its first bytes are not those of such a file"
         raise BadFile(f"{expected or form} by its name, but {actual}")
 
 

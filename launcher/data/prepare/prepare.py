@@ -18,12 +18,12 @@ import xxhash
 from launcher.data import text_files
 from launcher.data.file_checks import BadFile
 from launcher.data.prepare import shards
-from launcher.data.prepare.corpus import Bad, Block, Kind, Position, blocks, documents, keys_of_text
+from launcher.data.prepare.corpus import Bad, Kind, Position, TextBlock, blocks, documents, keys_of_text
 from launcher.data.prepare.corpus_files import LINES, CorpusFile, corpus_file, named, packing_errors, unpacked
 from launcher.data.prepare.encode import NoEnd, Recipe, Vocabulary, trained_end, vocabulary
 from launcher.data.prepare.shards import Progress, ProgressReporter
 from launcher.data.prepare.tables import check_column, columns_of_text
-from launcher.data.prepare.tasks import Encode, Encoded, Train, cores, encode, encoders, train
+from launcher.data.prepare.tasks import Encode, Encoded, TrainTokenizer, cores, encode, encoders, train
 from launcher.data.tokens.formats import TokenWriter
 from launcher.errors import Problem, RunError, error_text
 from launcher.job.schema.steps import Prepare
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTokens:
     """What ``dst`` contains. ``anew``: this start made it, from ``nbytes`` of text in ``seconds``."""
 
     tokens: int
@@ -61,19 +61,19 @@ class Prepared:
         return f"{dst}: {summary}{skipped}; {rate}"
 
 
-def prepare(settings: Prepare, say: Say, speed: ProgressReporter) -> Prepared:
+def prepare(settings: Prepare, say: Say, speed: ProgressReporter) -> PreparedTokens:
     """Prepares the corpus, unless ``dst`` already has it. Complete files are kept for the next start.
 
     Raises ``BadFile`` for a corpus that cannot be read, and ``RunError`` for everything else.
     """
     files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
-    corpus = Corpus.from_files(settings, files)
+    corpus = TextCorpus.from_files(settings, files)
     dst, folder = Path(settings.dst), shards.working_folder(Path(settings.dst))
     with writing(folder), shards.locked(folder, say):
         said_so = shards.published(dst)
         if said_so is not None and corpus.is_in(said_so):
             shards.leave(folder)
-            return _found(said_so)
+            return _from_manifest(said_so)
         if reason := occupied(dst, settings.overwrite):
             shards.leave(folder)
             raise RunError(reason)
@@ -93,7 +93,7 @@ def occupied(dst: Path, overwrite: bool) -> str | None:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class TextCorpus:
     """A corpus. ``digest``: of all that the tokens depend on. ``seen``: size and mtime of each file."""
 
     settings: Prepare
@@ -102,7 +102,7 @@ class Corpus:
     seen: tuple[tuple[int, int], ...]
 
     @classmethod
-    def from_files(cls, settings: Prepare, files: Sequence[CorpusFile]) -> Corpus:
+    def from_files(cls, settings: Prepare, files: Sequence[CorpusFile]) -> TextCorpus:
         """Computes the digest. Reads every file."""
         options = settings.model_dump(
             include={"field", "documents", "tokenizer", "vocab_size", "shard_tokens"}
@@ -130,10 +130,10 @@ class Corpus:
             if _seen(file.path) != seen:
                 raise RunError(f"{file.path}: it changed while it was read; start again")
 
-    def blocks(self, at: Position) -> Iterator[Block]:
+    def blocks(self, at: Position) -> Iterator[TextBlock]:
         return blocks(self.files, at, field=self.settings.field, documents=self.settings.documents)
 
-    def task(self, block: Block) -> Encode:
+    def task(self, block: TextBlock) -> Encode:
         """The task that encodes a block."""
         form = self.files[block.start.file].form
         kind: Kind = "jsonl" if form == "jsonl" else "values" if form not in LINES else "text"
@@ -142,7 +142,7 @@ class Corpus:
         first = block.start.offset == 0
         return Encode(kind, block.data, self.settings.field, first=first, ends=block.ends)
 
-    def place(self, block: Block, row: int) -> str:
+    def place(self, block: TextBlock, row: int) -> str:
         """Where a row of a block is: FILE:LINE, as editors read it, or FILE: row NUMBER of a table."""
         file = self.files[block.start.file]
         number = block.start.row + row + 1
@@ -158,7 +158,7 @@ def content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _make(corpus: Corpus, folder: Path, say: Say, speed: ProgressReporter) -> Prepared:
+def _make(corpus: TextCorpus, folder: Path, say: Say, speed: ProgressReporter) -> PreparedTokens:
     settings = corpus.settings
     start = time.monotonic()
     begun = done = shards.kept(folder, corpus.digest, corpus.skips)
@@ -184,10 +184,10 @@ def _make(corpus: Corpus, folder: Path, say: Say, speed: ProgressReporter) -> Pr
     }  # fmt: skip
     shards.publish(folder, Path(settings.dst), said_so)
     seconds = time.monotonic() - start
-    return replace(_found(said_so), anew=True, nbytes=done.nbytes - begun.nbytes, seconds=seconds)
+    return replace(_from_manifest(said_so), anew=True, nbytes=done.nbytes - begun.nbytes, seconds=seconds)
 
 
-def _vocabulary(corpus: Corpus, folder: Path, crew: Workers) -> Vocabulary:
+def _vocabulary(corpus: TextCorpus, folder: Path, crew: Workers) -> Vocabulary:
     """The vocabulary; writes its tokenizer.json to ``folder``. A trained tokenizer is trained only once."""
     file = folder / shards.TOKENIZER
     trained = None
@@ -199,7 +199,7 @@ def _vocabulary(corpus: Corpus, folder: Path, crew: Workers) -> Vocabulary:
     return made
 
 
-def _sample(corpus: Corpus) -> Train:
+def _sample(corpus: TextCorpus) -> TrainTokenizer:
     """A task that trains on the first bytes of up to ``SAMPLED`` files, equally many of each."""
     settings = corpus.settings
     assert settings.vocab_size is not None
@@ -213,12 +213,12 @@ def _sample(corpus: Corpus) -> Train:
                 break
             taken.append(corpus.task(block))
             size += block.nbytes
-    return Train(taken, settings.vocab_size, trained_end(settings))
+    return TrainTokenizer(taken, settings.vocab_size, trained_end(settings))
 
 
 def _shard(
-    corpus: Corpus, folder: Path, made: Vocabulary, encoded: Iterator[tuple[Block, Encoded]], done: Progress,
-    speed: ProgressReporter,
+    corpus: TextCorpus, folder: Path, made: Vocabulary, encoded: Iterator[tuple[TextBlock, Encoded]],
+    done: Progress, speed: ProgressReporter,
 ) -> Progress | None:  # fmt: skip
     """Writes one more file of tokens; returns ``None`` if no block is left."""
     first = next(encoded, None)
@@ -247,10 +247,10 @@ def _shard(
     return done
 
 
-def _found(manifest: dict[str, Any]) -> Prepared:
+def _from_manifest(manifest: dict[str, Any]) -> PreparedTokens:
     """What a folder's manifest says."""
     counts = {key: int(manifest[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
-    return Prepared(**counts, end=str(manifest["end_of_document"]), anew=False)
+    return PreparedTokens(**counts, end=str(manifest["end_of_document"]), anew=False)
 
 
 def _seen(path: Path) -> tuple[int, int]:
@@ -258,7 +258,7 @@ def _seen(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _listed(corpus: Corpus) -> str:
+def _listed(corpus: TextCorpus) -> str:
     paths = [str(file.path) for file in corpus.files]
     return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
@@ -376,7 +376,7 @@ def bound(settings: Prepare) -> int:
     return _bound_and_end(settings)[0]
 
 
-def write(path: Path, settings: Prepare, count: int) -> None:
+def write_placeholder(path: Path, settings: Prepare, count: int) -> None:
     """Writes ``count`` tokens, each of which ends a document."""
     size, end = _bound_and_end(settings)
     with TokenWriter(path, size, end) as file:

@@ -230,7 +230,7 @@ class ProgressReporter:
         self._mode, self._say, self._out, self._clock = mode, say, out, clock
         self._bar: RichProgress | None = None
         self._sizes: list[int] = []
-        self._start, self._told, self._before = 0.0, 0.0, 0
+        self._start, self._reported, self._before = 0.0, 0.0, 0
 
     def __enter__(self) -> ProgressReporter:
         return self
@@ -246,7 +246,7 @@ class ProgressReporter:
         if self._bar is not None:
             self._bar.stop()
         self._sizes, self._before = [file.size for file in files], done.nbytes
-        self._start = self._told = self._clock()
+        self._start = self._reported = self._clock()
         if self._mode == "bar":
             self._bar = self._new_bar()
             self._bar.start()
@@ -266,10 +266,10 @@ class ProgressReporter:
         return bar
 
     def __call__(self, done: Progress) -> None:
-        if self._mode == "off" or self._clock() - self._told < (DRAWN_S if self._bar else EVERY_S):
+        if self._mode == "off" or self._clock() - self._reported < (DRAWN_S if self._bar else EVERY_S):
             return
-        self._told = self._clock()
-        rate = (done.nbytes - self._before) / MB / max(self._told - self._start, 1e-9)
+        self._reported = self._clock()
+        rate = (done.nbytes - self._before) / MB / max(self._reported - self._start, 1e-9)
         file = f"file {done.position.file + 1} of {len(self._sizes)}"
         text = f"{done.nbytes / MB:.0f} MB, {done.tokens:,} tokens, {rate:.1f} MB/s, {file}"
         if self._bar is None:

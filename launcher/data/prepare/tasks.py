@@ -39,7 +39,7 @@ class EncodeLines:
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainTokenizer:
     """Trains BPE on the documents of ``blocks``. Answer: the content of tokenizer.json."""
 
     blocks: list[Encode]
@@ -64,7 +64,7 @@ class Encoded:
 
 
 K = TypeVar("K")
-WHAT = "a process that encodes"
+ENCODER = "a process that encodes"
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 """The environment of a child: there is one per core."""
 
@@ -76,10 +76,10 @@ def cores() -> int:
 
 def encoders(count: int) -> AbstractContextManager[Workers]:
     """``count`` child processes, which end with the block. If one ends earlier, ``RunError`` is raised."""
-    return workers(count, partial(Interpreter, module=__name__, environ=ONE_THREAD), WHAT)
+    return workers(count, partial(Interpreter, module=__name__, environ=ONE_THREAD), ENCODER)
 
 
-def train(crew: Workers, task: Train | TrainText) -> str:
+def train(crew: Workers, task: TrainTokenizer | TrainText) -> str:
     """Trains a tokenizer in a child; returns its tokenizer.json."""
     (tokenizer,) = crew.map(_trained, [task])
     return tokenizer
@@ -110,7 +110,7 @@ def _encoded(recipe: Recipe, task: Encode | EncodeLines) -> Encoded:
     return Encoded(tokens, len(block.texts) if whole_documents else int(task.ends), block.bad)
 
 
-def _trained(task: Train | TrainText) -> str:
+def _trained(task: TrainTokenizer | TrainText) -> str:
     if isinstance(task, TrainText):
         part, _ = text_files.split(task.settings)
         return str(text_files.train(part.tobytes().decode(), task.settings.vocab_size).to_str())

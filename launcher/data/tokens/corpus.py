@@ -109,8 +109,8 @@ class Mixture:
 
         # round to the nearest counts that add up; on ties the first source wins
         counts = [int(share * PERIOD) for share in shares]
-        left = sorted(range(len(shares)), key=lambda s: (counts[s] - shares[s] * PERIOD, s))
-        for s in left[: PERIOD - sum(counts)]:
+        by_shortfall = sorted(range(len(shares)), key=lambda s: (counts[s] - shares[s] * PERIOD, s))
+        for s in by_shortfall[: PERIOD - sum(counts)]:
             counts[s] += 1
         return cls(tuple(counts))
 

@@ -142,7 +142,7 @@ def token_file(path: Path, dtype: str) -> TokenFile:
     # two bytes that match a signature could be a token
     kind = by_start(start, least=4)
     if kind is not None:
-        raise BadFile(f"{kind.what} by its first bytes, not tokens alone: {READ}")
+        raise BadFile(f"{kind.kind} by its first bytes, not tokens alone: {READ}")
     return without_header(path, size, dtype)
 
 
@@ -183,12 +183,12 @@ def check_digest(file: TokenFile) -> None:
     if file.digest is None:
         return
     digest = xxhash.xxh3_128()
-    left = file.tokens * np.dtype(file.dtype).itemsize
+    remaining = file.tokens * np.dtype(file.dtype).itemsize
     with opened(file.path) as stream:
         stream.seek(file.offset)
-        while left and (chunk := stream.read(min(CHUNK, left))):
+        while remaining and (chunk := stream.read(min(CHUNK, remaining))):
             digest.update(chunk)
-            left -= len(chunk)
+            remaining -= len(chunk)
     if digest.hexdigest() != file.digest:
         raise BadFile("damaged: the digest of its tokens does not match its header")
 

@@ -41,19 +41,19 @@ class _Free:
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.opened = capacity, 0
-        self.left: list[int] = []
+        self.rooms: list[int] = []
         self.bins: dict[int, Numbers] = {}
 
     def tightest(self, length: int, count: int) -> Numbers:
         """Up to ``count`` of the fullest bins with room for a piece of ``length``; places one in each."""
-        at = bisect_left(self.left, length)
-        if at == len(self.left):
+        at = bisect_left(self.rooms, length)
+        if at == len(self.rooms):
             new = -(-count // (self.capacity // length))  # ceil: enough for all pieces
             self._put(self.capacity, np.arange(self.opened, self.opened + new))
             self.opened += new
-        room = self.left[at]
+        room = self.rooms[at]
         taken, rest = self.bins[room][:count], self.bins[room][count:]
-        del self.bins[room], self.left[at]
+        del self.bins[room], self.rooms[at]
         self._put(room, rest)
         self._put(room - length, taken)
         return taken
@@ -65,7 +65,7 @@ class _Free:
             self.bins[room] = np.concatenate((self.bins[room], bins))
         else:
             self.bins[room] = bins
-            insort(self.left, room)
+            insort(self.rooms, room)
 
 
 CHUNK = 1 << 24

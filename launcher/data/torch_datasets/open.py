@@ -17,7 +17,7 @@ from torch.utils import data as torch_data
 from launcher.data.shuffle import permutation
 from launcher.data.source import Dataset, Source
 from launcher.data.torch_datasets.items import problems
-from launcher.data.torch_datasets.stream import ENDLESS, MapStyle, Stream, global_generators
+from launcher.data.torch_datasets.stream import ENDLESS, IndexedStream, MapStyle, global_generators
 from launcher.errors import Problem, RequestError, owned
 from launcher.job.schema.components import Target
 from launcher.job.targets import build, factory
@@ -167,7 +167,7 @@ def _source(made: Any, settings: Target | None, seed: int, allow: tuple[str, ...
     if isinstance(made, torch_data.IterableDataset):
         anew = partial(_opened, settings, seed, allow, part)
         request = f"{settings.model_dump_json(by_alias=True)}, seed {seed}, part {part}"
-        return Stream(anew, settings.target, (seed, part), _said_length(made), request)
+        return IndexedStream(anew, settings.target, (seed, part), _said_length(made), request)
     return MapStyle(made, np.arange(_length(made, settings)), settings.target, (seed, part))
 
 
@@ -232,7 +232,7 @@ def unsteady(one: Dataset, other: Dataset) -> Iterator[Problem]:
 
 
 def _unsteady(mine: Source, theirs: Source) -> Problem | None:
-    if not isinstance(mine, MapStyle | Stream) or not len(mine):
+    if not isinstance(mine, MapStyle | IndexedStream) or not len(mine):
         return None
     n = min(ITEMS, len(mine))
     first = _read(mine, n)
@@ -243,12 +243,12 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
             return Problem(KEY, f"{mine.name}: {text}; {DRAW}")
     at = _differs(first, _read(theirs, n))
     if at is None:
-        return _lost(mine, first) if isinstance(mine, Stream) and n > 1 else None
+        return _lost(mine, first) if isinstance(mine, IndexedStream) and n > 1 else None
     text = f"built a second time, its item {at} differs, and each rank builds its own copy"
     return Problem(KEY, f"{mine.name}: {text}; {DRAW}, and by the seed in its constructor")
 
 
-def _lost(stream: Stream, items: list[Sequence[Tensor]]) -> Problem | None:
+def _lost(stream: IndexedStream, items: list[Sequence[Tensor]]) -> Problem | None:
     """Reports a stream with a ``state_dict`` that does not continue with the right item."""
     half = len(items) // 2
     one, other = stream.anew(), stream.anew()

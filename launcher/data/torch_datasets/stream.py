@@ -45,7 +45,7 @@ LONGEST = 1 << 20
 METHODS = ("state_dict", "load_state_dict")
 
 
-class Stream(Items):
+class IndexedStream(Items):
     """Index ``i`` is the ``i``-th item of an iterator over ``make()``; each rank reads all items up to it.
 
     Going back builds the data set again and reads it from the start. What an item draws from the global
@@ -103,8 +103,8 @@ class Stream(Items):
             call_user(self.name, "its load_state_dict", lambda: items.load_state_dict(state))
         self._begun, self._done, self._last = True, 0, _END
 
-    def anew(self) -> Stream:
-        return Stream(self.make, self.name, self.key, self.length, self.request)
+    def anew(self) -> IndexedStream:
+        return IndexedStream(self.make, self.name, self.key, self.length, self.request)
 
     def place(self) -> dict[str, Any] | None:
         """The position for ``go_on``, in JSON; ``None`` if neither the data set nor its iterator has one.

@@ -47,10 +47,10 @@ def run_copies(
 
     Raises ``RunError`` on every rank if it was too noisy.
     """
-    from launcher.extras.calibration.measure import Wanted, calibrated
+    from launcher.extras.calibration.measure import CalibrationSettings, calibrated
     from launcher.extras.calibration.training_steps import trainings
 
-    settings = Wanted(Path(place(step.to, str(folder))), step.seconds, step.spread)
+    settings = CalibrationSettings(Path(place(step.to, str(folder))), step.seconds, step.spread)
     (copy, replicas), (_, stages) = copies
     works = Works(copy.job.train.precision, replicas.estimate.work, stages.estimate.work)
     return calibrated(world, settings, [*trainings(world, copies, folder, drawn)], works)

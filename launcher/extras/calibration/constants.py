@@ -41,19 +41,19 @@ class Moved:
     ``tiny``: a block of tensors so small that only launching takes time.
     """
 
-    what: Literal["copy", "others", "tiny"]
+    kind: Literal["copy", "others", "tiny"]
     done: Operations
 
 
 @dataclass(frozen=True)
-class Block:
+class TimedBlock:
     """A block on ranks with a core each; ``alone``: on one rank while the other cores are idle."""
 
     alone: bool
 
 
 @dataclass(frozen=True)
-class Collective:
+class TimedCollective:
     """A collective over ``ranks`` ranks of one node, or one on each node; ``nbytes``: the full tensor."""
 
     link: Literal["inside", "between"]
@@ -63,7 +63,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Message:
+class TimedMessage:
     """A message from one rank to the next: half of the time there and back."""
 
     link: Literal["inside", "between"]
@@ -74,7 +74,7 @@ class Message:
 class Overlap:
     """A product, gradients on the network, ``both`` at once, or in ``turns``: one waits for the other."""
 
-    what: Literal["product", "network", "both", "turns"]
+    kind: Literal["product", "network", "both", "turns"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class Taken:
     """Not seconds but a share of time: how long others used the core of a rank that computes alone."""
 
 
-Timed = Taken | Multiplied | Attended | Moved | Block | Collective | Message | Overlap | Trained
+Timed = (
+    Taken | Multiplied | Attended | Moved | TimedBlock | TimedCollective | TimedMessage | Overlap | Trained
+)
 Round = Mapping[Timed, float]
 """One measurement of everything: the seconds of each operation, and the share that was ``Taken``."""
 
@@ -104,7 +106,7 @@ class Works:
 
 
 @dataclass(frozen=True)
-class Machine(Works):
+class MeasuredMachine(Works):
     """The machine that is measured.
 
     ``memory_gb``: the memory of a rank; ``per_node``: ranks on a node; ``cores``: cores of a node, if ranks
@@ -138,7 +140,7 @@ Values = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Constant:
+class FittedConstant:
     """A fitted constant; ``spread``: the distance of its quartiles over batches of rounds, relative to it."""
 
     key: str
@@ -146,7 +148,7 @@ class Constant:
     spread: float
 
 
-def constants(rounds: Sequence[Round], machine: Machine) -> tuple[Constant, ...]:
+def constants(rounds: Sequence[Round], machine: MeasuredMachine) -> tuple[FittedConstant, ...]:
     """Returns the constants by their keys in a file of ``conf/cluster``.
 
     Spreads are those of the constants that the medians of each batch of rounds give.
@@ -184,12 +186,12 @@ def taken(rounds: Sequence[Round]) -> float:
     return statistics.median(r.get(Taken(), 0.0) for r in rounds)
 
 
-def noisy(constants: Sequence[Constant], most: float) -> tuple[Constant, ...]:
+def noisy(constants: Sequence[FittedConstant], most: float) -> tuple[FittedConstant, ...]:
     """Returns the constants whose spread is larger than ``most``."""
     return tuple(c for c in constants if c.spread > most)
 
 
-def refusal(constants: Sequence[Constant], others: float, most: float) -> str:
+def refusal(constants: Sequence[FittedConstant], others: float, most: float) -> str:
     """Returns why no file is written and what to do, or ``""`` if it is written.
 
     ``others``: the share of time that other processes have ``taken``; ``most``: the largest spread or share.
@@ -202,7 +204,7 @@ def refusal(constants: Sequence[Constant], others: float, most: float) -> str:
     return f"{text}. {cure}" if reasons else ""
 
 
-def _rests(timings: Round, machine: Machine) -> Values:
+def _rests(timings: Round, machine: MeasuredMachine) -> Values:
     """Returns the milliseconds of a tiny step and of a slot of one.
 
     The spreads of ``step_ms`` and ``slot_ms``, which are the rests of these, are relative to them.
@@ -212,13 +214,13 @@ def _rests(timings: Round, machine: Machine) -> Values:
     return {"step_ms": took["replicas"] * 1e3, "slot_ms": took["stages"] * 1e3 / slots}
 
 
-def _constant(key: str, value: float, values: Sequence[float], floor: float) -> Constant:
+def _constant(key: str, value: float, values: Sequence[float], floor: float) -> FittedConstant:
     low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (value,) * 3
     scale = max(abs(value), floor)
-    return Constant(key, value, (high - low) / scale if scale else 0.0)
+    return FittedConstant(key, value, (high - low) / scale if scale else 0.0)
 
 
-def fitted(timings: Round, machine: Machine) -> Values:
+def fitted(timings: Round, machine: MeasuredMachine) -> Values:
     """Returns the constants that fit one round, or the typical values of several."""
     values = _products(timings)
     values |= _kernels(timings, machine, values)
@@ -254,11 +256,11 @@ def _products(timings: Round) -> Values:
     return out | {"efficiency": min(1.0, 1 / constant_term), "kernels.small": short / constant_term}
 
 
-def _kernels(timings: Round, machine: Machine, values: Values) -> Values:
+def _kernels(timings: Round, machine: MeasuredMachine, values: Values) -> Values:
     attended, seconds = next((w, s) for w, s in timings.items() if isinstance(w, Attended))
     flops = attended.flops * (1 + BACKWARD / FLASH_BACKWARD)
     peak = values.get(f"tflops.{attended.precision}", min(v for k, v in values.items() if "tflops" in k))
-    moved = {w.what: (w.done, s) for w, s in timings.items() if isinstance(w, Moved)}
+    moved = {w.kind: (w.done, s) for w, s in timings.items() if isinstance(w, Moved)}
 
     # if the cores compute, they launch kernels in between
     (tiny, took), (others, spent), (copied, copy) = moved["tiny"], moved["others"], moved["copy"]
@@ -276,7 +278,7 @@ def _kernels(timings: Round, machine: Machine, values: Values) -> Values:
 
 def _alone(timings: Round) -> Values:
     """Returns ``kernels.alone``, if ranks share cores: how much longer a block takes while all compute."""
-    took = {w.alone: s for w, s in timings.items() if isinstance(w, Block)}
+    took = {w.alone: s for w, s in timings.items() if isinstance(w, TimedBlock)}
     return {"kernels.alone": max(1.0, took[False] / took[True])} if took else {}
 
 
@@ -319,7 +321,7 @@ def _link(timings: Round, link: Literal["inside", "between"]) -> _Link | None:
     """Returns the constants of a link, or ``None`` if no collective was timed on it."""
     lines = []
     for operation, seconds in timings.items():
-        if isinstance(operation, Collective) and operation.link == link:
+        if isinstance(operation, TimedCollective) and operation.link == link:
             n = operation.ranks
             nbytes = TWICE.get(operation.kind, 1.0) * (n - 1) / n * operation.nbytes / seconds
             scatters = operation.kind == "reduce_scatter"
@@ -329,13 +331,13 @@ def _link(timings: Round, link: Literal["inside", "between"]) -> _Link | None:
     step, byte, scattered = _least_squares(lines)
 
     # the largest message, for which latency matters least
-    longest = max((w.nbytes, s) for w, s in timings.items() if isinstance(w, Message) and w.link == link)
+    longest = max((w.nbytes, s) for w, s in timings.items() if isinstance(w, TimedMessage) and w.link == link)
     nbytes, seconds = longest
     byte = max(byte, 1e-15)
     return _Link(step, byte, max(scattered, 1e-15), sent=max(seconds - step, seconds / 2) / nbytes)
 
 
-def _exposed(timings: Round, machine: Machine) -> Values:
+def _exposed(timings: Round, machine: MeasuredMachine) -> Values:
     """Returns the exposed shares: the time of sending beside a product and after one, relative to alone.
 
     A share may exceed 1, because ranks wait for the slowest one. On shared cores all shares are 1: sending is
@@ -343,12 +345,12 @@ def _exposed(timings: Round, machine: Machine) -> Values:
     """
     if machine.cores is not None:
         return dict.fromkeys(("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp"), 1.0)
-    took = {w.what: s for w, s in timings.items() if isinstance(w, Overlap)}
+    took = {w.kind: s for w, s in timings.items() if isinstance(w, Overlap)}
     share, waited = (max(0.0, took[w] - took["product"]) / took["network"] for w in ("both", "turns"))
     return {"overheads.exposed": share, "overheads.exposed_sums": share, "overheads.exposed_tp": waited}
 
 
-def _overheads(timings: Round, machine: Machine, values: Values) -> Values:
+def _overheads(timings: Round, machine: MeasuredMachine, values: Values) -> Values:
     """Returns the overheads: the time of tiny models that the other constants do not explain."""
     took = {w.layout: s for w, s in timings.items() if isinstance(w, Trained)}
 
@@ -380,7 +382,7 @@ def _solved(seconds: Callable[[float], float], took: float) -> float:
     return high
 
 
-def cluster(values: Mapping[str, float], machine: Machine) -> Cluster:
+def cluster(values: Mapping[str, float], machine: MeasuredMachine) -> Cluster:
     """Returns the cluster with these constants, as a file would contain it."""
     settings: dict[str, Any] = {
         "name": machine.name,

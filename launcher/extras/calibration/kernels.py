@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from launcher.extras.calibration.constants import Attended, Block, Moved, Multiplied, Round, Taken, Timed
+from launcher.extras.calibration.constants import Attended, Moved, Multiplied, Round, Taken, Timed, TimedBlock
 from launcher.parallel.cost.kernels import OperationsMeter
 from launcher.parallel.dispatch.modes import Dispatch
 from launcher.plan.values.operations import Operations, Product
@@ -39,14 +39,14 @@ def divisor(memory: int) -> int:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimedWork:
     """Runs ``work`` ``times`` times on the ranks that are ``in_it``; ``joint``: they wait for each other.
 
     ``before`` runs untimed ahead of each repetition. ``share``: the share of the seconds that counts, if the
-    work does more than ``what`` names.
+    work does more than ``timed`` names.
     """
 
-    what: Timed
+    timed: Timed
     work: Callable[[], object]
     in_it: bool = True
     joint: bool = False
@@ -56,7 +56,7 @@ class Sample:
     times: int = 1
 
 
-def prepared(sample: Sample, device: torch.device) -> Sample:
+def prepared(sample: TimedWork, device: torch.device) -> TimedWork:
     """Warms up, and sets ``times`` so that the timing takes ``least`` seconds; all ranks call it."""
     _timed(sample, device)
     dist.barrier()
@@ -68,7 +68,7 @@ def prepared(sample: Sample, device: torch.device) -> Sample:
     return replace(sample, times=min(MOST_TIMES, max(1, math.ceil(sample.least / max(took.item(), 1e-9)))))
 
 
-def _timed(sample: Sample, device: torch.device) -> tuple[float, float]:
+def _timed(sample: TimedWork, device: torch.device) -> tuple[float, float]:
     """Seconds of all repetitions, and this thread's CPU seconds in them; NaN on ranks that are not in it."""
     if not sample.in_it:
         return math.nan, math.nan
@@ -94,7 +94,7 @@ def _clocked(work: Callable[[], object], device: torch.device) -> tuple[float, f
     return time.perf_counter() - began, time.thread_time() - ran
 
 
-def one_round(samples: list[Sample], device: torch.device) -> Round:
+def one_round(samples: list[TimedWork], device: torch.device) -> Round:
     """Times each sample once on every rank; returns the seconds that it adds to a step.
 
     That is the time of the slowest rank, for which the others wait. For a sample with ``before`` it is the
@@ -117,14 +117,14 @@ def one_round(samples: list[Sample], device: torch.device) -> Round:
     own = torch.tensor(alone, dtype=torch.float64).nansum(0)
     dist.all_reduce(own)
     taken = 1 - (own[1] / own[0]).item() if device.type == "cpu" else 0.0
-    return {**dict(zip((s.what for s in samples), seconds, strict=True)), Taken(): taken}
+    return {**dict(zip((s.timed for s in samples), seconds, strict=True)), Taken(): taken}
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Sizes:
+class WorkSizes:
     """Sizes of the timed work: ``rows`` of samples, model ``width``; ``main``: the usual precision."""
 
     main: str
@@ -133,8 +133,8 @@ class Sizes:
     copied: int
 
 
-CPU = Sizes("fp32", rows=1024, width=256, copied=1 << 24)
-GPU = Sizes("bf16", rows=8192, width=4096, copied=1 << 28)
+CPU = WorkSizes("fp32", rows=1024, width=256, copied=1 << 24)
+GPU = WorkSizes("bf16", rows=8192, width=4096, copied=1 << 28)
 HEADS, TINY = 4, 32
 PRODUCTS = 9
 """Matrix products of a block, forward and backward."""
@@ -144,7 +144,7 @@ LONG = 0.05
 """Seconds of work on one core, which is timed beside other ranks and alone."""
 
 
-def sizes_on(device: torch.device) -> Sizes:
+def sizes_on(device: torch.device) -> WorkSizes:
     """The sizes for the CPU, or those that fit in the memory of the device."""
     if device.type == "cpu":
         return CPU
@@ -152,7 +152,7 @@ def sizes_on(device: torch.device) -> Sizes:
     return replace(GPU, rows=GPU.rows // by, width=GPU.width // by, copied=GPU.copied // by**2)
 
 
-def samples(device: torch.device, in_it: bool, first: bool) -> Iterator[Sample]:
+def timed_kernels(device: torch.device, in_it: bool, first: bool) -> Iterator[TimedWork]:
     """``in_it``: this rank has its own core; ``first``: it is the rank that is also timed alone."""
     sizes = sizes_on(device)
     rows, width = sizes.rows, sizes.width
@@ -167,19 +167,19 @@ def samples(device: torch.device, in_it: bool, first: bool) -> Iterator[Sample]:
     yield _attention(sizes, device, in_it)
     copied = torch.ones(sizes.copied // 4, device=device)
     into = torch.empty_like(copied)
-    yield Sample(
+    yield TimedWork(
         Moved("copy", Operations(moved=2 * copied.nbytes, kernels=1)), lambda: into.copy_(copied), in_it
     )
     others, tiny = _others(rows, width), _tiny()
-    yield Sample(Moved("others", _counted(others)), others(device), in_it)
-    yield Sample(Moved("tiny", _counted(tiny)), tiny(device), in_it)
+    yield TimedWork(Moved("others", _counted(others)), others(device), in_it)
+    yield TimedWork(Moved("tiny", _counted(tiny)), tiny(device), in_it)
     if device.type == "cpu":
         block = _block(rows, width, others(device))
-        yield Sample(Block(alone=False), block, in_it, least=LONG)
-        yield Sample(Block(alone=True), block, first, least=LONG)
+        yield TimedWork(TimedBlock(alone=False), block, in_it, least=LONG)
+        yield TimedWork(TimedBlock(alone=True), block, first, least=LONG)
 
 
-def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in_it: bool) -> Sample:
+def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in_it: bool) -> TimedWork:
     """The products of a linear layer: its forward, and the gradients of both factors."""
     dtype = DTYPES[precision]
     x, weight, grad = (torch.randn(s, device=device).to(dtype) for s in ((m, k), (n, k), (m, n)))
@@ -190,7 +190,7 @@ def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in
         grad.t() @ x
 
     operation = Multiplied(precision, Product(m, n, k, 1, dtype.itemsize))
-    return Sample(operation, work, in_it, share=1 / 3, least=STEADY)
+    return TimedWork(operation, work, in_it, share=1 / 3, least=STEADY)
 
 
 def _block(rows: int, width: int, others: Callable[[], object]) -> Callable[[], object]:
@@ -205,7 +205,7 @@ def _block(rows: int, width: int, others: Callable[[], object]) -> Callable[[], 
     return work
 
 
-def _attention(sizes: Sizes, device: torch.device, in_it: bool) -> Sample:
+def _attention(sizes: WorkSizes, device: torch.device, in_it: bool) -> TimedWork:
     batch, length, head = 8, sizes.rows // 8, sizes.width // HEADS
     made = torch.randn(3, batch, HEADS, length, head, device=device).to(DTYPES[sizes.main])
     q, k, v = (t.requires_grad_() for t in made.unbind())
@@ -214,7 +214,7 @@ def _attention(sizes: Sizes, device: torch.device, in_it: bool) -> Sample:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         torch.autograd.grad(out, (q, k, v), out.detach())
 
-    return Sample(Attended(sizes.main, 2 * batch * HEADS * length * length * head), work, in_it)
+    return TimedWork(Attended(sizes.main, 2 * batch * HEADS * length * length * head), work, in_it)
 
 
 Made = Callable[[torch.device], Callable[[], object]]

@@ -17,8 +17,16 @@ import torch.distributed as dist
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import RunError
 from launcher.extras.calibration import kernels, messages
-from launcher.extras.calibration.constants import Constant, Machine, Round, Works, constants, refusal, taken
-from launcher.extras.calibration.kernels import Sample, one_round, prepared
+from launcher.extras.calibration.constants import (
+    FittedConstant,
+    MeasuredMachine,
+    Round,
+    Works,
+    constants,
+    refusal,
+    taken,
+)
+from launcher.extras.calibration.kernels import TimedWork, one_round, prepared
 from launcher.extras.calibration.refit import cluster_file
 from launcher.plan.values.text import many
 from launcher.runtime import device as devices
@@ -31,7 +39,7 @@ GB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CalibrationSettings:
     """The file to write, the seconds to measure, and the largest spread that is accepted."""
 
     to: Path
@@ -39,7 +47,9 @@ class Wanted:
     spread: float
 
 
-def calibrated(world: World, settings: Wanted, trainings: Sequence[Sample], trained: Works) -> str:
+def calibrated(
+    world: World, settings: CalibrationSettings, trainings: Sequence[TimedWork], trained: Works
+) -> str:
     """Every rank calls it; returns the report. Raises ``RunError`` on all ranks if the spread is too large.
 
     ``trainings`` are timed together with the other samples; ``trained`` describes their work.
@@ -55,20 +65,20 @@ def calibrated(world: World, settings: Wanted, trainings: Sequence[Sample], trai
         settings.to.parent.mkdir(parents=True, exist_ok=True)
         heads = [*_heads(world, torch.device(world.device), len(rounds))]
         write_text(settings.to, cluster_file(fitted, machine, heads, world.size // world.local_size))
-    return _said(settings.to, fitted, len(rounds), others)
+    return _summary(settings.to, fitted, len(rounds), others)
 
 
-def samples(world: World, machine: Machine) -> list[Sample]:
+def samples(world: World, machine: MeasuredMachine) -> list[TimedWork]:
     """What is timed besides trainings; all ranks call it."""
     device = torch.device(world.device)
     own = machine.cores is None or world.local_rank < machine.cores
     return [
-        *kernels.samples(device, own, first=world.local_rank == 0),
-        *messages.samples(world, device, machine.cores),
+        *kernels.timed_kernels(device, own, first=world.local_rank == 0),
+        *messages.timed_messages(world, device, machine.cores),
     ]
 
 
-def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Round]:
+def measured(world: World, seconds: float, samples: Sequence[TimedWork]) -> list[Round]:
     """Rounds until the time is over, the same number on every rank."""
     device = torch.device(world.device)
     ready = [prepared(s, device) for s in samples]
@@ -82,7 +92,7 @@ def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Ro
             return rounds
 
 
-def machine_of(world: World, trained: Works, name: str) -> Machine:
+def machine_of(world: World, trained: Works, name: str) -> MeasuredMachine:
     """The machine that the ranks run on."""
     on_cpu = torch.device(world.device).type == "cpu"
     cores = max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads()) if on_cpu else None
@@ -90,7 +100,7 @@ def machine_of(world: World, trained: Works, name: str) -> Machine:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / world.local_size
     else:
         memory = devices.total_memory(torch.device(world.device))
-    return Machine(
+    return MeasuredMachine(
         name=name,
         memory_gb=memory / GB,
         per_node=world.local_size,
@@ -118,7 +128,7 @@ def _processor() -> str:
     return f"{many(len(os.sched_getaffinity(0)), 'core')} of {names[0] if names else platform.machine()}"
 
 
-def _said(to: Path, constants: Sequence[Constant], rounds: int, others: float) -> str:
+def _summary(to: Path, constants: Sequence[FittedConstant], rounds: int, others: float) -> str:
     worst = max(constants, key=lambda c: c.spread)
     middle = statistics.median(c.spread for c in constants)
     use = f"--config-dir {to.parent.parent} cluster={to.stem}" if to.parent.name == "cluster" else ""

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from launcher.extras.calibration.constants import Collective, Message, Overlap
-from launcher.extras.calibration.kernels import LEAST_SECONDS, Sample, divisor
+from launcher.extras.calibration.constants import Overlap, TimedCollective, TimedMessage
+from launcher.extras.calibration.kernels import LEAST_SECONDS, TimedWork, divisor
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import total_memory
 
@@ -34,7 +34,7 @@ _scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 Link = Literal["inside", "between"]
 
 
-def samples(world: World, device: torch.device, cores: int | None) -> Iterator[Sample]:
+def timed_messages(world: World, device: torch.device, cores: int | None) -> Iterator[TimedWork]:
     """Samples of all links; ``cores``: those of a node, if ranks have no devices.
 
     Groups are created on the way, so all ranks iterate in the same order. On cores a collective follows a
@@ -48,14 +48,14 @@ def samples(world: World, device: torch.device, cores: int | None) -> Iterator[S
         here = world.rank in ranks
         for kind in KINDS:
             for nbytes in sizes:
-                operation = Collective(link, kind, nbytes, len(ranks))
+                operation = TimedCollective(link, kind, nbytes, len(ranks))
                 work = _collective(kind, nbytes, len(ranks), group, device) if here else _nothing
-                yield Sample(operation, work, here, joint=True, before=before, least=least)
+                yield TimedWork(operation, work, here, joint=True, before=before, least=least)
     for link, pair in _pairs(world):
         for nbytes in sizes:
             work = _message(nbytes, pair, world.rank, device)
             here = world.rank in pair
-            yield Sample(Message(link, nbytes), work, here, joint=True, share=0.5, least=SEVERAL)
+            yield TimedWork(TimedMessage(link, nbytes), work, here, joint=True, share=0.5, least=SEVERAL)
     yield from _overlap(world, cores, device, by)
 
 
@@ -143,7 +143,7 @@ def _product(device: torch.device, by: int) -> Callable[[], object]:
     return lambda: side @ side.t() @ side
 
 
-def _overlap(world: World, cores: int | None, device: torch.device, by: int) -> Iterator[Sample]:
+def _overlap(world: World, cores: int | None, device: torch.device, by: int) -> Iterator[TimedWork]:
     """For ranks with a core each: a product, a shorter all-reduce, both at once, and one after the other.
 
     ``by`` as in ``_product``.
@@ -167,7 +167,7 @@ def _overlap(world: World, cores: int | None, device: torch.device, by: int) -> 
         product()
         network()
 
-    one = Sample(Overlap("product"), product, world.rank < max(2, count), joint=True, least=SEVERAL)
-    yield from (one, replace(one, what=Overlap("network"), work=network))
-    yield replace(one, what=Overlap("both"), work=both)
-    yield replace(one, what=Overlap("turns"), work=turns)
+    one = TimedWork(Overlap("product"), product, world.rank < max(2, count), joint=True, least=SEVERAL)
+    yield from (one, replace(one, timed=Overlap("network"), work=network))
+    yield replace(one, timed=Overlap("both"), work=both)
+    yield replace(one, timed=Overlap("turns"), work=turns)

@@ -9,7 +9,7 @@ from decimal import Decimal
 from math import exp, inf, log
 from statistics import mean
 
-from launcher.extras.calibration.constants import Constant, Machine, cluster
+from launcher.extras.calibration.constants import FittedConstant, MeasuredMachine, cluster
 from launcher.job.schema.cluster import Cluster
 from launcher.plan.time.prediction import predict
 from launcher.plan.time.speeds import speeds_of
@@ -233,14 +233,18 @@ ALONE = (
 """Keys with a single number, which come first in a file. Maps on one line follow, then the groups."""
 
 
-def cluster_file(constants: Sequence[Constant], machine: Machine, heads: Sequence[str], nodes: int) -> str:
+def cluster_file(
+    constants: Sequence[FittedConstant], machine: MeasuredMachine, heads: Sequence[str], nodes: int
+) -> str:
     """Returns the file of a calibrated cluster; ``heads``: comments on when and where it was measured."""
     values = {c.key: float(number(c.value)) for c in constants}
     calibrated = cluster(values, replace(machine, memory_gb=float(f"{machine.memory_gb:.3g}")))
     return cluster_text(calibrated, heads, dict(_comments(constants, machine, nodes)))
 
 
-def _comments(constants: Sequence[Constant], machine: Machine, nodes: int) -> Iterator[tuple[str, str]]:
+def _comments(
+    constants: Sequence[FittedConstant], machine: MeasuredMachine, nodes: int
+) -> Iterator[tuple[str, str]]:
     shared = machine.cores is not None
     yield "memory_gb", f"the machine's, which {machine.per_node} ranks share" if shared else "of a device"
     yield "devices_per_node", "ranks of the run that measured"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from launcher.extras.calibration.constants import Trained
-from launcher.extras.calibration.kernels import Sample
+from launcher.extras.calibration.kernels import TimedWork
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
@@ -20,12 +20,12 @@ SEVERAL = 0.15
 
 def trainings(
     world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: SharedMetaModels
-) -> Iterator[Sample]:
+) -> Iterator[TimedWork]:
     """Samples of ``copies`` on replicas and on stages; all ranks call it."""
     layouts = (Trained("replicas"), Trained("stages"))
     for layout, (copy, plan) in zip(layouts, copies, strict=True):
         work = _step(world, copy, plan, folder, drawn)
-        yield Sample(layout, work, joint=True, least=SEVERAL)
+        yield TimedWork(layout, work, joint=True, least=SEVERAL)
 
 
 def _step(

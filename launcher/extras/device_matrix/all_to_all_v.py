@@ -51,7 +51,7 @@ Rows = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ExchangedPiece:
     """A part of the tensor that ``receiver`` takes from ``sender``, which may be the same rank."""
 
     sender: int
@@ -109,7 +109,7 @@ class Exchange:
     rows: Rows
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[ExchangedPiece, ...]:
         """All pieces, by receiver and then sender; ranks are places in a row.
 
         Each pair of sender and receiver has at most one piece. A receiver takes the elements that it has from
@@ -131,10 +131,10 @@ class Exchange:
                 if part != own:
                     sender = _sender(to, holders[part], replica, prod(box.shape), sent, most)
                     sent[sender] += prod(box.shape)
-                pieces.append(Piece(sender, to, box))
+                pieces.append(ExchangedPiece(sender, to, box))
         return tuple(sorted(pieces, key=lambda p: (p.receiver, p.sender)))
 
-    def of(self, place: int) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+    def of(self, place: int) -> tuple[tuple[ExchangedPiece, ...], tuple[ExchangedPiece, ...]]:
         """Returns the pieces that the rank at ``place`` of a row sends, and those that it receives."""
         sends = tuple(p for p in self.pieces if p.sender == place)
         return sends, tuple(p for p in self.pieces if p.receiver == place)
@@ -200,10 +200,10 @@ def exchange(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> Ex
 
 def _without(layout: TensorLayout, axes: set[int]) -> TensorLayout:
     """Returns ``layout`` without ``axes``: that of ranks which differ on the other axes only."""
-    left = [a for a in range(len(layout.matrix)) if a not in axes]
-    new = {a: i for i, a in enumerate(left)}
+    kept = [a for a in range(len(layout.matrix)) if a not in axes]
+    new = {a: i for i, a in enumerate(kept)}
     dims = tuple(tuple(new[a] for a in cut if a in new) for cut in layout.dims)
-    return TensorLayout(tuple(layout.matrix[a] for a in left), dims)
+    return TensorLayout(tuple(layout.matrix[a] for a in kept), dims)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -228,7 +228,7 @@ def input_layouts(job: Job, specs: Sequence[TensorSpec], ranks: int) -> tuple[Te
     """
     strategy = job.parallel.dataset_strategy
     if strategy == "full_batch":
-        return tuple(TensorLayout.whole(len(s.shape), ranks) for s in specs)
+        return tuple(TensorLayout.replicated(len(s.shape), ranks) for s in specs)
     if strategy == "data_parallel":
         return tuple(_samples(s, ranks) for s in specs)
     problems: list[Problem] = []
@@ -279,6 +279,6 @@ def _cure(strategy: Any, place: int, shape: tuple[int, ...], ranks: int) -> str:
 def _samples(spec: TensorSpec, ranks: int) -> TensorLayout:
     ways = gcd(spec.shape[0], ranks) if spec.shape else 1
     if ways == 1:
-        return TensorLayout.whole(len(spec.shape), ranks)
+        return TensorLayout.replicated(len(spec.shape), ranks)
     matrix = (ways,) if ways == ranks else (ways, ranks // ways)
     return TensorLayout(matrix, ((0,), *((),) * (len(spec.shape) - 1)))

@@ -31,7 +31,7 @@ class TensorLayout:
     partial: tuple[int, ...] = ()
 
     @classmethod
-    def whole(cls, dims: int, ranks: int) -> TensorLayout:
+    def replicated(cls, dims: int, ranks: int) -> TensorLayout:
         """The layout of a tensor that every rank has in full."""
         return cls((ranks,), ((),) * dims)
 
@@ -180,11 +180,11 @@ def at_rest(used: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None) -> TensorLa
         return used
     fine = used.canonical.over_primes  # equal layouts get equal shards: stages may share a tied tensor
     most = hsdp.shard_size if hsdp.shard_size > 0 else used.ranks
-    left = spec.shape[0] // fine.slices[0]
+    rows = spec.shape[0] // fine.slices[0]
     chosen: list[int] = []
     for axis in reversed(fine.repeated):  # neighbours first
         ways = prod(fine.matrix[a] for a in (*chosen, axis))
-        if ways <= most and left % ways == 0:
+        if ways <= most and rows % ways == 0:
             chosen.insert(0, axis)
     return TensorLayout(fine.matrix, ((*fine.dims[0], *chosen), *fine.dims[1:]))
 

@@ -193,7 +193,7 @@ def _class_dim(job: Job, made: Plan) -> int | None:
     """The output's dim of classes, if the loss is one of classes and accepts shards of them."""
     from launcher.data.spec import target_spec
 
-    if not made.objective.classes or made.objective.whole:
+    if not made.objective.classes or made.objective.needs_full_output:
         return None
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
     dims = class_dims(made.output[0].shape, target.shape) if len(made.output) == 1 else ()
@@ -226,7 +226,7 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: boo
     known: list[tuple[StageCode, StageGraphs]] = []
     out: list[StageGraphs] = []
     for stage in made.stages:
-        inputs = _given(made, stage.index, specs)
+        inputs = _stage_inputs(made, stage.index, specs)
         code = None
         if ours and tracer is not None:
             code = StageCode.from_graph(model, stage_graph(tracer, stage, made), inputs)
@@ -244,7 +244,7 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: boo
     return out
 
 
-def _given(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
+def _stage_inputs(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
     """The inputs of a stage, on meta."""
     from launcher.parallel.trace.model_facts import meta
 

@@ -166,8 +166,8 @@ def _sums(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Itera
             yield Step("slice", at, _cut(at, d, (a,)), shape)
     for k in range(1, len(at.partial) + 1):
         for axes in combinations(at.partial, k):
-            left = tuple(a for a in at.partial if a not in axes)
-            less = TensorLayout(at.matrix, at.dims, left)
+            unsummed = tuple(a for a in at.partial if a not in axes)
+            less = TensorLayout(at.matrix, at.dims, unsummed)
             yield Step("all_reduce", at, less, shape, axes=axes)
             for d, order in _places(at, goal, shape, axes):
                 yield Step("reduce_scatter", at, _cut(less, d, order), shape, dim=d, axes=order)

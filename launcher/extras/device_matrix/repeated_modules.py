@@ -66,10 +66,10 @@ def _block(graph: OpGraph, module: str) -> _Block | None:
     # it has one input tensor and one output tensor
     made = {v for n in inside for v in n.outs}
     taken = {v for n in inside for v in n.ins} - made - own
-    left = made & used
-    if len(taken) != 1 or len(left) != 1:
+    returned = made & used
+    if len(taken) != 1 or len(returned) != 1:
         return None
-    return _Block(module, tuple(inside), takes=taken.pop(), makes=left.pop(), params=params)
+    return _Block(module, tuple(inside), takes=taken.pop(), makes=returned.pop(), params=params)
 
 
 def _fits(graph: OpGraph, mark: OpNode, block: _Block) -> bool:

@@ -47,7 +47,7 @@ def assign(
     ranks: int,
     *,
     written: Mapping[int, OpStrategy],
-    given: Mapping[int, TensorLayout],
+    at_inputs: Mapping[int, TensorLayout],
     rests: Mapping[int, TensorLayout],
 ) -> tuple[OpStrategy, ...]:
     """Returns a strategy for each node.
@@ -60,10 +60,10 @@ def assign(
         rules: the rule of each node; ``None`` for a node that runs on full tensors.
         ranks: the number of ranks of the stage.
         written: strategies from the request, by place of the node.
-        given: layouts of the graph's inputs, by value.
+        at_inputs: layouts of the graph's inputs, by value.
         rests: layouts in which other values rest, by value.
     """
-    layouts = dict(given)
+    layouts = dict(at_inputs)
     out = []
     for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
         strategy = written.get(at)
@@ -71,7 +71,7 @@ def assign(
             strategy = _default(graph, node, rule, ranks=ranks, layouts=layouts)
         out.append(strategy)
         for place, value in enumerate(node.outs):
-            full = TensorLayout.whole(len(graph.values[value].shape), ranks)
+            full = TensorLayout.replicated(len(graph.values[value].shape), ranks)
             made = full if rule is None else strategy.makes(rule, place).summed()
             layouts[value] = rests.get(value, made)
     return tuple(out)
@@ -257,7 +257,7 @@ def resolve(
     names = operator_names([g.train for g in graphs])
     arrive = input_layouts(job, [graphs[0].train.values[v].spec for v in graphs[0].train.inputs], ranks)
     for index, both in enumerate(graphs):
-        place = Place(index, len(graphs), names[index])
+        place = StagePlace(index, len(graphs), names[index])
         made, wrong = _stage(
             resolved, both, rule_of, terms, search, arrive=arrive, known=known, file=file, place=place
         )
@@ -278,11 +278,11 @@ def resolve(
         latency=terms.costs.latency,
         bytes_per_second=terms.costs.bytes_per_second,
         searched=_searched(resolved),
-        reasons=tuple(_said(resolved, stages)),
+        reasons=tuple(_reasons(resolved, stages)),
     )
 
 
-def _said(resolved: Resolved, stages: Sequence[StageSharding]) -> Iterator[str]:
+def _reasons(resolved: Resolved, stages: Sequence[StageSharding]) -> Iterator[str]:
     """Yields the reasons from the file that has the strategies, and those of this search."""
     yield from resolved.search_reasons or ()
     yield from map(str, merged(r for stage in stages for r in stage.reasons))
@@ -294,7 +294,7 @@ def _searched(resolved: Resolved) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class StagePlace:
     """The place of a stage among all ``stages``, and the ``names`` of its operators."""
 
     index: int
@@ -312,7 +312,7 @@ def _stage(
     arrive: Sequence[TensorLayout],
     known: Mapping[str, TensorLayout],
     file: KnownParams | None,
-    place: Place,
+    place: StagePlace,
 ) -> tuple[StageSharding, list[Problem]]:
     """Resolves one stage.
 
@@ -357,16 +357,16 @@ def _stage(
         strategies, reasons = got.strategies, got.reasons
         problems += _lacking(got, place.index, terms)
     else:
-        strategies = assign(graph, rules, ranks, written=own, given=known_layouts, rests=rests)
+        strategies = assign(graph, rules, ranks, written=own, at_inputs=known_layouts, rests=rests)
     outputs: list[TensorLayout | None] = [None] * len(graph.outputs)
-    train = sharded(graph, rules, strategies, given=known_layouts, outputs=outputs, rests=rests)
+    train = sharded(graph, rules, strategies, known_layouts=known_layouts, outputs=outputs, rests=rests)
     if last:
         outputs = [_for_loss(train.layouts[v], terms.class_dim) for v in graph.outputs]
-        train = sharded(graph, rules, strategies, given=known_layouts, outputs=outputs, rests=rests)
+        train = sharded(graph, rules, strategies, known_layouts=known_layouts, outputs=outputs, rests=rests)
 
     # evaluation: the same strategies for the same operators, parameters in the layouts of training
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
-    used_params = {*_held(train), *_held(other)}
+    used_params = {*_parameter_names(train), *_parameter_names(other)}
     params = tuple(_param(job, train, name, v) for name, v in graph.params if name in used_params)
     return StageSharding(train, other, params, written, reasons), problems
 
@@ -416,7 +416,7 @@ def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
     return TensorLayout(layout.matrix, (*layout.dims[:1], *((),) * (len(layout.dims) - 1)))
 
 
-def _held(graph: ShardedGraph) -> Iterator[str]:
+def _parameter_names(graph: ShardedGraph) -> Iterator[str]:
     """Yields the names of the parameters and buffers that a graph takes or changes."""
     yield from (name for name, v in graph.graph.params if graph.users[v])
     yield from (name for name, _ in graph.graph.changes)
@@ -445,14 +445,16 @@ def _evaluation(
     The outputs of the last stage are full tensors, as evaluation needs them.
     """
     params = {name: train.layouts[v] for name, v in train.graph.params}
-    given = {v: train.layouts[t] for v, t in zip(graph.inputs, train.graph.inputs, strict=True)}
+    at_inputs = {v: train.layouts[t] for v, t in zip(graph.inputs, train.graph.inputs, strict=True)}
     param_layouts = {v: params[name] for name, v in graph.params if name in params}
     rules = train.rules if graph is train.graph else tuple(rule_of(n, graph) for n in graph.nodes)
-    strategies = assign(graph, rules, ranks, written=_same(graph, rules, train), given=given, rests={})
+    strategies = assign(
+        graph, rules, ranks, written=_same(graph, rules, train), at_inputs=at_inputs, rests={}
+    )
     outputs = [train.taken[at].layout for at in train.returns]
     if last:
-        outputs = [TensorLayout.whole(len(graph.values[v].shape), ranks) for v in graph.outputs]
-    return sharded(graph, rules, strategies, given={**given, **param_layouts}, outputs=outputs)
+        outputs = [TensorLayout.replicated(len(graph.values[v].shape), ranks) for v in graph.outputs]
+    return sharded(graph, rules, strategies, known_layouts={**at_inputs, **param_layouts}, outputs=outputs)
 
 
 def _same(graph: OpGraph, rules: Sequence[OpRule | None], train: ShardedGraph) -> dict[int, OpStrategy]:

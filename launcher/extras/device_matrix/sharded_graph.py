@@ -90,7 +90,7 @@ def sharded(
     rules: Sequence[OpRule | None],
     strategies: Sequence[OpStrategy],
     *,
-    given: Mapping[int, TensorLayout],
+    known_layouts: Mapping[int, TensorLayout],
     outputs: Sequence[TensorLayout | None],
     rests: Mapping[int, TensorLayout] | None = None,
 ) -> ShardedGraph:
@@ -102,12 +102,12 @@ def sharded(
         graph: the operators of a stage.
         rules: the rule of each node, if it has one.
         strategies: the strategy of each node.
-        given: layouts of inputs, and of parameters that already have one.
+        known_layouts: layouts of inputs, and of parameters that already have one.
         outputs: layouts of the outputs; ``None`` for an output that keeps its layout at rest.
         rests: requested layouts at rest.
     """
     buffers = _buffers(graph, strategies[0].ranks if strategies else 1)
-    made: dict[int, TensorLayout] = {**given, **buffers}
+    made: dict[int, TensorLayout] = {**known_layouts, **buffers}
     rest = {**made, **(rests or {})}
     taken = _Takes(graph)
 
@@ -137,7 +137,7 @@ def sharded(
         changes.append(taken.place(value, kept, ()))
 
     unused = {v: m.summed() for v, m in made.items()}
-    nothing = TensorLayout.whole(0, 1)
+    nothing = TensorLayout.replicated(0, 1)
     values = range(len(graph.values))
     return ShardedGraph(
         graph=graph,
@@ -155,7 +155,7 @@ def sharded(
 def _buffers(graph: OpGraph, ranks: int) -> dict[int, TensorLayout]:
     """The layouts of buffers: every rank has all of them."""
     named = ((v, len(graph.values[v].shape)) for name, v in graph.params if name in graph.buffers)
-    return {v: TensorLayout.whole(dims, ranks) for v, dims in named}
+    return {v: TensorLayout.replicated(dims, ranks) for v, dims in named}
 
 
 class _Takes:
@@ -179,18 +179,18 @@ def _takes(
     graph: OpGraph, rule: OpRule | None, strategy: OpStrategy, place: int, value: int
 ) -> tuple[TensorLayout, tuple[int, ...]]:
     if rule is None:
-        return TensorLayout.whole(len(graph.values[value].shape), strategy.ranks), ()
+        return TensorLayout.replicated(len(graph.values[value].shape), strategy.ranks), ()
     return strategy.takes(rule, place), strategy.gradient_terms(rule, place)
 
 
 def _makes(graph: OpGraph, rule: OpRule | None, strategy: OpStrategy, place: int, value: int) -> TensorLayout:
     if rule is None:
-        return TensorLayout.whole(len(graph.values[value].shape), strategy.ranks)
+        return TensorLayout.replicated(len(graph.values[value].shape), strategy.ranks)
     return strategy.makes(rule, place)
 
 
 @dataclass(frozen=True)
-class Move:
+class RedistributionPair:
     """A redistribution, and that of its gradient, if there is one. ``itemsize``: bytes per element."""
 
     forward: Redistribution
@@ -198,7 +198,7 @@ class Move:
     itemsize: int
 
 
-def taken(graph: ShardedGraph, way: InputLayout) -> Move | None:
+def taken(graph: ShardedGraph, way: InputLayout) -> RedistributionPair | None:
     """The move of a value from its layout at rest to the layout in which an operator takes it.
 
     ``None`` if both layouts are the same, or for a parameter whose gradient is summed once per step.
@@ -208,7 +208,7 @@ def taken(graph: ShardedGraph, way: InputLayout) -> Move | None:
     return _move(graph, way.value, graph.layouts[way.value], way.layout, terms=way.terms)
 
 
-def settled(graph: ShardedGraph, value: int) -> Move | None:
+def settled(graph: ShardedGraph, value: int) -> RedistributionPair | None:
     """The move of a value from the layout in which an operator makes it to its layout at rest, if any."""
     if graph.made[value].canonical == graph.layouts[value].canonical:
         return None
@@ -217,14 +217,14 @@ def settled(graph: ShardedGraph, value: int) -> Move | None:
 
 def _move(
     graph: ShardedGraph, value: int, src: TensorLayout, dst: TensorLayout, terms: tuple[int, ...]
-) -> Move:
+) -> RedistributionPair:
     of = graph.graph.values[value]
     size = WIDTH[of.spec.dtype]
     backward = back(src, dst, terms, of.shape, size) if of.trains else None
-    return Move(redistribution(src, dst, of.shape, size), backward, size)
+    return RedistributionPair(redistribution(src, dst, of.shape, size), backward, size)
 
 
-def moves(graph: ShardedGraph) -> Iterator[Move]:
+def moves(graph: ShardedGraph) -> Iterator[RedistributionPair]:
     """Yields all moves of one forward and its backward, in no particular order."""
     for way in graph.taken:
         move = taken(graph, way)

@@ -21,10 +21,10 @@ class StageBytes:
     ``gathered``: weights that stay gathered for the entire step. ``kept``: bytes of a micro batch from its
     forward to its backward. ``forward``: the peak of a forward. ``first`` and ``later``: the peaks of the
     first backward, which allocates gradients, and of later ones; both include ``kept``, but not gradients
-    that existed before. ``grads``: gradients of shards and unsharded parameters, ``whole``: those of gathered
-    weights, both until the end of the step. ``reduced``: the peak of the reduction at the end, without
-    either. ``left``: gradients after it. ``regathered``: how often the backward of a micro batch gathers each
-    parameter of the stage again.
+    that existed before. ``grads``: gradients of shards and unsharded parameters, ``gathered_grads``: those of
+    gathered weights, both until the end of the step. ``reduced``: the peak of the reduction at the end,
+    without either. ``reduced_grads``: gradients after it. ``regathered``: how often the backward of a micro
+    batch gathers each parameter of the stage again.
     """
 
     gathered: int
@@ -33,9 +33,9 @@ class StageBytes:
     first: int
     later: int
     grads: int
-    whole: int
+    gathered_grads: int
     reduced: int
-    left: int
+    reduced_grads: int
     regathered: tuple[int, ...]
 
     def beside(self, sent: StageMessages) -> StageBytes:
@@ -73,12 +73,15 @@ def _moments(
         yield MemoryInUse(grads, gathered, kept + (here.later if action.stage in begun else here.first))
         if action.stage not in begun:
             begun.add(action.stage)
-            grads, gathered = grads + here.grads, gathered + here.whole
+            grads, gathered = grads + here.grads, gathered + here.gathered_grads
 
     # the stages reduce their gradients one after the other
     for here in stages.values():
         yield MemoryInUse(grads, gathered, kept + here.reduced)
-        grads, gathered = grads + here.left - here.grads, gathered - here.whole - here.gathered
+        grads, gathered = (
+            grads + here.reduced_grads - here.grads,
+            gathered - here.gathered_grads - here.gathered,
+        )
         yield MemoryInUse(grads, gathered, kept)
 
 
@@ -98,6 +101,6 @@ def sharded_memory(
     sent = [stage_messages(boundaries, sizes.places, s) for s in range(len(stages))]
     moments = []
     for pp, row in enumerate(schedule):
-        here = sizes.held(pp)
+        here = sizes.stages_of(pp)
         moments.append(fullest(row, {s: stages[s] for s in here}, {s: sent[s] for s in here}))
     return memory(tuple(params), sizes, state, tuple(moments))

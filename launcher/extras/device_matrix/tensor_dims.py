@@ -91,8 +91,8 @@ def nearest_slices(counts: Sequence[int], shape: Sequence[int], ranks: int) -> l
     """
     out: list[int] = []
     for n, size in zip(counts, shape, strict=True):
-        left = ranks // prod(out)
-        out.append(max(k for k in divisors(left) if k <= n and size % k == 0))
+        remaining = ranks // prod(out)
+        out.append(max(k for k in divisors(remaining) if k <= n and size % k == 0))
     return out
 
 

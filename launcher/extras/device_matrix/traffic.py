@@ -29,7 +29,7 @@ from launcher.plan.values.dtypes import WIDTH
 
 
 @dataclass
-class Calls:
+class CollectiveCounter:
     """Counts the collectives of a stage.
 
     ``moves``: how often each redistribution runs, with the bytes per element. ``sums``: how often an
@@ -88,8 +88,8 @@ def sharded_traffic(
     width = {p.name: WIDTH[p.spec.dtype] for p in placed}
     out: list[Traffic] = []
     for pp in range(sizes.grid["pp"]):
-        calls = Calls()
-        for s in sizes.held(pp):
+        calls = CollectiveCounter()
+        for s in sizes.stages_of(pp):
             _stage(calls, sharding, s, sizes.micros, width)
             for p, times in zip(sharding.stages[s].params, regathered[s], strict=True):
                 calls.add(gathered(p), WIDTH[p.spec.dtype], times * sizes.micros)
@@ -100,7 +100,9 @@ def sharded_traffic(
     return tuple(sorted(out, key=lambda t: t.rank))
 
 
-def _stage(calls: Calls, sharding: Sharding, index: int, micros: int, width: Mapping[str, int]) -> None:
+def _stage(
+    calls: CollectiveCounter, sharding: Sharding, index: int, micros: int, width: Mapping[str, int]
+) -> None:
     """Adds the calls of one virtual stage; ``width``: bytes per element of each weight, as it is kept."""
     stage = sharding.stages[index]
     flow = gradient_flow(stage.train)
@@ -111,7 +113,7 @@ def _stage(calls: Calls, sharding: Sharding, index: int, micros: int, width: Map
         _loss_traffic(calls, stage.train, micros)
 
 
-def _moves(calls: Calls, graph: ShardedGraph, flow: GradientFlow, micros: int) -> None:
+def _moves(calls: CollectiveCounter, graph: ShardedGraph, flow: GradientFlow, micros: int) -> None:
     """Adds the redistributions between operators, in forward and backward."""
     values = graph.graph.values
     for at, way in enumerate(graph.taken):
@@ -131,7 +133,7 @@ def _moves(calls: Calls, graph: ShardedGraph, flow: GradientFlow, micros: int) -
                     calls.add(move.backward, itemsize, micros)
 
 
-def _inside(calls: Calls, graph: ShardedGraph, flow: GradientFlow, micros: int) -> None:
+def _inside(calls: CollectiveCounter, graph: ShardedGraph, flow: GradientFlow, micros: int) -> None:
     """Adds the all-reduces inside of operators; those of backward only if the first input gets a gradient."""
     each = zip(graph.graph.nodes, graph.rules, graph.strategies, strict=True)
     for at, (node, rule, strategy) in enumerate(each):
@@ -144,7 +146,7 @@ def _inside(calls: Calls, graph: ShardedGraph, flow: GradientFlow, micros: int) 
 
 
 def _weights(
-    calls: Calls,
+    calls: CollectiveCounter,
     stage: StageSharding,
     flow: GradientFlow,
     micros: int,
@@ -168,7 +170,7 @@ def _weights(
             calls.add(reduced(p), wide, micros if each else 1)
 
 
-def _loss_traffic(calls: Calls, graph: ShardedGraph, micros: int) -> None:
+def _loss_traffic(calls: CollectiveCounter, graph: ShardedGraph, micros: int) -> None:
     """Adds the all-reduces of a loss over cut classes: for each position a maximum, then two sums at once."""
     way = graph.taken[graph.returns[0]]
     if not way.layout.dims or way.layout.slices[-1] == 1:

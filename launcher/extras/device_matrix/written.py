@@ -13,9 +13,9 @@ from launcher.errors import Problem
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
 from launcher.extras.device_matrix.tensor_dims import UnfitError, text
-from launcher.extras.device_matrix.written_operator import Operator, Written, nearest_cure, strategy_of
+from launcher.extras.device_matrix.written_operator import Written, WrittenOperator, nearest_cure, strategy_of
 from launcher.job.schema.keys import did_you_mean, nearest
-from launcher.plan.tensor_parallel.operators import KEY, Lookup
+from launcher.plan.tensor_parallel.operators import KEY, StrategyLookup
 from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
 from launcher.plan.values.text import listed
 
@@ -85,7 +85,7 @@ def read(
             cure = quote(f"~{KEY}.{key}") if key == name else ""
             wrong.append(_problem(key, name, origin, why, cure))
             continue
-        op = Operator(graph, graph.nodes[at], rule, ranks, graph.shapes(graph.nodes[at]))
+        op = WrittenOperator(graph, graph.nodes[at], rule, ranks, graph.shapes(graph.nodes[at]))
         try:
             strategies.append(strategy_of(value, op, at, key, origin))
         except UnfitError as error:
@@ -101,8 +101,8 @@ def _keys(
     origins: Origins,
 ) -> dict[tuple[str, int | None], str]:
     """Returns the key of ``config`` for each operator, by the name that matches and the operator's place."""
-    modules = Lookup.from_config({k: v for k, v in config.items() if MARK not in k}, origins)
-    operators = Lookup.from_config({k: v for k, v in config.items() if MARK in k}, origins)
+    modules = StrategyLookup.from_config({k: v for k, v in config.items() if MARK not in k}, origins)
+    operators = StrategyLookup.from_config({k: v for k, v in config.items() if MARK in k}, origins)
     main = main_operators(graph, rules)
     out: dict[tuple[str, int | None], str] = {}
     for module, at in main.items():

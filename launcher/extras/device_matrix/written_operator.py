@@ -47,7 +47,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Operator:
+class WrittenOperator:
     """An operator that a strategy is written for; ``shapes``: its inputs in the order that strategies use."""
 
     graph: OpGraph
@@ -68,7 +68,7 @@ class Operator:
         return {values[v]: place for place, v in enumerate(self.node.ins) if v in values}
 
     @property
-    def orders(self) -> tuple[Operator, ...]:
+    def orders(self) -> tuple[WrittenOperator, ...]:
         """The operator, and for a linear layer also with a transposed weight.
 
         Its weight may be written as torch stores it, or as a matrix product takes it.
@@ -83,7 +83,9 @@ class Operator:
         return self, replace(self, rule=rule, shapes=turned(self.shapes))
 
 
-def strategy_of(value: Any, op: Operator, at: int, key: str, origin: StrategyOrigin | None = None) -> Written:
+def strategy_of(
+    value: Any, op: WrittenOperator, at: int, key: str, origin: StrategyOrigin | None = None
+) -> Written:
     if not isinstance(value, Mapping) or not value:
         raise UnfitError(f"{text(value)}: not a strategy such as {{in: [[2, 4], [4, 1]]}}")
     value = _over_matrix(value)
@@ -119,7 +121,7 @@ def _axes(value: Mapping[str, Any], ranks: int) -> Axes | None:
     return None
 
 
-def _tensors(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[int, Any]]:
+def _tensors(value: Mapping[str, Any], op: WrittenOperator) -> Iterator[tuple[int, Any]]:
     """Yields the place and the written dims of each input."""
     inputs = value.get("in", ())
     if not isinstance(inputs, list | tuple):
@@ -143,7 +145,7 @@ Cut = dict[str, tuple[int, ...]]
 """For each letter, the axes that cut it; without a matrix, a single number of slices."""
 
 
-def _cut(op: Operator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
+def _cut(op: WrittenOperator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
     """Returns the cut of each letter, in order of occurrence.
 
     Raises ``UnfitError`` if the tensors fit in none of the operator's ``orders``.
@@ -159,7 +161,7 @@ def _cut(op: Operator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
     raise why
 
 
-def _cut_of(op: Operator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
+def _cut_of(op: WrittenOperator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
     cut: Cut = {}
     first: dict[str, int] = {}
     for place, dims in sorted(tensors.items()):
@@ -180,7 +182,7 @@ def _cut_of(op: Operator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
     return cut
 
 
-def _made(makes: Any, op: Operator, cut: Cut, axes: Axes | None) -> None:
+def _made(makes: Any, op: WrittenOperator, cut: Cut, axes: Axes | None) -> None:
     """Adds the cuts of output dims that no input has."""
     shapes = op.graph.makes(op.node)
     if not isinstance(makes, list | tuple) or len(makes) != len(shapes):
@@ -211,7 +213,7 @@ def _axes_text(cut: tuple[int, ...], axes: Axes | None) -> str:
     return f"by {' and '.join(names[a] for a in cut)}" if cut else "by no axis"
 
 
-def _divided(op: Operator, place: int, dims: Any, axes: Axes | None) -> None:
+def _divided(op: WrittenOperator, place: int, dims: Any, axes: Axes | None) -> None:
     """Raises ``UnfitError`` if a dim cannot be cut as written."""
     where, shape = f"in[{place}]: {text(dims)}", op.shapes[place]
     for d, (letter, own) in enumerate(zip(op.rule.ins[place], _dims("", dims, shape, axes), strict=True)):
@@ -239,7 +241,7 @@ def _once(cut: Cut, axes: Axes) -> None:
             raise UnfitError(f"in: axis {name} cuts two dims that are not the same")
 
 
-def _strategy(op: Operator, cut: Cut, axes: Axes | None) -> OpStrategy:
+def _strategy(op: WrittenOperator, cut: Cut, axes: Axes | None) -> OpStrategy:
     """Returns the strategy. Without named axes, the numbers of slices are the device matrix, in order.
 
     If they leave ranks over, an innermost axis is added over which ranks repeat the computation, as in
@@ -255,7 +257,7 @@ def _strategy(op: Operator, cut: Cut, axes: Axes | None) -> OpStrategy:
 
 
 def _output(
-    value: Mapping[str, Any], op: Operator, strategy: OpStrategy, axes: Axes | None
+    value: Mapping[str, Any], op: WrittenOperator, strategy: OpStrategy, axes: Axes | None
 ) -> TensorLayout | None:
     """Returns the requested layout of the output, if any.
 
@@ -285,7 +287,7 @@ def _said_of_output(value: Mapping[str, Any]) -> Any:
     return output[0]
 
 
-def nearest_cure(key: str, value: Any, op: Operator, origin: StrategyOrigin | None) -> str:
+def nearest_cure(key: str, value: Any, op: WrittenOperator, origin: StrategyOrigin | None) -> str:
     """The override with the nearest strategy that fits; "" if there is none."""
     if origin is not None or not isinstance(value, Mapping):
         return ""
@@ -304,7 +306,7 @@ def _cuts(change: Any) -> bool:
     return any(map(_cuts, change)) if isinstance(change, list) else change not in (None, 1)
 
 
-def _changes(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[str, Any]]:
+def _changes(value: Mapping[str, Any], op: WrittenOperator) -> Iterator[tuple[str, Any]]:
     """Yields changes of a single key: a smaller matrix, fewer slices, fewer axes per dim."""
     matrix, names = value.get("matrix"), value.get("axes")
     if isinstance(matrix, list | tuple) and all(type(n) is int and n > 0 for n in matrix):
@@ -330,7 +332,9 @@ def _changes(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[str, Any]
         yield "out", [[n if s % c == 0 else None for n, c, s in zip(output, counts, op.made, strict=True)]]
 
 
-def _nearest(op: Operator, tensors: Mapping[int, Any], axes: Axes | None, names: Any) -> list[list[Any]]:
+def _nearest(
+    op: WrittenOperator, tensors: Mapping[int, Any], axes: Axes | None, names: Any
+) -> list[list[Any]]:
     """Returns the inputs with the most slices, or axes, that each letter and the ranks allow."""
     cut: Cut = {}
     for place, dims in sorted(tensors.items()):

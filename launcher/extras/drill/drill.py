@@ -17,7 +17,7 @@ from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.checkpoint.write import Chunks, RankRecord, RankWriter
 from launcher.errors import RunError
 from launcher.extras.drill import record
-from launcher.plan.drill import WRITING, Fault
+from launcher.plan.drill import WRITING, DrillFault
 from launcher.plan.settings.encryption import Trust
 from launcher.plan.values.layout import Box
 from launcher.runtime.cluster.world import World
@@ -58,7 +58,7 @@ def _data(path: Path) -> int:
 class RankDrill:
     """The drill of one attempt; created before its first step, when no rank can have failed yet."""
 
-    def __init__(self, fault: Fault, world: World, run: Path, trust: Trust) -> None:
+    def __init__(self, fault: DrillFault, world: World, run: Path, trust: Trust) -> None:
         self._fault = fault
         self._world = world
         self._run = run

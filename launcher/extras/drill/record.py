@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.tensorfile.disk import parsed, read_bytes, write_text
-from launcher.plan.drill import Fault
+from launcher.plan.drill import DrillFault
 
 FOLDER = "drill"
 HAPPENED, DETECTED, RECOVERED = "fault.json", "detected.json", "recovered.json"
 
 
-def note(run: Path, name: str, fault: Fault, **more: Any) -> None:
+def note(run: Path, name: str, fault: DrillFault, **more: Any) -> None:
     """Writes a record unless it exists; it is on the disk on return. ``more`` may override the time."""
     path = run / FOLDER / name
     if read(run, name, fault) is not None:
@@ -25,7 +25,7 @@ def note(run: Path, name: str, fault: Fault, **more: Any) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def read(run: Path, name: str, fault: Fault) -> Mapping[str, Any] | None:
+def read(run: Path, name: str, fault: DrillFault) -> Mapping[str, Any] | None:
     """Reads a record; ``None`` if it does not exist or belongs to another drill."""
     path = run / FOLDER / name
     try:

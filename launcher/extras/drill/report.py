@@ -13,7 +13,7 @@ from launcher.checkpoint.store import latest
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import RunError
 from launcher.extras.drill import record
-from launcher.plan.drill import Fault
+from launcher.plan.drill import DrillFault
 from launcher.plan.settings.encryption import Trust
 
 FILE = "drill.json"
@@ -29,7 +29,7 @@ class DrillReport:
     """
 
     drill: str
-    fault: Fault
+    fault: DrillFault
     detected_s: float | None
     recovered_s: float | None
     resumed_step: int | None
@@ -42,7 +42,7 @@ class DrillReport:
         return not self.differing
 
 
-def watching(run: Path, fault: Fault, hear: Hear) -> Hear:
+def watching(run: Path, fault: DrillFault, hear: Hear) -> Hear:
     """Returns ``hear`` extended to record when the ranks' news first report the fault."""
 
     def both(rank: int, news: object) -> None:
@@ -53,14 +53,14 @@ def watching(run: Path, fault: Fault, hear: Hear) -> Hear:
     return both
 
 
-def _names(news: Mapping[str, Any], fault: Fault) -> bool:
+def _names(news: Mapping[str, Any], fault: DrillFault) -> bool:
     if fault.kind == "slow_rank":
         return news.get("worst_rank") in fault.ranks and int(news["step"]) >= fault.step
     words = {"disk_full": "was not written", "bitflip": "is passed over"}
     return fault.kind in words and words[fault.kind] in str(news.get("text"))
 
 
-def note_detection(run: Path, fault: Fault, again: bool = False) -> None:
+def note_detection(run: Path, fault: DrillFault, again: bool = False) -> None:
     """Records when the failure of ranks was detected, before the next start removes their error files.
 
     ``again``: this is a new start, so the failure was detected although no rank recorded when.
@@ -76,7 +76,7 @@ def note_detection(run: Path, fault: Fault, again: bool = False) -> None:
         record.note(run, record.DETECTED, fault)
 
 
-def report(run: Path, undisturbed: Path, fault: Fault, trust: Trust) -> DrillReport:
+def report(run: Path, undisturbed: Path, fault: DrillFault, trust: Trust) -> DrillReport:
     """Builds the report. Raises ``RunError`` if the fault has not happened."""
     happened = record.read(run, record.HAPPENED, fault)
     if happened is None:
@@ -98,7 +98,7 @@ def report(run: Path, undisturbed: Path, fault: Fault, trust: Trust) -> DrillRep
     )
 
 
-def _lost(fault: Fault, resumed: int | None) -> int | None:
+def _lost(fault: DrillFault, resumed: int | None) -> int | None:
     if not fault.restarts:
         return 0
     return None if resumed is None else fault.done - resumed
@@ -141,7 +141,7 @@ def _after(seconds: float | None) -> str:
 
 
 def finish(
-    run: Path, undisturbed: Path, fault: Fault, trust: Trust, say: Callable[[str], None], strict: bool
+    run: Path, undisturbed: Path, fault: DrillFault, trust: Trust, say: Callable[[str], None], strict: bool
 ) -> None:
     """Writes ``drill.json`` and prints the table.
 

@@ -169,7 +169,10 @@ LATER_S = 10  # until rank 0 has ended too: a restarted pod must not join the ol
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """``name``: a valid name in Kubernetes; ``restarts``: how many after failures; ``gpus``: per node."""
+    """A run as a Kubernetes job.
+
+    ``name``: a valid name in Kubernetes; ``restarts``: how many after failures; ``gpus``: per node.
+    """
 
     name: str
     settings: Kubernetes

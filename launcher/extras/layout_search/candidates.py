@@ -40,7 +40,9 @@ TraceKey = tuple[TpChoice, int, bool]
 
 @dataclass(frozen=True)
 class LayoutCandidate:
-    """``replicas``: the number of data-parallel ranks; ``micro``: samples per micro batch.
+    """A layout that the search may choose.
+
+    ``replicas``: the number of data-parallel ranks; ``micro``: samples per micro batch.
 
     ``operators`` and ``recompute`` name candidates; ``chunks`` 1 means one stage per rank.
     """
@@ -131,7 +133,7 @@ SCHEDULERS = ("1f1b", "zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
 gpipe takes as long as 1f1b and keeps more; the seq* schedulers divide sequences.
 """
 MOST_CHUNKS = 8
-ASKED = "as asked"
+AS_REQUESTED = "as requested"
 """The name of the only candidate of a setting that is not searched."""
 
 
@@ -235,7 +237,7 @@ class _Open:
 
     def operators(self) -> Mapping[str, Any]:
         choices = self.over.get(OPERATORS)
-        return {ASKED: self.job.parallel.operators} if choices is None else choices
+        return {AS_REQUESTED: self.job.parallel.operators} if choices is None else choices
 
     def operators_of(self, tp: int, named: Mapping[str, Any], out: Counter[str]) -> Iterator[str]:
         """Candidates that shard something if ``tp`` > 1, else one candidate that shards nothing."""
@@ -299,7 +301,7 @@ class _Open:
     def recompute(self) -> Mapping[str, Recompute | None]:
         choices = self.over.get(RECOMPUTE)
         if choices is None:
-            return {ASKED: self.job.parallel.recompute}
+            return {AS_REQUESTED: self.job.parallel.recompute}
         return dict(
             self._recompute(one, n) for n, one in enumerate([AUTO] if choices == AUTO else choices, 1)
         )

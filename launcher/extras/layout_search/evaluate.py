@@ -24,7 +24,7 @@ from launcher.planner.trace_model import Traces, keeps_messages
 
 
 @dataclass(frozen=True)
-class Refused:
+class Unplannable:
     """A layout that cannot be planned."""
 
     layout: LayoutCandidate
@@ -101,7 +101,7 @@ class Slower:
 
 
 @dataclass(frozen=True)
-class Trial:
+class LayoutTrial:
     """A layout to plan.
 
     ``least``: its lower bound, or ``None`` if that does not matter. ``likely``: effects of policies in
@@ -139,7 +139,7 @@ class Trial:
         return tuple(p for p in recompute_auto.POLICIES[1:] if takes.get(p, few) <= CLOSE * few)
 
 
-def evaluate(context: SearchContext, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
+def evaluate(context: SearchContext, trial: LayoutTrial, traces: Traces) -> Predicted | Unplannable | Slower:
     """Predicts a layout from its plan.
 
     If as few blocks as fit are recomputed, it interpolates between plans that recompute no block and all
@@ -151,14 +151,16 @@ def evaluate(context: SearchContext, trial: Trial, traces: Traces) -> Predicted 
     return replace(prediction, works=())
 
 
-def _evaluated(context: SearchContext, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
+def _evaluated(
+    context: SearchContext, trial: LayoutTrial, traces: Traces
+) -> Predicted | Unplannable | Slower:
     layout = trial.layout
     job = context.job_of(layout)
     choosing = recompute_auto.is_requested(job)
     try:
         plain = plan_job(recompute_auto.under(job, {}) if choosing else job, traces)
         if plain.estimate.step is None:
-            return Refused(layout, "over device matrices no seconds are predicted")
+            return Unplannable(layout, "over device matrices no seconds are predicted")
         prediction = predicted(layout, plain)
         if not choosing or context.room is None or prediction.nbytes <= context.room:
             return prediction
@@ -168,7 +170,7 @@ def _evaluated(context: SearchContext, trial: Trial, traces: Traces) -> Predicte
             prediction, job, plain, context.room, policies=trial.policies(prediction), traces=traces
         )
     except RequestError as error:
-        return Refused(layout, "; ".join(f"{p.key}: {p.text}" for p in error.problems[:1]))
+        return Unplannable(layout, "; ".join(f"{p.key}: {p.text}" for p in error.problems[:1]))
 
 
 def predicted(layout: LayoutCandidate, plan: Plan) -> Predicted:
@@ -252,7 +254,7 @@ def best(predictions: Sequence[Predicted], room: int | None) -> list[Predicted]:
 
 
 @dataclass(frozen=True)
-class Choice:
+class UndecidedLayout:
     """A layout that may be the best, whose recomputed blocks are still undecided."""
 
     prediction: Predicted
@@ -265,13 +267,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Finalist:
-    """``job``: the request with all settings decided; ``predicted``: the prediction of its plan."""
+    """A layout whose settings are all decided, with its prediction.
+
+    ``job``: the request with all settings decided; ``predicted``: the prediction of its plan.
+    """
 
     job: Job
     predicted: Predicted
 
 
-def settle(context: SearchContext, choice: Choice, traces: Traces) -> Finalist | Refused:
+def settle(context: SearchContext, choice: UndecidedLayout, traces: Traces) -> Finalist | Unplannable:
     """Lets a plan choose the recomputed blocks; if it finds no choice, recomputes all of them."""
     prediction, job = choice.prediction, context.job_of(choice.prediction.layout)
     if not recompute_auto.is_requested(job):
@@ -284,7 +289,7 @@ def settle(context: SearchContext, choice: Choice, traces: Traces) -> Finalist |
         every = _recompute_all(prediction, job, traces)
     if every is not None and fits(every.predicted, context.room):
         return every
-    return Refused(prediction.layout, f"{prediction.policy}: slightly too large with any recomputation")
+    return Unplannable(prediction.layout, f"{prediction.policy}: slightly too large with any recomputation")
 
 
 def _recompute_all(prediction: Predicted, job: Job, traces: Traces) -> Finalist | None:
@@ -314,14 +319,14 @@ LEFT_OPEN = (
 
 
 @dataclass(frozen=True)
-class Change:
+class RequestChange:
     """A change: the ``words`` to type, and the changed request."""
 
     words: str
     job: Job
 
 
-def changes(job: Job) -> Iterator[Change]:
+def changes(job: Job) -> Iterator[RequestChange]:
     """Leaves one more setting open, or doubles the nodes; no change affects what is trained."""
     over = job.search.over
     for key in LEFT_OPEN:
@@ -330,13 +335,13 @@ def changes(job: Job) -> Iterator[Change]:
         if key == candidates.TP and not (job.parallel.operators or over.get(candidates.OPERATORS)):
             continue  # no operator is sharded over it
         search = job.search.model_copy(update={"over": {**over, key: AUTO}})
-        yield Change(f"{key}={AUTO}", job.model_copy(update={"search": search}))
+        yield RequestChange(f"{key}={AUTO}", job.model_copy(update={"search": search}))
     nodes = 2 * job.launch.nnodes
     launch = job.launch.model_copy(update={"nnodes": nodes})
-    yield Change(f"launch.nnodes={nodes}", job.model_copy(update={"launch": launch}))
+    yield RequestChange(f"launch.nnodes={nodes}", job.model_copy(update={"launch": launch}))
 
 
-def best_change(job: Job, leanest: Callable[[Job], int | None]) -> tuple[Change, int] | None:
+def best_change(job: Job, leanest: Callable[[Job], int | None]) -> tuple[RequestChange, int] | None:
     """The change whose smallest layout needs the fewest bytes; the first of equal ones."""
     sized_changes = [
         (nbytes, n, change) for n, change in enumerate(changes(job)) if (nbytes := leanest(change.job))

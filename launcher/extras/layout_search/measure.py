@@ -37,7 +37,10 @@ WARM = 2
 
 @dataclass(frozen=True)
 class MeasuredLayout:
-    """``seconds``: the median of a step; ``None`` if the layout did not run, for the reason ``why``."""
+    """The measurement of one layout.
+
+    ``seconds``: the median of a step; ``None`` if the layout did not run, for the reason ``why``.
+    """
 
     finalist: Finalist
     seconds: float | None

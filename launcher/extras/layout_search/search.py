@@ -28,14 +28,14 @@ from launcher.extras.layout_search.bounds import (
 )
 from launcher.extras.layout_search.candidates import LayoutCandidate, TpChoice, TraceKey
 from launcher.extras.layout_search.evaluate import (
-    Choice,
     Finalist,
+    LayoutTrial,
     OneSample,
     Predicted,
-    Refused,
     SearchContext,
     Slower,
-    Trial,
+    UndecidedLayout,
+    Unplannable,
     evaluate,
     settle,
 )
@@ -136,9 +136,9 @@ class CandidateQueue:
             return least.seconds(seen.uneven, self._surely(layout), NEAR)
         return least.seconds(self._uneven(layout), self._surely(layout), FAR)
 
-    def trial(self, layout: LayoutCandidate, below: float) -> Trial:
+    def trial(self, layout: LayoutCandidate, below: float) -> LayoutTrial:
         """The layout with its bound and the expected effects of policies."""
-        return Trial(layout, self.least[layout], self._likely(layout), self._surely(layout), below)
+        return LayoutTrial(layout, self.least[layout], self._likely(layout), self._surely(layout), below)
 
     def _surely(self, layout: LayoutCandidate) -> Policies:
         """Effects for bounds: of its family, else of its kind, else of all schedulers with such backwards."""
@@ -212,8 +212,8 @@ def _effects(prediction: Predicted, least: Bound, uneven: Imbalance) -> Policies
     frees = max(least.kept * uneven.bytes - least.handed, 1.0)
     forward = uneven.seconds * least.forward
     return {
-        policy: (((prediction.plain - left) / frees, more / forward),)
-        for policy, left, more in prediction.tried
+        policy: (((prediction.plain - kept_bytes) / frees, more / forward),)
+        for policy, kept_bytes, more in prediction.tried
     }
 
 
@@ -282,7 +282,7 @@ def _least_bytes(job: Job, traces: Traces) -> int | None:
 def _leanest(ranking: Ranking, work: Planners) -> None:
     """Plans some of the layouts that are too large, to report by how much."""
     some = sorted(ranking.too_large, key=lambda one: (one[0], one[1].order))[:LAYOUTS_PER_ROUND]
-    trials = [Trial(layout) for _, layout in some]
+    trials = [LayoutTrial(layout) for _, layout in some]
     ranking.predictions += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
 
 
@@ -339,7 +339,7 @@ def _look(waiting: CandidateQueue, ranking: Ranking, work: Planners) -> None:
         for one in work([waiting.trial(layout, below) for layout in some], evaluate):
             _noted(one, ranking, waiting)
         if looked >= MOST_PLANS:
-            ranking.left = len(waiting.heap)
+            ranking.remaining = len(waiting.heap)
             return
         best = ranking.best
         below = (1 - GAIN) * best[count - 1].seconds if len(best) >= count else inf
@@ -350,8 +350,8 @@ def _look(waiting: CandidateQueue, ranking: Ranking, work: Planners) -> None:
     ranking.beyond += len(waiting.heap) - len(too_large)
 
 
-def _noted(one: Predicted | Refused | Slower, ranking: Ranking, waiting: CandidateQueue) -> None:
-    if isinstance(one, Refused):
+def _noted(one: Predicted | Unplannable | Slower, ranking: Ranking, waiting: CandidateQueue) -> None:
+    if isinstance(one, Unplannable):
         ranking.refused[one.why] += 1
         return
     waiting.learn(one)
@@ -374,9 +374,9 @@ def _finalists(ranking: Ranking, work: Planners, count: int) -> list[Finalist]:
         rest = [one for one in some if one.layout not in settled]
         if not rest:
             return [settled[one.layout] for one in some[:count]]
-        for one, out in zip(rest, work([Choice(one) for one in rest], settle), strict=True):
+        for one, out in zip(rest, work([UndecidedLayout(one) for one in rest], settle), strict=True):
             at = ranking.predictions.index(one)
-            if isinstance(out, Refused):
+            if isinstance(out, Unplannable):
                 del ranking.predictions[at]
                 ranking.refused[out.why] += 1
             else:
@@ -387,17 +387,17 @@ def _finalists(ranking: Ranking, work: Planners, count: int) -> list[Finalist]:
 
 COLLECTED = 50_000
 """New objects before Python looks for cycles: plans make many objects but few cycles."""
-WHAT = "a process that plans layouts for this search"
+PLANNER = "a process that plans layouts for this search"
 
 
-class Task(Protocol):
+class PlanningTask(Protocol):
     """A layout to plan."""
 
     @property
     def trace(self) -> TraceKey: ...
 
 
-T = TypeVar("T", bound=Task)
+T = TypeVar("T", bound=PlanningTask)
 R = TypeVar("R")
 
 
@@ -428,7 +428,9 @@ def planners(
 ) -> Iterator[Planners]:
     """``count`` processes with this one, which is alone without ``start``. The others end with the block."""
     with ExitStack() as stack:
-        others = Workers([], WHAT) if start is None else stack.enter_context(workers(count - 1, start, WHAT))
+        others = (
+            Workers([], PLANNER) if start is None else stack.enter_context(workers(count - 1, start, PLANNER))
+        )
         stack.enter_context(_collected_seldom())
         yield Planners(context, traces, others)
 

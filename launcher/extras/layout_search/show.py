@@ -9,7 +9,7 @@ from textwrap import shorten
 
 from launcher.errors import Problem
 from launcher.extras.layout_search.candidates import KEYS, LayoutCandidate
-from launcher.extras.layout_search.evaluate import Change, Predicted, SearchContext, best
+from launcher.extras.layout_search.evaluate import Predicted, RequestChange, SearchContext, best
 from launcher.plan.sizes import Note
 from launcher.plan.values.text import bytes_text, many, scaled, spans
 
@@ -19,7 +19,7 @@ class Ranking:
     """The ``predictions`` for those of so many ``layouts`` that were planned.
 
     ``refused``: the number of impossible layouts by reason. ``beyond``: layouts that cannot be faster than
-    the best. ``too_large``: layouts whose bound exceeds the memory. ``left``: layouts that were not examined.
+    the best. ``too_large``: layouts whose bound exceeds the memory. ``remaining``: layouts not examined.
     """
 
     question: SearchContext
@@ -28,7 +28,7 @@ class Ranking:
     refused: Counter[str] = field(default_factory=Counter)
     too_large: list[tuple[float, LayoutCandidate]] = field(default_factory=list)
     beyond: int = 0
-    left: int = 0
+    remaining: int = 0
 
     @property
     def best(self) -> list[Predicted]:
@@ -113,8 +113,8 @@ def took(seconds: float) -> str:
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        left = [f"{cell:>{w}}" for cell, w in zip(row[:5], widths[:5], strict=True)]
-        yield f"  {'  '.join(left)}  {row[5]:<{widths[5]}}  {row[6]}".rstrip()
+        right_aligned = [f"{cell:>{w}}" for cell, w in zip(row[:5], widths[:5], strict=True)]
+        yield f"  {'  '.join(right_aligned)}  {row[5]:<{widths[5]}}  {row[6]}".rstrip()
 
 
 def notes(ranking: Ranking, taken: Predicted | None = None) -> Iterator[Note]:
@@ -160,8 +160,8 @@ def _counted(ranking: Ranking) -> Iterator[str]:
         parts.append(f"{ranking.beyond:,} are not faster by 1% at best")
     if ranking.too_large:
         parts.append(f"{len(ranking.too_large):,} need more memory at least")
-    if ranking.left:
-        parts.append(f"{ranking.left:,} not looked at")
+    if ranking.remaining:
+        parts.append(f"{ranking.remaining:,} not looked at")
     yield f"  looked at  {ranking.layouts:,}: {', '.join(parts)}"
     for why, n in ranking.refused.most_common(REASONS):
         yield f"             {n:,} cannot be planned: {shorten(why, WIDTH, placeholder=' ...')}"
@@ -171,7 +171,7 @@ OWN = ("model", "data", "loss", "metrics", "optim")
 """Sections whose problems no other layout solves."""
 
 
-def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Problem:
+def nothing(ranking: Ranking, other: tuple[RequestChange, int] | None = None) -> Problem:
     """Why there is no layout: none fits, or none is possible. ``other``: a single change and its bytes."""
     over = ranking.question.job.search.over
     key, shown = next(iter(over), "show"), "auto" if over else "nothing to search"

@@ -52,7 +52,9 @@ LOOK_S = 0.02
 
 
 class LoggerProcess:
-    """``begin``: the first message to ``worker``, with the logger's ``name``.
+    """A process that runs one logger.
+
+    ``begin``: the first message to ``worker``, with the logger's ``name``.
 
     ``taken``: the number of rows that the logger has reported as taken.
     """

@@ -69,7 +69,10 @@ def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 class WandbLogger:
-    """``state``: stored in the run folder; contains the id, with which a resumed run continues."""
+    """Logs to Weights & Biases.
+
+    ``state``: stored in the run folder; contains the id, with which a resumed run continues.
+    """
 
     def __init__(self, settings: Wandb, title: str, state: dict[str, Any]) -> None:
         self._settings, self._title, self._state = settings, title, state
@@ -112,7 +115,10 @@ LONGEST_PARAM = 500  # characters of a parameter that all versions accept
 
 
 class MLflowLogger:
-    """``state``: stored in the run folder; contains the run id, with which a resumed run continues."""
+    """Logs to MLflow.
+
+    ``state``: stored in the run folder; contains the run id, with which a resumed run continues.
+    """
 
     def __init__(self, settings: MLflow, title: str, state: dict[str, Any]) -> None:
         self._settings, self._title, self._state = settings, title, state
@@ -162,7 +168,10 @@ class MLflowLogger:
 
 
 class TrackioLogger:
-    """``state``: stored in the run folder; contains the name, with which a resumed run continues."""
+    """Logs to Trackio.
+
+    ``state``: stored in the run folder; contains the name, with which a resumed run continues.
+    """
 
     def __init__(self, settings: Trackio, title: str, state: dict[str, Any]) -> None:
         self._settings, self._title, self._state = settings, title, state

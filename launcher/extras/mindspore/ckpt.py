@@ -14,7 +14,7 @@ from pathlib import Path
 import xxhash
 
 from launcher.checkpoint.tensorfile.disk import named_errors
-from launcher.checkpoint.tensorfile.safetensors import CHUNK, Blob, Slot, described
+from launcher.checkpoint.tensorfile.safetensors import CHUNK, Blob, ByteRange, described
 from launcher.extras.mindspore.encryption import (
     ByteSource,
     CipherMode,
@@ -89,12 +89,12 @@ class Ckpt:
     entries: Mapping[str, CkptEntry]
     source: ByteSource
 
-    def slot(self, name: str) -> Slot | None:
+    def slot(self, name: str) -> ByteRange | None:
         """Returns the tensor's place in the file (it may be unaligned); ``None`` if encrypted or in parts."""
         stored = self.entries[name]
         if len(stored.parts) != 1 or not isinstance(self.source, PlainFile):
             return None
-        return Slot(stored.spec, *stored.parts[0])
+        return ByteRange(stored.spec, *stored.parts[0])
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | memoryview:
         """Returns the bytes ``start`` up to ``stop`` of the tensor."""

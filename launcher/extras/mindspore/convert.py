@@ -60,7 +60,7 @@ class RankFileTransform:
 
     def tensors(self, rank: int) -> HeldTensors:
         """Returns the tensors that ``rank`` of the destination holds, for use by one thread."""
-        return self.files.held(self.after, self.names, rank)
+        return self.files.tensors_of(self.after, self.names, rank)
 
     def write(self, rank: int, path: Path, behind: WriteBehind | None = None) -> None:
         """Writes the file of ``rank`` of the destination to ``path``."""
@@ -209,7 +209,7 @@ def file_transform(
 
     # one stage of a pipeline becomes the same stage of the destination
     if stage is not None and dst is not None:
-        files = {at: file for at, file in files.items() if before.held(at)}
+        files = {at: file for at, file in files.items() if before.entries_of(at)}
         dst = only_names(dst, listed(src))
 
     # tensors that the source strategy does not list are full copies on their ranks
@@ -232,7 +232,7 @@ def _check_ranks(
         raise ValueError(
             f"{paths[outside[0]]}: rank {outside[0]} is not in the source strategy's world of {world}"
         )
-    lost = [at for at in range(world) if all_needed and at not in files and before.held(at)]
+    lost = [at for at in range(world) if all_needed and at not in files and before.entries_of(at)]
     if lost:
         raise ValueError(f"the source strategy has {world} ranks; no folder for {_ranks_text(lost)}")
 

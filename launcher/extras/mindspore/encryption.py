@@ -236,11 +236,11 @@ class CkptEncryptor:
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:
-            if not self._left:
+            if not self._block_left:
                 self._end()
                 self._start()
-            piece, view = view[: self._left], view[self._left :]
-            self._left -= piece.nbytes
+            piece, view = view[: self._block_left], view[self._block_left :]
+            self._block_left -= piece.nbytes
             self._put(self._encryptor.update(piece))
 
     def close(self) -> None:
@@ -249,14 +249,14 @@ class CkptEncryptor:
     def _start(self) -> None:
         self._head = self._at
         self._size = 0  # bytes of the block's cipher text
-        self._left = BLOCK  # bytes of plain text that still fit in the block
+        self._block_left = BLOCK  # bytes of plain text that still fit in the block
         self._iv = os.urandom(IV)
         self._encryptor: Any = cipher(self._mode, self._key, self._iv, b"").encryptor()
         self._at += WORD + _tag_size(self._mode) + WORD + WORD + IV + WORD
 
     def _end(self) -> None:
         if self._mode != "AES-GCM":
-            n = STEP - (BLOCK - self._left) % STEP
+            n = STEP - (BLOCK - self._block_left) % STEP
             self._put(self._encryptor.update(bytes([n]) * n))
         self._put(self._encryptor.finalize())
 

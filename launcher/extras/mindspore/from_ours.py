@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.checkpoint.layout.strategy import STAGE, Strategy, stages
-from launcher.extras.mindspore.strategy import SAVED, Operator, Slicing, StrategyFile, merge
+from launcher.extras.mindspore.strategy import SAVED, OperatorParts, Slicing, StrategyFile, merge
 from launcher.plan.values.grid import Grid, RankSpan, axis_spans
 from launcher.plan.values.layout import DimSpans, Layout, joined
 
@@ -43,7 +43,9 @@ def merged_file(strategy: Strategy) -> StrategyFile:
 def _file(strategy: Strategy, slicings: dict[str, Slicing], stage: int) -> StrategyFile:
     here = {n: slicings[n] for n, e in strategy.entries.items() if stage in stages(e.layout)}
     # readers take the stage from the operators; these list no slices, as operators with layouts do
-    operators = tuple(Operator(f"Parameter_{name}", stage) for name in here) or (Operator("Stage", stage),)
+    operators = tuple(OperatorParts(f"Parameter_{name}", stage) for name in here) or (
+        OperatorParts("Stage", stage),
+    )
     return StrategyFile(SAVED, operators, here)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile
+from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile
 from launcher.untrusted.files import DIMS
 
 VARINT, BYTES = 0, 2
@@ -68,23 +68,23 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-class Message:
+class ProtobufMessage:
     """A small message in memory. ``kinds`` lists the fields that it may have, each with its kind."""
 
     def __init__(self, data: bytes | memoryview, kinds: Mapping[int, int]) -> None:
         self._data = memoryview(data)
-        self._found: dict[int, list[Field]] = {number: [] for number in kinds}
+        self._by_number: dict[int, list[Field]] = {number: [] for number in kinds}
         for field in fields(lambda a, b: self._data[a:b], 0, len(data)):
             if field.number not in kinds:
                 raise ValueError(f"field {field.number} is not known")
             if kinds[field.number] not in (field.kind, NUMBERS):
                 raise ValueError(f"field {field.number} is of the wrong kind")
-            self._found[field.number].append(field)
-            if len(self._found[field.number]) > MOST_FIELDS:
+            self._by_number[field.number].append(field)
+            if len(self._by_number[field.number]) > MOST_FIELDS:
                 raise ValueError(f"field {field.number} occurs more than {MOST_FIELDS} times")
 
     def views(self, number: int) -> list[memoryview]:
-        return [self._data[f.start : f.stop] for f in self._found[number]]
+        return [self._data[f.start : f.stop] for f in self._by_number[number]]
 
     def view(self, number: int) -> memoryview:
         views = self.views(number)
@@ -107,7 +107,7 @@ class Message:
         Raises ``ValueError`` for more than ``most``.
         """
         signed_numbers = tuple(
-            signed(v) for f in self._found[number] for v in islice(self._values(f), most + 1)
+            signed(v) for f in self._by_number[number] for v in islice(self._values(f), most + 1)
         )
         if len(signed_numbers) > most:
             raise ValueError(f"field {number} has more than {most} values")
@@ -167,15 +167,15 @@ _DIM = {1: NUMBERS}
 
 
 def parse(data: bytes) -> StrategyFile:
-    message = Message(data, _MAP)
+    message = ProtobufMessage(data, _MAP)
     layouts: dict[str, Slicing] = {}
     for view in message.views(3):
-        item = Message(view, _ITEM)
+        item = ProtobufMessage(view, _ITEM)
         name = item.text(1)
         if name in layouts:
             raise ValueError(f"parameter {name} is listed twice")
         try:
-            layouts[name] = _slicing(Message(item.view(2), _LAYOUTS))
+            layouts[name] = _slicing(ProtobufMessage(item.view(2), _LAYOUTS))
         except ValueError as error:
             raise ValueError(f"parameter {name}: {error}") from error
     return StrategyFile(message.number(1), tuple(map(_operator, message.views(2))), layouts)
@@ -191,20 +191,20 @@ def text(file: StrategyFile) -> bytes:
     return b"".join(out)
 
 
-def _operator(view: memoryview) -> Operator:
-    item = Message(view, _ITEM)
-    strategys = Message(item.view(2), _STRATEGYS)
-    inputs = tuple(Message(v, _DIM).numbers(1) for v in strategys.views(2))
+def _operator(view: memoryview) -> OperatorParts:
+    item = ProtobufMessage(view, _ITEM)
+    strategys = ProtobufMessage(item.view(2), _STRATEGYS)
+    inputs = tuple(ProtobufMessage(v, _DIM).numbers(1) for v in strategys.views(2))
     stage = strategys.number(1)
     if stage < 0:
         raise ValueError(f"operator {item.text(1)}: stage {stage}")
-    return Operator(item.text(1), stage, inputs)
+    return OperatorParts(item.text(1), stage, inputs)
 
 
-def _slicing(layouts: Message) -> Slicing:
-    maps = [Message(v, _DIM).numbers(1) for v in layouts.views(2)]
+def _slicing(layouts: ProtobufMessage) -> Slicing:
+    maps = [ProtobufMessage(v, _DIM).numbers(1) for v in layouts.views(2)]
     return Slicing(
-        devices=Message(layouts.view(1), _DIM).numbers(1),
+        devices=ProtobufMessage(layouts.view(1), _DIM).numbers(1),
         dims=_dims(maps),
         nested=len(maps) > 1,
         shard_size=layouts.number(7),
@@ -241,7 +241,7 @@ def _nested(maps: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 def _optional(views: Sequence[memoryview]) -> tuple[int, ...]:
     if len(views) > 1:
         raise ValueError(f"{len(views)} split shapes or offsets, not one")
-    return Message(views[0], _DIM).numbers(1) if views else ()
+    return ProtobufMessage(views[0], _DIM).numbers(1) if views else ()
 
 
 def _layouts(s: Slicing) -> bytes:

@@ -216,7 +216,7 @@ def takes(
     what ``match`` returns. ``among``, if given, are the source ranks whose files exist. Raises ``ValueError``
     if none of them has a piece.
     """
-    pieces = _wanted(src, dst, names, rank)
+    pieces = _needed_pieces(src, dst, names, rank)
     holders = [_holders(src.entries[names[name]].layout, piece.rank, among) for name, piece, _ in pieces]
     lost = sorted({piece.rank for (_, piece, _), ranks in zip(pieces, holders, strict=True) if not ranks})
     if lost:
@@ -233,11 +233,11 @@ def takes(
     return tuple(out[i] for i in sorted(out))
 
 
-def _wanted(
+def _needed_pieces(
     src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int
 ) -> list[tuple[str, SavedShard, Box]]:
     out = []
-    for name, entry in dst.held(rank).items():
+    for name, entry in dst.entries_of(rank).items():
         box = entry.layout.box(rank)
         assert box is not None
         layout = src.entries[names[name]].layout
@@ -307,10 +307,10 @@ class RankFiles:
         if flaws:
             raise ValueError("\n".join(flaws))
 
-    def held(self, dst: Strategy, names: Mapping[str, str], rank: int) -> HeldTensors:
+    def tensors_of(self, dst: Strategy, names: Mapping[str, str], rank: int) -> HeldTensors:
         """Returns the tensors that ``write`` writes, to be read a region at a time."""
         # which file each region is read from
-        chosen: dict[str, list[Take]] = {name: [] for name in dst.held(rank)}
+        chosen: dict[str, list[Take]] = {name: [] for name in dst.entries_of(rank)}
         for take in takes(self.strategy, dst, names, rank, among=self.files):
             chosen[take.name].append(take)
 
@@ -338,7 +338,7 @@ class RankFiles:
 
         ``names`` is what ``match`` returns.
         """
-        tensors = self.held(dst, names, rank)
+        tensors = self.tensors_of(dst, names, rank)
         boxes = held_boxes(dst, rank)
 
         def chunks(name: str) -> Iterator[memoryview]:
@@ -542,7 +542,7 @@ def loose(files: Mapping[int, Mapping[str, TensorSpec]], listed: Collection[str]
 def held_boxes(strategy: Strategy, rank: int) -> dict[str, Box]:
     """Returns the box of each tensor that ``rank`` holds, by name."""
     out = {}
-    for name, entry in strategy.held(rank).items():
+    for name, entry in strategy.entries_of(rank).items():
         box = entry.layout.box(rank)
         assert box is not None
         out[name] = box

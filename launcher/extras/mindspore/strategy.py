@@ -14,7 +14,7 @@ _PREFIXED = re.compile(r"(0|[1-9]\d{0,8})-(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorParts:
     """How many parts each dim of each input is cut into; empty for an operator with layouts."""
 
     name: str
@@ -89,7 +89,7 @@ class StrategyFile:
     """A strategy file. ``layouts`` are keyed by the file's names, in a merged file as ``1-net.weight``."""
 
     counter: int
-    operators: tuple[Operator, ...]
+    operators: tuple[OperatorParts, ...]
     layouts: Mapping[str, Slicing]
 
     @property

@@ -1,4 +1,4 @@
-"""What strategy files and group files say."""
+"""Reads and writes MindSpore's strategy files, and reads its group files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, TypeGuard
 
 from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.extras.mindspore import protobuf
-from launcher.extras.mindspore.protobuf import BYTES, MOST_FIELDS, NUMBERS, Message, numbers, packet
-from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile, StrategyForm, merge
+from launcher.extras.mindspore.protobuf import BYTES, MOST_FIELDS, NUMBERS, ProtobufMessage, numbers, packet
+from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, StrategyForm, merge
 from launcher.extras.mindspore.to_ours import expanded
 from launcher.untrusted.files import DIMS, brief, parsed, read_bytes
 
@@ -65,7 +65,7 @@ def _load(data: bytes) -> Any:
         raise ValueError("no JSON") from error
 
 
-def _operator(name: str, row: Any) -> Operator:
+def _operator(name: str, row: Any) -> OperatorParts:
     row = _mapping(row, name)
     inputs = row.get("parallel_strategy", [])
     if not isinstance(inputs, list):
@@ -74,7 +74,7 @@ def _operator(name: str, row: Any) -> Operator:
     if stage < 0:
         raise ValueError(f"{name}: stage {stage}")
     cuts = tuple(_wholes({"parallel_strategy": dims}, "parallel_strategy") for dims in inputs)
-    return Operator(name, stage, cuts)
+    return OperatorParts(name, stage, cuts)
 
 
 def _slicing(name: str, row: Any) -> Slicing:
@@ -196,10 +196,10 @@ def groups_text(file: GroupFile) -> bytes:
 
 
 def _parse(data: bytes) -> GroupFile:
-    message = Message(data, {1: BYTES, 2: BYTES})
+    message = ProtobufMessage(data, {1: BYTES, 2: BYTES})
     groups: dict[str, tuple[int, ...]] = {}
     for view in message.views(1):
-        item = Message(view, {1: BYTES, 2: BYTES})
+        item = ProtobufMessage(view, {1: BYTES, 2: BYTES})
         name = item.text(1)
         if name in groups:
             raise ValueError(f"group {name} is listed twice")
@@ -208,7 +208,7 @@ def _parse(data: bytes) -> GroupFile:
 
 
 def _ranks(view: memoryview) -> tuple[int, ...]:
-    ranks = Message(view, {1: NUMBERS}).numbers(1, MOST_FIELDS)
+    ranks = ProtobufMessage(view, {1: NUMBERS}).numbers(1, MOST_FIELDS)
     if any(rank < 0 for rank in ranks):
         raise ValueError(f"ranks {list(ranks)}")
     return ranks

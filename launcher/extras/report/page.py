@@ -165,7 +165,7 @@ KERNELS = "profile/rank*.txt"
 """Tables of profiled kernels, one per rank."""
 
 
-class Report:
+class RunReport:
     """Takes every row of the metrics; ``before``: those that exist already.
 
     If it cannot be written, it warns once, and the run continues.

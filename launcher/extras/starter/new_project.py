@@ -19,16 +19,18 @@ def carry_out(words: Sequence[str]) -> int:
     """Runs ``init FOLDER``, for a folder that is empty or does not exist. Raises ``RequestError``."""
     name, *rest = words
     if len(rest) != 1 or not rest[0] or rest[0].startswith("-"):
-        raise _refused(f"{name}: takes one folder, as launcher {name} my_project", words)
+        raise _folder_error(f"{name}: takes one folder, as launcher {name} my_project", words)
     folder = Path(rest[0])
     try:
         if any(p.is_file() for p in (folder, *folder.parents)):
-            raise _refused(f"{folder}: this path, or a part of it, is a file; give another folder", words)
+            raise _folder_error(
+                f"{folder}: this path, or a part of it, is a file; give another folder", words
+            )
         if folder.is_dir() and any(folder.iterdir()):
-            raise _refused(f"{folder}: not empty; give a new or an empty folder", words)
+            raise _folder_error(f"{folder}: not empty; give a new or an empty folder", words)
         written = write(folder)
     except OSError as error:  # nothing was written
-        raise _refused(f"{folder}: cannot be written: {error.strerror}", words) from error
+        raise _folder_error(f"{folder}: cannot be written: {error.strerror}", words) from error
     change_folder = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))}, and "
     say(f"{folder}: {', '.join(written)}\nto go on: {change_folder}the four commands of README.md")
     return DONE
@@ -73,5 +75,5 @@ def _make(folder: Path) -> list[Path]:
     return new
 
 
-def _refused(text: str, words: Sequence[str]) -> RequestError:
+def _folder_error(text: str, words: Sequence[str]) -> RequestError:
     return RequestError((Problem("", text, "", tuple(words)),))

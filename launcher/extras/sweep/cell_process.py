@@ -50,7 +50,7 @@ class CellProcess:
     ) -> None:
         self.cell, self._folder = cell, folder
         self._log = folder / f"{cell.name}.log"
-        self._told = False
+        self._reported = False
         self._began = time.monotonic()
         run_dir = f"run_dir={quoted(str(folder / cell.name))}"
         with self._log.open("w", encoding="utf-8") as log:
@@ -81,9 +81,9 @@ class CellProcess:
 
     def stop(self) -> None:
         """Tells the cell to save and stop; further calls do nothing."""
-        if not self._told:
+        if not self._reported:
             self._child.terminate()
-            self._told = True
+            self._reported = True
 
     def end(self) -> None:
         """Kills the cell with all its ranks at once."""
@@ -91,7 +91,7 @@ class CellProcess:
         self._child.wait()
 
 
-def held(folder: Path, cell: Cell) -> CellResult | None:
+def still_running(folder: Path, cell: Cell) -> CellResult | None:
     """Waits until a process of a killed sweep has saved; returns a failed result if it does not end."""
     busy = at_work(folder / cell.name, SAVE_S)
     return CellResult(cell, "failed", seconds=SAVE_S, error=busy) if busy else None

@@ -16,7 +16,7 @@ from launcher.extras.sweep import cell_process, folder, report, summary
 from launcher.extras.sweep.cell_process import CellProcess, CellResult
 from launcher.extras.sweep.forecast import Forecast
 from launcher.extras.sweep.requests import CheckedCell, SweepRequest
-from launcher.extras.sweep.results import Gap, Line, Results, curves, gaps, results
+from launcher.extras.sweep.results import Gap, ResultLine, Results, curves, gaps, results
 from launcher.extras.sweep.sampler import RowReader, Sampler, measured, reports
 from launcher.extras.sweep.summary import Watch, figure
 from launcher.job.schema import redact
@@ -30,7 +30,7 @@ from launcher.runtime.signals import StopFlag
 
 
 @dataclass(frozen=True)
-class Machine:
+class LocalMachine:
     """The ``cores`` that this process may use, free ``memory`` in bytes, and names of ``devices``.
 
     ``visible``: the environment variable that limits a process to some of the devices.
@@ -43,7 +43,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Slot:
+class CellSlot:
     """The part of the machine that one cell gets."""
 
     cores: int
@@ -62,11 +62,11 @@ class Slots:
     One cell may always run: it checks itself whether it fits.
     """
 
-    def __init__(self, machine: Machine, most: int | Literal["auto"]) -> None:
+    def __init__(self, machine: LocalMachine, most: int | Literal["auto"]) -> None:
         self._free, self._most, self._machine = machine, most, machine
-        self._taken: list[Slot] = []
+        self._taken: list[CellSlot] = []
 
-    def take(self, forecast: Forecast | None) -> Slot | None:
+    def take(self, forecast: Forecast | None) -> CellSlot | None:
         """Takes a slot; returns ``None`` if there is no room now."""
         slot = self._fit(forecast)
         if slot is None:
@@ -74,7 +74,7 @@ class Slots:
         self._taken.append(slot)
         return slot
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: CellSlot) -> None:
         self._taken.remove(slot)
 
     def room(self, forecast: Forecast | None) -> int:
@@ -87,16 +87,16 @@ class Slots:
                 break
         return max(count, 1)
 
-    def _fit(self, forecast: Forecast | None) -> Slot | None:
+    def _fit(self, forecast: Forecast | None) -> CellSlot | None:
         used = [d for slot in self._taken for d in slot.devices]
         devices = [d for d in self._machine.devices if d not in used]
         if forecast is None:  # its needs are unknown
-            return None if self._taken else Slot(self._machine.cores, self._machine.memory)
+            return None if self._taken else CellSlot(self._machine.cores, self._machine.memory)
         if self._most != "auto" and len(self._taken) >= self._most:
             return None
 
         on_devices = forecast.device != "cpu"
-        slot = Slot(
+        slot = CellSlot(
             cores=0 if on_devices else forecast.ranks * forecast.threads,
             memory=forecast.resident,
             devices=tuple(devices[: forecast.ranks]) if on_devices else (),
@@ -113,7 +113,7 @@ class Slots:
         return slot if cores <= self._machine.cores and memory <= self._machine.memory else None
 
 
-def machine(env: Mapping[str, str] = os.environ) -> Machine:
+def machine(env: Mapping[str, str] = os.environ) -> LocalMachine:
     """This machine, as it is now.
 
     It has no devices of a kind that no known variable controls: such cells run one after another.
@@ -128,7 +128,7 @@ def machine(env: Mapping[str, str] = os.environ) -> Machine:
         devices = named[:count] if named else [str(n) for n in range(count)]
     free = machine_memory.ram()
     memory = 1 << 62 if free is None else free.ram
-    return Machine(len(os.sched_getaffinity(0)), memory, tuple(devices), variable)
+    return LocalMachine(len(os.sched_getaffinity(0)), memory, tuple(devices), variable)
 
 
 BEST = "best.yaml"
@@ -140,7 +140,7 @@ WAITING = ("submitted", "written")
 _log = logging.getLogger(__name__)
 
 
-class Outcome:
+class ResultsWriter:
     """Writes results to ``folder``, sorted by ``metric``."""
 
     def __init__(self, folder: Path, sweep_request: SweepRequest, metric: str) -> None:
@@ -179,7 +179,9 @@ class Outcome:
         files = [summary.CSV, *self._best(ranked)]
         if has("run_page"):
             report.write(self._folder, ranked, running=False, files=files)
-        print("\n".join([*summary.printed(ranked, off), *self._told(ranked, off, missing)]), flush=True)
+        print(
+            "\n".join([*summary.printed(ranked, off), *self._summary_lines(ranked, off, missing)]), flush=True
+        )
         return all(gap.right for gap in off.values())
 
     def _results(self, cell_results: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> Results:
@@ -206,7 +208,7 @@ class Outcome:
         write_text(self._folder / BEST, frozen_request.recipe_text(job, (about,)))
         return [BEST]
 
-    def _told(self, ranked: Results, off: Mapping[str, Gap], missing: bool) -> list[str]:
+    def _summary_lines(self, ranked: Results, off: Mapping[str, Gap], missing: bool) -> list[str]:
         out = []
         if len(ranked.front) > 1:
             out.append(f"front of {self._metric}, speed and memory: {_names(ranked.front)}")
@@ -232,7 +234,7 @@ class Outcome:
         return out
 
 
-def _names(lines: Sequence[Line]) -> str:
+def _names(lines: Sequence[ResultLine]) -> str:
     more = f" and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
     return ", ".join(line.name for line in lines[:NAMED]) + more
 
@@ -245,7 +247,7 @@ ROWS_S = 1.0
 @dataclass
 class _Work:
     process: CellProcess
-    slot: Slot
+    slot: CellSlot
     reader: RowReader
     pruned: str = ""
 
@@ -261,7 +263,7 @@ class CellRuns:
     metric: str
     stop_flag: StopFlag
     watch: Watch
-    outcome: Outcome
+    outcome: ResultsWriter
     deadline: float | None = None
     results: dict[str, CellResult] = field(default_factory=dict)
     forecasts: dict[str, Forecast] = field(default_factory=dict)
@@ -329,8 +331,8 @@ class CellRuns:
             self._start(cell, slot)
         return True
 
-    def _start(self, cell: Cell, slot: Slot) -> None:
-        locked = cell_process.held(self.folder, cell)
+    def _start(self, cell: Cell, slot: CellSlot) -> None:
+        locked = cell_process.still_running(self.folder, cell)
         if locked is not None:
             self.slots.give_back(slot)
             self._end(locked, known=False)
@@ -371,7 +373,7 @@ class CellRuns:
                 if work.pruned:
                     folder.prune(self.folder, name, work.pruned)
                     work.process.stop()
-        self.watch.rows({work.process.cell: work.reader.rows for work in self._work.values()})
+        self.watch.show_rows({work.process.cell: work.reader.rows for work in self._work.values()})
         self.outcome.now(self._all(), self.forecasts)
 
     def _end(self, result: CellResult, known: bool) -> None:

@@ -21,9 +21,9 @@ from launcher.job.schema.job import Slurm
 from launcher.job.sweep_grid import Cell
 from launcher.run import slurm as slurm_jobs
 from launcher.run import slurm_files
-from launcher.run.slurm_files import ManyRuns, Ranks
+from launcher.run.slurm_files import ManyRuns, RankLayout
 
-Size = tuple[Ranks, Slurm]
+Size = tuple[RankLayout, Slurm]
 
 
 def refuse_long_array(sweep_request: SweepRequest, checked: Sequence[CheckedCell]) -> None:

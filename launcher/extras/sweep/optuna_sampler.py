@@ -29,7 +29,7 @@ from launcher.extras.sweep.sampler import Reports
 from launcher.job import sweep_grid
 from launcher.job.schema import redact
 from launcher.job.schema.search import Sweep
-from launcher.job.sweep_grid import Axis, Cell
+from launcher.job.sweep_grid import Cell, SweepAxis
 
 IDLE = 50
 """The number of proposals in a row that cannot run, or already ran, after which the sampler stops."""
@@ -77,7 +77,7 @@ class OptunaSampler:
         self._space = {axis.key: _distribution(axis) for axis in sweep_request.axes if axis.varies}
         self._known = deque(_params(sweep_request.axes, known))
         self._trials: list[_Trial] = []
-        self._told = self._counted = self._idle = 0
+        self._reported = self._counted = self._idle = 0
         self._repeats: deque[CheckedCell] = deque()
         self._seen: set[str] = set()
         self.size = self._settings.cells and self._settings.cells * self._settings.seeds
@@ -90,7 +90,7 @@ class OptunaSampler:
 
     def ask(self) -> CheckedCell | None:
         while not self._repeats and not self.finished:
-            if len(self._trials) - self._told >= self._window:
+            if len(self._trials) - self._reported >= self._window:
                 return None
             self._propose()
         return self._repeats.popleft() if self._repeats else None
@@ -133,7 +133,7 @@ class OptunaSampler:
             first = check(self._request.compose(made[0]))
         except RequestError as error:
             self._idle += 1
-            self._refused(trial, one, reason(error, self._request.words))
+            self._queue_refused(trial, one, reason(error, self._request.words))
             return
         if first is not None and first.digest in self._seen:
             self._idle += 1
@@ -146,7 +146,7 @@ class OptunaSampler:
         trial.cells = tuple(cell.name for cell in cells)
         self._repeats.extend(CheckedCell(cell, first) for cell in cells)
 
-    def _refused(self, trial: _Trial, one: Cell, why: str) -> None:
+    def _queue_refused(self, trial: _Trial, one: Cell, why: str) -> None:
         (cell,) = self._named((one,))
         trial.cells = (cell.name,)
         self._repeats.append(CheckedCell(cell, refused=why))
@@ -169,9 +169,9 @@ class OptunaSampler:
 
     def _learn(self) -> None:
         """Tells optuna the results of complete trials, in the order of proposals."""
-        while self._told < len(self._trials) and self._trials[self._told].complete:
-            self._tell(self._trials[self._told])
-            self._told += 1
+        while self._reported < len(self._trials) and self._trials[self._reported].complete:
+            self._tell(self._trials[self._reported])
+            self._reported += 1
 
     def _tell(self, trial: _Trial) -> None:
         values = [value(result, self._metric) for result in trial.results.values()]
@@ -198,23 +198,23 @@ def _pruner(sweep_request: SweepRequest) -> optuna.pruners.BasePruner:
     return optuna.pruners.MedianPruner() if sweep_request.settings.prune else optuna.pruners.NopPruner()
 
 
-def _distribution(axis: Axis) -> BaseDistribution:
+def _distribution(axis: SweepAxis) -> BaseDistribution:
     interval = axis.interval
     if interval is None:
         return CategoricalDistribution(axis.words)
-    if interval.whole:
+    if interval.integers:
         return IntDistribution(int(interval.low), int(interval.high), log=interval.log)
     return FloatDistribution(interval.low, interval.high, log=interval.log)
 
 
-def _word(axis: Axis, params: Mapping[str, Any]) -> str:
+def _word(axis: SweepAxis, params: Mapping[str, Any]) -> str:
     if not axis.varies:
         return axis.words[0]
     value = params[axis.key]
     return str(value) if axis.interval is None else axis.word(value)
 
 
-def _params(axes: Sequence[Axis], known: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+def _params(axes: Sequence[SweepAxis], known: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
     """The parameters of each earlier proposal of this sweep, without repeats for other seeds."""
     last: dict[str, Any] | None = None
     for words in known:
@@ -224,14 +224,14 @@ def _params(axes: Sequence[Axis], known: Sequence[Sequence[str]]) -> Iterator[di
         last = params
 
 
-def _param(axes: Sequence[Axis], words: Sequence[str]) -> dict[str, Any] | None:
+def _param(axes: Sequence[SweepAxis], words: Sequence[str]) -> dict[str, Any] | None:
     """The parameters that ``words`` set; ``None`` if they belong to another sweep."""
     params: dict[str, Any] = {}
     for axis, word in zip(axes, words, strict=False):
         if axis.interval is not None:
             key, _, value = word.partition("=")
             try:
-                number = int(value) if axis.interval.whole else float(value)
+                number = int(value) if axis.interval.integers else float(value)
             except ValueError:
                 return None
             if key != axis.key or not axis.interval.low <= number <= axis.interval.high:

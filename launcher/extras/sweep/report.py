@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.extras.sweep.requests import MEASURED
-from launcher.extras.sweep.results import Line, Results
+from launcher.extras.sweep.results import ResultLine, Results
 from launcher.extras.sweep.summary import figure, number, short_text
 from launcher.optional import charts, run_page
 
@@ -137,7 +137,7 @@ def _counts(results: Results) -> str:
     return ", ".join(f"{n} {status}" for status, n in counts.items())
 
 
-def _ranked(results: Results) -> list[Line]:
+def _ranked(results: Results) -> list[ResultLine]:
     return [line for line in results.lines if line.value is not None]
 
 
@@ -181,7 +181,7 @@ def _table(results: Results) -> Iterator[str]:
         yield f'<p class="soft">and {len(results.lines) - MOST_LINES} more</p>'
 
 
-def _row(line: Line, keys: Sequence[str], others: Sequence[str], results: Results) -> list[str]:
+def _row(line: ResultLine, keys: Sequence[str], others: Sequence[str], results: Results) -> list[str]:
     result = line.result
     mean, spread = results.groups.get(result.cell.varied, (None, None))
     page_of = quote(f"{result.same_as or line.name}/{REPORT_FILE}")

@@ -21,7 +21,7 @@ from launcher.job.schema import redact
 from launcher.job.schema.job import Job
 from launcher.job.schema.objective import figure
 from launcher.job.schema.search import GRID, Sweep
-from launcher.job.sweep_grid import OWN, Axis, Cell
+from launcher.job.sweep_grid import OWN, Cell, SweepAxis
 from launcher.optional import install_command
 from launcher.run import hand_over
 
@@ -31,7 +31,7 @@ TIMED = ("step_ms", "tokens_per_s", "samples_per_s", "seconds")
 """Metrics that cells distort when they run at the same time."""
 
 
-def intervals(settings: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
+def intervals(settings: Sweep, axes: Sequence[SweepAxis]) -> Iterator[Problem]:
     """Reports intervals in a grid, which would have infinitely many cells."""
     for axis in axes:
         if axis.interval is not None and settings.sampler == GRID:
@@ -40,7 +40,7 @@ def intervals(settings: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
             yield Problem(key, text, "sweep.sampler=tpe sweep.cells=20")
 
 
-def problems(settings: Sweep, axes: Sequence[Axis], jobs: Sequence[Job]) -> Iterator[Problem]:
+def problems(settings: Sweep, axes: Sequence[SweepAxis], jobs: Sequence[Job]) -> Iterator[Problem]:
     """Yields problems of a sweep's settings. ``jobs``: those of the cells that are known before any runs."""
     if settings.sampler != GRID:
         yield from _sampler(settings, axes)
@@ -72,7 +72,7 @@ def side_by_side(settings: Sweep, metric: str) -> int | Literal["auto"]:
     return 1 if settings.parallel == "auto" and metric in TIMED else settings.parallel
 
 
-def _sampler(settings: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
+def _sampler(settings: Sweep, axes: Sequence[SweepAxis]) -> Iterator[Problem]:
     key = "sweep.sampler"
     if find_spec("optuna") is None:
         text = f"{settings.sampler}: optuna is not installed: {install_command('optuna')}"
@@ -148,7 +148,9 @@ def _validates(job: Job) -> bool:
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """``axes``: those of the cells; ``own``: settings of the sweep itself, which cells do not get.
+    """A checked request for a sweep.
+
+    ``axes``: those of the cells; ``own``: settings of the sweep itself, which cells do not get.
 
     ``words``: the command line. ``cells``: the composed cells of a grid, or those at the ends of a sampler's
     axes.
@@ -156,7 +158,7 @@ class SweepRequest:
 
     words: tuple[str, ...]
     config_dir: Path | None
-    axes: tuple[Axis, ...]
+    axes: tuple[SweepAxis, ...]
     own: tuple[str, ...]
     cells: Mapping[Cell, Request]
 
@@ -231,7 +233,7 @@ def _composed(sweep_request: SweepRequest, cells: Sequence[Cell], args: Args) ->
     return out
 
 
-def _ends(axes: Sequence[Axis]) -> Iterator[Cell]:
+def _ends(axes: Sequence[SweepAxis]) -> Iterator[Cell]:
     """Yields a cell for each listed value and each end of an interval; other axes have their first value."""
     first = tuple(axis.ends[0] for axis in axes)
     yield sweep_grid.cell(0, first, ())
@@ -240,7 +242,7 @@ def _ends(axes: Sequence[Axis]) -> Iterator[Cell]:
             yield sweep_grid.cell(0, (*first[:i], word, *first[i + 1 :]), (word,))
 
 
-def _one_value(axis: Axis) -> Problem:
+def _one_value(axis: SweepAxis) -> Problem:
     """The problem of a setting of the sweep itself that has several values."""
     key = axis.key.lstrip("+")
     shown = ",".join(word.partition("=")[2] for word in axis.words)

@@ -25,7 +25,7 @@ MEMORY = "memory_mb"
 
 
 @dataclass(frozen=True)
-class Line:
+class ResultLine:
     """A cell in the results. ``value``: its metric, if it is done and a number. ``curve``: of its loss."""
 
     result: CellResult
@@ -49,10 +49,10 @@ class Results:
 
     metric: str
     goal: Literal["min", "max"]
-    lines: tuple[Line, ...]
+    lines: tuple[ResultLine, ...]
 
     @property
-    def best(self) -> Line | None:
+    def best(self) -> ResultLine | None:
         """The first run of the cell with the best mean over its seeds; ``None`` if no run has a value."""
         ranked = [line for line in self.lines if line.value is not None]
         return ranked[0] if ranked else None
@@ -67,7 +67,7 @@ class Results:
         return {k: (fmean(v), stdev(v) if len(v) > 1 else None) for k, v in values.items()}
 
     @cached_property
-    def front(self) -> tuple[Line, ...]:
+    def front(self) -> tuple[ResultLine, ...]:
         """The Pareto front of metric, speed and memory: no other cell is as good in all and better in one."""
         points = [(line, point) for line in self.lines if (point := self._point(line)) is not None]
         return tuple(
@@ -76,7 +76,7 @@ class Results:
             if not any(all(a <= b for a, b in zip(o, point, strict=True)) and o != point for _, o in points)
         )
 
-    def _point(self, line: Line) -> tuple[float, ...] | None:
+    def _point(self, line: ResultLine) -> tuple[float, ...] | None:
         """The cell's metric, speed and memory; smaller is better. ``None`` if one is unknown."""
         metrics = line.result.metrics
         speed = next((metrics[name] for name in SPEEDS if name in metrics), None)
@@ -98,12 +98,12 @@ def results(
 ) -> Results:
     """Ranks the results. ``curves``: of the loss, by names of cells."""
     lines = [
-        Line(r, forecasts.get(r.cell.name), value(r, metric), curves.get(r.cell.name, Curve()))
+        ResultLine(r, forecasts.get(r.cell.name), value(r, metric), curves.get(r.cell.name, Curve()))
         for r in results
     ]
     unsorted = Results(metric, goal, tuple(lines))
 
-    def place(line: Line) -> tuple[float, tuple[str, ...], int]:
+    def place(line: ResultLine) -> tuple[float, tuple[str, ...], int]:
         mean = unsorted.groups.get(line.result.cell.varied, (inf, None))[0] * unsorted.sign
         return (inf if line.value is None else mean), line.result.cell.varied, line.result.cell.repeat
 
@@ -146,11 +146,11 @@ TIMES = 10.0
 
 @dataclass(frozen=True)
 class Gap:
-    """The largest relative difference from cell ``of``: ``early`` in the first steps, ``whole`` in all."""
+    """The largest relative difference from cell ``of``, ``early`` in the first steps and in ``all_steps``."""
 
     of: str
     early: float
-    whole: float
+    all_steps: float
     allowed: float
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.errors import Problem, RequestError
 from launcher.extras.sweep import cluster_cells, folder, requests
-from launcher.extras.sweep.cells import CellRuns, Outcome, Slots, machine
+from launcher.extras.sweep.cells import CellRuns, ResultsWriter, Slots, machine
 from launcher.extras.sweep.requests import CheckedCell, SweepRequest, composed, impossible, reason, together
 from launcher.extras.sweep.sampler import GridSampler, Sampler
 from launcher.extras.sweep.summary import Watch, planned, reasons
@@ -91,7 +91,7 @@ def _run(
     sampler = _sampler(sweep_request, checked, at, metric, slots)
     deadline = None if settings.minutes is None else time.monotonic() + 60 * settings.minutes
 
-    outcome = Outcome(at, sweep_request, metric)
+    outcome = ResultsWriter(at, sweep_request, metric)
     with heard() as stop_flag, Watch(sampler.size) as watch:
         runs = CellRuns(at, sampler, slots, command, metric, stop_flag, watch, outcome, deadline)
         done = runs.run()
@@ -106,7 +106,7 @@ def _hand_over(sweep_request: SweepRequest, checked: Sequence[CheckedCell], at: 
     metric = requests.metric(sweep_request.settings, [r.job for r in sweep_request.cells.values()])
     cell_results = cluster_cells.submitted(sweep_request, at, _named(checked, at))
     forecasts = {one.cell.name: one.forecast for one in checked if one.forecast is not None}
-    right = Outcome(at, sweep_request, metric).end(cell_results, forecasts)
+    right = ResultsWriter(at, sweep_request, metric).end(cell_results, forecasts)
     return int(not right or any(r.status in _wrong(sweep_request) for r in cell_results))
 
 

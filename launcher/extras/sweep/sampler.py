@@ -41,15 +41,15 @@ class GridSampler:
     """The cells of a grid, in order."""
 
     def __init__(self, cells: Sequence[CheckedCell]) -> None:
-        self._left = deque(cells)
+        self._remaining = deque(cells)
         self.size = len(cells)
 
     @property
     def finished(self) -> bool:
-        return not self._left
+        return not self._remaining
 
     def ask(self) -> CheckedCell | None:
-        return self._left.popleft()
+        return self._remaining.popleft()
 
     def tell(self, result: CellResult, reports: Reports) -> None:
         """Ignores the result: a grid does not depend on it."""

@@ -20,7 +20,7 @@ from rich.text import Text
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.requests import MEASURED, CheckedCell
-from launcher.extras.sweep.results import Gap, Line, Results
+from launcher.extras.sweep.results import Gap, ResultLine, Results
 from launcher.extras.sweep.sampler import Row
 from launcher.job import sweep_grid
 from launcher.job.sweep_grid import Cell
@@ -168,7 +168,7 @@ def _runs(one: CheckedCell, first: Mapping[str, str]) -> str:
     return "yes" if twin == one.cell.name else f"as {number(twin)}"
 
 
-def _columns(line: Line, results: Results, gap: Gap | None) -> Iterator[tuple[str, Any]]:
+def _columns(line: ResultLine, results: Results, gap: Gap | None) -> Iterator[tuple[str, Any]]:
     result = line.result
     yield "cell", line.name
     yield from line.values.items()
@@ -186,14 +186,14 @@ def _columns(line: Line, results: Results, gap: Gap | None) -> Iterator[tuple[st
         yield from line.forecast.columns.items()
     if gap is not None:
         yield "gap_early", gap.early
-        yield "gap", gap.whole
+        yield "gap", gap.all_steps
     if line in results.front:
         yield "front", "yes"
     yield "seconds", round(result.seconds, 1)
     yield "error", result.error
 
 
-def _ordered(results: Results) -> list[Line]:
+def _ordered(results: Results) -> list[ResultLine]:
     return sorted(results.lines, key=lambda line: (int(number(line.name)), line.name))
 
 
@@ -215,7 +215,7 @@ def _last(key: str, keys: Sequence[str]) -> str:
     return key
 
 
-def _repeats(shown: Sequence[Line], results: Results) -> tuple[list[str], list[str]]:
+def _repeats(shown: Sequence[ResultLine], results: Results) -> tuple[list[str], list[str]]:
     """Means and standard deviations over seeds, shown only for the first run of each cell."""
     means, spreads = [], []
     for line in shown:
@@ -269,7 +269,7 @@ class Watch:
             why = f": {result.error}" if result.error else ""
             self._say(f"{self._count} {name}: {result.status}{after}{why}")
 
-    def rows(self, rows: Mapping[Cell, Sequence[Row]]) -> None:
+    def show_rows(self, rows: Mapping[Cell, Sequence[Row]]) -> None:
         if self._live is None:
             return
         text = "\n".join([*self._table(rows), f"  {self._count} cells are done"])
@@ -287,7 +287,7 @@ class Watch:
         texts = {"cell": cell.name}
         if not row:
             return texts
-        seconds_left = self._paces[cell.name].left(row)
+        seconds_left = self._paces[cell.name].seconds_left(row)
         texts |= {"step": f"{row['step']}/{row['steps']}", "loss": figure(row["loss"])}
         texts |= {name.replace("_per_", "/"): short(row[name]) for name in SPEEDS if name in row}
         return texts | ({} if seconds_left is None else {"eta": span(seconds_left)})

@@ -140,8 +140,8 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
 
 def _blank_missing(name: str) -> str:
     """An explanation for ``nproc:4``, which is one word in YAML; "" for other names."""
-    left, colon, value = name.partition(":")
-    return f": YAML takes a blank after the colon, as in {left}: {value}" if left and colon and value else ""
+    key, colon, value = name.partition(":")
+    return f": YAML takes a blank after the colon, as in {key}: {value}" if key and colon and value else ""
 
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:
@@ -214,11 +214,11 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
         why += f"; it needs {', '.join(needed)}"
     if not spot.items:
         return Problem(key, f"{shown(bad, key)}: {why}", suggestions.value(spot.parts, bad, data))
-    whole = origins.value(key)
+    listed = origins.value(key)
     at = "".join(f"[{i}]" for i in spot.items)
     item = "" if kind == "missing" else f" = {shown(bad, key)}"
-    text = f"{shown(whole, key)}: item {at}{item} {why}"
-    return Problem(key, text, suggestions.value(spot.parts, whole, data))
+    text = f"{shown(listed, key)}: item {at}{item} {why}"
+    return Problem(key, text, suggestions.value(spot.parts, listed, data))
 
 
 def _option(key: str, name: str, origins: Origins) -> Problem:
@@ -239,8 +239,8 @@ def _required(parts: tuple[str, ...], data: Mapping[str, Any]) -> list[str]:
 def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
     """The problem of an item of a list that is an unknown choice or has an unknown key."""
     key, bad = ".".join(spot.parts), detail["input"]
-    whole = origins.value(key)
-    at = f"{shown(whole, key)}: item {''.join(f'[{i}]' for i in spot.items)}"
+    listed = origins.value(key)
+    at = f"{shown(listed, key)}: item {''.join(f'[{i}]' for i in spot.items)}"
     if detail["type"] == "extra_forbidden":
         return Problem(key, f"{at} has an unknown key {str(detail['loc'][-1])!r}")
 
@@ -251,10 +251,10 @@ def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
         return Problem(key, f"{at} needs a name (metrics: {', '.join(tags)})")
     text = f"{at}: unknown metric {tag!r}{suggestions.choice(tag, tags, 'metrics')}"
     hint = nearest(tag, tags)
-    if hint is None or not isinstance(whole, list):
+    if hint is None or not isinstance(listed, list):
         return Problem(key, text)
     right = bad | {"name": hint} if len(bad) > 1 else hint
-    return Problem(key, text, paste(key, [right if i == spot.items[0] else m for i, m in enumerate(whole)]))
+    return Problem(key, text, paste(key, [right if i == spot.items[0] else m for i, m in enumerate(listed)]))
 
 
 def _choice(
@@ -286,8 +286,8 @@ def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -
         listed = [t for t in tags if t != "_target_"]
         return Problem(".".join(parts), f"needs a choice (there are: {', '.join(listed)})")
     field = schema_keys.field_at(parts, data)
-    what = f": {field.description}" if field is not None and field.description else ""
-    return Problem(".".join(parts), f"needs a value{what}")
+    description = f": {field.description}" if field is not None and field.description else ""
+    return Problem(".".join(parts), f"needs a value{description}")
 
 
 def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins: Origins) -> Problem:

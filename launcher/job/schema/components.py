@@ -277,8 +277,8 @@ class Tokens(Settings):
     @model_validator(mode="after")
     def _named_once(self) -> Self:
         if (self.path is None) != bool(self.sources):
-            given = "both are given" if self.sources else "neither is"
-            raise ValueError(f"data.path or data.sources says what to read, and {given}; give one of them")
+            which = "both are given" if self.sources else "neither is"
+            raise ValueError(f"data.path or data.sources says what to read, and {which}; give one of them")
         return self
 
     @property

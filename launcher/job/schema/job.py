@@ -105,16 +105,16 @@ class Train(Settings):
 
 SlurmTime = Annotated[
     str,
-    BeforeValidator(lambda given: str(given) if type(given) is int else given),  # minutes
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),  # minutes
     Field(pattern=r"^(\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2})$"),
 ]
 
 
-def _one_word(given: str) -> str:
+def _one_word(text: str) -> str:
     """Refuses spaces and line breaks: sbatch would read more options in a line, and bash lines of its own."""
-    if not given or any(c.isspace() or not c.isprintable() for c in given):
+    if not text or any(c.isspace() or not c.isprintable() for c in text):
         raise ValueError("should be one word")
-    return given
+    return text
 
 
 SlurmName = Annotated[str, AfterValidator(_one_word)]
@@ -144,11 +144,11 @@ class Slurm(Settings):
 NOT_NAMES = ("gpu", "gpus", "nvidia", "none", "null", "true", "false")
 
 
-def _torch_name(given: str) -> str:
+def _torch_name(name: str) -> str:
     """Accepts torch's names for devices and backends, but not common words for a GPU."""
-    if not re.fullmatch("[a-z][a-z0-9_]*", given) or given in NOT_NAMES:
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in NOT_NAMES:
         raise PydanticCustomError("torch_name", "should be a name that torch has, in lower case")
-    return given
+    return name
 
 
 TorchName = Annotated[str, AfterValidator(_torch_name)]

@@ -27,12 +27,12 @@ def typed(field: FieldInfo) -> Any:
 
 def kinds(note: Any) -> dict[str, type[BaseModel]]:
     """The members of a tagged union by tag; empty if ``note`` is anything else."""
-    found = {}
+    members = {}
     for member in _members(note):
         tag = next((m.tag for m in getattr(member, "__metadata__", ()) if isinstance(m, Tag)), None)
         if tag is not None:
-            found[tag] = get_args(member)[0]
-    return found
+            members[tag] = get_args(member)[0]
+    return members
 
 
 def settings(note: Any, value: Any) -> type[BaseModel] | None:
@@ -177,16 +177,16 @@ def _other_words(typed: str, name: str) -> bool:
         return False
 
     # pair each word that was typed with one of the name
-    left, extra = list(theirs), []
+    unmatched, extra = list(theirs), []
     for one in mine:
-        if any(_opposed(one, other) for other in left):
+        if any(_opposed(one, other) for other in unmatched):
             return True
-        pairs = [other for other in left if _alike(one, other)]
+        pairs = [other for other in unmatched if _alike(one, other)]
         if pairs:
-            left.remove(max(pairs, key=partial(_ratio, one)))
+            unmatched.remove(max(pairs, key=partial(_ratio, one)))
         else:
             extra.append(one)
-    return not set(extra) <= {*_HARMLESS} or bool(extra and left)
+    return not set(extra) <= {*_HARMLESS} or bool(extra and unmatched)
 
 
 def _opposed(a: str, b: str) -> bool:

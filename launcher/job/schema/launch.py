@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
 
-Text = Annotated[str, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
+Text = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 Folder = Annotated[str, Field(pattern=r"^/")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
 

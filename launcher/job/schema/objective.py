@@ -52,15 +52,15 @@ class BitsPerByte(Settings):
 NamedMetric = Accuracy | TopK | Perplexity | BitsPerByte
 
 
-def named_metrics(given: Any) -> Any:
+def named_metrics(metrics: Any) -> Any:
     """Expands each metric that is only a word to its settings.
 
     >>> named_metrics(["accuracy", {"name": "top_k", "k": 3}])
     [{'name': 'accuracy'}, {'name': 'top_k', 'k': 3}]
     """
-    if not isinstance(given, list | tuple):
-        return given
-    return [{"name": one} if isinstance(one, str) else one for one in given]
+    if not isinstance(metrics, list | tuple):
+        return metrics
+    return [{"name": one} if isinstance(one, str) else one for one in metrics]
 
 
 def figure(metric: object) -> str:

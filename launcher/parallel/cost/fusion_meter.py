@@ -72,9 +72,9 @@ class FusionMeter:
 
     def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note one operation and what it returned."""
-        given = list(tensors((args, kwargs)))
-        reads = {self._number(t): _nbytes(t) for t in given}
-        known = {t.untyped_storage()._cdata for t in given}
+        inputs = list(tensors((args, kwargs)))
+        reads = {self._number(t): _nbytes(t) for t in inputs}
+        known = {t.untyped_storage()._cdata for t in inputs}
         made = list(tensors((out,)))
         makes = {
             self._number(t) if t.untyped_storage()._cdata in known else self._new(t): _nbytes(t) for t in made

@@ -20,7 +20,7 @@ from launcher.parallel.cost.saved_hooks import AGAIN, PLAIN, SavedHooks, Sent
 from launcher.parallel.dispatch import modes
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype, tree_leaves, tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.python_state import PythonState, changed, held
+from launcher.parallel.model_state.python_state import PythonState, changed, snapshot
 from launcher.parallel.split_backward import FORMS, Deferral, MatmulCall
 from launcher.plan.values.facts import Backward, Compiled
 from launcher.plan.values.operations import Operations, Product, total
@@ -167,14 +167,14 @@ class BackwardMeter:
 
     def measure(self, module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         """Measure the backward of a call with ``args`` and ``kwargs``; ``None`` if it cannot be run."""
-        given = tree_leaves((args, kwargs))
+        arguments = tree_leaves((args, kwargs))
         regions = (m.forward.recomputed for m in _regions(module))
         key = (
             type(module),
             _text(module),
             tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in module.named_parameters()),
             tuple((r.keep, r.comm) for r in regions),
-            tuple(map(_kind, given)),
+            tuple(map(_kind, arguments)),
         )
         if key not in self._known:
             self._known[key] = _tried(module, args, kwargs)
@@ -231,8 +231,8 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         again = _Again()
         try:
             with _counting(again, params):
-                whole = _saved(module, args, kwargs) if regions else 0
-                state = [(m, held(m), _streams(m)) for m in regions]
+                saved_bytes = _saved(module, args, kwargs) if regions else 0
+                state = [(m, snapshot(m), _streams(m)) for m in regions]
 
                 # the forward, and the state that it changes although it is recomputed
                 with meter, torch.enable_grad():
@@ -260,7 +260,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         kept=deferred.kept,
         deferred=total(deferred.products),
         again=again.flops,
-        spared=whole - before if regions else 0,
+        spared=saved_bytes - before if regions else 0,
         sent=tuple(again.sent),
         twice=twice,
         operations=later,
@@ -273,7 +273,7 @@ def _changed(region: nn.Module, before: PythonState, streams: dict[str, bytes]) 
     """Yield the Python attributes of a module that have changed, and the changed random generators in it."""
     forward: Any = region.forward
     name = forward.recomputed.module
-    yield from (f"{name}.{attribute}" for attribute, _ in changed(before, held(region)))
+    yield from (f"{name}.{attribute}" for attribute, _ in changed(before, snapshot(region)))
     yield from (f"{name}.{n}" for n, state in _streams(region).items() if state != streams.get(n))
 
 

@@ -250,8 +250,8 @@ class Tape(Dispatch):
 
     def _by_numbers(self, func: Any, args: Any, kwargs: Any, draw: Draw | None) -> Any:
         """Run an operation that meta tensors do not support, with values."""
-        given = tensors((args, kwargs))
-        real: dict[int, torch.Tensor] = {id(t): self.look(t) for t in given}
+        arguments = tensors((args, kwargs))
+        real: dict[int, torch.Tensor] = {id(t): self.look(t) for t in arguments}
         looked, named = tree_map_only(torch.Tensor, lambda t: real[id(t)], (args, kwargs))
         if "device" in named:
             named["device"] = CPU
@@ -260,7 +260,7 @@ class Tape(Dispatch):
         # back to meta: what it has changed, and what it returns
         for t in _written(func, args, kwargs):
             self._dispatch(aten.copy_.default, (t, self.constant(real[id(t)])), {})
-        back = {id(real[id(t)]): t for t in given}
+        back = {id(real[id(t)]): t for t in arguments}
         return tree_map_only(torch.Tensor, lambda t: back[id(t)] if id(t) in back else self.constant(t), out)
 
     def one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:

@@ -127,8 +127,8 @@ def _texts(log: Log) -> list[str]:
     for place, op in enumerate(log.ops):
         storages = sorted(op.reads, key=lambda s: log.touched.get(s, [0])[0])
         before = [texts[p] for s in storages for p in log.touched.get(s, []) if p < place]
-        given = [_text(a) for a in tree_leaves((op.args, op.kwargs))]
-        text = f"{_text(op.func)} {given} {op.draw and op.draw.at}"
+        arguments = [_text(a) for a in tree_leaves((op.args, op.kwargs))]
+        text = f"{_text(op.func)} {arguments} {op.draw and op.draw.at}"
         if op.draw and op.draw.root:
             text += str(_bytes(op.draw.root.states[0]))
         texts.append(hashlib.blake2b(f"{text} {before}".encode(), digest_size=16).hexdigest())

@@ -77,10 +77,10 @@ def filled(value: Any, objects: bool = False) -> Callable[[], bool]:
 
     With ``objects``, dataclasses count too.
     """
-    before = [(some, _held(some)) for some in _changeable(value, objects)]
+    before = [(some, _members(some)) for some in _changeable(value, objects)]
 
     def changed() -> bool:
-        now = ((_held(some), held) for some, held in before)
+        now = ((_members(some), members) for some, members in before)
         return any(len(a) != len(b) or any(x is not y for x, y in zip(a, b, strict=True)) for a, b in now)
 
     return changed
@@ -88,17 +88,17 @@ def filled(value: Any, objects: bool = False) -> Callable[[], bool]:
 
 def _changeable(value: Any, objects: bool) -> Iterator[Any]:
     if isinstance(value, tuple):
-        held: Any = value
+        members: Any = value
     elif isinstance(value, list | deque | MutableMapping) or (objects and _object(value)):
         yield value
-        held = _held(value)
+        members = _members(value)
     else:
         return
-    for some in held:
+    for some in members:
         yield from _changeable(some, objects)
 
 
-def _held(value: Any) -> list[Any]:
+def _members(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         return [*value, *value.values()]
     return [*vars(value).values()] if _object(value) else [*value]

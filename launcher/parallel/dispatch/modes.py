@@ -230,13 +230,13 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
     """Return everything that the shapes of the result depend on, or ``None`` if that is not known."""
     if torch._C._functorch.maybe_current_level() is not None:
         return None
-    found = [func, torch.get_default_dtype()]
-    if not _add(found, args) or not _add(found, kwargs) or len(found) <= 2:
+    parts = [func, torch.get_default_dtype()]
+    if not _add(parts, args) or not _add(parts, kwargs) or len(parts) <= 2:
         return None
-    return tuple(found)
+    return tuple(parts)
 
 
-def _add(found: list[Any], value: Any) -> bool:
+def _add(parts: list[Any], value: Any) -> bool:
     """Add ``value`` to the key: a tensor as its shape, a number with its type. ``False`` if it has no key."""
     kind = type(value)
     if kind in KINDS:
@@ -244,21 +244,21 @@ def _add(found: list[Any], value: Any) -> bool:
             return False
         if value.is_conj() or value.is_neg():
             return False
-        found.append((value.shape, value.stride(), value.dtype, value.storage_offset()))
+        parts.append((value.shape, value.stride(), value.dtype, value.storage_offset()))
         return True
 
     # plain values, with their types: 1, 1.0 and True are equal
     if kind in VALUES:
-        found.append((kind, value))
+        parts.append((kind, value))
         return True
 
     # containers of these
     if kind is tuple or kind is list or kind is torch.Size:
-        found.append(len(value))
-        return all(_add(found, some) for some in value)
+        parts.append(len(value))
+        return all(_add(parts, some) for some in value)
     if kind is dict:
-        found.append(tuple(value))
-        return all(_add(found, some) for some in value.values())
+        parts.append(tuple(value))
+        return all(_add(parts, some) for some in value.values())
     return False
 
 
@@ -267,9 +267,11 @@ def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
     made = (out,) if type(out) is torch.Tensor else out
     if type(made) is not tuple or not made or not all(map(_bare, made)):
         return ()
-    given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+    storages = {
+        t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
+    }
     mine = {t.untyped_storage()._cdata for t in made}
-    if len(mine) < len(made) or mine & given or any(map(_odd, made)):
+    if len(mine) < len(made) or mine & storages or any(map(_odd, made)):
         return ()
     specs = tuple((t.shape, t.stride(), t.dtype) for t in made)
     return specs[0] if made[0] is out else specs

@@ -27,7 +27,7 @@ from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
 from launcher.parallel.mesh import Meshes, flags, to_host
 from launcher.parallel.split_backward import Rounding
 from launcher.parallel.stages import StagePart
-from launcher.plan.communication.fusion import Group
+from launcher.plan.communication.fusion import GatherGroup
 from launcher.plan.communication.gather_order import Gathering
 from launcher.plan.plan import Plan
 
@@ -269,14 +269,14 @@ class GatherOrder:
         return RunError(f"{text}; parallel.hsdp.optimizer_level=level1 does not depend on that")
 
 
-def _group(part: StagePart, row: Group) -> Any:
+def _group(part: StagePart, row: GatherGroup) -> Any:
     module = part.module.get_submodule(row.modules[0])
     assert isinstance(module, FSDPModule)
     (group,) = param_groups(module._get_fsdp_state())
     return group
 
 
-def _chain(rows: dict[int, Group]) -> dict[int, int]:
+def _chain(rows: dict[int, GatherGroup]) -> dict[int, int]:
     """Return for each group the one to prefetch while backward passes it; for the root, the last group."""
     units = [i for i, g in rows.items() if g.modules != ("",)]
     out = {i: before for before, i in pairwise(units) if rows[i].chained}

@@ -42,20 +42,20 @@ class ReduceScatter:
         # each rank's shards, side by side
         full_grads = [_rows_first(p, g, ranks) for p, g in zip(params, grads, strict=True)]
         self._kept = [_padded(g, ranks) // ranks for g in full_grads]
-        given = torch.empty(ranks * sum(self._kept), dtype=dtype, device=full_grads[0].device)
-        torch._chunk_cat(full_grads, dim=0, num_chunks=ranks, out=given.view(ranks, -1))
+        send_buffer = torch.empty(ranks * sum(self._kept), dtype=dtype, device=full_grads[0].device)
+        torch._chunk_cat(full_grads, dim=0, num_chunks=ranks, out=send_buffer.view(ranks, -1))
 
         # in flight; the transport reads the input until it is done
-        self._given: Tensor | None = given
-        self._out = torch.empty(sum(self._kept), dtype=dtype, device=given.device)
-        self._work: Any = _reduce_scatter(self._out, given, group=group, async_op=True)
+        self._send_buffer: Tensor | None = send_buffer
+        self._out = torch.empty(sum(self._kept), dtype=dtype, device=send_buffer.device)
+        self._work: Any = _reduce_scatter(self._out, send_buffer, group=group, async_op=True)
 
     def proceed(self) -> None:
         """Wait for the scatter, free its input, and start the sum over replicas."""
-        if self._given is None:
+        if self._send_buffer is None:
             return
         self._wait()
-        self._given = None
+        self._send_buffer = None
         if self._replicas is not None:
             self._work = dist.all_reduce(self._out, group=self._replicas, async_op=True)
 
@@ -165,18 +165,18 @@ class ReduceOrder:
 
     def _enter(self, i: int, register: Any, args: Any, kwargs: Any) -> Any:
         """Run when a module of group ``i`` is called."""
-        given = register(args, kwargs)
+        registered = register(args, kwargs)
         micro = self._forward
         if micro is None:
-            return given
-        nodes = {t.grad_fn for t in tree_leaves(given) if isinstance(t, torch.Tensor)}
+            return registered
+        nodes = {t.grad_fn for t in tree_leaves(registered) if isinstance(t, torch.Tensor)}
         fsdp_nodes = [n for n in nodes if n is not None and n.name() == NODE]
-        if given[0] is args or len(fsdp_nodes) != 1:
+        if registered[0] is args or len(fsdp_nodes) != 1:
             self._unknown[micro].add(i)
         else:
             self._calls[micro][i] += 1
             fsdp_nodes[0].register_hook(partial(self._past, micro, i))
-        return given
+        return registered
 
     def _past(self, micro: int, i: int, *grads: Any) -> None:
         """Run when a backward has passed a call."""

@@ -14,7 +14,7 @@ from launcher.parallel.dispatch.containers import mapped
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.deep_copy import hooks
 from launcher.parallel.model_state.module_globals import contents_put_back, files, put_back
-from launcher.parallel.model_state.python_state import changed, held, library
+from launcher.parallel.model_state.python_state import changed, library, snapshot
 
 Batch = tuple[Any, Any]
 """The arguments of a module's call: positional, and by name."""
@@ -40,14 +40,14 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
         out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
 
         # its backward, which leaves no gradient behind
-        before, versions = held(model), _versions(model)
+        before, versions = snapshot(model), _versions(model)
         torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         leaf.zero_grad(set_to_none=True)
 
         # attributes that are other objects now, and buffers that were changed in place
-        found = [at for at, _ in changed(before, held(model))]
-        found += [at for at, version in _versions(model).items() if versions.get(at) != version]
-        return [*dict.fromkeys(found)]
+        names = [at for at, _ in changed(before, snapshot(model))]
+        names += [at for at, version in _versions(model).items() if versions.get(at) != version]
+        return [*dict.fromkeys(names)]
     return []
 
 
@@ -64,7 +64,7 @@ def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch
         ahead = _in_order(leaf, ready, True)
         if all(map(_equal, in_turn, again)):
             return next(
-                (what for what, *two in zip(PARTS, in_turn, ahead, strict=True) if not _equal(*two)), ""
+                (part for part, *two in zip(PARTS, in_turn, ahead, strict=True) if not _equal(*two)), ""
             )
     return ""
 
@@ -81,36 +81,36 @@ def _in_order(
     """
     with put_back(files(*map(type, leaf.modules()))), contents_put_back(leaf):
         one, first, second = ready()
-        given, out = _forward(one, first, 1)
+        inputs, out = _forward(one, first, 1)
         if ahead:
             _, after = _forward(one, second, 2)
-            return _backward(one, given, out), [t.detach() for t in after]
-        gradients = _backward(one, given, out)
+            return _backward(one, inputs, out), [t.detach() for t in after]
+        gradients = _backward(one, inputs, out)
         return gradients, [t.detach() for t in _forward(one, second, 2)[1]]
 
 
 def _forward(leaf: nn.Module, batch: Batch, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the inputs that have gradients, and the output tensors."""
     torch.manual_seed(seed)
-    given: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
 
-    def asked(t: torch.Tensor) -> torch.Tensor:
+    def with_gradient(t: torch.Tensor) -> torch.Tensor:
         if not t.is_floating_point():
             return t.clone()
-        given.append(t.detach().clone().requires_grad_())
-        return given[-1].clone()  # it may be changed in place
+        inputs.append(t.detach().clone().requires_grad_())
+        return inputs[-1].clone()  # it may be changed in place
 
-    args, kwargs = mapped(batch, asked)
+    args, kwargs = mapped(batch, with_gradient)
     made = tree_leaves(leaf(*args, **kwargs))
-    return given, [t for t in made if isinstance(t, torch.Tensor)]
+    return inputs, [t for t in made if isinstance(t, torch.Tensor)]
 
 
-def _backward(leaf: nn.Module, given: list[torch.Tensor], made: list[torch.Tensor]) -> list[torch.Tensor]:
+def _backward(leaf: nn.Module, inputs: list[torch.Tensor], made: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the gradients of inputs and weights."""
     torch.manual_seed(3)
     out = [t for t in made if t.requires_grad]
     torch.autograd.backward(out, [torch.randn_like(t) for t in out])
-    return [t.grad.clone() for t in (*given, *leaf.parameters()) if t.grad is not None]
+    return [t.grad.clone() for t in (*inputs, *leaf.parameters()) if t.grad is not None]
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

@@ -108,8 +108,8 @@ def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
     new = {id(c): copy_cell(c.cell_contents, memo) for _, c in cells(f)}
     defaults = _each(f.__defaults__ or (), memo)
     named = _named(f.__kwdefaults__ or {}, memo)
-    held = [(new[id(c)], c.cell_contents) for _, c in cells(f)]
-    changed = any(now is not was or (own and _counts(was)) for now, was in held)
+    contents = [(new[id(c)], c.cell_contents) for _, c in cells(f)]
+    changed = any(now is not was or (own and _counts(was)) for now, was in contents)
     changed |= any(a is not b for a, b in zip(defaults, f.__defaults__ or (), strict=True))
     changed |= any(named[k] is not v for k, v in (f.__kwdefaults__ or {}).items())
     if not changed:

@@ -61,18 +61,18 @@ def files(*makers: Callable[..., Any]) -> list[str]:
 
 def around(names: Iterable[str]) -> list[str]:
     """Return the modules of these names, and those that they import from."""
-    found: dict[str, None] = {}
+    modules: dict[str, None] = {}
     queue = deque(dict.fromkeys(names))
     packages = {n.partition(".")[0] for n in queue}
     while queue:
         name = queue.popleft()
-        if name in found or name not in sys.modules or not _own(name, packages):
+        if name in modules or name not in sys.modules or not _own(name, packages):
             continue
-        found[name] = None
+        modules[name] = None
         for value in vars(sys.modules[name]).values():
             if isinstance(value, FunctionType | type | ModuleType):
                 queue.append(_from(value))
-    return [*found]
+    return [*modules]
 
 
 def _own(name: str, packages: set[str]) -> bool:
@@ -317,10 +317,10 @@ def _set(variable: ContextVar[Any], value: Any) -> None:
         variable.set(value)
 
 
-def _reset(value: Any, held: dict[str, Any] | None, slots: Sequence[tuple[Any, Any]]) -> None:
+def _reset(value: Any, attributes: dict[str, Any] | None, slots: Sequence[tuple[Any, Any]]) -> None:
     """Set the attributes of an object back, past any methods of its class."""
-    if held is not None:
-        _refill(vars(value), held)
+    if attributes is not None:
+        _refill(vars(value), attributes)
     for member, part in slots:
         now = _slot(member, value)
         if now is not part and part is not FIXED:
@@ -344,24 +344,24 @@ def _slot(member: Any, value: Any) -> Any:
         return FIXED
 
 
-def _refill(value: Any, held: Any) -> None:
+def _refill(value: Any, items: Any) -> None:
     """Set the items of a container back; one with the same objects is left alone."""
     if isinstance(value, MutableMapping):
         inside = dict(entries(value) or ())
-        same = len(inside) == len(held) and all(k in inside and inside[k] is v for k, v in held.items())
+        same = len(inside) == len(items) and all(k in inside and inside[k] is v for k, v in items.items())
     else:
-        same = len(value) == len(held) and all(a is b for a, b in zip(value, held, strict=True))
+        same = len(value) == len(items) and all(a is b for a, b in zip(value, items, strict=True))
     if same:
         return
 
     if isinstance(value, dict):
         methods = builtin(value)
         methods.clear(value)
-        for key, part in held.items():
+        for key, part in items.items():
             methods.__setitem__(value, key, part)
         return
     value.clear()
     if isinstance(value, list | deque):
-        value.extend(held)
+        value.extend(items)
     else:
-        value.update(held)
+        value.update(items)

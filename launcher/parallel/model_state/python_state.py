@@ -29,7 +29,7 @@ Key = tuple[str, str]
 """An attribute, such as ``b.box``, and the path from there, such as ``.steps[0]``."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-WHOLE = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, ModuleType, type)
+BY_IDENTITY = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, ModuleType, type)
 """Values that are equal only if they are the same object."""
 
 LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch", "transformers"}
@@ -90,7 +90,7 @@ class PythonState:
             self._walk((key[0], key[1] + way), part, (*chain, id(value)))
 
 
-def held(model: nn.Module) -> PythonState:
+def snapshot(model: nn.Module) -> PythonState:
     """Return the Python attributes of the modules, and which buffers they have."""
     out = PythonState()
     for path, module in model.named_modules():
@@ -115,7 +115,7 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
     """Return the parts of ``value`` with their paths, or ``None`` if it is a single value."""
     if isinstance(value, FunctionType):
         return [(f".{name}", cell.cell_contents) for name, cell in cells(value)] or None
-    if isinstance(value, (*PLAIN, *WHOLE, np.ndarray, np.generic)):
+    if isinstance(value, (*PLAIN, *BY_IDENTITY, np.ndarray, np.generic)):
         return None
 
     # containers, unless they are too long
@@ -231,16 +231,16 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @contextmanager
-def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None]) -> Iterator[None]:
-    """Call ``told`` each time that one of the attributes ``names`` of ``model``'s modules is read."""
-    wanted: dict[int, dict[str, str]] = {}
+def reading(model: nn.Module, names: Iterable[str], report: Callable[[str], None]) -> Iterator[None]:
+    """Call ``report`` each time that one of the attributes ``names`` of ``model``'s modules is read."""
+    names_by_module: dict[int, dict[str, str]] = {}
     kinds: set[type] = set()
     modules = dict(model.named_modules())
     for name in names:
         path, _, attribute = name.rpartition(".")
         module = modules.get(path)
         if module is not None:
-            wanted.setdefault(id(module), {})[attribute] = name
+            names_by_module.setdefault(id(module), {})[attribute] = name
             kinds.add(type(module))
     plain = {kind: vars(kind).get("__getattribute__") for kind in kinds}
 
@@ -248,9 +248,9 @@ def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None])
         read: Any = kind.__getattribute__
 
         def looked(self: Any, attribute: str) -> Any:
-            name = wanted.get(id(self), {}).get(attribute)
+            name = names_by_module.get(id(self), {}).get(attribute)
             if name is not None:
-                told(name)
+                report(name)
             return read(self, attribute)
 
         kind.__getattribute__ = looked  # type: ignore[method-assign, assignment]

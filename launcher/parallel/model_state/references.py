@@ -335,7 +335,7 @@ def _numberless(some: Any) -> bool:
     return isinstance(some, Tensor) and some.is_meta
 
 
-def left(model: nn.Module) -> dict[int, tuple[str, Tensor]]:
+def tensors_outside(model: nn.Module) -> dict[int, tuple[str, Tensor]]:
     """Return the meta tensors that are kept outside of the modules, and where."""
     return {id(t): (at, t) for at, value in _around(model) for t in inside(value) if _numberless(t)}
 
@@ -343,12 +343,12 @@ def left(model: nn.Module) -> dict[int, tuple[str, Tensor]]:
 @contextmanager
 def leaving(model: nn.Module) -> Iterator[None]:
     """Refuse a forward that leaves meta tensors behind, because a forward with values would find them."""
-    before = left(model)
+    before = tensors_outside(model)
     try:
         yield
     finally:
         forget()
-    new = [at for key, (at, _) in left(model).items() if key not in before]
+    new = [at for key, (at, _) in tensors_outside(model).items() if key not in before]
     if new:
         text = f"the forward keeps tensors in {new[0]}"
         why = "where ranks would see the empty tensors of the plan"

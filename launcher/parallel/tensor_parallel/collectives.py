@@ -17,7 +17,7 @@ from launcher.errors import RunError
 from launcher.plan.tensor_parallel.operators import Comm, Cut, ShardedOperator
 
 
-class Results:
+class CollectiveResults:
     """The results of a forward's collectives, in order, so that it is recomputed without them."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Axis:
     bias_in_terms: bool = False
     log: list[Comm] | None = field(default=None, compare=False)
     last: tuple[Tensor, tuple[Any, ...], Tensor] | None = field(default=None, compare=False)
-    results: Results | None = field(default=None, compare=False)
+    results: CollectiveResults | None = field(default=None, compare=False)
     overwritten: bool = field(default=False, compare=False)
     number: int = field(default_factory=count().__next__, compare=False)
 
@@ -96,7 +96,7 @@ class Axis:
         assert self.planned, "it has joined before: a blueprint serves one build"
         self.rank, self.group, self.planned, self.last = rank, group, False, None
 
-    def said(self, op: str, phase: str, x: Tensor, times: int = 1) -> None:
+    def record(self, op: str, phase: str, x: Tensor, times: int = 1) -> None:
         if self.log is not None:
             self.log.append(Comm(op, phase, x.numel() * x.element_size() * times))
 
@@ -270,7 +270,7 @@ class _Piece(Function):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SendingInput:
     """How a tensor enters an operator that sends its gradient in the backward, by the collective ``op``.
 
     ``dim`` is the dim along which the tensor is gathered on its way in, or of which a rank takes a piece.
@@ -306,7 +306,7 @@ class Entry:
         return self.dim
 
 
-Enter = Callable[[Tensor, Entry], Tensor]
+Enter = Callable[[Tensor, SendingInput], Tensor]
 """Takes a tensor in by itself, and sends its gradient."""
 
 
@@ -336,23 +336,23 @@ def bring(
         return brought
     if arrives is not None:
         x = _into(x, arrives, axis, terms=False)
-    axis.said("all_gather", "backward", x)
+    axis.record("all_gather", "backward", x)
     if enter is not None:
-        return enter(x, Entry("all_gather", axis, takes))
+        return enter(x, SendingInput("all_gather", axis, takes))
     return _Piece.apply(x, axis, takes, False)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _into(x: Tensor, arrives: Cut, axis: Axis, terms: bool, enter: Enter | None = None) -> Tensor:
     if arrives is None:
-        axis.said("all_reduce", "backward", x)
+        axis.record("all_reduce", "backward", x)
         if enter is not None:
-            return enter(x, Entry("all_reduce", axis))
+            return enter(x, SendingInput("all_reduce", axis))
         return _Enter.apply(x, axis)  # type: ignore[no-any-return, no-untyped-call]
-    axis.said("all_gather", "forward", x, axis.size)
+    axis.record("all_gather", "forward", x, axis.size)
     if terms:
-        axis.said("reduce_scatter", "backward", x, axis.size)
+        axis.record("reduce_scatter", "backward", x, axis.size)
         if enter is not None:
-            return enter(x, Entry("reduce_scatter", axis, arrives))
+            return enter(x, SendingInput("reduce_scatter", axis, arrives))
     return _Gather.apply(x, axis, arrives, terms)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -367,8 +367,8 @@ def hand(y: Tensor, spread: ShardedOperator, axis: Axis) -> Tensor:
     if not spread.sums:
         return bring(y, spread.makes, spread.gives, axis, terms=False)
     if spread.gives is None:
-        axis.said("all_reduce", "forward", y)
+        axis.record("all_reduce", "forward", y)
         return _Leave.apply(y, axis)  # type: ignore[no-any-return, no-untyped-call]
-    axis.said("reduce_scatter", "forward", y)
-    axis.said("all_gather", "backward", y)
+    axis.record("reduce_scatter", "forward", y)
+    axis.record("all_gather", "backward", y)
     return _Piece.apply(y, axis, spread.gives, True)  # type: ignore[no-any-return, no-untyped-call]

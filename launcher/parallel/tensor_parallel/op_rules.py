@@ -61,7 +61,7 @@ class OpInput:
 class OpCall:
     """One operation as it was called; ``op`` is torch's operator, if it is one.
 
-    ``here`` and ``whole`` have the shapes of its results on this rank, and in the full model.
+    ``here`` and ``full_shapes`` have the shapes of its results on this rank, and in the full model.
     """
 
     name: str
@@ -69,7 +69,7 @@ class OpCall:
     args: Sequence[Any]
     inputs: Sequence[OpInput]
     here: Sequence[Shape]
-    whole: Sequence[Shape]
+    full_shapes: Sequence[Shape]
 
     def tagged(self, tag: torch.Tag) -> bool:
         return self.op is not None and tag in self.op.tags
@@ -101,7 +101,7 @@ def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
         raise CutRefused(f"{call.name} draws random numbers, which would differ between the ranks of tp")
 
     # no input is split
-    pairs = list(zip(call.here, call.whole, strict=True))
+    pairs = list(zip(call.here, call.full_shapes, strict=True))
     fresh = call.name in NEW and all(here == full for here, full in pairs)
     if fresh or all(g.state.cut is None for g in call.inputs):
         return _uncut(call, pairs), set()
@@ -160,7 +160,7 @@ def _leading(call: OpCall) -> bool:
     A dim that leads the dims with which it is merged, or into which it is split, keeps its order over the
     ranks.
     """
-    shape = call.whole[0]
+    shape = call.full_shapes[0]
     dim = next(d for d, size in enumerate(call.here[0]) if size != shape[d])
     return prod(call.source.shape[: call.dim]) == prod(shape[:dim])
 
@@ -234,10 +234,10 @@ def _same_along(g: OpInput, at: int) -> bool:
 
 def _dims(args: Sequence[Any], place: int, ndim: int) -> set[int]:
     """Return the dims that an operation works along."""
-    given = args[place] if len(args) > place else None
-    if given is None or given == []:
+    requested = args[place] if len(args) > place else None
+    if requested is None or requested == []:
         return set(range(ndim))
-    dims = given if isinstance(given, list | tuple) else [given]
+    dims = requested if isinstance(requested, list | tuple) else [requested]
     return {d % ndim for d in dims}
 
 

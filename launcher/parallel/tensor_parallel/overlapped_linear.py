@@ -17,7 +17,7 @@ from torch.autograd.function import Function
 from torch.nn import functional as F
 
 from launcher.parallel.split_backward import PLAIN, transformed
-from launcher.parallel.tensor_parallel.collectives import Entry, Sending
+from launcher.parallel.tensor_parallel.collectives import Sending, SendingInput
 
 
 class OverlappedLinear:
@@ -30,7 +30,7 @@ class OverlappedLinear:
         self.weights = weights
         self.used: tuple[Tensor, Tensor | None, Tensor] | None = None
 
-    def enter(self, x: Tensor, entry: Entry) -> Tensor:
+    def enter(self, x: Tensor, entry: SendingInput) -> Tensor:
         """Return ``x`` as the layer takes it."""
         call = _Call(entry)
         x = _Arrive.apply(x, call)  # type: ignore[no-untyped-call]
@@ -57,8 +57,8 @@ class OverlappedLinear:
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether a gradient is sent and another one computed meanwhile, by plain autograd."""
-    given = [x, weight] if bias is None else [x, weight, bias]
-    plain = all(type(t) in PLAIN and t.layout == torch.strided and t.dtype == x.dtype for t in given)
+    operands = [x, weight] if bias is None else [x, weight, bias]
+    plain = all(type(t) in PLAIN and t.layout == torch.strided and t.dtype == x.dtype for t in operands)
     learns = weight.requires_grad or (bias is not None and bias.requires_grad)
     return plain and learns and x.requires_grad and x.dim() > 1 and not transformed()
 
@@ -67,7 +67,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 class _Call:
     """The state of a call; ``sending`` is set between the two halves of a backward."""
 
-    entry: Entry
+    entry: SendingInput
     sending: Sending | None = None
 
 

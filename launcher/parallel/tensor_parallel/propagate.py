@@ -196,8 +196,8 @@ def _forward(
 
     # with values a model may branch on them, and only one branch is traced
     real = device.type != "meta"
-    given = (*xs, *model.parameters(), *model.buffers())
-    branches = looking(given, partial(_refuse, run)) if real else nullcontext()
+    inputs = (*xs, *model.parameters(), *model.buffers())
+    branches = looking(inputs, partial(_refuse, run)) if real else nullcontext()
 
     try:
         with refusing(model, xs), default_dtype(RUNNING), torch.no_grad(), device, _following(run, branches):

@@ -33,11 +33,11 @@ UNITS: dict[Any, str] = {
 class ShardingTracker:
     """One pass.
 
-    ``rows`` has its operations in order, ``whole`` those of the full model's pass to compare with.
+    ``rows`` has its operations in order, ``full_rows`` those of the full model's pass to compare with.
     """
 
     axis: Axis | None = None
-    whole: list[OpRow] = field(default_factory=list)
+    full_rows: list[OpRow] = field(default_factory=list)
     rows: list[OpRow] = field(default_factory=list)
     states: dict[int, tuple[Tensor, CutState]] = field(default_factory=dict)
     spreads: dict[Operator, ShardedOperator] = field(default_factory=dict)
@@ -66,10 +66,14 @@ class ShardingTracker:
         self.rows.append((name, shapes))
         if self.axis is None:
             return shapes
-        if at >= len(self.whole) or self.whole[at][0] != name or len(self.whole[at][1]) != len(shapes):
+        if (
+            at >= len(self.full_rows)
+            or self.full_rows[at][0] != name
+            or len(self.full_rows[at][1]) != len(shapes)
+        ):
             text = f"{name} runs here only with the pieces of a rank"
             raise CutRefused(f"{text}: the code depends on shapes that are cut")
-        return self.whole[at][1]
+        return self.full_rows[at][1]
 
     def done(self, name: str, args: Any, kwargs: Any, out: Any, func: Any = None) -> None:
         """Note an operation outside the operators, which must fit that of the full model."""
@@ -80,7 +84,7 @@ class ShardingTracker:
         ins = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         inputs = [OpInput(tuple(t.shape), self.state(t), t.is_floating_point()) for t in ins]
         here = [tuple(t.shape) for t in outs]
-        made, mixed = after(OpCall(name, func, args, inputs, here=here, whole=shapes), self.axis.size)
+        made, mixed = after(OpCall(name, func, args, inputs, here=here, full_shapes=shapes), self.axis.size)
         self.terms |= mixed
         for t, s in zip(outs, made, strict=True):
             self.tag(t, s)

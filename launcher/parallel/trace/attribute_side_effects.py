@@ -10,7 +10,7 @@ from torch import nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.model_state.module_globals import files, variables
-from launcher.parallel.model_state.python_state import PythonState, changed, held, library
+from launcher.parallel.model_state.python_state import PythonState, changed, library, snapshot
 from launcher.plan.cut.stages import covers
 
 
@@ -31,7 +31,7 @@ class SideChannels:
 
     def begin(self, name: str) -> str:
         """Return what was changed since leaves ran, or "", when leaf ``name`` is about to run."""
-        return self._told(name) or self._set()
+        return self._changed_attribute(name) or self._set()
 
     def end(self, name: str) -> None:
         """Record the state after leaf ``name``, which may have changed objects of other leaves too."""
@@ -44,12 +44,12 @@ class SideChannels:
         """Return, at the end of the forward, what was changed after a leaf had run, and that leaf."""
         last = self._set()
         for name in self.leaves:
-            at = last or self._told(name)
+            at = last or self._changed_attribute(name)
             if at:
                 return at, name
         return "", ""
 
-    def _told(self, name: str) -> str:
+    def _changed_attribute(self, name: str) -> str:
         """Return an attribute of leaf ``name`` that differs from what leaves have left, or ""."""
         return next((_below(name, at) for at, _ in changed(self.own[name], _own(self.leaves[name]))), "")
 
@@ -63,7 +63,7 @@ HOOKED = "the hooks of"
 
 def _own(leaf: nn.Module) -> PythonState:
     """Return the Python state of a leaf's modules and hooks, without library hooks, which only observe."""
-    out = held(leaf)
+    out = snapshot(leaf)
     for path, module in leaf.named_modules():
         each = [f for kind in HOOKS for f in vars(module)[kind].values()]
         users = [f for f in each if not library(getattr(f, "__module__", None) or "torch")]

@@ -18,7 +18,7 @@ from launcher.parallel.dispatch.modes import default_dtype, evaluating, of_error
 from launcher.parallel.model_state.backward_state import moved
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, variables
-from launcher.parallel.model_state.python_state import changed, counters, held, reading
+from launcher.parallel.model_state.python_state import changed, counters, reading, snapshot
 from launcher.parallel.trace.attribute_side_effects import SideChannels
 from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing
 from launcher.parallel.trace.moving_state import unentangled
@@ -77,7 +77,7 @@ class Tracer(Capture):
         """Return the module that ``node`` calls, and its arguments."""
         return self.calls[node]
 
-    def given(self, node: fx.Node) -> tuple[Any, Any]:
+    def arguments_of(self, node: fx.Node) -> tuple[Any, Any]:
         """Return the values of the node's arguments."""
         args, kwargs = (fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
         return args, kwargs
@@ -114,13 +114,13 @@ class Tracer(Capture):
     def _call_leaf(self, call: GlueCall) -> Any:
         """Run a leaf, and check that it learns nothing except by its arguments."""
         leaf = self.leaves[id(call.func)]
-        told = None
+        report = None
         if self.side_channels is not None:
             self._unchanged(self.side_channels.begin(leaf), leaf)
-            told = partial(self._depends, leaf)
+            report = partial(self._depends, leaf)
 
         module: Any = call.func
-        seen = Observers(self.meter, self.watch, told)
+        seen = Observers(self.meter, self.watch, report)
         out = run_module(module, call.args, call.kwargs, seen, on_zeros=ambient().casts)
         if self.side_channels is not None:
             self.side_channels.end(leaf)
@@ -130,9 +130,9 @@ class Tracer(Capture):
         if at:
             raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
 
-    def _depends(self, leaf: str, what: str) -> None:
+    def _depends(self, leaf: str, difference: str) -> None:
         """Refuse a result that would stay that of zeros: code around the leaves runs now, and never again."""
-        raise self.refuse(f"{leaf} returns {what} for other data; return a tensor of a fixed shape")
+        raise self.refuse(f"{leaf} returns {difference} for other data; return a tensor of a fixed shape")
 
     def over(self) -> None:
         """Check the side channels at the end of the forward."""
@@ -163,8 +163,8 @@ class Tracer(Capture):
 
 def origins(value: Any) -> frozenset[Any]:
     """Return the autograd functions of the tensors in ``value`` with a gradient; for leaves, their ids."""
-    found = [t for t in tensors(value) if t.requires_grad]
-    return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in found)
+    with_gradient = [t for t in tensors(value) if t.requires_grad]
+    return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in with_gradient)
 
 
 def storages(value: Any) -> dict[int, None]:
@@ -181,10 +181,10 @@ def trace(
     """
     # the first time
     original, model = model, copied(model)  # a forward may count or cache
-    before = held(model)
+    before = snapshot(model)
     modules = files(*map(type, model.modules()))
     tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
-    counted = counters(before, held(model), leaves, tracer.watch.counted)
+    counted = counters(before, snapshot(model), leaves, tracer.watch.counted)
 
     if tracer.watch.global_draws:
         text = "the forward draws numbers from Python's or numpy's random stream"
@@ -363,7 +363,7 @@ def refusing(
 def failing(model: nn.Module, error: BaseException) -> str:
     """Return the innermost module of ``model`` in the traceback of ``error``; "" for the model itself."""
     paths = {id(m): path for path, m in model.named_modules()}
-    found, frame = "", error.__traceback__
+    innermost, frame = "", error.__traceback__
     while frame is not None:
         owner = frame.tb_frame.f_locals.get("self")
         if isinstance(owner, InMemory):  # from here on a copy runs in the place of a module
@@ -372,22 +372,22 @@ def failing(model: nn.Module, error: BaseException) -> str:
         elif type(owner) is type(model) and id(owner) not in paths:  # a copy of the model
             paths |= {id(m): path for path, m in owner.named_modules()}
         elif path := paths.get(id(owner), ""):
-            found = f"{path} ({type(owner).__name__})"
+            innermost = f"{path} ({type(owner).__name__})"
         frame = frame.tb_next
-    return found
+    return innermost
 
 
 def same(a: fx.Graph, b: fx.Graph) -> str:
     """Return the first difference of two graphs, in words; "" if they do the same."""
     for left, right in zip(a.nodes, b.nodes, strict=False):
-        one, other = said(left), said(right)
+        one, other = call_text(left), call_text(right)
         if one != other:
             return f"{one} / {other}"
     return "" if len(a.nodes) == len(b.nodes) else f"{len(a.nodes)} / {len(b.nodes)} operations"
 
 
-def said(node: fx.Node) -> str:
+def call_text(node: fx.Node) -> str:
     """Return a call with all its constants, such as ``y = mul(x, 2)``."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    given = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
-    return f"{node.name} = {name}({', '.join(given)})"
+    arguments = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
+    return f"{node.name} = {name}({', '.join(arguments)})"

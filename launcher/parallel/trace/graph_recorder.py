@@ -401,9 +401,9 @@ class Capture(TorchFunctionMode):
 
     def note(self, call: GlueCall, out: Any) -> fx.Node:
         """Add the node of a call that has run."""
-        given = tuple(map(self.arg, call.args))
+        args = tuple(map(self.arg, call.args))
         named = {k: self.arg(v) for k, v in call.kwargs.items()}
-        node = self.graph.create_node(call.kind, writable_name(call.target), given, named)
+        node = self.graph.create_node(call.kind, writable_name(call.target), args, named)
         modes = ambient()
         if modes != self.base:
             self.modes[node] = modes
@@ -503,8 +503,8 @@ class Capture(TorchFunctionMode):
         if args is None:
             raise self.refuse(f"it passes on a {name}, which cannot be rebuilt on another stage")
         made = NamedFunction(lambda *xs, **ks: remade(type(a), *xs, **ks), name)
-        given = tuple(map(self.arg, args))
-        node = self.graph.call_function(made, given, {k: self.arg(v) for k, v in kwargs.items()})
+        items = tuple(map(self.arg, args))
+        node = self.graph.call_function(made, items, {k: self.arg(v) for k, v in kwargs.items()})
         self.values[node] = a
         return node
 

@@ -164,7 +164,7 @@ def _mixing(model: nn.Module, xs: list[Tensor]) -> str | None:
 class _Sources(TorchFunctionMode):
     """Finds where gradients of samples end: float inputs, and tensors made of inputs and weights alone.
 
-    ``found`` has them in the order of the forward; each has a row per sample, or seems to. ``hooked``:
+    ``sources`` has them in the order of the forward; each has a row per sample, or seems to. ``hooked``:
     whether a tensor has a hook; ``stopped``: whether a float tensor passes no gradients on to what it is
     made of, as after ``detach``.
     """
@@ -173,7 +173,7 @@ class _Sources(TorchFunctionMode):
         super().__init__()
         self._samples = len(inputs[0])
         self._of_data = {id(t): t for t in inputs}
-        self.found = [t for t in inputs if t.requires_grad]
+        self.sources = [t for t in inputs if t.requires_grad]
         self.hooked = self.stopped = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -188,7 +188,7 @@ class _Sources(TorchFunctionMode):
             if isinstance(t, Tensor) and id(t) not in self._of_data:
                 self._of_data[id(t)] = t
                 if first and self._has_gradients(t):
-                    self.found.append(t)
+                    self.sources.append(t)
                 self.stopped |= needed and t.is_floating_point() and not t.requires_grad
         return out
 
@@ -256,13 +256,13 @@ def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
     """The sources of the samples at ``places``, and their gradients."""
     sources, out = _forward(model, [x[places] for x in xs])
     seeds = [_drawn(t.shape[1:])[places].to(t.dtype) for t in out]
-    if not out or not sources.found:
+    if not out or not sources.sources:
         return []
     with _FixedStatistics():  # what is recomputed
-        grads = torch.autograd.grad(out, sources.found, seeds, allow_unused=True)
+        grads = torch.autograd.grad(out, sources.sources, seeds, allow_unused=True)
     return [
         (t.detach(), torch.zeros_like(t) if g is None else g)
-        for t, g in zip(sources.found, grads, strict=True)
+        for t, g in zip(sources.sources, grads, strict=True)
     ]
 
 

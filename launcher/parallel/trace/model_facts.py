@@ -22,10 +22,10 @@ from launcher.parallel.trace.code_between_modules import (
     NO_COST,
     RUNNING,
     Tracer,
+    call_text,
     follow,
     modal,
     refusing,
-    said,
     trace,
     trace_ours,
 )
@@ -77,8 +77,8 @@ def adds(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None
     It takes the input and the adapter's two factors (full or pieces), and returns what the adapter adds. A
     user-defined class, which may do anything with the factors, has none.
     """
-    found: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "launcher_lora", None)
-    return found if adapted(module) else None
+    function: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "launcher_lora", None)
+    return function if adapted(module) else None
 
 
 ELEMENTWISE = (
@@ -266,7 +266,7 @@ def facts(tracer: Tracer, known: ModelStructure) -> Graph:
             lies=spaces[n].lies,
             writes=spaces[n].writes,
             trains=gradients[n],
-            text=said(n),
+            text=call_text(n),
             operations=operations,
             keys=keys,
         )
@@ -284,7 +284,7 @@ def _backward(tracer: Tracer, node: fx.Node, backwards: BackwardMeter) -> Backwa
         seen = backwards.measure(*tracer.called(node))
         return seen.backward if seen is not None else Backward(kept=saved, operations=forward.backward)
     if isinstance(node.target, NamedFunction):
-        return replace(product(node.target.func, *tracer.given(node)), operations=forward.backward)
+        return replace(product(node.target.func, *tracer.arguments_of(node)), operations=forward.backward)
     return Backward(operations=forward.backward)
 
 
@@ -317,10 +317,10 @@ def _watched(watch: ForwardObserver, known: ModelStructure, output: Any, meter: 
     def among(seen: Collection[str]) -> tuple[str, ...]:
         return tuple(m for m in ("", *known.modules) if m in seen)
 
-    found = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
+    scopes = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
     return {
         # which modules use which parameters, and when modules are called
-        "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
+        "scopes": tuple((name, scope) for name, scope in scopes if scope != owner(name)),
         "chains": watch.chains(),
         "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
         "order": tuple(watch.order),

@@ -16,16 +16,16 @@ from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.backward_state import BACKWARD, FORWARD, entangled
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, put_back, variables
-from launcher.parallel.model_state.python_state import PythonState, changed, held, owns_generator, reading
+from launcher.parallel.model_state.python_state import PythonState, changed, owns_generator, reading, snapshot
 from launcher.parallel.trace.sample_values import FEW, SampleValues
 from launcher.parallel.trace.zero_inputs import OTHER, drawn, in_memory, stand_ins
-from launcher.plan.values.facts import Kept
+from launcher.plan.values.facts import MovingAttribute
 
 ROUNDS = 3
 """Number of forwards: the first fills caches, and the second may end a warm-up."""
 
 
-def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kept, ...]:
+def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[MovingAttribute, ...]:
     """Return attributes of modules and variables of their files, each with whether it depends on the data.
 
     ``model`` is not changed. ``looks``: its Python reads values, so it can run only in memory, as can one
@@ -34,23 +34,23 @@ def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kep
     """
     small = sum(t.numel() for t in (*model.parameters(), *model.buffers())) <= FEW
     looks = looks or owns_generator(model)
-    out: tuple[Kept, ...] = ()
+    out: tuple[MovingAttribute, ...] = ()
     with suppress(Exception), torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
-        out += _found(model, inputs, looks) if small or not looks else ()
+        out += _attributes(model, inputs, looks) if small or not looks else ()
     with suppress(Exception), torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
         out += _variables(model, inputs) if small else ()
     return out
 
 
-def _found(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kept, ...]:
+def _attributes(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[MovingAttribute, ...]:
     # state after the first forward, and after more
     one, xs = _ready(model, inputs, looks, 0)
     run = partial(_forward, one, xs, looks)
     run()
-    before = held(one)
+    before = snapshot(one)
     for _ in range(ROUNDS - 1):
         run()
-    names = dict.fromkeys(name for name, _ in changed(before, held(one)) if not _tensor(one, name))
+    names = dict.fromkeys(name for name, _ in changed(before, snapshot(one)) if not _tensor(one, name))
     if not names:
         return ()
 
@@ -61,10 +61,10 @@ def _found(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kep
     by_data: set[str] = set()
     if looks:
         by_data = {name for name, _ in changed(_after(model, inputs, 0), _after(model, inputs, OTHER))}
-    return tuple(Kept(name, name in by_data) for name in names if name in read)
+    return tuple(MovingAttribute(name, name in by_data) for name in names if name in read)
 
 
-def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Kept, ...]:
+def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[MovingAttribute, ...]:
     """Return variables and class attributes of the model's files that pass from one forward to a later one.
 
     A new copy of the model then returns other results for the same inputs.
@@ -88,14 +88,14 @@ def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Kept, ...]:
         with put_back(names):
             by_data.append(after(batch)[1])
     differ = {name for name, _ in changed(*by_data)}
-    return tuple(Kept(name, name in differ) for name in moved)
+    return tuple(MovingAttribute(name, name in differ) for name in moved)
 
 
 def _after(model: nn.Module, inputs: Sequence[Tensor], batch: int) -> PythonState:
     """Return the state after a first forward."""
     one, xs = _ready(model, inputs, True, batch)
     _forward(one, xs, True)
-    return held(one)
+    return snapshot(one)
 
 
 def _ready(
@@ -133,19 +133,19 @@ def unentangled(model: nn.Module, calls: Mapping[str, tuple[Any, Any]], values: 
         leaf = model.get_submodule(name)
         if sum(t.numel() for t in (*leaf.parameters(), *leaf.buffers())) > FEW:
             continue
-        given = tensors((args, kwargs))
+        inputs = tensors((args, kwargs))
 
-        def batch(at: int, call: Any = (args, kwargs), given: Any = given) -> Any:
-            known = {id(t): v for t, v in zip(given, drawn(given, at, values), strict=True)}
+        def batch(at: int, call: Any = (args, kwargs), inputs: Any = inputs) -> Any:
+            known = {id(t): v for t, v in zip(inputs, drawn(inputs, at, values), strict=True)}
             return mapped(call, lambda t: known[id(t)])
 
         def ready(leaf: nn.Module = leaf, name: str = name, batch: Any = batch) -> Any:
             return in_memory(leaf, name, parameter_hooks=True), batch(0), batch(OTHER)
 
         with default_dtype(torch.float32):
-            what = entangled(leaf, ready)
-        if what:
-            raise RequestError((Problem("model", f"{ENTANGLED[what].format(name)}"),))
+            part = entangled(leaf, ready)
+        if part:
+            raise RequestError((Problem("model", f"{ENTANGLED[part].format(name)}"),))
 
 
 ENTANGLED = {

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_only
-from launcher.plan.values.facts import Lookup
+from launcher.plan.values.facts import EmbeddingLookup
 
 aten = torch.ops.aten
 EMBEDDINGS = (aten.embedding.default, aten._embedding_bag.default)
@@ -39,7 +39,7 @@ FEW = 1 << 24
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialValues:
     """Values to try a forward with.
 
     Attributes:
@@ -52,11 +52,11 @@ class Trial:
     initial: Callable[[str], Tensor]
 
 
-_TRIAL: ContextVar[Trial | None] = ContextVar("trial", default=None)
+_TRIAL: ContextVar[TrialValues | None] = ContextVar("trial", default=None)
 
 
 @contextmanager
-def tried_with(trial: Trial | None) -> Iterator[None]:
+def tried_with(trial: TrialValues | None) -> Iterator[None]:
     """Try modules that read values with those of ``trial`` while entered; ``None``: with zeros."""
     token = _TRIAL.set(trial)
     try:
@@ -84,17 +84,17 @@ def trying() -> bool:
 
 
 class SampleValues(Dispatch):
-    """Tracks the values of tensors that depend on ``given`` and constants, around a forward on ``given``.
+    """Tracks the values of tensors that depend on ``inputs`` and constants, around a forward on ``inputs``.
 
     ``beyond`` has the modules that look up more than their table has, with the table's rows and the id.
     ``lookups`` has the inputs that are ids of tables, by which a rank checks each batch.
     """
 
-    def __init__(self, given: Sequence[Tensor], running: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, inputs: Sequence[Tensor], running: Callable[[], str] = lambda: "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.running = running
         self.beyond: dict[str, tuple[int, int]] = {}
-        self.lookups: dict[Lookup, None] = {}
+        self.lookups: dict[EmbeddingLookup, None] = {}
         trial = _TRIAL.get()
         batches = trial.batches if trial is not None else ()
         self.batches = len(batches)
@@ -102,7 +102,7 @@ class SampleValues(Dispatch):
         self._lost: set[int] = set()
         self._ids: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self._of_inputs: dict[int, list[Tensor]] = {}
-        for place, t in enumerate(given):
+        for place, t in enumerate(inputs):
             values = [_fitted(batch[place], t) if place < len(batch) else None for batch in batches]
             self._learn(t, values)
             if not t.is_floating_point():
@@ -139,11 +139,11 @@ class SampleValues(Dispatch):
         self._count(func, args, out)
         for table, dim, ids in _looked_up(func, args):
             self._look_up(table.shape[dim], ids, wraps=func is aten.index.Tensor)
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        arguments = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_meta]
-        if not made or not all(t.is_meta and t.layout is torch.strided for t in (*given, *made)):
+        if not made or not all(t.is_meta and t.layout is torch.strided for t in (*arguments, *made)):
             return out
-        known = [self._find(t) for t in given]
+        known = [self._find(t) for t in arguments]
         large = sum(t.numel() for t in made) > FEW
         if None in known or large or torch.Tag.nondeterministic_seeded in func.tags:
             if func._schema.is_mutable:
@@ -182,7 +182,7 @@ class SampleValues(Dispatch):
         least = -rows if wraps else 0
         if at is not None:
             place, shift = at
-            self.lookups[Lookup(place, module, rows, least - shift, rows - shift)] = None
+            self.lookups[EmbeddingLookup(place, module, rows, least - shift, rows - shift)] = None
         for v in self._find(ids) or self._values(at):
             if v.numel() and int(v.max()) >= rows:
                 self.beyond[module] = rows, max(int(v.max()), self.beyond.get(module, (rows, 0))[1])

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.modes import Dispatch, batched, draws, is_dropout, tree_leaves
-from launcher.plan.values.facts import Change
+from launcher.plan.values.facts import StateChange
 
 ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
 STALE = "and the optimizer, the ranks and checkpoints have the parameters of the constructor"
@@ -39,12 +39,12 @@ ONCE = "embedding_renorm_"
 class _Seen:
     """The changes of one tensor.
 
-    ``said``: an operation other than BatchNorm changed it in place, or its memory was replaced, which
+    ``reported``: an operation other than BatchNorm changed it in place, or its memory was replaced, which
     bypasses autograd. ``once``: only ``ONCE`` has changed it.
     """
 
     labels: Labels = NONE
-    said: bool = False
+    reported: bool = False
     once: bool = True
     at: dict[str, None] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ class _Members:
 class StateEffects(Dispatch):
     """Tracks effects of a forward of ``model`` while entered; ``running`` names the innermost module."""
 
-    def __init__(self, model: nn.Module, given: Iterable[Tensor], running: Callable[[], str]) -> None:
+    def __init__(self, model: nn.Module, inputs: Iterable[Tensor], running: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.running = running
         self.sparse: dict[str, None] = {}
@@ -126,7 +126,7 @@ class StateEffects(Dispatch):
         self._first: dict[str, str] = {}
         self._also: dict[str, dict[str, None]] = {}
 
-        for t in given:
+        for t in inputs:
             self.make(t)
             self._add(t, frozenset({DATA}))
         for path, module in model.named_modules():
@@ -199,7 +199,7 @@ class StateEffects(Dispatch):
                 self._add(t, labels)
         for at, name in written:
             for t in _tensors((args[at] if at < len(args) else kwargs.get(name),)):
-                self._write(t, labels, said=True, once=packet == ONCE)
+                self._write(t, labels, declared=True, once=packet == ONCE)
         if sparse is not None and (args[sparse] if sparse < len(args) else kwargs.get("sparse")):
             self.sparse[self._names.get(_key(args[0]), self.running())] = None
         return out
@@ -212,7 +212,7 @@ class StateEffects(Dispatch):
         for t in _tensors((out,)):
             self._add(t, labels)
         for t in _tensors(args[3:5] if training else ()):
-            self._write(t, labels, said=False)
+            self._write(t, labels, declared=False)
 
     def make(self, t: Tensor) -> None:
         """Note that ``t`` is not foreign."""
@@ -244,8 +244,8 @@ class StateEffects(Dispatch):
         if control and any(isinstance(v, NUMBERS) for v in tree_leaves(output)):
             self._control[-1] |= control
 
-    def _read(self, given: Any) -> None:
-        for t in _tensors(given):
+    def _read(self, value: Any) -> None:
+        for t in _tensors(value):
             name = self._ids.get(id(t))
             if name:
                 self.reads[name] = None
@@ -259,13 +259,13 @@ class StateEffects(Dispatch):
         if t.layout is torch.strided:
             self._labels[_key(t)] = StorageWeakRef(t.untyped_storage()), labels | self._of((t,))
 
-    def _write(self, t: Tensor, labels: Labels, said: bool, once: bool = False) -> None:
+    def _write(self, t: Tensor, labels: Labels, declared: bool, once: bool = False) -> None:
         self._add(t, labels)
         name = self._names.get(_key(t))
         if name is not None:
             seen = self._seen.setdefault(name, _Seen())
             seen.labels |= labels
-            seen.said |= said
+            seen.reported |= declared
             seen.once &= once
             seen.at[self.running()] = None
 
@@ -308,11 +308,11 @@ class StateEffects(Dispatch):
                 seen.once = False
                 seen.at[place.path] = None
                 if now is place.t:  # a backward that needs it reads the new memory
-                    seen.said = True
+                    seen.reported = True
                     self._names[_key(now)] = place.name
                 place.t, place.memory = now, now.untyped_storage()
 
-    def changes(self, output: Any, kept: set[int]) -> tuple[Change, ...]:
+    def changes(self, output: Any, kept: set[int]) -> tuple[StateChange, ...]:
         """Return the changes. ``kept`` has the storages that a backward needs."""
         # which outputs and backwards depend on them
         needed = {self._names[k] for k in kept if k in self._names}
@@ -320,24 +320,24 @@ class StateEffects(Dispatch):
         reached |= {name for _, _, name, _ in self._unset}  # a later forward may use it in any way
 
         return tuple(
-            Change(
+            StateChange(
                 names=tuple(self._also[n]),
                 by_data=DATA in s.labels,
                 read=n in reached,
-                kept=s.said and n in needed,
+                kept=s.reported and n in needed,
                 at=tuple(s.at),
                 once=s.once,
             )
             for n, s in self._seen.items()
         )
 
-    def _reached(self, found: Labels) -> Labels:
-        """Add the labels that changed buffers among ``found`` depended on before."""
+    def _reached(self, labels: Labels) -> Labels:
+        """Add the labels that changed buffers among ``labels`` depended on before."""
         before = None
-        while found != before:
-            before = found
-            found = found.union(*(self._seen[n].labels for n in found if n in self._seen))
-        return found
+        while labels != before:
+            before = labels
+            labels = labels.union(*(self._seen[n].labels for n in labels if n in self._seen))
+        return labels
 
 
 def _as_large(name: str, was: tuple[torch.dtype, torch.Size], now: Tensor) -> None:

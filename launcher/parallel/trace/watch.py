@@ -22,7 +22,7 @@ from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import Dispatch, batched, tree_leaves
 from launcher.parallel.model_state.hooks import REGISTER, uses_weights
 from launcher.parallel.model_state.module_globals import files, variables
-from launcher.parallel.model_state.python_state import Key, changed, held, owns_generator
+from launcher.parallel.model_state.python_state import Key, changed, owns_generator, snapshot
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.state_effects import StateEffects
@@ -44,44 +44,44 @@ SIZES = frozenset({
 
 
 class _InputDependence(Dispatch):
-    """Tracks the tensors that depend on those ``given``; the others, such as positions, are constant.
+    """Tracks the tensors that depend on those ``dependent``; the others, such as positions, are constant.
 
     ``refuse`` is called, and raises, if one of them decides what is done.
     """
 
-    def __init__(self, given: Iterable[Tensor], refuse: Callable[[], None]) -> None:
+    def __init__(self, inputs: Iterable[Tensor], refuse: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.given = {id(t): t for t in given}  # kept alive, as a freed tensor's id could be reused
+        self.dependent = {id(t): t for t in inputs}  # kept alive, as a freed tensor's id could be reused
         self.refuse = refuse
 
     def among(self, *values: Any) -> bool:
-        return any(id(t) in self.given for t in tree_leaves(values) if isinstance(t, Tensor))
+        return any(id(t) in self.dependent for t in tree_leaves(values) if isinstance(t, Tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = self.among(args, kwargs)
-        if given and not TAGS.isdisjoint(func.tags):
+        dependent = self.among(args, kwargs)
+        if dependent and not TAGS.isdisjoint(func.tags):
             self.refuse()
         out = func(*args, **(kwargs or {}))
-        if given:
-            self.given |= {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor)}
+        if dependent:
+            self.dependent |= {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor)}
         return out
 
 
 class _Reads(TorchFunctionMode):
-    def __init__(self, given: _InputDependence) -> None:
+    def __init__(self, dependence: _InputDependence) -> None:
         super().__init__()
-        self.given = given
+        self.dependence = dependence
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in METHODS_THAT_READ and self.given.among(args):
-            self.given.refuse()
+        if func in METHODS_THAT_READ and self.dependence.among(args):
+            self.dependence.refuse()
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def looking(given: Iterable[Tensor], refuse: Callable[[], None]) -> Iterator[None]:
-    """Call ``refuse`` if a value that depends on ``given`` decides what is done while entered."""
-    mode = _InputDependence(given, refuse)
+def looking(inputs: Iterable[Tensor], refuse: Callable[[], None]) -> Iterator[None]:
+    """Call ``refuse`` if a value that depends on ``inputs`` decides what is done while entered."""
+    mode = _InputDependence(inputs, refuse)
     with mode, _Reads(mode):
         yield
 
@@ -89,14 +89,14 @@ def looking(given: Iterable[Tensor], refuse: Callable[[], None]) -> Iterator[Non
 class Sized(Dispatch):
     """Reports operators whose result Python could not know without the values."""
 
-    def __init__(self, told: Callable[[Any], None]) -> None:
+    def __init__(self, report: Callable[[Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.told = told
+        self.report = report
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         masked = func is torch.ops.aten.index.Tensor and _masks(args[1])
         if masked or func._overloadpacket.__name__ in SIZES:
-            self.told((*args, *(kwargs or {}).values()))
+            self.report((*args, *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))
 
 
@@ -196,7 +196,7 @@ class ForwardObserver(TorchFunctionMode):
         model: nn.Module,
         units: Iterable[str],
         saved: Callable[[], int],
-        given: Iterable[torch.Tensor] = (),
+        inputs: Iterable[torch.Tensor] = (),
     ) -> None:
         super().__init__()
 
@@ -206,7 +206,7 @@ class ForwardObserver(TorchFunctionMode):
         self._thread = get_ident()
         self._units = frozenset(units)
         self._running: list[str] = [""]
-        self._given: list[tuple[torch.Tensor, ...]] = [()]
+        self._arguments: list[tuple[torch.Tensor, ...]] = [()]
         self._versions: list[list[int]] = []
         self._filled: list[Callable[[], bool]] = []
         self._began: list[int] = []
@@ -247,9 +247,9 @@ class ForwardObserver(TorchFunctionMode):
         self._paths: dict[int, str] = {id(m): name for name, m in model.named_modules()}
         self._learn("", model)
         self._built = {id(m): {n: id(p) for n, p in m._parameters.items()} for m in model.modules()}
-        given = tuple(given)
-        self.effects = StateEffects(model, given, lambda: self._running[-1])
-        self.values = SampleValues(given, lambda: self._running[-1])
+        inputs = tuple(inputs)
+        self.effects = StateEffects(model, inputs, lambda: self._running[-1])
+        self.values = SampleValues(inputs, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
         """Return a function that makes it forget everything recorded from now on, or all but ``effects``."""
@@ -320,9 +320,9 @@ class ForwardObserver(TorchFunctionMode):
     @contextmanager
     def counting(self, module: nn.Module, copy: nn.Module) -> Iterator[None]:
         """Record the Python state that ``copy``, which runs instead of ``module``, changes while entered."""
-        path, before = self._paths[id(module)], held(copy)
+        path, before = self._paths[id(module)], snapshot(copy)
         yield
-        self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, held(copy))]
+        self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, snapshot(copy))]
 
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
         """Register ``copy``, which runs instead of ``module``.
@@ -334,7 +334,7 @@ class ForwardObserver(TorchFunctionMode):
             self.effects.learn(f"{path}.{name}".strip("."), part)
         self._learn(path, copy)
 
-    def enter(self, name: str, module: nn.Module, given: Any = ()) -> None:
+    def enter(self, name: str, module: nn.Module, arguments: Any = ()) -> None:
         """Note that module ``name`` begins to run; it may be a copy of the one in the model."""
         if self.over:
             return
@@ -352,9 +352,9 @@ class ForwardObserver(TorchFunctionMode):
             self.swapped.add(name)
 
         # its arguments, to be compared when it ends
-        self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
-        self._versions.append([_version(t) for t in self._given[-1]])
-        self._filled.append(filled(given))
+        self._arguments.append(tuple(t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)))
+        self._versions.append([_version(t) for t in self._arguments[-1]])
+        self._filled.append(filled(arguments))
 
         # that it runs, and its tensors
         self._running.append(name)
@@ -369,7 +369,7 @@ class ForwardObserver(TorchFunctionMode):
             self._learn(name, module)
         self.effects.learn(name, module)
 
-    def leave(self, name: str, module: nn.Module, given: tuple[Any, Any], output: Any) -> None:
+    def leave(self, name: str, module: nn.Module, arguments: tuple[Any, Any], output: Any) -> None:
         """Note that module ``name`` ends."""
         if self.over or get_ident() != self._thread:
             return
@@ -378,7 +378,7 @@ class ForwardObserver(TorchFunctionMode):
         self.order.append((name, False))
 
         # which arguments it has changed, and whether it returns a generator
-        before = zip(self._given.pop(), self._versions.pop(), strict=True)
+        before = zip(self._arguments.pop(), self._versions.pop(), strict=True)
         if any(t.requires_grad and _version(t) != version for t, version in before):
             self.overwrites.add(name)
         if self._filled.pop()():
@@ -388,8 +388,8 @@ class ForwardObserver(TorchFunctionMode):
 
         # its cost, if it is a unit
         grown = self.saved() - self._began.pop()
-        if name in self._units and not any(map(batched, tree_leaves(given))):
-            args, kwargs = given
+        if name in self._units and not any(map(batched, tree_leaves(arguments))):
+            args, kwargs = arguments
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
             call = ModuleCall(name, module, args=args, kwargs=kwargs, made=made, saved=grown)
             self.runs.append(call)
@@ -436,9 +436,9 @@ class ForwardObserver(TorchFunctionMode):
             with suppress(AttributeError):  # torch.func under vmap hides the node of its inputs
                 nodes.add(get_gradient_edge(t).node)
         crosses = []
-        for name, given in zip(self._running, self._given, strict=True):
+        for name, arguments in zip(self._running, self._arguments, strict=True):
             # tensors of the same node are the input itself: torch.func takes the gradient of a copy of it
-            others = [t.grad_fn for t in given if t.grad_fn is not None and t.grad_fn not in nodes]
+            others = [t.grad_fn for t in arguments if t.grad_fn is not None and t.grad_fn not in nodes]
             if any(reaches(fn, nodes, 0) for fn in others):
                 crosses.append(name)
         return Inner(self._running[-1], False, tuple(crosses))
@@ -446,7 +446,7 @@ class ForwardObserver(TorchFunctionMode):
     def _borrow(self, names: list[str], t: Tensor) -> None:
         """Note a use of ``t`` by modules that neither own it nor get it as an argument."""
         for at, module in enumerate(self._running[1:], 1):
-            passed = any(t is other for given in self._given[at:] for other in given)
+            passed = any(t is other for arguments in self._arguments[at:] for other in arguments)
             if not passed and not any(covers(module, owner(n)) for n in names):
                 self.borrowed[module, names[0]] = None
 
@@ -489,20 +489,20 @@ def _moving() -> bool:
 
 @contextmanager
 def watching(
-    model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
+    model: nn.Module, units: Iterable[str], saved: Callable[[], int], inputs: Iterable[torch.Tensor] = ()
 ) -> Iterator[ForwardObserver]:
     """Watch a forward while entered. ``model`` keeps the hooks, so pass a copy."""
     forget()
-    watch = ForwardObserver(model, units, saved, given)
+    watch = ForwardObserver(model, units, saved, inputs)
     names = files(*map(type, model.modules()))
-    streams, before, around = streams_now(), held(model), variables(names)
+    streams, before, around = streams_now(), snapshot(model), variables(names)
 
     # modules, by lambdas: a copy of a module shares them and reports to this watch too
     for name, module in model.named_modules():
-        left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, (args, kwargs), out)  # noqa: E731
-        begun = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
-        module.register_forward_pre_hook(begun, prepend=True, with_kwargs=True)
-        module.register_forward_hook(left, with_kwargs=True, always_call=True)
+        after = lambda m, args, kwargs, out, name=name: watch.leave(name, m, (args, kwargs), out)  # noqa: E731
+        before_call = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
+        module.register_forward_pre_hook(before_call, prepend=True, with_kwargs=True)
+        module.register_forward_hook(after, with_kwargs=True, always_call=True)
 
     # reentrant checkpoints, which autograd does not show
     reentrant: Any = CheckpointFunction
@@ -517,12 +517,14 @@ def watching(
     reentrant.apply = staticmethod(region)
     try:
         known = watch.values if watch.values.batches else nullcontext()
-        asked = lambda what: watch.world.setdefault((watch.running, what))  # noqa: E731
-        with world_reads(asked), watch, known, watch.effects:
+        record = lambda query: watch.world.setdefault((watch.running, query))  # noqa: E731
+        with world_reads(record), watch, known, watch.effects:
             yield watch
         watch.effects.settle()
         watch.global_draws = streams_now() != streams
-        watch.moved = bool(watch.counted or changed(before, held(model)) or changed(around, variables(names)))
+        watch.moved = bool(
+            watch.counted or changed(before, snapshot(model)) or changed(around, variables(names))
+        )
         watch.moved |= owns_generator(model)
     finally:
         del reentrant.apply

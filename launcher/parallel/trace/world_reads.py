@@ -32,7 +32,7 @@ OTHERS = ("torch", "launcher", "transformers", "accelerate", "peft")
 """Packages that may query the processes: they do so for layouts of their own, which are not in use here."""
 
 
-_TOLD: ContextVar[Callable[[str], None] | None] = ContextVar("told", default=None)
+_REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("report", default=None)
 
 
 @contextmanager
@@ -51,17 +51,17 @@ def world_reads(report: Callable[[str], None]) -> Iterator[None]:
             report(f"{function}()" if function else DISTRIBUTED)
         return group.fget(self)
 
-    world.default_pg, token = property(default_group, group.fset), _TOLD.set(report)
+    world.default_pg, token = property(default_group, group.fset), _REPORT.set(report)
     try:
         yield
     finally:
         world.default_pg = group
-        _TOLD.reset(token)
+        _REPORT.reset(token)
 
 
 def ask(query: str) -> None:
     """Report ``query`` to the active ``world_reads``, if it came from a model's code."""
-    report = _TOLD.get()
+    report = _REPORT.get()
     if report is not None and _called_function() is not None:
         report(query)
 

@@ -27,20 +27,20 @@ Made = dict[int, torch.Tensor]
 
 def cast(func: Any, args: Any, kwargs: Any, watch: ForwardObserver) -> Any:
     """Run one call under autocast on values in memory, because autocast does nothing on meta tensors."""
-    given = tensors((args, kwargs))
+    arguments = tensors((args, kwargs))
     with torch.device("cpu"):
-        made = _stand_ins(given, watch)
+        made = _stand_ins(arguments, watch)
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
         args, kwargs = tree_map_only(torch.device, lambda d: torch.device("cpu"), (args, kwargs))
         out = func(*args, **kwargs)
-    return _returned(out, given, made, watch.effects)
+    return _returned(out, arguments, made, watch.effects)
 
 
-def _stand_ins(given: list[torch.Tensor], watch: ForwardObserver | None, zeros: bool = False) -> Made:
-    """Return tensors in memory by the id of each of the ``given``: with its values, drawn ones, or zeros."""
+def _stand_ins(arguments: list[torch.Tensor], watch: ForwardObserver | None, zeros: bool = False) -> Made:
+    """Return tensors in memory by the id of each argument: with its values, drawn ones, or zeros."""
     stream = torch.Generator().manual_seed(0)
     made = {}
-    for t in given:
+    for t in arguments:
         value = None if watch is None or zeros else watch.values.of(t)
         if value is None and trying() and not zeros and t.is_floating_point() and t.numel() <= FEW:
             value = torch.randn(t.shape, generator=stream).to(t.dtype)
@@ -56,17 +56,17 @@ def _as(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     return value.requires_grad_().clone() if t.requires_grad else value
 
 
-def _returned(out: Any, given: list[torch.Tensor], made: Made, effects: StateEffects | None) -> Any:
-    """Return ``out`` on meta again; stand-ins of the ``given`` become these, which get its gradients.
+def _returned(out: Any, arguments: list[torch.Tensor], made: Made, effects: StateEffects | None) -> Any:
+    """Return ``out`` on meta again; stand-ins of the ``arguments`` become these, which get its gradients.
 
-    Each depends on what it depended on in memory, including those of the ``given`` that were changed in
+    Each depends on what it depended on in memory, including those of the ``arguments`` that were changed in
     place.
     """
-    back = {id(made[id(t)]): t for t in given}
+    back = {id(made[id(t)]): t for t in arguments}
     fresh = {id(t): t for t in tensors(out) if id(t) not in back}
     specs = [(t.shape, t.dtype, t.requires_grad) for t in fresh.values()]
     with torch.device("meta"):
-        metas = _Opaque.apply(specs, torch.empty((), requires_grad=True), *given)  # type: ignore[no-untyped-call]
+        metas = _Opaque.apply(specs, torch.empty((), requires_grad=True), *arguments)  # type: ignore[no-untyped-call]
     back |= dict(zip(fresh, metas, strict=True))
     if effects is not None:
         stand_ins = {id(t): t for t in made.values()} | fresh
@@ -79,7 +79,7 @@ class _Opaque(torch.autograd.Function):
     """Makes meta tensors for the results of a call that ran elsewhere."""
 
     @staticmethod
-    def forward(ctx: Any, specs: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, specs: Any, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         out = tuple(torch.empty(shape, dtype=dtype) for shape, dtype, _ in specs)
         ctx.mark_non_differentiable(*(t for t, (_, _, grad) in zip(out, specs, strict=True) if not grad))
         return out
@@ -97,12 +97,12 @@ def _zeros(t: torch.Tensor) -> torch.Tensor:
 class Observers:
     """The observers of a module's run.
 
-    ``told`` is called with each part of its result that depends on the values and that Python can see.
+    ``report`` is called with each part of its result that depends on the values and that Python can see.
     """
 
     meter: Meter | None = None
     watch: ForwardObserver | None = None
-    told: Callable[[str], None] | None = None
+    report: Callable[[str], None] | None = None
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
         """Return a function that makes both forget what they record from now on, or all but ``effects``."""
@@ -167,13 +167,13 @@ def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_ze
         seen.meter.own((*real.parameters(), *real.buffers()))
 
     # values for its arguments
-    given = tensors((args, kwargs))
+    arguments = tensors((args, kwargs))
     effects = None if seen.watch is None else seen.watch.effects
     storages = dict(zip(_storages(real), _storages(module), strict=True))
     with torch.device("cpu"):
-        made = _stand_ins(given, seen.watch, on_zeros)
-        storages |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
-        origins = {id(made[id(t)]): t for t in given}
+        made = _stand_ins(arguments, seen.watch, on_zeros)
+        storages |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in arguments}
+        origins = {id(made[id(t)]): t for t in arguments}
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
         out = _observed(module, InMemory(module, real, args, kwargs, origins), seen)
 
@@ -181,7 +181,7 @@ def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_ze
     if seen.meter is not None:
         written = seen.meter.written
         written.update([storages[w] for w in written if w in storages])
-    return _returned(out, given, made, effects)
+    return _returned(out, arguments, made, effects)
 
 
 OTHER = 1
@@ -244,7 +244,7 @@ class InMemory:
 
 def _observed(module: nn.Module, call: InMemory, seen: Observers) -> Any:
     """Run ``call`` instead of ``module``; run it again with other values if these may change what it does."""
-    watch, told = seen.watch, seen.told
+    watch, report = seen.watch, seen.report
     if watch is None:
         return call.run()
     since = len(watch.order)
@@ -263,13 +263,13 @@ def _observed(module: nn.Module, call: InMemory, seen: Observers) -> Any:
 
     # with other values it may run other units, return something else or change other state
     small = sum(t.numel() for t in (*call.real.parameters(), *call.real.buffers())) <= FEW
-    if watch.units_below() or (watch.looked > looked and (told is not None or small)):
+    if watch.units_below() or (watch.looked > looked and (report is not None or small)):
         was = watch.ran(since)
         for ran, other in _tried(call, seen, watch):
             watch.steers |= watch.units_below() and (other is MISSING or ran != was)
-            what = _depends(out, other) if told is not None else ""
-            if told is not None and what:
-                told(what)
+            difference = _depends(out, other) if report is not None else ""
+            if report is not None and difference:
+                report(difference)
     return out
 
 
@@ -286,39 +286,39 @@ def _tried(call: InMemory, seen: Observers, watch: ForwardObserver) -> list[tupl
 
     The data's other batches are tried first, then drawn values. Only the effects of these runs are kept.
     """
-    found = []
+    outcomes = []
     back = seen.mark(effects=False)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for given in (*range(1, watch.values.batches), *SCALES):
-            args, kwargs = _others(call, given, watch)
+        for trial in (*range(1, watch.values.batches), *SCALES):
+            args, kwargs = _others(call, trial, watch)
             since = len(watch.order)
             out = MISSING
             with suppress(Exception), watch.looking():  # then the result is unknown
                 out = call.real(*args, **kwargs)
             watch.effects.settle()
-            found.append((watch.ran(since), out))
+            outcomes.append((watch.ran(since), out))
     back()
-    return found
+    return outcomes
 
 
-def _others(call: InMemory, given: int | float, watch: ForwardObserver) -> tuple[Any, Any]:
-    """Return other arguments: those of batch ``given``, or drawn ones of scale ``given`` with new weights."""
-    stream = torch.Generator().manual_seed(round(given * 1e3))
+def _others(call: InMemory, trial: int | float, watch: ForwardObserver) -> tuple[Any, Any]:
+    """Return other arguments: those of batch ``trial``, or drawn ones of scale ``trial`` with new weights."""
+    stream = torch.Generator().manual_seed(round(trial * 1e3))
 
     def drawn(t: torch.Tensor) -> torch.Tensor:
-        scale = given if isinstance(given, float) else 1.0
+        scale = trial if isinstance(trial, float) else 1.0
         return (torch.randn(t.shape, generator=stream) * scale).to(t.dtype)
 
     def other(t: torch.Tensor) -> torch.Tensor:
         at = call.origins.get(id(t))
-        out = watch.values.of(at, given) if at is not None and isinstance(given, int) else None
+        out = watch.values.of(at, trial) if at is not None and isinstance(trial, int) else None
         if out is None:
             out = drawn(t) if t.is_floating_point() else t
         watch.effects.follow(out, t)
         return out
 
     with _unseen():
-        if isinstance(given, float):
+        if isinstance(trial, float):
             for p in call.real.parameters():
                 p.copy_(drawn(p) if p.is_floating_point() else p)
         return mapped(call.args, other), mapped(call.kwargs, other)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from launcher.job.schema.job import Job
-from launcher.plan.balance.layer_chain import Cut, Row
+from launcher.plan.balance.layer_chain import Cut, LayerChain
 from launcher.plan.balance.partition import balanced, promising
 from launcher.plan.cut import stages
 from launcher.plan.cut.params import placed
@@ -28,7 +28,7 @@ from launcher.plan.memory.memory import StateSize
 from launcher.plan.refusals import model as model_refusals
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.schedules import Schedule
-from launcher.plan.schedule.simulate import Order, makespan, order
+from launcher.plan.schedule.simulate import TopologicalOrder, makespan, order
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.operators import splits
 from launcher.plan.time.before_cut import Parts, PartTimes, predicted, unitless
@@ -46,13 +46,13 @@ FEWEST, MOST = 8, 400
 class Balanced:
     """The chosen stages.
 
-    ``cut``: the first part of each stage, then the number of parts. ``text`` explains the choice. ``held``:
-    the approximate bytes that each pipeline rank needs. ``step``: how long the schedule takes.
+    ``cut``: the first part of each stage, then the number of parts. ``text`` explains the choice.
+    ``rank_bytes``: about how many bytes each pipeline rank needs. ``step``: how long the schedule takes.
     """
 
     cut: Cut
     text: str
-    held: tuple[int, ...]
+    rank_bytes: tuple[int, ...]
     step: float
 
 
@@ -60,7 +60,7 @@ class Balanced:
 class _Rows:
     """What all cuts of a pipeline have in common: it does not depend on their costs."""
 
-    order: Order
+    order: TopologicalOrder
     ahead: tuple[int, ...]
     moments: tuple[tuple[Mapping[tuple[int, int], InFlight], ...], ...]
 
@@ -99,7 +99,7 @@ def balanced_stages(
         state=memory.state,
         saved=memory.saved,
         flying=memory.flying,
-        held=memory.held,
+        rank_bytes=memory.peak_bytes,
     )
     choice = balanced(row, room, _likely(pipe, times))
     known = "predicted seconds" if speeds(job) else "flops and bytes written"
@@ -151,11 +151,11 @@ def _likely(pipe: _Pipe, times: PartTimes) -> tuple[Cut, ...]:
     return tuple(promising(_light_row(pipe, times)))
 
 
-def _light_row(pipe: _Pipe, times: PartTimes) -> Row:
+def _light_row(pipe: _Pipe, times: PartTimes) -> LayerChain:
     """Returns the row of parts to cut, without bytes."""
     rows = _schedule_rows(pipe)
     forward, backward = times.each
-    return Row(
+    return LayerChain(
         forward=forward,
         backward=backward,
         places=pipe.places,
@@ -166,7 +166,7 @@ def _light_row(pipe: _Pipe, times: PartTimes) -> Row:
         saved=(0,) * len(forward),
         flying=(0,) * len(pipe.places),
         step=lambda cut: makespan(rows.order, times.cost(cut)),
-        held=lambda rank, runs: 0,
+        rank_bytes=lambda rank, runs: 0,
         tries=min(MOST, max(FEWEST, TRIED // len(rows.order.steps))),
     )
 
@@ -267,7 +267,7 @@ def _above(times: PartTimes, sizes: Sizes, cut: Cut) -> float:
     return max(loads) * len(loads) / (sum(loads) or 1.0) - 1
 
 
-def _decided(row: Row, cut: Cut, fastest: Cut, room: int) -> str:
+def _decided(row: LayerChain, cut: Cut, fastest: Cut, room: int) -> str:
     """Returns as text how the memory limit has changed the cut."""
     needed = f"of {bytes_text(room)}"
     longer = row.step(cut) / row.step(fastest) - 1

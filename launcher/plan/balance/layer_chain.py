@@ -17,14 +17,14 @@ CLOSE = 0.005
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerChain:
     """A row of parts to cut into stages.
 
     ``forward`` and ``backward``: the time of each part for one micro batch. ``places``: the rank of each
     stage. ``ahead``: forwards of each stage before its first backward. ``split``: backwards are split, and
     the second half can wait. ``state``: bytes of each part during the whole step; ``saved``: bytes of each
     part for one micro batch, of which each stage has at most ``flying``. ``step`` returns the time of a step
-    with a cut. ``held`` returns the bytes on a rank with these runs, including what parts share. About
+    with a cut. ``rank_bytes`` returns the bytes on a rank with these runs, including what parts share. About
     ``tries`` cuts are compared by ``step``.
     """
 
@@ -38,7 +38,7 @@ class Row:
     saved: tuple[int, ...]
     flying: tuple[int, ...]
     step: Callable[[Cut], float] = field(compare=False)
-    held: Callable[[int, tuple[Run, ...]], int] = field(compare=False)
+    rank_bytes: Callable[[int, tuple[Run, ...]], int] = field(compare=False)
     tries: int = 200
 
     @property
@@ -97,7 +97,7 @@ class Row:
         )
 
     def near_bytes(self, cut: Cut) -> list[float]:
-        """Returns the approximate bytes of each rank; this is faster than ``held``."""
+        """Returns the approximate bytes of each rank; this is faster than ``rank_bytes``."""
         out = list(self.near_rest)
         for stage, rank in enumerate(self.places):
             out[rank] += self.near_run(stage, cut[stage], cut[stage + 1])
@@ -114,7 +114,7 @@ class Row:
         return [sum([times[s] for s in mine]) for mine in self.ranks]
 
     def bytes_of(self, cut: Cut, rank: int) -> int:
-        return self.held(rank, tuple((s, cut[s], cut[s + 1]) for s in self.ranks[rank]))
+        return self.rank_bytes(rank, tuple((s, cut[s], cut[s + 1]) for s in self.ranks[rank]))
 
     def memory(self, cut: Cut) -> int:
         """Returns the bytes on the fullest rank."""
@@ -141,7 +141,7 @@ class Row:
         return max(loads) * len(loads) / (sum(loads) or 1.0) - 1
 
 
-def shortest(row: Row) -> Cut:
+def shortest(row: LayerChain) -> Cut:
     """Returns the cut whose longest run is shortest, by bisection of the limit of a run."""
     low, high = 0.0, row.both[-1]
     for _ in range(40):
@@ -152,7 +152,7 @@ def shortest(row: Row) -> Cut:
     return cut
 
 
-def _filled(row: Row, limit: float) -> Cut | None:
+def _filled(row: LayerChain, limit: float) -> Cut | None:
     """Returns the cut in which each run takes as much as ``limit`` allows, or ``None`` if that is too little.
 
     Each run leaves one part for every later one.

@@ -10,10 +10,10 @@ from itertools import combinations, islice, pairwise
 from math import comb, inf
 from typing import NamedTuple
 
-from launcher.plan.balance.layer_chain import CLOSE, Cut, Row, shortest
+from launcher.plan.balance.layer_chain import CLOSE, Cut, LayerChain, shortest
 
 
-def promising_single(row: Row, room: int | None) -> list[Cut]:
+def promising_single(row: LayerChain, room: int | None) -> list[Cut]:
     """Returns the cuts within ``room`` that may have the shortest step, by a lower bound for each run."""
 
     def bound(stage: int, start: int, end: int) -> float:
@@ -21,7 +21,7 @@ def promising_single(row: Row, room: int | None) -> list[Cut]:
 
     def fitting(stage: int, start: int, end: int) -> float:
         assert room is not None
-        return inf if row.held(stage, ((stage, start, end),)) > room else 0.0
+        return inf if row.rank_bytes(stage, ((stage, start, end),)) > room else 0.0
 
     fits = None if room is None else fitting
     limit = row.step(shortest(row)) * (1 + CLOSE)
@@ -35,7 +35,7 @@ def promising_single(row: Row, room: int | None) -> list[Cut]:
     return []
 
 
-def _tried(row: Row, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
+def _tried(row: LayerChain, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
     """Returns those of ``cuts``, sorted by their bounds, that could be the best one."""
     shortest = inf
     out: list[Cut] = []
@@ -47,7 +47,7 @@ def _tried(row: Row, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
     return out
 
 
-def _bound(row: Row, stage: int, start: int, end: int) -> float:
+def _bound(row: LayerChain, stage: int, start: int, end: int) -> float:
     """Returns a lower bound of the step: the way to a stage and back, all its work, and its waits.
 
     The stage waits for its first backward, with only ``ahead`` forwards to do until then, and likewise at its
@@ -73,7 +73,9 @@ Bound = Callable[[int, int, int], float]
 """The bound of a run; infinite if neither the run nor a longer one is possible."""
 
 
-def by_bound(row: Row, bound: Bound, limit: float, fits: Bound | None = None) -> Iterator[tuple[float, Cut]]:
+def by_bound(
+    row: LayerChain, bound: Bound, limit: float, fits: Bound | None = None
+) -> Iterator[tuple[float, Cut]]:
     """Yields cuts with the largest bound of their runs, sorted by it, up to ``limit``."""
     runs = _runs(row, bound, limit, fits)
     ways = _ways(row, runs)
@@ -96,7 +98,9 @@ def by_bound(row: Row, bound: Bound, limit: float, fits: Bound | None = None) ->
                 heappush(heap, (max(most, rest), -stage - 1, spread, (*cut, end), most))
 
 
-def _runs(row: Row, bound: Bound, limit: float, fits: Bound | None) -> list[dict[int, dict[int, float]]]:
+def _runs(
+    row: LayerChain, bound: Bound, limit: float, fits: Bound | None
+) -> list[dict[int, dict[int, float]]]:
     """Returns the bounds within ``limit`` of each stage's runs, by their start and end."""
     out: list[dict[int, dict[int, float]]] = []
     starts: set[int] = {0}
@@ -116,7 +120,7 @@ def _runs(row: Row, bound: Bound, limit: float, fits: Bound | None) -> list[dict
     return out
 
 
-def _ways(row: Row, runs: list[dict[int, dict[int, float]]]) -> list[dict[int, float]]:
+def _ways(row: LayerChain, runs: list[dict[int, dict[int, float]]]) -> list[dict[int, float]]:
     """Returns for each stage and its first part the smallest bound of all stages from there on."""
     ways: list[dict[int, float]] = [{} for _ in range(row.stages)] + [{row.parts: 0.0}]
     for stage in range(row.stages - 1, -1, -1):
@@ -150,7 +154,7 @@ class _Begun(NamedTuple):
     products: float
 
 
-def promising_interleaved(row: Row, room: int | None) -> list[Cut]:
+def promising_interleaved(row: LayerChain, room: int | None) -> list[Cut]:
     """Returns cuts within ``room`` that may have the shortest step."""
 
     def key(cut: Cut) -> Key:
@@ -169,7 +173,7 @@ def promising_interleaved(row: Row, room: int | None) -> list[Cut]:
     return _around(row, every[: max(4, row.tries // 2)], room)
 
 
-def _beam(row: Row, room: int | None) -> list[Cut]:
+def _beam(row: LayerChain, room: int | None) -> list[Cut]:
     """Extends cuts stage by stage; of those that end at the same part it keeps the most even ones."""
     width = NARROWEST
     rest = tuple(row.near_rest)
@@ -193,7 +197,7 @@ def _first(candidate: tuple[float, Cut, _Begun]) -> tuple[float, Cut]:
     return candidate[:2]
 
 
-def _longer(row: Row, begun: _Begun, room: int | None) -> Iterator[_Begun]:
+def _longer(row: LayerChain, begun: _Begun, room: int | None) -> Iterator[_Begun]:
     """Yields the cuts with one more stage."""
     stage, start = len(begun.cut) - 1, begun.cut[-1]
     rank, loads, nbytes = row.places[stage], begun.loads, begun.nbytes
@@ -216,17 +220,17 @@ def _longer(row: Row, begun: _Begun, room: int | None) -> Iterator[_Begun]:
         )
 
 
-def _uneven(row: Row, begun: _Begun) -> float:
+def _uneven(row: LayerChain, begun: _Begun) -> float:
     """Returns how uneven the ranks will be if all remaining stages are equal, by their squared times."""
-    left = row.stages - len(begun.cut) + 1
-    each = (row.both[-1] - row.both[begun.cut[-1]]) / max(1, left)
+    remaining = row.stages - len(begun.cut) + 1
+    each = (row.both[-1] - row.both[begun.cut[-1]]) / max(1, remaining)
     return begun.squares + 2 * each * begun.products
 
 
 Key = tuple[float, float, float]
 
 
-def _key(row: Row, cut: Cut, room: int | None) -> Key:
+def _key(row: LayerChain, cut: Cut, room: int | None) -> Key:
     """Returns the bytes over ``room``, the time of the slowest rank, and how uneven the stages are.
 
     The time includes the way to the rank's first stage.
@@ -236,19 +240,19 @@ def _key(row: Row, cut: Cut, room: int | None) -> Key:
     return _over(row, cut, room), slowest, sum([t * t for t in times])
 
 
-def _in_step(row: Row, cut: Cut, room: int | None) -> Key:
+def _in_step(row: LayerChain, cut: Cut, room: int | None) -> Key:
     """Returns a key as if ranks waited for each other at every stage, as they do if none runs far ahead."""
     times = row.times(cut)
     rounds = sum([max([times[s] for s in stages]) for stages in zip(*row.ranks, strict=True)])
     return _over(row, cut, room), rounds, sum([t * t for t in times])
 
 
-def _over(row: Row, cut: Cut, room: int | None) -> float:
+def _over(row: LayerChain, cut: Cut, room: int | None) -> float:
     """Returns the bytes over ``room`` on all ranks."""
     return 0.0 if room is None else sum(max(0.0, n - room) for n in row.near_bytes(cut))
 
 
-def _refined(row: Row, cut: Cut, key: Callable[[Cut], Key]) -> Cut:
+def _refined(row: LayerChain, cut: Cut, key: Callable[[Cut], Key]) -> Cut:
     """Moves parts from one stage to another as long as ``key`` improves."""
     now = key(cut)
     while True:
@@ -258,7 +262,7 @@ def _refined(row: Row, cut: Cut, key: Callable[[Cut], Key]) -> Cut:
         now, cut = best
 
 
-def _shifts(row: Row, cut: Cut) -> Iterator[Cut]:
+def _shifts(row: LayerChain, cut: Cut) -> Iterator[Cut]:
     """Yields cuts in which one stage has a part less and another one more.
 
     With many stages only some moves are tried: from stages of the slowest ranks to those of the fastest ranks
@@ -286,7 +290,7 @@ def _shifted(cut: Cut, source: int, target: int) -> Cut:
     return (*cut[:first], *(i + step for i in cut[first:last]), *cut[last:])
 
 
-def _around(row: Row, cuts: Sequence[Cut], room: int | None) -> list[Cut]:
+def _around(row: LayerChain, cuts: Sequence[Cut], room: int | None) -> list[Cut]:
     """Returns ``cuts`` and, while tries are left, also cuts near the best one."""
     tried = {cut: row.step(cut) for cut in cuts}
     while 0 < len(tried) < row.tries:
@@ -312,14 +316,14 @@ class Balance:
     fastest: Cut
 
 
-def balanced(row: Row, room: int | None = None, likely: Sequence[Cut] = ()) -> Balance:
+def balanced(row: LayerChain, room: int | None = None, likely: Sequence[Cut] = ()) -> Balance:
     """Returns the cut with the shortest step of those that need at most ``room`` bytes on each rank.
 
     Among steps about as short as the shortest, the cut with the fewest idle stages wins, then the one with
     the least memory. If no cut fits, the result is the fastest one. There must be at least as many parts as
     stages. ``likely``: what ``promising`` returned for a row that differs from this one only in bytes.
     """
-    row = replace(row, step=cache(row.step), held=cache(row.held))
+    row = replace(row, step=cache(row.step), rank_bytes=cache(row.rank_bytes))
     fastest = _best(row, likely or promising(row))
     assert fastest is not None
     if room is None or row.memory(fastest) <= room or not row.may_fit(room):
@@ -328,7 +332,7 @@ def balanced(row: Row, room: int | None = None, likely: Sequence[Cut] = ()) -> B
     return Balance(_best(row, promising(row, room)) or fastest, fastest)
 
 
-def promising(row: Row, room: int | None = None) -> list[Cut]:
+def promising(row: LayerChain, room: int | None = None) -> list[Cut]:
     """Returns the cuts within ``room`` to choose from: all of them if they are few.
 
     Without ``room`` bytes do not matter.
@@ -340,12 +344,12 @@ def promising(row: Row, room: int | None = None) -> list[Cut]:
     return promising_interleaved(row, room)
 
 
-def _all(row: Row) -> Iterator[Cut]:
+def _all(row: LayerChain) -> Iterator[Cut]:
     for ends in combinations(range(1, row.parts), row.stages - 1):
         yield (0, *ends, row.parts)
 
 
-def _best(row: Row, cuts: Iterable[Cut]) -> Cut | None:
+def _best(row: LayerChain, cuts: Iterable[Cut]) -> Cut | None:
     """Returns the best of ``cuts``, or ``None``; in a tie, earlier stages have more parts."""
     steps = {cut: row.step(cut) for cut in cuts}
     if not steps:
@@ -364,7 +368,7 @@ def _best(row: Row, cuts: Iterable[Cut]) -> Cut | None:
     return min(near, key=key)
 
 
-def _idle(row: Row, cut: Cut) -> int:
+def _idle(row: LayerChain, cut: Cut) -> int:
     """Returns the number of idle stages."""
     least = IDLE * row.both[-1] / row.stages
     return sum(row.both[j] - row.both[i] < least for i, j in pairwise(cut))

@@ -15,7 +15,7 @@ from launcher.plan.values.facts import Graph, ModelStructure
 
 
 @dataclass(frozen=True)
-class Group:
+class GatherGroup:
     """Sharded parameters that one collective gathers for the forward of ``modules`` ("" = the whole stage).
 
     ``nbytes`` is the size of the full weights as they are gathered. ``chained``: the group uses the output of
@@ -73,7 +73,7 @@ class Communication:
 
     limits: Limits
     params: tuple[Placed, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[GatherGroup, ...]
     buckets: tuple[Bucket, ...]
     scatters: tuple[Bucket, ...] = ()
     terms: tuple[Bucket, ...] = ()
@@ -96,7 +96,7 @@ class Communication:
         return (*self.buckets, *self.terms)
 
     @property
-    def whole(self) -> int:
+    def unsharded(self) -> int:
         """The number of parameters whose full gradients are summed over the data-parallel ranks."""
         return len({n for b in self.buckets for n in b.names})
 
@@ -124,7 +124,7 @@ def groups(
     skeleton: ModelStructure,
     graph: Graph,
     limits: Limits,
-) -> tuple[Group, ...]:
+) -> tuple[GatherGroup, ...]:
     """Returns groups: one for each unit (such as a block) or for several that fit the limit, and the rest.
 
     The rest is gathered for the whole stage: parameters that are tied inside it, or that code outside of
@@ -142,7 +142,7 @@ def groups(
 
 def _groups(
     params: Sequence[Placed], stage: Stage, units: list[str], graph: Graph, limits: Limits
-) -> Iterator[Group]:
+) -> Iterator[GatherGroup]:
     # a parameter goes with the innermost unit that alone uses it
     inner_first = sorted((u for u in units if u), key=lambda u: -u.count("."))
     homes, rest = _homes(params, stage, inner_first, graph)
@@ -180,7 +180,9 @@ def _inside(p: Placed, unit: str, stage: Stage) -> bool:
     return any(covers(unit, owner(n)) for n in p.names if n in stage.params)
 
 
-def _group(gather: _Gather, params: Sequence[Placed], stage: Stage, graph: Graph, *, before: str) -> Group:
+def _group(
+    gather: _Gather, params: Sequence[Placed], stage: Stage, graph: Graph, *, before: str
+) -> GatherGroup:
     """Makes a group of ``gather``; ``before`` is the last module of the group before it."""
     names = tuple(next(n for n in p.names if n in stage.params) for p in gather.params)
     calls = dict(graph.calls)
@@ -189,7 +191,7 @@ def _group(gather: _Gather, params: Sequence[Placed], stage: Stage, graph: Graph
     learning = [i for i, p in enumerate(params) if p.trainable]
     last = params.index(gather.params[-1])
     backward = gather.modules == ("",) or stage.index > 0 or bool(learning and learning[0] <= last)
-    return Group(
+    return GatherGroup(
         stage=stage.index,
         modules=gather.modules,
         names=names,
@@ -312,7 +314,7 @@ def _learning(stage_params: Mapping[int, list[Placed]], stage: Stage, sizes: Siz
 
     If stages of one rank share a parameter, the first of them sums its gradient.
     """
-    here = sizes.held(sizes.places[stage.index])
+    here = sizes.stages_of(sizes.places[stage.index])
     return [p for p in stage_params.get(stage.index, []) if p.trainable and stage.index in p.copies(here)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.plan.communication.fusion import Group
+from launcher.plan.communication.fusion import GatherGroup
 from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stages import covers
 from launcher.plan.sizes import Note
@@ -43,7 +43,7 @@ AHEAD = 1 << 26
 
 
 def gatherings(
-    groups: tuple[Group, ...],
+    groups: tuple[GatherGroup, ...],
     visits: tuple[tuple[Visit, ...], ...],
     rank_stages: tuple[int, ...],
     ahead: int | None,
@@ -79,19 +79,19 @@ def _fits(sizes: list[int], ahead: int) -> bool:
     return len(sizes) == 1 or sum(sizes) <= ahead
 
 
-def _first_uses(groups: tuple[Group, ...], visits: tuple[Visit, ...], stage: int) -> list[int]:
+def _first_uses(groups: tuple[GatherGroup, ...], visits: tuple[Visit, ...], stage: int) -> list[int]:
     """Returns the groups of a stage as its forward uses them, then those that it did not use in the trace."""
     used = dict.fromkeys(v.group for v in visits if v.begins)
     rest = [i for i, g in enumerate(groups) if g.stage == stage and i not in used]
     return [*used, *rest]
 
 
-def visits(groups: tuple[Group, ...], stages: int, graph: Graph) -> tuple[tuple[Visit, ...], ...]:
+def visits(groups: tuple[GatherGroup, ...], stages: int, graph: Graph) -> tuple[tuple[Visit, ...], ...]:
     """Returns the visits of each stage, in the order in which its modules are called."""
     return tuple(tuple(_visits(groups, s, graph)) for s in range(stages))
 
 
-def _visits(groups: tuple[Group, ...], stage: int, graph: Graph) -> Iterator[Visit]:
+def _visits(groups: tuple[GatherGroup, ...], stage: int, graph: Graph) -> Iterator[Visit]:
     """Yields the visits of one stage; as in FSDP2, a group is in use until each of its modules has run."""
     home = {m: i for i, g in enumerate(groups) if g.stage == stage for m in g.modules}
     root = home.pop("", None)

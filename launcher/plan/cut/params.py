@@ -125,7 +125,7 @@ def placed(
         same.setdefault(p.same_as, []).append(p)
 
     # an FSDP2 group has one dtype and is cast as a whole, so some tensors cannot be in one
-    kept = wide(skeleton)
+    kept = full_precision_names(skeleton)
     apart = {name: bool(low) and name in kept for name in same}
     usual = _usual(skeleton)
     alone = {n for n, ps in same.items() if apart[n] or n in unsharded or ps[0].spec.dtype != usual}
@@ -147,7 +147,7 @@ def _usual(skeleton: ModelStructure) -> str:
     return max(sizes, key=lambda dtype: sizes[dtype], default="")
 
 
-def wide(skeleton: ModelStructure) -> frozenset[str]:
+def full_precision_names(skeleton: ModelStructure) -> frozenset[str]:
     """Returns the first names of tensors that are never cast to half precision.
 
     These are buffers, and the parameters of modules with running statistics: BatchNorm takes half-precision

@@ -11,7 +11,7 @@ from launcher.plan.values.facts import Graph, TensorSpec
 
 
 @dataclass(frozen=True)
-class Pieces:
+class SequencePieces:
     """The pieces of a sequence.
 
     ``lengths`` are their positions. ``graphs[q]`` is how the model runs piece q with what earlier pieces

@@ -335,12 +335,14 @@ def _blind(
 
 
 def _problem(at: Mapping[str, int], writer: Node, other: Node) -> Problem:
-    text = f"{_what(writer)} on stage {at[writer.name]} changes memory in place that {_what(other)} on stage"
+    text = (
+        f"{_label(writer)} on stage {at[writer.name]} changes memory in place that {_label(other)} on stage"
+    )
     text = f"{text} {at[other.name]} shares, and each stage has a copy of its own"
     return Problem(KEY, f"{text}; put both on one stage, or make a new tensor instead")
 
 
-def _what(node: Node) -> str:
+def _label(node: Node) -> str:
     return repr(node.target) if node.kind == "module" else f"{node.kind} {node.target or node.name!r}"
 
 

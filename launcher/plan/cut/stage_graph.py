@@ -50,7 +50,7 @@ class StageGraph:
     count: int
     ranks: tuple[int, ...]
     calls: tuple[Call, ...]
-    held: tuple[Placed, ...]
+    params: tuple[Placed, ...]
     linked: bool = True
 
     @property
@@ -61,23 +61,23 @@ class StageGraph:
 
 @dataclass(frozen=True)
 class Staged:
-    """A model cut into stages; ``whole``: its only stage runs the model as it is."""
+    """A model cut into stages; ``uncut``: its only stage runs the model as it is."""
 
     stages: Sequence[Stage]
     boundaries: Sequence[Sequence[BoundaryTensor]]
     params: Sequence[Placed]
-    whole: bool
+    uncut: bool
 
 
 def stage_graph(model: Staged, graph: Graph, index: int, ranks: tuple[int, ...]) -> StageGraph:
     """Returns the graph of stage ``index`` on ``ranks``.
 
-    If the model is ``whole`` and ``graph`` has segments, the calls are these segments.
+    If the model is ``uncut`` and ``graph`` has segments, the calls are these segments.
     """
     stage, count = model.stages[index], len(model.stages)
     params = tuple(p for p in model.params if index in p.stages)
     nbytes = {n: p.nbytes for p in params for n in p.names}
-    if model.whole and graph.segments:
+    if model.uncut and graph.segments:
         calls = [_part(s, nbytes) for s in graph.segments if s.module or s.saved]
         return StageGraph(index, count, ranks, tuple(calls), params, linked=False)
 
@@ -86,7 +86,7 @@ def stage_graph(model: Staged, graph: Graph, index: int, ranks: tuple[int, ...])
         Call(c.name, RECEIVED, f"stage {index - 1}", out=c.specs, sent=c.name in sent)
         for c in (model.boundaries[index - 1] if index else ())
     ]
-    nodes = graph.nodes if model.whole else [graph[n] for n in stage.nodes]
+    nodes = graph.nodes if model.uncut else [graph[n] for n in stage.nodes]
     calls += [_call(graph, n, nbytes, n.name in sent) for n in nodes if n.kind != "param"]
     return StageGraph(index, count, ranks, tuple(calls), params)
 
@@ -129,7 +129,7 @@ def text(stage: StageGraph) -> str:
     head = ("value", "made by", "of", "shape", "weights", "FLOPs", "saved")
     lines += _table([head, *(_row(c) for c in stage.calls)])
     lines += ["", "What it holds of the model, and what of that each rank keeps:", ""]
-    lines += _table([_kept(p, stage.ranks) for p in stage.held])
+    lines += _table([_kept(p, stage.ranks) for p in stage.params])
     return "\n".join(lines) + "\n"
 
 

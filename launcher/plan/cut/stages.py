@@ -85,14 +85,14 @@ def _placed(graph: Graph, requested: Mapping[str, int], last: int) -> tuple[dict
         elif node.kind == "module":
             at[node.name] = requested.get(node.target, floor)
         elif node.kind == "glue":
-            at[node.name] = max(floor, _wanted(graph, node, requested, changed))
+            at[node.name] = max(floor, _latest_stage(graph, node, requested, changed))
 
         if at[node.name] < floor and latest:
             edges.append((node, at[node.name], graph[latest], floor))
     return at, edges
 
 
-def _wanted(graph: Graph, node: Node, requested: Mapping[str, int], changed: frozenset[int]) -> int:
+def _latest_stage(graph: Graph, node: Node, requested: Mapping[str, int], changed: frozenset[int]) -> int:
     """Returns the latest stage that glue must be on.
 
     Glue must be on the stage of parameters that it uses, and of modules whose tensors it uses if glue changes
@@ -118,7 +118,7 @@ def _against(graph: Graph, requested: Mapping[str, int], last: int, edges: list[
         if len(group) == 1:
             problems[node.name, ""] = _backwards(node, stage, source, floor)
         elif group not in problems:
-            output = f"the output of {_what(source)} on stage {floor}"
+            output = f"the output of {_label(source)} on stage {floor}"
             text = f"{node.target!r} is on stage {stage} but needs {output}"
             text = f"{text}; {together(group)} must be on one stage, for {why(graph, group)}"
             cure = _gathered(graph, requested, last, group)
@@ -166,7 +166,7 @@ def _gathered(graph: Graph, requested: Mapping[str, int], last: int, group: tupl
 
 def _backwards(node: Node, stage: int, source: Node, floor: int) -> Problem:
     key = f"{KEY}.{node.target}"
-    text = f"{node.target!r} is on stage {stage} but needs the output of {_what(source)} on stage {floor}"
+    text = f"{node.target!r} is on stage {stage} but needs the output of {_label(source)} on stage {floor}"
     return Problem(key, f"{text}; data flows from lower to higher stages only", f"{key}={floor}")
 
 
@@ -216,7 +216,9 @@ def cut(
             for m in node.inputs:
                 need(m, stage, node)
         elif at[name] < stage:
-            text = f"{_what(node)} on stage {at[name]} passes something that is not a tensor to {_what(user)}"
+            text = (
+                f"{_label(node)} on stage {at[name]} passes something that is not a tensor to {_label(user)}"
+            )
             problems.append(Problem(KEY, f"{text} on stage {stage}; put both on one stage"))
 
     for node in graph.nodes:
@@ -307,7 +309,7 @@ def _segment(n: Node) -> Segment:
     return Segment(module, saved=n.saved, backward=n.backward, made=made, left=n.left)
 
 
-def _what(node: Node) -> str:
+def _label(node: Node) -> str:
     return repr(node.target) if node.kind == "module" else f"{node.kind} {node.target or node.name!r}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.plan.cut.sequence_chunks import Pieces
+from launcher.plan.cut.sequence_chunks import SequencePieces
 from launcher.plan.sizes import Note
 from launcher.plan.tensor_parallel.operators import UNCUT, TensorParallelPlan
 from launcher.plan.values.facts import Graph, ModelStructure
@@ -29,7 +29,7 @@ class TracedModel:
     built_whole: Note | None = None
     operators: TensorParallelPlan = UNCUT
     recomputed: tuple[Recomputed, ...] = ()
-    pieces: Pieces | None = None
+    pieces: SequencePieces | None = None
     keeps_messages: bool = True
 
     @property

@@ -35,7 +35,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptBytes:
     """The bytes of one micro batch, or a piece of one, in a part.
 
     ``saved`` is kept for the backward, and ``waits`` of it for the second half of a split backward. ``work``
@@ -59,11 +59,11 @@ class BoundaryBytes:
 class InFlight:
     """The progress of one stage and piece at one moment.
 
-    ``held`` counts forwards whose backward has not run, ``waiting`` second halves of backwards that have not
-    run, ``forwards`` and ``backwards`` those that are done.
+    ``in_flight`` counts forwards whose backward has not run, ``waiting`` second halves of backwards that have
+    not run, ``forwards`` and ``backwards`` those that are done.
     """
 
-    held: int = 0
+    in_flight: int = 0
     waiting: int = 0
     forwards: int = 0
     backwards: int = 0
@@ -71,7 +71,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class PartMemory:
-    """Everything from which ``held`` computes the memory of a rank.
+    """Everything from which ``peak_bytes`` computes the memory of a rank.
 
     ``kept`` and ``crossings`` are indexed by piece, then by part. ``logits``: bytes of the output, and of the
     copy that the loss keeps. ``moments``: for each rank, the moments at which its memory may be fullest, by
@@ -79,7 +79,7 @@ class PartMemory:
     """
 
     tensors: tuple[Tensor, ...]
-    kept: tuple[tuple[Kept, ...], ...]
+    kept: tuple[tuple[KeptBytes, ...], ...]
     crossings: tuple[tuple[BoundaryBytes, ...], ...]
     logits: tuple[int, int]
     places: tuple[int, ...]
@@ -115,8 +115,8 @@ class PartMemory:
         """The micro batches, or pieces, that each stage has in flight when its rank has most."""
         out = []
         for stage, rank in enumerate(self.places):
-            fullest = max(self.moments[rank], key=lambda m: sum(n.held + n.waiting for n in m.values()))
-            out.append(sum(n.held + n.waiting for (s, _), n in fullest.items() if s == stage))
+            fullest = max(self.moments[rank], key=lambda m: sum(n.in_flight + n.waiting for n in m.values()))
+            out.append(sum(n.in_flight + n.waiting for (s, _), n in fullest.items() if s == stage))
         return tuple(out)
 
     @cached_property
@@ -124,7 +124,7 @@ class PartMemory:
         return tuple(t for t in self.tensors if len(t.parts) > 1)
 
     @cached_property
-    def _whole(self) -> tuple[tuple[int, int], ...]:
+    def _full_bytes(self) -> tuple[tuple[int, int], ...]:
         """The bytes of the full weights and full gradients of each part that exist for a moment."""
         weights, grads = Counter[int](), Counter[int]()
         for t in self.tensors:
@@ -146,7 +146,7 @@ class PartMemory:
             for row in self.kept
         )
 
-    def held(self, rank: int, runs: tuple[Run, ...]) -> int:
+    def peak_bytes(self, rank: int, runs: tuple[Run, ...]) -> int:
         """Returns the bytes that a pipeline rank with these runs of parts holds at its fullest moment."""
         state = sum(self._alone[j] - self._alone[i] for _, i, j in runs)
         for t in self._shared:
@@ -168,8 +168,8 @@ class PartMemory:
         for row in self.kept:
             gone = 0
             for part in range(end - 1, start - 1, -1):
-                weights, grads = self._whole[part]
-                ahead = self._whole[part - 1][0] if part > start else 0
+                weights, grads = self._full_bytes[part]
+                ahead = self._full_bytes[part - 1][0] if part > start else 0
                 most = max(most, max(row[part].work, grads) + grads + weights + ahead - gone)
                 gone += row[part].saved
         return most
@@ -206,7 +206,7 @@ class PartMemory:
 
 def _bytes(size: InFlight, n: InFlight) -> int:
     return (
-        size.held * n.held
+        size.in_flight * n.in_flight
         + size.waiting * n.waiting
         + size.forwards * n.forwards
         + size.backwards * n.backwards
@@ -240,9 +240,9 @@ def tensor(p: Placed, shape: tuple[int, ...], parts: frozenset[int], state: int,
     return Tensor(parts, nbytes, True, weights, grads)
 
 
-def kept(nodes: Sequence[Node]) -> Kept:
+def kept(nodes: Sequence[Node]) -> KeptBytes:
     """Returns what the nodes of a part keep."""
-    return Kept(
+    return KeptBytes(
         saved=sum(n.saved for n in nodes),
         waits=sum(n.backward.kept for n in nodes),
         work=max((max(n.backward.work, n.backward.summed) for n in nodes), default=0),

@@ -112,7 +112,7 @@ def memory(
     out: list[Memory] = []
     kinds = [(p, (p.layout, p.spec.dtype, p.trainable, state.copies(p))) for p in params]
     for pp, at in enumerate(moments):
-        here = sizes.held(pp)
+        here = sizes.stages_of(pp)
         mine = Counter(kind for p, kind in kinds for _ in p.copies(here))
 
         # ranks of a stage have different shards, and uneven shards have different sizes

@@ -8,12 +8,12 @@ from functools import cached_property
 from itertools import groupby
 from math import ceil, floor
 
-from launcher.plan.memory.rank_loads import Curve, Span
+from launcher.plan.memory.rank_loads import MemoryCurve, MemoryPeriod
 from launcher.plan.schedule import lanes
 from launcher.plan.values.text import bytes_text, many, spans
 
 GB = 1 << 30
-HELD, ALWAYS, ROOM = "#2c6fbb", "#aac4e2", "#cf222e"
+TEMPORARY, ALWAYS, ROOM = "#2c6fbb", "#aac4e2", "#cf222e"
 LEFT, RIGHT, TOP, ROW, HIGH, WIDE = 160, 28, 96, 92, 72, 900
 STYLE = (
     "text{font-family:sans-serif;font-size:12px;fill:#24292f}"
@@ -27,7 +27,7 @@ STYLE = (
 class _Picture:
     """The curves to draw; ``room``: bytes of a device, if known; ``seconds``: time is in seconds."""
 
-    curves: tuple[Curve, ...]
+    curves: tuple[MemoryCurve, ...]
     room: int | None
     seconds: bool
 
@@ -48,7 +48,7 @@ class _Picture:
         return HIGH - HIGH * nbytes / self.most
 
 
-def svg(curves: Sequence[Curve], room: int | None = None, *, seconds: bool = False) -> str:
+def svg(curves: Sequence[MemoryCurve], room: int | None = None, *, seconds: bool = False) -> str:
     """Draws charts of one scale below each other; each marks its peak, and a dashed line shows ``room``.
 
     A pixel shows the most bytes in use during its time. Hovering shows the bytes of the peak.
@@ -85,7 +85,7 @@ def _head(picture: _Picture) -> Iterator[str]:
     x = LEFT
     for fill, label in (
         (ALWAYS, "weights and optimizer"),
-        (HELD, "gradients, gathered weights, activations"),
+        (TEMPORARY, "gradients, gathered weights, activations"),
     ):
         yield f'<rect x="{x}" y="62" width="14" height="14" rx="2" fill="{fill}"/>'
         yield f'<text x="{x + 20}" y="73">{label}</text>'
@@ -95,7 +95,7 @@ def _head(picture: _Picture) -> Iterator[str]:
         yield f'<text x="{x + 26}" y="73">the {bytes_text(picture.room)} of a device</text>'
 
 
-def _chart(curve: Curve, picture: _Picture, top: int) -> Iterator[str]:
+def _chart(curve: MemoryCurve, picture: _Picture, top: int) -> Iterator[str]:
     """Draws the chart of one pipeline rank."""
     who = f"rank{'s' if len(curve.ranks) > 1 else ''} {spans(curve.ranks)}"
     yield f'<rect x="{LEFT}" y="{top}" width="{WIDE}" height="{HIGH}" fill="#eef1f4"/>'
@@ -113,7 +113,7 @@ def _chart(curve: Curve, picture: _Picture, top: int) -> Iterator[str]:
     name = f"rank {curve.rank}: {peak.nbytes} bytes at most"
     path = "".join(f"V{picture.y(nbytes):.1f}h{n}" for n, nbytes in _pixels(curve.spans, picture))
     at = f'transform="translate({LEFT} {top})"'
-    yield f'<path {at} fill="{HELD}" d="M0 {HIGH}{path}V{HIGH}z"><title>{name}</title></path>'
+    yield f'<path {at} fill="{TEMPORARY}" d="M0 {HIGH}{path}V{HIGH}z"><title>{name}</title></path>'
     low = picture.y(curve.always)
     yield f'<rect x="{LEFT}" y="{top + low:.1f}" width="{WIDE}" height="{HIGH - low:.1f}" fill="{ALWAYS}"/>'
     if picture.room is not None:
@@ -122,7 +122,7 @@ def _chart(curve: Curve, picture: _Picture, top: int) -> Iterator[str]:
     yield from _peak(peak, picture, top)
 
 
-def _peak(peak: Span, picture: _Picture, top: int) -> Iterator[str]:
+def _peak(peak: MemoryPeriod, picture: _Picture, top: int) -> Iterator[str]:
     """Draws the peak as a point, with its bytes on the side that has space."""
     x, y = LEFT + picture.x((peak.start + peak.end) / 2), top + picture.y(peak.nbytes)
     yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
@@ -131,7 +131,7 @@ def _peak(peak: Span, picture: _Picture, top: int) -> Iterator[str]:
     yield f'<text {beside} y="{y - 5:.1f}">{bytes_text(peak.nbytes)}</text>'
 
 
-def _pixels(held_spans: Sequence[Span], picture: _Picture) -> Iterator[tuple[int, int]]:
+def _pixels(held_spans: Sequence[MemoryPeriod], picture: _Picture) -> Iterator[tuple[int, int]]:
     """Yields runs of pixel columns as (count, bytes); a column shows the most bytes held in its time."""
     columns = [0] * WIDE
     for s in held_spans:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from launcher.plan.communication.fusion import Bucket, Group
+from launcher.plan.communication.fusion import Bucket, GatherGroup
 from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers, segments
@@ -18,7 +18,7 @@ from launcher.plan.memory.walk import (
     FsdpPolicy,
     Gather,
     MemoryInUse,
-    Pass,
+    PassBytes,
     StageLoad,
     fullest,
     levels,
@@ -53,7 +53,7 @@ def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tup
     level = model.hsdp.optimizer_level if model.hsdp else "level1"
     out = []
     for pp, row in enumerate(model.schedule):
-        here = model.sizes.held(pp)
+        here = model.sizes.stages_of(pp)
         stages = tuple((s, _load(model, model.stages[s], here)) for s in here)
         largest = max((b.nbytes for b in buckets if places[b.stage] == pp), default=0)
         habits = FsdpPolicy(again=level == "level3", each=level != "level1", early=early, copied=largest)
@@ -63,7 +63,7 @@ def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tup
 
 def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
     """Returns the load of ``stage``; ``here``: all stages of its rank."""
-    params = model.held.get(stage.index, [])
+    params = model.params_by_stage.get(stage.index, [])
     unsharded = [p for p in params if not p.sharded and p.trainable and stage.index in p.copies(here)]
     passes = tuple(_pass(model, stage, graph) for graph in model.graphs)
     named = [s.module for s in passes[0].segments]
@@ -78,7 +78,7 @@ def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
     )
 
 
-def _pass(model: CutModel, stage: Stage, graph: Graph) -> Pass:
+def _pass(model: CutModel, stage: Stage, graph: Graph) -> PassBytes:
     """Returns the bytes of one forward of ``stage`` and its backward; ``graph``: of one piece."""
     s, places = stage.index, model.sizes.places
     last = s == len(model.stages) - 1
@@ -92,7 +92,7 @@ def _pass(model: CutModel, stage: Stage, graph: Graph) -> Pass:
     # for inputs from another rank it sends gradients back
     far = s > 0 and places[s - 1] != places[s]
     took = [t for n in model.stages[s - 1].sends for t in graph[n].out or ()] if far else []
-    one = Pass(
+    one = PassBytes(
         segments=segments(stage, graph, model.graphs[0]),
         out=0 if away else nbytes,
         loss=sum(t.nbytes if model.loss_compiled else _wide(t) for t in made[:1]) if last else 0,
@@ -147,7 +147,7 @@ def stage_messages(
     )
 
 
-def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:
+def _gather(model: CutModel, g: GatherGroup, segments: list[str]) -> Gather:
     params = [model.named[n] for n in g.names]
     trained = [model.named[n] for n in g.names if n not in g.idle]
     shard = model.sizes.grid["dp_shard"]
@@ -156,7 +156,7 @@ def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:
     # the segments that run with these weights
     near = [i for i, s in enumerate(segments) if any(_meet(m, s) for m in g.modules)]
     return Gather(
-        whole=sum(p.padded * ITEMSIZE[p.compute] for p in params),
+        full_weights=sum(p.padded * ITEMSIZE[p.compute] for p in params),
         grads=sum(p.gathered for p in trained),
         scattered=sum(p.padded * ITEMSIZE[reduced or p.spec.dtype] for p in trained),
         shard=sum(p.padded // shard * ITEMSIZE[p.spec.dtype] for p in trained),
@@ -184,7 +184,7 @@ def _own(unsharded: list[Placed], stage: Stage, segments: list[str]) -> tuple[in
 
 
 @dataclass(frozen=True)
-class Span:
+class MemoryPeriod:
     """A period in which at most ``nbytes`` are held."""
 
     start: float
@@ -193,7 +193,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Curve:
+class MemoryCurve:
     """The memory of one pipeline rank over a step.
 
     ``ranks`` are its ranks; the curve is that of ``rank``, which holds most of them at any time. ``spans``
@@ -203,10 +203,10 @@ class Curve:
     rank: int
     ranks: tuple[int, ...]
     always: int
-    spans: tuple[Span, ...]
+    spans: tuple[MemoryPeriod, ...]
 
     @cached_property
-    def fullest(self) -> Span:
+    def fullest(self) -> MemoryPeriod:
         """The first span that holds the most bytes."""
         return max(self.spans, key=lambda s: s.nbytes)
 
@@ -218,7 +218,7 @@ def curves(
     *,
     timeline: Timeline | None = None,
     after: float = 0.0,
-) -> tuple[Curve, ...]:
+) -> tuple[MemoryCurve, ...]:
     """Returns one curve a pipeline rank; its highest point is the ``Memory.total`` of its rank.
 
     Time is that of ``timeline``, and each curve ends ``after`` later. Without a timeline each action takes 1,
@@ -233,23 +233,23 @@ def curves(
         if timeline is not None:
             events = [e for e in timeline.events if e.rank == pp]
             points = _timed(load, always, events, end=timeline.makespan + after)
-        out.append(Curve(most.rank, ranks, always, tuple(points)))
+        out.append(MemoryCurve(most.rank, ranks, always, tuple(points)))
     return tuple(out)
 
 
-def _ordered(load: RankLoad, always: int) -> list[Span]:
-    return [Span(i, i + 1, always + level.most.total) for i, level in enumerate(load.levels)]
+def _ordered(load: RankLoad, always: int) -> list[MemoryPeriod]:
+    return [MemoryPeriod(i, i + 1, always + level.most.total) for i, level in enumerate(load.levels)]
 
 
-def _timed(load: RankLoad, always: int, events: Sequence[Event], *, end: float) -> list[Span]:
+def _timed(load: RankLoad, always: int, events: Sequence[Event], *, end: float) -> list[MemoryPeriod]:
     """Returns spans in the time of ``events``.
 
     Between two actions a rank holds what the first one left; after the last one, the most of that phase.
     """
     first, *during, last = load.levels
-    out = [Span(0.0, events[0].start if events else 0.0, always + first.most.total)]
+    out = [MemoryPeriod(0.0, events[0].start if events else 0.0, always + first.most.total)]
     for e, later, level in zip(events, [*events[1:], None], during, strict=True):
-        out.append(Span(e.start, e.end, always + level.most.total))
+        out.append(MemoryPeriod(e.start, e.end, always + level.most.total))
         if later is not None and later.start > e.end:
-            out.append(Span(e.end, later.start, always + level.after.total))
-    return [*out, Span(out[-1].end, end, always + last.most.total)]
+            out.append(MemoryPeriod(e.end, later.start, always + level.after.total))
+    return [*out, MemoryPeriod(out[-1].end, end, always + last.most.total)]

@@ -12,13 +12,13 @@ from launcher.plan.values.facts import Segment
 
 @dataclass(frozen=True)
 class Gather:
-    """The bytes of one FSDP2 group: its full weights (``whole``) and their full gradients (``grads``).
+    """The bytes of one FSDP2 group: ``full_weights`` and their gradients ``grads``, unsharded.
 
     ``scattered`` is the input of the reduce-scatter, ``shard`` what a rank keeps of its result. The group is
     needed from segment ``first`` to ``last`` of its stage.
     """
 
-    whole: int
+    full_weights: int
     grads: int
     scattered: int
     shard: int
@@ -27,7 +27,7 @@ class Gather:
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassBytes:
     """The bytes of one micro batch, or of a piece of one, in a stage.
 
     ``out`` is the stage's output that is kept until its backward; ``loss`` is what the loss keeps. ``sent``
@@ -59,14 +59,14 @@ class StageLoad:
     receive buffers for all micro batches.
     """
 
-    passes: tuple[Pass, ...]
+    passes: tuple[PassBytes, ...]
     gathers: tuple[Gather, ...]
     own: tuple[int, ...]
     half_copies: int
     buffers: int
 
     @property
-    def whole(self) -> int:
+    def full_grads(self) -> int:
         """The bytes of all full gradients, before they are scattered."""
         return sum(self.own) + sum(g.grads for g in self.gathers)
 
@@ -154,13 +154,13 @@ class _Walk:
         self.activations += sum(load.buffers for load in self.loads.values())
         self.gathered += sum(load.half_copies for load in self.loads.values())
         if not self.habits.again:
-            self.gathered += sum(g.whole for load in self.loads.values() for g in load.gathers)
-        left = Counter(a.stage for a in row if a.kind in "BW")
+            self.gathered += sum(g.full_weights for load in self.loads.values() for g in load.gathers)
+        remaining = Counter(a.stage for a in row if a.kind in "BW")
         yield ActionMemory(self.now(), self.now())
         for a in row:
-            self.last = left[a.stage] == 1
-            left[a.stage] -= a.kind in "BW"
-            yield self._level(a, over=not left[a.stage] and a.kind != "F")
+            self.last = remaining[a.stage] == 1
+            remaining[a.stage] -= a.kind in "BW"
+            yield self._level(a, over=not remaining[a.stage] and a.kind != "F")
         yield ActionMemory(self.now(activations=self.habits.copied), self.now())
 
     def _level(self, a: Action, over: bool) -> ActionMemory:
@@ -199,13 +199,15 @@ class _Walk:
         else:
             yield from self._inputs(a.stage, one)
 
-    def _forward(self, stage: int, load: StageLoad, one: Pass) -> Iterator[MemoryInUse]:
+    def _forward(self, stage: int, load: StageLoad, one: PassBytes) -> Iterator[MemoryInUse]:
         first = stage not in self.begun
         self.begun.add(stage)
         self.activations += one.received
         for i, segment in enumerate(one.segments):
             if first and not self.habits.again:  # the received buffer exists beside the copied-out weights
-                yield self.now(gathered=max((g.whole for g in load.gathers if g.first == i), default=0))
+                yield self.now(
+                    gathered=max((g.full_weights for g in load.gathers if g.first == i), default=0)
+                )
             self.activations += segment.saved
             yield self.now(gathered=self._open(load, i) + self._received(load, i))
         self.activations += one.out + one.sent + one.loss
@@ -213,7 +215,7 @@ class _Walk:
 
     def _open(self, load: StageLoad, i: int) -> int:
         """Returns the bytes of the weights that level3 uses at segment ``i``; 0 at other levels."""
-        return sum(g.whole for g in load.gathers if g.first <= i <= g.last) if self.habits.again else 0
+        return sum(g.full_weights for g in load.gathers if g.first <= i <= g.last) if self.habits.again else 0
 
     def _ahead(self, load: StageLoad, i: int) -> int:
         """Returns the bytes that level3 prefetches in a backward; 0 at other levels.
@@ -221,11 +223,11 @@ class _Walk:
         It prefetches the group that the segments before ``i`` need next.
         """
         before = [g for g in load.gathers if g.last < i] if self.habits.again else []
-        return max(before, key=lambda g: g.last).whole if before else 0
+        return max(before, key=lambda g: g.last).full_weights if before else 0
 
     def _received(self, load: StageLoad, i: int) -> int:
         """Returns the bytes of the receive buffer of the last group that a level3 forward has gathered."""
-        used = [g.whole for g in load.gathers if g.first <= i <= g.last] if self.habits.again else []
+        used = [g.full_weights for g in load.gathers if g.first <= i <= g.last] if self.habits.again else []
         return max(used, default=0)
 
     def _backward(self, stage: int, load: StageLoad, piece: int) -> Iterator[MemoryInUse]:
@@ -256,7 +258,7 @@ class _Walk:
         )
         return max(segment.backward.work, segment.backward.summed) if new else segment.backward.work
 
-    def _inputs(self, stage: int, one: Pass) -> Iterator[MemoryInUse]:
+    def _inputs(self, stage: int, one: PassBytes) -> Iterator[MemoryInUse]:
         """The first half of a backward: inputs and output gradients of matrix products stay saved."""
         yield self.now(activations=2 * one.loss)
         self.activations += one.answer - one.loss
@@ -271,7 +273,7 @@ class _Walk:
         self.activations += one.returned - one.passed
         yield self.now()
 
-    def _weights(self, stage: int, one: Pass) -> Iterator[MemoryInUse]:
+    def _weights(self, stage: int, one: PassBytes) -> Iterator[MemoryInUse]:
         """The second half of a backward: frees what was kept for it, one product after the other."""
         yield self.now()
         self.activations -= sum(s.backward.kept for s in one.segments)
@@ -294,7 +296,7 @@ class _Walk:
                 self.unreduced.add((stage, n))
                 self.gathered += g.grads
 
-    def _close(self, stage: int, i: int, one: Pass) -> Iterator[MemoryInUse]:
+    def _close(self, stage: int, i: int, one: PassBytes) -> Iterator[MemoryInUse]:
         """Scatters the gradients of segment ``i``, while the gradient for the next segment already exists."""
         load = self.loads[stage]
         last = self.habits.early and self.last and not self.habits.each
@@ -322,7 +324,7 @@ class _Walk:
     def _drop(self, stage: int, n: int, g: Gather) -> None:
         if (stage, n) not in self.dropped:
             self.dropped.add((stage, n))
-            self.gathered -= g.whole
+            self.gathered -= g.full_weights
 
     def _finish(self, stage: int) -> Iterator[MemoryInUse]:
         """Ends the last backward of a stage: scatters what is left and frees kept weights, group by group."""

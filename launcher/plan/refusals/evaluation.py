@@ -16,7 +16,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export
 from launcher.plan.sizes import Note
-from launcher.plan.values.facts import Change, Graph, ModelStructure, TensorSpec
+from launcher.plan.values.facts import Graph, ModelStructure, StateChange, TensorSpec
 from launcher.plan.values.text import listed, many
 from launcher.plan.verbs import evaluates
 
@@ -33,7 +33,7 @@ def unsteady(skeleton: ModelStructure, graph: Graph) -> tuple[str, ...]:
     return tuple(c.name for c in _unsteady(skeleton, graph))
 
 
-def _unsteady(skeleton: ModelStructure, graph: Graph) -> Iterator[Change]:
+def _unsteady(skeleton: ModelStructure, graph: Graph) -> Iterator[StateChange]:
     weights = {p.name for p in skeleton.params if not p.buffer}
     return (c for c in graph.effects.evaluated if not c.once and (c.read or weights & {*c.names}))
 

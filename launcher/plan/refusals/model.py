@@ -14,7 +14,7 @@ from launcher.plan.cut.stages import covers
 from launcher.plan.cut_model import CutModel
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import Change, Graph, Inner, ModelStructure, TensorSpec
+from launcher.plan.values.facts import Graph, Inner, ModelStructure, StateChange, TensorSpec
 from launcher.plan.values.text import listed, many, some
 from launcher.plan.verbs import verb
 
@@ -320,7 +320,7 @@ def _sparse(graph: Graph) -> Iterator[Problem]:
         yield Problem(KEY, f"{listed(tables)}: {text}; {way_out}")
 
 
-def _changed(c: Change, p: Placed | None, at: CutModel, alone: str) -> Why | None:
+def _changed(c: StateChange, p: Placed | None, at: CutModel, alone: str) -> Why | None:
     """Returns why the forward must not change this tensor, and the way out; ``None`` if it may."""
     weight = p is not None and not p.buffer
     if at.sizes.pieces > 1:
@@ -345,7 +345,7 @@ def _changed(c: Change, p: Placed | None, at: CutModel, alone: str) -> Why | Non
     return None
 
 
-def _between(c: Change, p: Placed | None, at: CutModel) -> Why | None:
+def _between(c: StateChange, p: Placed | None, at: CutModel) -> Why | None:
     """Returns why pipeline stages do not allow this change, and the way out; ``None`` if they do."""
     here = {at.stage_of(m) for m in c.at} - {None}  # glue is already on the stage of what it changes
     owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}

@@ -72,19 +72,19 @@ MOST = 10
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """An axis; ``ticks``: (position from 0 to 1, label)."""
 
     title: str
     ticks: tuple[tuple[float, str], ...]
 
 
-def shares() -> Axis:
+def shares() -> ChartAxis:
     """Returns the axis of a time without unit."""
-    return Axis("share of the step", tuple((tenth / 10, f"{tenth * 10} %") for tenth in range(11)))
+    return ChartAxis("share of the step", tuple((tenth / 10, f"{tenth * 10} %") for tenth in range(11)))
 
 
-def seconds(total: float) -> Axis:
+def seconds(total: float) -> ChartAxis:
     """Returns an axis from 0 to ``total`` seconds.
 
     >>> seconds(0.05).title, [label for _, label in seconds(0.05).ticks]
@@ -94,9 +94,9 @@ def seconds(total: float) -> Axis:
     return numbers(title, total / unit)
 
 
-def numbers(title: str, most: float) -> Axis:
+def numbers(title: str, most: float) -> ChartAxis:
     """Returns an axis from 0 to ``most``, in the unit that ``title`` names."""
-    return Axis(title, tuple((n / most if most else 0.0, f"{n:g}") for n in ticks(most)))
+    return ChartAxis(title, tuple((n / most if most else 0.0, f"{n:g}") for n in ticks(most)))
 
 
 def ticks(most: float) -> tuple[float, ...]:
@@ -116,7 +116,7 @@ def _steps(most: float) -> Iterator[float]:
     yield from (digit * 10.0**p for p in (power, power + 1) for digit in (1, 2, 5))
 
 
-def drawn(axis: Axis, *, left: float, inner: float, bottom: float) -> Iterator[str]:
+def drawn(axis: ChartAxis, *, left: float, inner: float, bottom: float) -> Iterator[str]:
     """Draws the axis as SVG: a line of ``inner`` pixels with ticks below it."""
     for share, label in axis.ticks:
         x = left + inner * share

@@ -69,7 +69,7 @@ def simulate_shared(schedule: Schedule, place: tuple[int, ...], cost: Cost, core
 
 @dataclass
 class _Clock:
-    """The state of the simulation; ``left``: core seconds that the running action of each row still needs."""
+    """The state of the simulation; ``remaining``: core seconds that each row's running action still needs."""
 
     schedule: Schedule
     place: tuple[int, ...]
@@ -77,7 +77,7 @@ class _Clock:
     cores: Cores
     now: float = 0.0
     done: dict[Action, float] = field(default_factory=dict)
-    left: dict[int, float] = field(default_factory=dict)
+    remaining: dict[int, float] = field(default_factory=dict)
     began: dict[int, float] = field(default_factory=dict)
     rows: list[list[Event]] = field(default_factory=list)
 
@@ -86,14 +86,14 @@ class _Clock:
         self.rows = [[] for _ in self.schedule]
         while True:
             arrivals = self._start()
-            speed = {row: self._speed(row) for row in self.left}
-            ends = {row: self.now + self.left[row] / speed[row] for row in self.left}
+            speed = {row: self._speed(row) for row in self.remaining}
+            ends = {row: self.now + self.remaining[row] / speed[row] for row in self.remaining}
             moment = min([*ends.values(), *arrivals], default=None)
             if moment is None:
                 return self.rows
             passed, self.now = moment - self.now, moment
             for row, rate in speed.items():
-                self.left[row] -= passed * rate
+                self.remaining[row] -= passed * rate
             self._end()
 
     def _start(self) -> list[float]:
@@ -106,7 +106,7 @@ class _Clock:
             if at > self.now:
                 arrivals.append(at)
                 continue
-            self.left[row], self.began[row] = self.cost.time(self._next(row)), self.now
+            self.remaining[row], self.began[row] = self.cost.time(self._next(row)), self.now
         return arrivals
 
     def _next(self, row: int) -> Action:
@@ -117,7 +117,7 @@ class _Clock:
 
         Returns ``None`` if that is not known yet, or if the row is running an action or is done.
         """
-        if row in self.left or len(self.rows[row]) == len(self.schedule[row]):
+        if row in self.remaining or len(self.rows[row]) == len(self.schedule[row]):
             return None
         needed = needs(self._next(row), len(self.place))
         if any(n not in self.done for n in needed):
@@ -129,15 +129,17 @@ class _Clock:
 
     def _speed(self, row: int) -> float:
         """Returns the speed of the ranks of a row: that of the slowest, for which the others wait idle."""
-        load = self.cores.load(self.cores.ranks[other] for other in self.left)
+        load = self.cores.load(self.cores.ranks[other] for other in self.remaining)
         return min(self.cores.speed(load[node]) for node, _ in self.cores.ranks[row])
 
     def _end(self) -> None:
         for row in [*self._over()]:
             action = self._next(row)
-            del self.left[row]
+            del self.remaining[row]
             self.rows[row].append(Event(row, self.began[row], self.now, action))
             self.done[result(action)] = self.now
 
     def _over(self) -> Iterator[int]:
-        yield from (row for row, left in self.left.items() if left <= CLOSE * self.cost.time(self._next(row)))
+        yield from (
+            row for row, work in self.remaining.items() if work <= CLOSE * self.cost.time(self._next(row))
+        )

@@ -200,7 +200,7 @@ KINDS = "FBIW"
 
 
 @dataclass(frozen=True)
-class Order:
+class TopologicalOrder:
     """The actions of a schedule in topological order.
 
     ``steps`` has for each action the index of its time in ``_times``, the index of the action before it on
@@ -213,7 +213,7 @@ class Order:
     pieces: int
 
 
-def order(schedule: Schedule, place: tuple[int, ...], pieces: int = 1) -> Order:
+def order(schedule: Schedule, place: tuple[int, ...], pieces: int = 1) -> TopologicalOrder:
     """Returns the order of a schedule, which must not deadlock; ``place``: the rank of each stage."""
     ready: dict[tuple[int, str, int], int] = {}
     steps: list[tuple[int, int, int, bool]] = []
@@ -237,7 +237,7 @@ def order(schedule: Schedule, place: tuple[int, ...], pieces: int = 1) -> Order:
                 at[rank] += 1
                 moving = True
     assert len(steps) == sum(map(len, schedule)), "the schedule deadlocks"
-    return Order(tuple(steps), len(place), pieces)
+    return TopologicalOrder(tuple(steps), len(place), pieces)
 
 
 def _source(a: Action, stages: int) -> tuple[int, str, int] | None:
@@ -256,7 +256,7 @@ def _time(a: Action, stages: int, pieces: int) -> int:
     return (KINDS.index(a.kind) * stages + a.stage) * pieces + a.micro % pieces
 
 
-def makespan(order: Order, cost: Cost) -> float:
+def makespan(order: TopologicalOrder, cost: Cost) -> float:
     """Returns the same makespan as ``simulate``."""
     times = _times(order, cost)
     transfer = cost.transfer
@@ -268,7 +268,7 @@ def makespan(order: Order, cost: Cost) -> float:
     return max(ends)
 
 
-def _times(order: Order, cost: Cost) -> Sequence[float]:
+def _times(order: TopologicalOrder, cost: Cost) -> Sequence[float]:
     later = cost.weight or tuple(b / 2 for b in cost.backward)
     inputs = tuple(b - w for b, w in zip(cost.backward, later, strict=True))
     return (*cost.forward, *cost.backward, *inputs, *later)

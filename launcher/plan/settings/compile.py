@@ -9,7 +9,7 @@ from launcher.errors import Problem
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Compile, Job
 from launcher.job.schema.keys import nearest
-from launcher.plan.communication.fusion import Group
+from launcher.plan.communication.fusion import GatherGroup
 from launcher.plan.cut.stage_config import units
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.traced_model import TracedModel
@@ -190,12 +190,12 @@ def _cut_open(modules: Iterable[str], at: CutModel) -> Iterator[Problem]:
             yield Problem(MODULES, f"{text}; name modules inside it, or {AUTO}", TO_AUTO)
 
 
-def _inner(module: str, groups: Iterable[Group]) -> list[str]:
+def _inner(module: str, groups: Iterable[GatherGroup]) -> list[str]:
     """The modules whose weights are gathered while ``module`` runs."""
     return [m for g in groups for m in g.modules if m not in (module, STAGE) and covers(module, m)]
 
 
-def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[Group]) -> Iterator[Problem]:
+def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[GatherGroup]) -> Iterator[Problem]:
     """Yields a problem if weights are gathered inside of a compiled module.
 
     FSDP2 gathers weights in a hook before a module is called, which a graph cannot contain.

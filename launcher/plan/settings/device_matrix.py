@@ -79,7 +79,7 @@ def _other_dims(strategy: Any) -> bool:
     return isinstance(strategy, Mapping) or any(n > 1 for dims in strategy for n in dims[1:])
 
 
-def _other_batches(job: Job, written: Iterable[reader.Strategy], tp: int) -> bool:
+def _other_batches(job: Job, written: Iterable[reader.WrittenStrategy], tp: int) -> bool:
     """Whether an operator cuts samples into a number of slices that the ranks of dp and tp do not give."""
     if job.launch.nproc is None:
         return False

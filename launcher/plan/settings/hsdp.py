@@ -119,7 +119,7 @@ def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     if cut:
         text = f"{some(cut)}: dim 0 is not a multiple of {n}, so the last ranks hold less or nothing"
         yield Note(f"{KEY}.uneven", f"pad: {text}")
-    left = [p.name for p in ragged if hsdp.uneven == "whole" and p.trainable]
-    if left:
-        verb = "stays" if len(left) == 1 else "stay"
-        yield Note(f"{KEY}.uneven", f"whole: {some(left)} {verb} unsharded: dim 0 is not a multiple of {n}")
+    full = [p.name for p in ragged if hsdp.uneven == "whole" and p.trainable]
+    if full:
+        verb = "stays" if len(full) == 1 else "stay"
+        yield Note(f"{KEY}.uneven", f"whole: {some(full)} {verb} unsharded: dim 0 is not a multiple of {n}")

@@ -60,15 +60,14 @@ class Objective:
 
     ``loss``: its name, or ``_target_`` for a user's class. ``ignored``: the class number that the loss
     ignores. ``metrics``: the name of each among the figures of a step. ``ranked``: the built-in metrics, each
-    with the k of a top-k, otherwise 0. ``whole``: the loss or a metric is a user's class, which needs the
-    full output.
+    with the k of a top-k, otherwise 0. ``needs_full_output``: the loss or a metric is a user's class.
     """
 
     loss: str = "cross_entropy"
     ignored: int = IGNORED
     metrics: tuple[str, ...] = ()
     ranked: tuple[tuple[str, int], ...] = ()
-    whole: bool = False
+    needs_full_output: bool = False
 
     @property
     def classes(self) -> bool:
@@ -93,7 +92,7 @@ def objective(job: Job) -> Objective:
         ignored=loss.ignore_index if isinstance(loss, CrossEntropy) else IGNORED,
         metrics=tuple(map(figure, job.metrics)),
         ranked=tuple((figure(m), getattr(m, "k", 0)) for m in job.metrics if not isinstance(m, Target)),
-        whole=user_defined,
+        needs_full_output=user_defined,
     )
 
 

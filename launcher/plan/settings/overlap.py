@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from launcher.job.schema.job import Job
-from launcher.plan.communication.fusion import Bucket, Communication, Group
+from launcher.plan.communication.fusion import Bucket, Communication, GatherGroup
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.operators import EVERY
 from launcher.plan.values.setting import Outcome, Status
@@ -40,8 +40,8 @@ def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
     elif job.launch.device in ("cpu", "auto"):
         return _beside(job, "FSDP2 reduces each group during backward")
 
-    if fused is not None and fused.whole:
-        unsharded = many(fused.whole, "unsharded parameter")
+    if fused is not None and fused.unsharded:
+        unsharded = many(fused.unsharded, "unsharded parameter")
         return "degraded", f"{text}; {unsharded} after the last backward of a step"
     return status, text
 
@@ -63,7 +63,7 @@ def gathering(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
     return "satisfied", "FSDP2 gathers the next group while this one computes"
 
 
-def _ones(sizes: Sizes, together: Iterable[Group | Bucket]) -> bool:
+def _ones(sizes: Sizes, together: Iterable[GatherGroup | Bucket]) -> bool:
     """Whether each rank has at most one of ``together``."""
     return all(n == 1 for n in Counter(sizes.places[t.stage] for t in together).values())
 

@@ -12,7 +12,13 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.plan.tensor_parallel.operators import KEY as OPERATORS
-from launcher.plan.tensor_parallel.operators import Lookup, Operator, TensorParallelPlan, resolve, unwrapped
+from launcher.plan.tensor_parallel.operators import (
+    Operator,
+    StrategyLookup,
+    TensorParallelPlan,
+    resolve,
+    unwrapped,
+)
 from launcher.plan.tensor_parallel.reader import TP, Axes, Reading, axes_text
 from launcher.plan.values.facts import ModelStructure
 from launcher.plan.values.grid import Grid
@@ -161,7 +167,7 @@ def resolved(
     # modules without a strategy in the request follow the file
     config, origins, problems = unwrapped(config, skeleton, origins)
     cut: dict[str, dict[str, Any]] = {}
-    lookup = Lookup.from_config(config, origins)
+    lookup = StrategyLookup.from_config(config, origins)
     own = {p.name: file_axes[p.same_as] for p in skeleton.params if p.same_as in file_axes and not p.buffer}
     for name, axes in own.items():
         module, _, parameter = name.rpartition(".")
@@ -176,14 +182,14 @@ def resolved(
 
 def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str) -> Iterator[Problem]:
     """Yields parameters that an operator cuts differently from the file, at most one per strategy."""
-    said: set[str] = set()
+    reported: set[str] = set()
     for o in operators:
         for parameter, axes in o.weights:
             name = f"{o.module}.{parameter}"
             theirs = own.get(name, axes)
-            if theirs == axes or o.key in said:
+            if theirs == axes or o.key in reported:
                 continue
-            said.add(o.key)
+            reported.add(o.key)
             text = f"{name} is {axes_text(axes)} here, and {axes_text(theirs)} in {path} of {KEY}"
             cure = quote(f"~{o.where}") if o.where.startswith(OPERATORS) else ""
             yield Problem(o.where, text, cure)

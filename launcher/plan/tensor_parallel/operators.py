@@ -78,7 +78,7 @@ def resolve(
     if problems:
         return (), problems
 
-    kinds, lookup = dict(skeleton.kinds), Lookup.from_config(config, origins)
+    kinds, lookup = dict(skeleton.kinds), StrategyLookup.from_config(config, origins)
     owned: dict[str, list[Param]] = {}
     for p in skeleton.params:
         if not p.buffer:
@@ -154,7 +154,7 @@ def strategy_problem(key: str, origin: StrategyOrigin | None, text: str, cure: s
 
 
 @dataclass(frozen=True)
-class Lookup:
+class StrategyLookup:
     """Finds the strategy of a module: by the request's names, then its globs (last one first), then files."""
 
     names: frozenset[str]
@@ -162,7 +162,7 @@ class Lookup:
     from_files: frozenset[str]
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], origins: Origins) -> Lookup:
+    def from_config(cls, config: Mapping[str, Any], origins: Origins) -> StrategyLookup:
         requested = [k for k in config if k not in origins]
         return cls(frozenset(requested), globs(requested), frozenset(config.keys() - {*requested}))
 

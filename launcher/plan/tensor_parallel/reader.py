@@ -19,7 +19,7 @@ TENSORS = ("in", "out", "input", "output", "layout")
 
 
 @dataclass(frozen=True)
-class Strategy:
+class WrittenStrategy:
     """A written strategy, read without its module. What has a wrong form is empty; it is refused later.
 
     ``inputs``: the entries of each tensor of ``in``. ``layout``: the matrix of MindSpore's ``layout``.
@@ -33,7 +33,7 @@ class Strategy:
     sliced: bool
 
     @classmethod
-    def of(cls, value: Any) -> Strategy | None:
+    def of(cls, value: Any) -> WrittenStrategy | None:
         """Returns ``None`` if ``value`` is not a strategy."""
         if not isinstance(value, Mapping):
             return None
@@ -59,9 +59,9 @@ def _counts(tensor: Any) -> bool:
     return isinstance(tensor, list | tuple) and all(type(n) is int for n in tensor)
 
 
-def strategies(operators: Mapping[str, Any]) -> dict[str, Strategy]:
+def strategies(operators: Mapping[str, Any]) -> dict[str, WrittenStrategy]:
     """Returns the strategies of ``parallel.operators``, without the values that are none."""
-    pairs = ((key, Strategy.of(value)) for key, value in operators.items())
+    pairs = ((key, WrittenStrategy.of(value)) for key, value in operators.items())
     return {key: strategy for key, strategy in pairs if strategy is not None}
 
 

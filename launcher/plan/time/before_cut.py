@@ -11,9 +11,9 @@ from itertools import accumulate, pairwise
 from launcher.plan.cut.stages import Stage, around
 from launcher.plan.schedule.simulate import Cost
 from launcher.plan.tensor_parallel.operators import ShardedOperator
-from launcher.plan.time.prediction import Load, load
+from launcher.plan.time.prediction import PartSeconds, load
 from launcher.plan.time.speeds import Speeds
-from launcher.plan.time.step_work import Pass, loss, work_of
+from launcher.plan.time.step_work import ActionWork, loss, work_of
 from launcher.plan.values.facts import Graph, Node
 from launcher.plan.values.grid import Grid
 
@@ -75,9 +75,9 @@ class PartTime:
     ``late``: the second half of the backward, if it is split.
     """
 
-    forward: Load
-    backward: Load
-    late: Load
+    forward: PartSeconds
+    backward: PartSeconds
+    late: PartSeconds
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -152,9 +152,9 @@ class PartTimes:
         if run not in self._passes:
             sums = self._sums[piece]
             n = [b - a for a, b in zip(sums[start], sums[end], strict=True)]
-            backward = Load(*n[4:8]).action.seconds + self.slot
-            forward = Load(*n[:4]).action.seconds + self.slot
-            self._passes[run] = forward, backward, Load(*n[8:]).action.seconds
+            backward = PartSeconds(*n[4:8]).action.seconds + self.slot
+            forward = PartSeconds(*n[:4]).action.seconds + self.slot
+            self._passes[run] = forward, backward, PartSeconds(*n[8:]).action.seconds
         return self._passes[run]
 
 
@@ -176,7 +176,7 @@ def _unitless(nodes: Sequence[Node]) -> PartTime:
     forward = forward_time(nodes)
     backward = 2 * forward + sum(n.backward.again for n in nodes)
     late = float(sum(n.backward.deferred.flops for n in nodes))
-    return PartTime(*(Load(seconds, 0.0, 0.0) for seconds in (forward, backward, late)))
+    return PartTime(*(PartSeconds(seconds, 0.0, 0.0) for seconds in (forward, backward, late)))
 
 
 def predicted(
@@ -220,7 +220,7 @@ def predicted(
                 PartTime(
                     load(work.forward, grid, speeds, backward=False),
                     load(work.backward, grid, speeds, backward=True),
-                    late=load(Pass(work.late), grid, speeds, backward=True),
+                    late=load(ActionWork(work.late), grid, speeds, backward=True),
                 )
             )
         rows.append(tuple(row))

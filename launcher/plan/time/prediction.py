@@ -12,12 +12,12 @@ from launcher.plan.schedule.lanes import Lane, Part, Stretch
 from launcher.plan.schedule.shared_cores import Cores, simulate_shared
 from launcher.plan.schedule.simulate import Cost, Event, Timeline, simulate
 from launcher.plan.time.speeds import Speeds, together
-from launcher.plan.time.step_work import Pass, Sent, StepWork
+from launcher.plan.time.step_work import ActionWork, Sent, StepWork
 from launcher.plan.values.grid import Grid
 
 
 @dataclass(frozen=True)
-class Action:
+class ActionSeconds:
     """The seconds of one action: of its kernels, of its collectives over tp, and of the host."""
 
     device: float
@@ -41,9 +41,9 @@ class StageSeconds:
     ``late``: the second half of the backward, if it is split.
     """
 
-    forward: Action
-    backward: Action
-    late: Action
+    forward: ActionSeconds
+    backward: ActionSeconds
+    late: ActionSeconds
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TpShare:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkTraffic:
     """The weights and gradients that a pipeline rank sends in a step.
 
     ``exposed``: the seconds that it waits for them.
@@ -76,15 +76,15 @@ class Network:
 
 def stage_seconds(work: StepWork, speeds: Speeds) -> dict[int, list[StageSeconds]]:
     """Returns the seconds of each piece on each stage; equal passes are computed once."""
-    known: dict[tuple[Pass, bool], Action] = {}
+    known: dict[tuple[ActionWork, bool], ActionSeconds] = {}
 
-    def action(one: Pass, backward: bool) -> Action:
+    def action(one: ActionWork, backward: bool) -> ActionSeconds:
         if (one, backward) not in known:
             known[one, backward] = load(one, work.grid, speeds, backward).action
         return known[one, backward]
 
     each = [
-        StageSeconds(action(w.forward, False), action(w.backward, True), action(Pass(w.late), True))
+        StageSeconds(action(w.forward, False), action(w.backward, True), action(ActionWork(w.late), True))
         for w in work.stages
     ]
     n = work.pieces
@@ -92,7 +92,7 @@ def stage_seconds(work: StepWork, speeds: Speeds) -> dict[int, list[StageSeconds
 
 
 @dataclass(frozen=True)
-class Load:
+class PartSeconds:
     """The seconds of an action in a form that adds up over parts.
 
     ``crossing``: those of the host if pipelines cross nodes.
@@ -104,11 +104,11 @@ class Load:
     crossing: float = 0.0
 
     @property
-    def action(self) -> Action:
-        return Action(self.device, self.sent, max(self.host, self.crossing))
+    def action(self) -> ActionSeconds:
+        return ActionSeconds(self.device, self.sent, max(self.host, self.crossing))
 
 
-def load(one: Pass, grid: Grid, speeds: Speeds, backward: bool) -> Load:
+def load(one: ActionWork, grid: Grid, speeds: Speeds, backward: bool) -> PartSeconds:
     """Returns the load of one action on these devices."""
     costs = speeds.cluster.overheads
     sent = collectives(one.sent, grid.peers(0, "tp"), speeds)
@@ -116,7 +116,7 @@ def load(one: Pass, grid: Grid, speeds: Speeds, backward: bool) -> Load:
     device, host = speeds.device_seconds(one.kernels, backward), speeds.host_seconds(one.kernels.kernels)
     if speeds.cores is not None:  # the core that computes also launches
         device, host = device + host, 0.0
-    return Load(device, costs.exposed_tp * sent, host, times * grid["tp"] * costs.crossing_ms / 1e3)
+    return PartSeconds(device, costs.exposed_tp * sent, host, times * grid["tp"] * costs.crossing_ms / 1e3)
 
 
 def collectives(sent: Iterable[Sent], ranks: tuple[int, ...], speeds: Speeds) -> float:
@@ -143,7 +143,7 @@ def tp_shares(seconds: dict[int, list[StageSeconds]], speeds: Speeds) -> tuple[T
     """Returns one share for each stage and piece, stage by stage."""
     slot = speeds.cluster.overheads.slot_ms / 1e3
 
-    def share(a: Action, late: float = 0.0) -> float:
+    def share(a: ActionSeconds, late: float = 0.0) -> float:
         return a.sent_seconds / (a.seconds + slot - late) if a.sent_seconds else 0.0
 
     each = (one for stage in seconds.values() for one in stage)
@@ -177,7 +177,7 @@ def crosses_nodes(grid: Grid, speeds: Speeds) -> bool:
     return grid["pp"] > 1 and grid.size > speeds.per_node
 
 
-def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) -> Network:
+def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) -> NetworkTraffic:
     """Returns what a pipeline rank sends of weights and gradients.
 
     Args:
@@ -199,7 +199,7 @@ def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) 
     costs = speeds.cluster.overheads
     shared, summed = sum(p.seconds for p in share), sum(p.seconds for p in same + tied)
     waited = costs.exposed * shared + costs.exposed_sums * summed
-    return Network(share + same + tied, max(waited, shared + summed - busy))
+    return NetworkTraffic(share + same + tied, max(waited, shared + summed - busy))
 
 
 def _parts(
@@ -224,7 +224,9 @@ def _beside_others(ranks: tuple[int, ...], speeds: Speeds, crowd: float) -> floa
     return max(1.0, crowd / max(1.0, own))
 
 
-def lanes(timeline: Timeline, shares: Sequence[TpShare], networks: Sequence[Network]) -> tuple[Lane, ...]:
+def lanes(
+    timeline: Timeline, shares: Sequence[TpShare], networks: Sequence[NetworkTraffic]
+) -> tuple[Lane, ...]:
     """Returns the lanes that are not empty.
 
     ``shares``: one per stage and piece, stage by stage; ``networks``: one per pipeline rank.
@@ -255,7 +257,7 @@ def _over_tp(timeline: Timeline, shares: Sequence[TpShare]) -> Iterator[Stretch]
             yield Stretch(e.rank, e.end - seconds, e.end, f"{e.action}: collectives over tp")
 
 
-def _of_weights(timeline: Timeline, networks: Sequence[Network]) -> Iterator[Stretch]:
+def _of_weights(timeline: Timeline, networks: Sequence[NetworkTraffic]) -> Iterator[Stretch]:
     """Yields one stretch a rank, whenever its parts are really sent.
 
     The part that the rank waits for is after the schedule, the rest before its end.
@@ -300,7 +302,7 @@ class Prediction:
     needs: int
     timeline: Timeline
     shares: tuple[TpShare, ...]
-    networks: tuple[Network, ...]
+    networks: tuple[NetworkTraffic, ...]
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:

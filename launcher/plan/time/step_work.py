@@ -35,7 +35,7 @@ Sent = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Pass:
+class ActionWork:
     """The work of one action: its kernels, and what it sends over ``tp``."""
 
     kernels: Operations
@@ -50,8 +50,8 @@ class StageWork:
     for the backward; ``waits``: bytes kept for the deferred part.
     """
 
-    forward: Pass
-    backward: Pass
+    forward: ActionWork
+    backward: ActionWork
     late: Operations
     saved: int
     waits: int
@@ -154,8 +154,8 @@ def work_of(
     sent = [(c.phase, c.op, c.nbytes // pieces) for s in spreads for c in s.comms]
     sent += [("backward", op, nbytes) for n in nodes for op, nbytes in n.backward.sent]
     return StageWork(
-        Pass(total(n.operations for n in nodes), _counted(s[1:] for s in sent if s[0] == "forward")),
-        Pass(backward, _counted(s[1:] for s in sent if s[0] == "backward")),
+        ActionWork(total(n.operations for n in nodes), _counted(s[1:] for s in sent if s[0] == "forward")),
+        ActionWork(backward, _counted(s[1:] for s in sent if s[0] == "backward")),
         late=total(n.backward.deferred for n in nodes),
         saved=sum(n.saved for n in nodes),
         waits=sum(n.backward.kept for n in nodes),

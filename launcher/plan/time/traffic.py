@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from launcher.plan.communication.fusion import Bucket, Communication, Group
+from launcher.plan.communication.fusion import Bucket, Communication, GatherGroup
 from launcher.plan.cut.params import Placed, Tie
 from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.cut_model import CutModel
@@ -53,11 +53,11 @@ def _of_stage(model: CutModel, stage: int, limit: int | None) -> Iterator[Bucket
         yield Bucket(stage, tuple(p.name for p in together), nbytes)
 
 
-def _learning(model: CutModel, group: Group) -> list[Placed]:
+def _learning(model: CutModel, group: GatherGroup) -> list[Placed]:
     return [model.named[n] for n in group.names if n not in group.idle]
 
 
-def _done(model: CutModel, stage: int) -> list[Group]:
+def _done(model: CutModel, stage: int) -> list[GatherGroup]:
     """Returns the groups as their gradients are ready: autograd reverses the order of the forward."""
     first = {v.group: n for n, v in reversed([*enumerate(model.visits[stage])]) if v.begins}
     back = sorted(first, key=lambda i: -first[i])
@@ -141,7 +141,7 @@ def scalars(sizes: Sizes, pp: int) -> Iterator[Event]:
         yield "all_reduce", 8  # the number of targets that count
 
 
-def _group(model: CutModel, group: Group, named: Mapping[str, Placed]) -> Iterator[Event]:
+def _group(model: CutModel, group: GatherGroup, named: Mapping[str, Placed]) -> Iterator[Event]:
     """Yields the collectives of one group.
 
     level3 gathers for each forward and each backward, level1 and level2 once. level1 scatters in buckets,

@@ -199,7 +199,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Change:
+class StateChange:
     """A parameter or buffer, under all its ``names``, that a forward changes while the modules ``at`` run.
 
     ``by_data``: its new value depends on the inputs or on random numbers. ``read``: the output depends on its
@@ -220,7 +220,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Kept:
+class MovingAttribute:
     """A non-tensor attribute that each forward changes and reads.
 
     ``by_data``: the change depends on the inputs.
@@ -244,7 +244,7 @@ class Inner:
 
 
 @dataclass(frozen=True)
-class Lookup:
+class EmbeddingLookup:
     """An embedding ``module`` with a table of ``rows`` rows that looks up the ids of the input at ``place``.
 
     Valid ids go from ``first`` up to, but not including, ``end``.
@@ -280,7 +280,7 @@ class Effects:
     ``lookups``: inputs that are ids of tables.
     """
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[StateChange, ...] = ()
     inner: tuple[Inner, ...] = ()
     sparse: tuple[str, ...] = ()
     disagree: tuple[str, ...] = ()
@@ -288,18 +288,18 @@ class Effects:
     foreign: tuple[tuple[int, ...], ...] = ()
     grads: tuple[str, ...] = ()
     borrowed: tuple[tuple[str, str], ...] = ()
-    evaluated: tuple[Change, ...] = ()
+    evaluated: tuple[StateChange, ...] = ()
     mixed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     dropouts: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
     world: tuple[tuple[str, str], ...] = ()
     global_draws: bool = False
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[MovingAttribute, ...] = ()
     mixing: str | None = None
     untried: int = 0
     beyond: tuple[tuple[str, int, int], ...] = ()
-    lookups: tuple[Lookup, ...] = ()
+    lookups: tuple[EmbeddingLookup, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ def within(span: RankSpan, axes: Sequence[RankSpan]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Move:
+class BoxCopy:
     """Copy ``box`` (global indices) from ``src`` to ``dst`` (ranks of the two layouts)."""
 
     src: int
@@ -183,7 +183,7 @@ class Move:
     box: Box
 
 
-def moves(src: Layout, dst: Layout, rank: int) -> tuple[Move, ...]:
+def moves(src: Layout, dst: Layout, rank: int) -> tuple[BoxCopy, ...]:
     """The moves that give ``rank`` its box of ``dst``.
 
     A source is the rank's own copy where it has one, otherwise the lowest rank with a copy.
@@ -195,5 +195,5 @@ def moves(src: Layout, dst: Layout, rank: int) -> tuple[Move, ...]:
     for box, ranks in src.holders().items():
         part = box if box == target else box & target  # an empty tensor still moves, as itself
         if part is not None:
-            out.append(Move(rank if rank in ranks else ranks[0], rank, part))
+            out.append(BoxCopy(rank if rank in ranks else ranks[0], rank, part))
     return tuple(out)

@@ -43,10 +43,10 @@ class Operations:
 
     def __sub__(self, other: Operations) -> Operations:
         """The rest without ``other``, which is a part of these."""
-        left = Counter(dict(self.products))
-        left.subtract(dict(other.products))
+        rest = Counter(dict(self.products))
+        rest.subtract(dict(other.products))
         return Operations(
-            tuple((p, n) for p, n in left.items() if n > 0),
+            tuple((p, n) for p, n in rest.items() if n > 0),
             max(0, self.attention - other.attention),
             max(0, self.moved - other.moved),
             max(0, self.kernels - other.kernels),

@@ -61,7 +61,9 @@ class SwitchesFile:
 
 @dataclass(frozen=True)
 class Resolved:
-    """``job`` has the values; the other fields say where they came from.
+    """A request with everything that files and data decide filled in.
+
+    ``job`` has the values; the other fields say where they came from.
 
     They are not part of the job: it travels through copies, which would lose them.
 

@@ -18,7 +18,7 @@ Pairs = tuple[tuple[str, bool | int | float | str | tuple[float, float] | None],
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSummary:
     """The summary of a training in a plan.
 
     ``samples`` and ``tokens`` count all ``steps``; ``tokens`` is ``None`` if samples have no tokens.
@@ -55,12 +55,14 @@ class Training:
         yield "clipping", clipping
 
 
-def training(job: Job, *, batch: int, tokens: int | None, steps: int, epochs: int | None) -> Training | None:
+def training(
+    job: Job, *, batch: int, tokens: int | None, steps: int, epochs: int | None
+) -> TrainingSummary | None:
     """Returns the training of ``job``; ``None`` if no step trains. ``batch`` and ``tokens`` are per step."""
     if not any(step.kind == "train" for step in job.steps.values()):
         return None
     groups = {} if isinstance(job.optim, Target) else job.optim.groups
-    return Training(
+    return TrainingSummary(
         data=_name(job.data),
         samples=batch * steps,
         tokens=None if tokens is None else tokens * steps,

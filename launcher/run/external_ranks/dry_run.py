@@ -24,7 +24,7 @@ LAST_WORD_S = 60.0  # seconds for rank 0, until a rank that hangs has ended its 
 
 
 @dataclass(frozen=True)
-class Trial:
+class ExternalTrial:
     """The work of every rank's child; each has a temporary folder."""
 
     todo: RankSteps
@@ -47,7 +47,9 @@ class Ended:
     insisted: bool = False
 
 
-def lead(trial: Trial, turn: int, at: Place, own: Messages, send: Callable[[object], None]) -> dict[str, Any]:
+def lead(
+    trial: ExternalTrial, turn: int, at: Place, own: Messages, send: Callable[[object], None]
+) -> dict[str, Any]:
     """Rank 0's part; returns its results once every child has ended successfully.
 
     Raises ``RanksFailed`` with the root cause, ``Interrupted`` if a rank was asked to stop, ``RunError`` if a
@@ -73,7 +75,7 @@ def lead(trial: Trial, turn: int, at: Place, own: Messages, send: Callable[[obje
     return result
 
 
-def obey(trial: Trial, turn: int, at: Place, own: Messages) -> None:
+def obey(trial: ExternalTrial, turn: int, at: Place, own: Messages) -> None:
     """The part of any other rank, reported to rank 0. Raises ``Preempted`` if it was asked to stop."""
     keys = _keys(turn, own)
     mine = _child(trial, turn, at, keys, lambda _: None)
@@ -82,7 +84,9 @@ def obey(trial: Trial, turn: int, at: Place, own: Messages) -> None:
         raise Preempted(mine.signum)
 
 
-def _child(trial: Trial, turn: int, at: Place, keys: Messages, send: Callable[[object], None]) -> Ended:
+def _child(
+    trial: ExternalTrial, turn: int, at: Place, keys: Messages, send: Callable[[object], None]
+) -> Ended:
     """Runs this rank's child. All other ranks know of a failure when this returns."""
     try:
         with scratch() as folder:
@@ -116,15 +120,15 @@ def _in_folder(todo: RankSteps, folder: Path, world: World) -> dict[str, Any]:
     return work(world, replace(todo, folder=folder))
 
 
-def _others(trial: Trial, at: Place, keys: Messages) -> Iterator[Ended]:
+def _others(trial: ExternalTrial, at: Place, keys: Messages) -> Iterator[Ended]:
     """How the other ranks' children ended; one that outlasts the others by too long is ended."""
     ranks = range(1, at.size)
-    late = await_ranks(keys, "ended", ranks, trial.timeout_s, say=tell, what="did not end this layout yet")
+    late = await_ranks(keys, "ended", ranks, trial.timeout_s, say=tell, action="did not end this layout yet")
     if late:
         fault = hung(late[0], at.attempt, trial.timeout_s, "it has not ended, the others have")
         _tell(keys, fault)
         yield Ended(fault)
-        late = await_ranks(keys, "ended", late, LAST_WORD_S, say=tell, what="should end now")
+        late = await_ranks(keys, "ended", late, LAST_WORD_S, say=tell, action="should end now")
     if late:
         raise RunError(f"{ranks_text(late)}: no answer within {LAST_WORD_S:g} s: dead, or cut off")
     for rank in ranks:

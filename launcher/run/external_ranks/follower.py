@@ -12,22 +12,22 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, RunError, printable
-from launcher.run.external_ranks.dry_run import Trial, obey
+from launcher.run.external_ranks.dry_run import ExternalTrial, obey
 from launcher.run.external_ranks.joining import Question, about
 from launcher.run.external_ranks.leader import (
     PATIENCE_S,
     TELL_S,
-    Order,
+    Instruction,
     Word,
     carry_out,
     corner,
-    here,
+    outer_place,
     whereabouts,
 )
 from launcher.runtime import gc_thresholds
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import Messages, Unsigned, decode, interruptible, secret
-from launcher.runtime.cluster.network import Network, endpoint, network
+from launcher.runtime.cluster.network import NetworkView, endpoint, network
 from launcher.runtime.cluster.rendezvous import SAY_S, RendezvousRequest, Seconds, open_store
 from launcher.runtime.cluster.world import among
 from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
@@ -40,7 +40,7 @@ def follow(timeout_s: Seconds) -> int:
     Rank 0 reports failures, which are also in ``errors/``. ``timeout_s`` returns how long rank 0 may take to
     arrive; it is called if that takes long.
     """
-    at = here()
+    at = outer_place()
     try:
         with heard() as stop_signal, network(at) as used:
 
@@ -66,7 +66,7 @@ def follow(timeout_s: Seconds) -> int:
 
 
 @contextmanager
-def _answered(at: Place, used: Network) -> Iterator[None]:
+def _answered(at: Place, used: NetworkView) -> Iterator[None]:
     """Explains store errors: its host, rank 0 or the outer launcher, ended before its last message."""
     try:
         yield
@@ -90,12 +90,12 @@ def _refusing(own: Messages, at: Place) -> Iterator[None]:
         raise RunError(f"rank {at.rank}: {error}") from error
 
 
-def _hear(own: Messages, at: Place, used: Network, look: Callable[[], None]) -> Order | int:
+def _hear(own: Messages, at: Place, used: NetworkView, look: Callable[[], None]) -> Instruction | int:
     """Runs trials and answers questions of rank 0 until its last message, which is returned."""
     for turn in count():
         word = _word(own, at, turn, used, look)
-        if isinstance(word, Trial):
-            with _left(own, at, turn + 1):
+        if isinstance(word, ExternalTrial):
+            with _acknowledging_stop(own, at, turn + 1):
                 obey(word, turn, at, own)
             continue
         if not isinstance(word, Question):
@@ -104,7 +104,7 @@ def _hear(own: Messages, at: Place, used: Network, look: Callable[[], None]) -> 
     raise AssertionError("counting ended")
 
 
-def _word(own: Messages, at: Place, turn: int, used: Network, look: Callable[[], None]) -> Word:
+def _word(own: Messages, at: Place, turn: int, used: NetworkView, look: Callable[[], None]) -> Word:
     """The next message of rank 0."""
     request = RendezvousRequest(own, f"word{turn}")
 
@@ -113,7 +113,7 @@ def _word(own: Messages, at: Place, turn: int, used: Network, look: Callable[[],
         if request.late_s() > SAY_S and used.lost():
             raise TimeoutError(f"the store has not answered for {SAY_S:g} s")
 
-    with _left(own, at, turn), request:
+    with _acknowledging_stop(own, at, turn), request:
         if not interruptible(partial(request.wait, PATIENCE_S), watch):
             raise RunError(f"rank {at.rank}: rank 0 has not answered for {PATIENCE_S:.0f} s")
 
@@ -123,7 +123,7 @@ def _word(own: Messages, at: Place, turn: int, used: Network, look: Callable[[],
 
 
 @contextmanager
-def _left(own: Messages, at: Place, turn: int) -> Iterator[None]:
+def _acknowledging_stop(own: Messages, at: Place, turn: int) -> Iterator[None]:
     """A rank that is stopped acknowledges the message of ``turn``, so that rank 0 need not wait for it."""
     try:
         yield
@@ -133,7 +133,7 @@ def _left(own: Messages, at: Place, turn: int) -> Iterator[None]:
         raise
 
 
-def _obey(order: Order, at: Place, store: Store, used: Network) -> int:
+def _obey(order: Instruction, at: Place, store: Store, used: NetworkView) -> int:
     gc_thresholds.as_usual()
     console = os.dup(2)  # this rank's output goes to its log from now on
 

@@ -24,7 +24,7 @@ from launcher.runtime.cluster.network import (
     GLOO,
     NCCL,
     Listener,
-    Network,
+    NetworkView,
     Unreached,
     describe,
     is_loopback,
@@ -64,7 +64,12 @@ class Joining:
     """How one rank joins. ``stop_signal()`` returns the signal that asked it to stop, or 0."""
 
     def __init__(
-        self, store: Store, prefix: str, network: Network, timeout_s: float, stop_signal: Callable[[], int]
+        self,
+        store: Store,
+        prefix: str,
+        network: NetworkView,
+        timeout_s: float,
+        stop_signal: Callable[[], int],
     ) -> None:
         self._store = store
         self._prefix = prefix
@@ -154,7 +159,7 @@ class Question:
 
     doing = "have not answered rank 0"
 
-    def answer(self, network: Network) -> str:
+    def answer(self, network: NetworkView) -> str:
         raise NotImplementedError
 
 
@@ -168,7 +173,7 @@ class SeesFile(Question):
     def doing(self) -> str:  # type: ignore[override]
         return f"must look for {self.token}"
 
-    def answer(self, network: Network) -> str:
+    def answer(self, network: NetworkView) -> str:
         end = time.monotonic() + SHARED_S
         while not self.token.is_file():
             if time.monotonic() > end:
@@ -188,7 +193,7 @@ class ListensAt(Question):
 
     rendezvous: str | None
 
-    def answer(self, network: Network) -> str:
+    def answer(self, network: NetworkView) -> str:
         network.use(self.rendezvous)
         if not network.first_of_node:
             return "[]"
@@ -205,14 +210,14 @@ class Reaches(Question):
     peers: tuple[Listener, ...]
     nodes: Mapping[int, str]
 
-    def answer(self, network: Network) -> str:
+    def answer(self, network: NetworkView) -> str:
         network.peers = self.peers
         network.nodes = self.nodes
         failed = network.unreached() if network.first_of_node else []
         return json.dumps([asdict(one) for one in failed])
 
 
-def about(network: Network) -> str:
+def about(network: NetworkView) -> str:
     """What a rank sends about itself when it arrives."""
     route = network.route
     return json.dumps(
@@ -227,12 +232,12 @@ def about(network: Network) -> str:
 
 
 @dataclass(frozen=True)
-class About:
+class RankReports:
     """What rank 0 knows of the other ranks: each one's ``about``, "" if its launcher is older."""
 
     texts: Mapping[int, str]
 
-    def said(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def answers(self) -> Iterator[tuple[int, dict[str, Any]]]:
         return ((rank, json.loads(text)) for rank, text in sorted(self.texts.items()))
 
     def same_versions(self) -> None:
@@ -257,12 +262,12 @@ class About:
 
     def rendezvous(self) -> str | None:
         """The address by which other nodes reach the node of MASTER_ADDR; ``None`` if only by loopback."""
-        reached = (each["rendezvous"] for _, each in self.said())
+        reached = (each["rendezvous"] for _, each in self.answers())
         return next((one for one in reached if one is not None and not is_loopback(one)), None)
 
-    def nodes(self, network: Network) -> tuple[Listener, ...]:
+    def nodes(self, network: NetworkView) -> tuple[Listener, ...]:
         """The nodes, with the interfaces that reach the rendezvous; nothing listens there yet."""
-        infos = [*self.said(), (0, json.loads(about(network)))]
+        infos = [*self.answers(), (0, json.loads(about(network)))]
         nodes = []
         for rank, each in infos:
             if each["first"] and each["interface"] is not None:
@@ -306,7 +311,7 @@ def seen(answers: Mapping[int, str], root: Path, key: str) -> None:
         raise RequestError((Problem(key, f"{root}: {text}"),))
 
 
-def silent(ranks: Sequence[int], network: Network, waited_s: float) -> RunError:
+def silent(ranks: Sequence[int], network: NetworkView, waited_s: float) -> RunError:
     """The error for ranks that do not answer rank 0; names the network if their node is unreachable."""
     if failed := lost(ranks, network):
         return RunError(failed)
@@ -315,7 +320,7 @@ def silent(ranks: Sequence[int], network: Network, waited_s: float) -> RunError:
     return RunError(f"{ranks_text(ranks)}{where} have not answered rank 0 within {waited_s:g} s")
 
 
-def lost(ranks: Sequence[int], network: Network) -> str:
+def lost(ranks: Sequence[int], network: NetworkView) -> str:
     """Describes an unreachable node of ``ranks``, which explains why they do not answer; else ""."""
     theirs = {network.nodes[rank] for rank in ranks if rank in network.nodes}
     for one in network.unreached(AFTERWARDS_S, refused=False):

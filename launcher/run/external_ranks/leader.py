@@ -17,13 +17,13 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError
-from launcher.run.external_ranks.dry_run import LAST_WORD_S, Trial, lead
+from launcher.run.external_ranks.dry_run import LAST_WORD_S, ExternalTrial, lead
 from launcher.run.external_ranks.joining import (
     SHARED_S,
-    About,
     Joining,
     ListensAt,
     Question,
+    RankReports,
     Reaches,
     SeesFile,
     Unjoined,
@@ -38,8 +38,8 @@ from launcher.run.external_ranks.joining import (
 from launcher.runtime import log
 from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
 from launcher.runtime.cluster.messages import VARIABLE, Messages, Unsigned, encode, of_several_nodes, secret
-from launcher.runtime.cluster.network import Network, network
-from launcher.runtime.cluster.rendezvous import SAY_S, Refused, await_ranks, open_store, ranks_text
+from launcher.runtime.cluster.network import NetworkView, network
+from launcher.runtime.cluster.rendezvous import SAY_S, MessageRefused, await_ranks, open_store, ranks_text
 from launcher.runtime.cluster.world import World, among, connect, never
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.processes.hang import failed
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Order:
+class Instruction:
     """What rank 0 instructs every other rank to do."""
 
     todo: RankSteps
@@ -65,7 +65,7 @@ class Order:
     polls: bool
 
 
-Word = SeesFile | ListensAt | Reaches | Trial | Order | int
+Word = SeesFile | ListensAt | Reaches | ExternalTrial | Instruction | int
 
 
 class FollowerRanks:
@@ -74,7 +74,7 @@ class FollowerRanks:
     ``notes``: lines on the network for the start of the run.
     """
 
-    def __init__(self, at: Place, store: Store, network: Network) -> None:
+    def __init__(self, at: Place, store: Store, network: NetworkView) -> None:
         self.notes: tuple[str, ...] = ()
         self._at = at
         self._store = store
@@ -114,7 +114,7 @@ class FollowerRanks:
             return
         requirement = "must be started with the same MASTER_ADDR and MASTER_PORT"
         others = range(1, self._at.size)
-        self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, what=requirement)
+        self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, action=requirement)
         if self._absent:
             have = "has" if len(self._absent) == 1 else "have"
             text = (
@@ -139,8 +139,10 @@ class FollowerRanks:
         others = range(1, self._at.size)
         here = {rank: self._own.get(f"here{rank}").decode() for rank in range(self._at.size)}
         nodes = {rank: text.partition(" ")[0] for rank, text in here.items()}
-        texts = {rank: self._own.get(f"about{rank}").decode() for rank in others if self._said(rank)}
-        every = About({rank: texts.get(rank, "") for rank in others})
+        texts = {
+            rank: self._own.get(f"about{rank}").decode() for rank in others if self._sends_versions(rank)
+        }
+        every = RankReports({rank: texts.get(rank, "") for rank in others})
         every.same_versions()
         self._network.peers = every.nodes(self._network)
         self._network.nodes = nodes
@@ -149,7 +151,7 @@ class FollowerRanks:
         connected(self._ask(Reaches(peers, nodes)).values(), self._at.host)
         self.notes = (self._network.note(),)
 
-    def _said(self, rank: int) -> bool:
+    def _sends_versions(self, rank: int) -> bool:
         """Whether a rank sent its versions and interface; older launchers send only host and process id."""
         return self._own.check([f"about{rank}"])
 
@@ -167,12 +169,12 @@ class FollowerRanks:
         answers = {0: question.answer(self._network)}
         ranks = range(1, self._at.size)
         within_s = SHARED_S + LAST_WORD_S
-        late = await_ranks(self._own, f"answer{turn}.", ranks, within_s, say=tell, what=question.doing)
+        late = await_ranks(self._own, f"answer{turn}.", ranks, within_s, say=tell, action=question.doing)
         if late:
             raise silent(late, self._network, within_s)
         return answers | {rank: self._own.get(f"answer{turn}.{rank}").decode() for rank in ranks}
 
-    def try_out(self, trial: Trial, send: Callable[[object], None]) -> dict[str, Any]:
+    def try_out(self, trial: ExternalTrial, send: Callable[[object], None]) -> dict[str, Any]:
         """Runs ``trial`` in a child of each rank; more messages may follow, also if it raises.
 
         Raises ``RanksFailed`` with the root cause.
@@ -181,7 +183,7 @@ class FollowerRanks:
         self._tell(trial)
         return lead(trial, turn, self._at, self._own, send)
 
-    def work(self, order: Order, send: Callable[[object], None]) -> dict[str, Any]:
+    def work(self, order: Instruction, send: Callable[[object], None]) -> dict[str, Any]:
         """Runs ``order`` on all ranks; returns when the others have left.
 
         Raises ``RanksFailed`` with the root cause.
@@ -218,7 +220,7 @@ class FollowerRanks:
             self._over = True
             self._tell(code)
 
-    def _tell(self, word: Question | Trial | Order | int) -> None:
+    def _tell(self, word: Question | ExternalTrial | Instruction | int) -> None:
         self._own.set(f"word{self._turn}", encode(word, Word))
         late = self._wait(f"heard{self._turn}.", ending=isinstance(word, int))
         self._turn += 1
@@ -228,12 +230,12 @@ class FollowerRanks:
     def _wait(self, key: str, within_s: float = LAST_WORD_S, ending: bool = False) -> list[int]:
         """Waits for every other rank, as rank 0 may host their store; returns the ranks that are late.
 
-        Raises ``Refused`` if one has refused a message. A job that is ``ending`` does not wait for that one.
+        Raises ``MessageRefused`` if one has refused a message. A job that is ``ending`` does not wait for it.
         """
         while True:
             try:
                 return self._await(key, within_s)
-            except Refused as error:
+            except MessageRefused as error:
                 if not ending:
                     raise
                 self._absent.append(error.rank)
@@ -242,9 +244,9 @@ class FollowerRanks:
         ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
         complaint = "have not answered rank 0"
         first_s = min(SAY_S, within_s)
-        late = await_ranks(self._own, key, ranks, first_s, say=tell, what=complaint)
+        late = await_ranks(self._own, key, ranks, first_s, say=tell, action=complaint)
         if late and within_s > first_s and not lost(late, self._network):
-            late = await_ranks(self._own, key, late, within_s - first_s, say=tell, what=complaint)
+            late = await_ranks(self._own, key, late, within_s - first_s, say=tell, action=complaint)
         if late:  # their launcher handles them
             _log.warning("%s: no answer within %.0f s", ranks_text(late), within_s)
             self._absent += late
@@ -259,7 +261,7 @@ class FollowerRanks:
 @contextmanager
 def leading(at: Place | None = None) -> Iterator[FollowerRanks]:
     """Yields the other ranks; however the block ends, none of them is left waiting."""
-    at = at or here()
+    at = at or outer_place()
     job_secret = secret(at)
     if job_secret.derived and at.size > 1:
         text = f"messages between ranks are signed with a key that others can derive: {job_secret.why}"
@@ -288,7 +290,7 @@ def whereabouts() -> str:
     return f"{socket.gethostname()} {os.getpid()}"
 
 
-def here() -> Place:
+def outer_place() -> Place:
     """This process's place under an outer launcher. Raises ``RequestError`` without one."""
     at = place()
     if at is None:
@@ -296,7 +298,7 @@ def here() -> Place:
     return at
 
 
-def carry_out(order: Order, world: World, at: Place, store: Store, used: Network) -> dict[str, Any]:
+def carry_out(order: Instruction, world: World, at: Place, store: Store, used: NetworkView) -> dict[str, Any]:
     """Runs one rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
     mine = replace(among(at, order.device, order.backend), send=world.send)
     own = Messages(store, secret(at)).within(corner(at))
@@ -352,7 +354,7 @@ def carry_out(order: Order, world: World, at: Place, store: Store, used: Network
 
 
 @contextmanager
-def _stop_requests(order: Order, world: World) -> Iterator[Callable[[], int]]:
+def _stop_requests(order: Instruction, world: World) -> Iterator[Callable[[], int]]:
     """Yields a function that returns a stop signal; without polling the signal ends the rank."""
     if order.polls:
         with heard(forced=True) as stop_signal:

@@ -52,7 +52,10 @@ class Unsigned(RunError):
 
 @dataclass(frozen=True)
 class Secret:
-    """``derived``: computed from values that others may know; ``why``: what prevented a better secret."""
+    """The secret that signs the messages between ranks.
+
+    ``derived``: computed from values that others may know; ``why``: what prevented a better secret.
+    """
 
     key: bytes
     derived: bool = False
@@ -91,7 +94,7 @@ class Messages:
         self.set(f"{_REFUSED}{rank}")
         self.set(_REFUSED)
 
-    def refused(self, ranks: Sequence[int]) -> int | None:
+    def first_refusing(self, ranks: Sequence[int]) -> int | None:
         """The first of ``ranks`` that has refused a message."""
         if not self.check([_REFUSED]):  # one question while all is well
             return None
@@ -191,19 +194,19 @@ def _read(file: Path) -> bytes:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _refused(file, "it is a link") from error
+            raise _bad_secret(file, "it is a link") from error
         raise
     with open(descriptor, "rb") as opened:
         about = os.fstat(opened.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-            raise _refused(file, "other users can read it, or own it")
+            raise _bad_secret(file, "other users can read it, or own it")
         text = opened.read(65)
     if len(text) != 64:
-        raise _refused(file, "it is not a secret of the launcher")
+        raise _bad_secret(file, "it is not a secret of the launcher")
     return text
 
 
-def _refused(file: Path, why: str) -> RequestError:
+def _bad_secret(file: Path, why: str) -> RequestError:
     return RequestError((Problem("", f"{file}: {why}; remove it, and a new one is made"),))
 
 

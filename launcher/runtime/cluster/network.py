@@ -183,7 +183,7 @@ class Unreached:
     why: str
 
 
-class Network:
+class NetworkView:
     """The network as this rank sees it. ``route`` leads to the rendezvous; ``None`` if no route was found.
 
     ``peers`` are the nodes of the run including this one. ``nodes`` maps ranks to node names, once known.
@@ -295,9 +295,9 @@ class Network:
 
 
 @contextmanager
-def network(at: Place) -> Iterator[Network]:
+def network(at: Place) -> Iterator[NetworkView]:
     """The network of this rank; gloo and NCCL use it in the block."""
-    opened = Network(at)
+    opened = NetworkView(at)
     try:
         opened.use()
         yield opened

@@ -165,8 +165,11 @@ class RendezvousRequest:
         return True
 
 
-class Refused(RunError):
-    """``rank`` has ended, as a message that it read was not signed with its secret."""
+class MessageRefused(RunError):
+    """Raised when another rank has refused a message.
+
+    ``rank`` has ended, as a message that it read was not signed with its secret.
+    """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -175,12 +178,12 @@ class Refused(RunError):
 
 
 def await_ranks(
-    store: Messages, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, what: str
+    store: Messages, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, action: str
 ) -> list[int]:
     """Waits for ``<prefix><rank>`` of each rank; returns the ranks whose key is not set in ``timeout_s``.
 
-    After ``SAY_S`` seconds it prints once which ranks are waited for; ``what`` is what they have not done.
-    Raises ``Refused`` as soon as one of them has refused a message.
+    After ``SAY_S`` seconds it prints once which ranks are waited for; ``action`` is what they have not done.
+    Raises ``MessageRefused`` as soon as one of them has refused a message.
     """
     keys = [f"{prefix}{rank}" for rank in ranks]
     began, announced = time.monotonic(), False
@@ -189,14 +192,14 @@ def await_ranks(
         return [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
 
     while keys and not store.check(list(keys)):
-        if (refuser := store.refused(ranks)) is not None:
-            raise Refused(refuser)
+        if (refuser := store.first_refusing(ranks)) is not None:
+            raise MessageRefused(refuser)
         waited = time.monotonic() - began
         if waited > timeout_s:
             return missing_ranks()
         if waited > SAY_S and not announced and (late := missing_ranks()):
             announced = True
-            say(f"waiting for {ranks_text(late)}, which {what}")
+            say(f"waiting for {ranks_text(late)}, which {action}")
         time.sleep(_LOOK_S / 5)
     return []
 

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from launcher.errors import RunError
 from launcher.runtime import gc_thresholds
-from launcher.runtime.run_folder import held
+from launcher.runtime.run_folder import lock_descriptors
 from launcher.runtime.signals import STOPS
 
 Function = Callable[..., object]
@@ -63,7 +63,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Line:
+class ForkedChild:
     """A child: ``connection`` carries objects both ways, ``pidfd`` is readable once the child has ended."""
 
     connection: Connection
@@ -99,7 +99,7 @@ class ForkServer:
             if self._control is None:
                 self._control = self._fork() if _forks_left else self._execute()
 
-    def start(self, function: Function, *args: object) -> Line:
+    def start(self, function: Function, *args: object) -> ForkedChild:
         """Runs ``function(line, *args)`` in a new child, in this process's folder and environment.
 
         Everything must be picklable. The child ends when the function returns, and when the server ends. A
@@ -204,7 +204,7 @@ def prepare_server() -> None:
         _server.prepare()
 
 
-def start_here(function: Function, *args: object) -> Line:
+def start_here(function: Function, *args: object) -> ForkedChild:
     """Like ``ForkServer.start``, but forks this process, so nothing is pickled.
 
     For tests, whose work is a closure over patched modules. This process must only have imported modules.
@@ -217,7 +217,7 @@ def start_here(function: Function, *args: object) -> Line:
         near.close()
         _child(Connection(far.detach()), lambda line: function(line, *args), os.getppid())
     far.close()
-    line = Line(Connection(near.detach()), os.pidfd_open(pid))
+    line = ForkedChild(Connection(near.detach()), os.pidfd_open(pid))
     threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
     return line
 
@@ -240,13 +240,13 @@ class _Surroundings:
         sys.argv[:] = self.argv
 
 
-def _called(near: socket.socket, function: Function, args: tuple[object, ...]) -> Line:
+def _called(near: socket.socket, function: Function, args: tuple[object, ...]) -> ForkedChild:
     """Sends a forked child its function, and returns the connection to it."""
     [pidfd] = reduction.recvfds(near, 1)
-    line = Line(Connection(near.detach()), pidfd)
+    line = ForkedChild(Connection(near.detach()), pidfd)
 
     # the child shares the locks of this process: no other run may begin before the last child has ended
-    locks = sorted(held)
+    locks = sorted(lock_descriptors)
     here = _Surroundings(os.getcwd(), dict(os.environ), list(sys.path), list(sys.argv), len(locks))
     line.connection.send((here, function, args))
     if locks:

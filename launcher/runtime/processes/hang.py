@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.parallel.mesh import to_host
 from launcher.runtime import faults
 from launcher.runtime.cluster import flight_recorder
-from launcher.runtime.cluster.network import AFTERWARDS_S, Network
+from launcher.runtime.cluster.network import AFTERWARDS_S, NetworkView
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault
 from launcher.runtime.signals import deafen
@@ -135,7 +135,7 @@ def failed(
     folder: Path,
     where: HostAndPid,
     timeout_s: float,
-    network: Network | None = None,
+    network: NetworkView | None = None,
     *,
     skip: str,
 ) -> BaseException:
@@ -187,7 +187,7 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
         time.sleep(0.05)
 
 
-def _cut(rank_faults: list[Fault], world: World, timeout_s: float, network: Network) -> Fault | None:
+def _cut(rank_faults: list[Fault], world: World, timeout_s: float, network: NetworkView) -> Fault | None:
     """The fault of a network that kept nodes waiting for each other; ``None`` if there is another cause.
 
     The network is the cause if another node does not answer now and its ranks report at most a timeout. If

@@ -29,7 +29,7 @@ from launcher.runtime.processes.supervise import (
     parent_of,
     watch,
 )
-from launcher.runtime.processes.worker import Task
+from launcher.runtime.processes.worker import AttemptTask
 from launcher.runtime.signals import later
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def run_ranks(
         port: ``None`` uses a file for the rendezvous, otherwise a TCP store on the loopback interface.
     """
     task = partial(
-        Task,
+        AttemptTask,
         work=work,
         size=size,
         device=device,
@@ -127,7 +127,7 @@ def run_outer_rank(
     rank once there is one, which ends this child too. Failures of the child and signals are not raised but
     returned.
     """
-    task = Task(
+    task = AttemptTask(
         work=work,
         size=at.size,
         attempt=at.attempt,
@@ -143,7 +143,7 @@ def run_outer_rank(
         return _attempt(task, server.start, stop, on_message, ranks=[at.rank], elsewhere=elsewhere)
 
 
-def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
+def _judge(out: AttemptOutcome, task: AttemptTask) -> faults.RanksFailed | None:
     """Raises what ends the run for the user; returns a failure, after which another attempt may follow."""
     # stopped: all ranks agreed and saved, or had no time to
     stop = next((r for r in out.results.values() if isinstance(r, faults.Preempted)), None)
@@ -166,7 +166,7 @@ def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
 
 
 def _attempt(
-    task: Task,
+    task: AttemptTask,
     start: Start,
     stop: int | None,
     on_message: OnMessage | None,
@@ -189,7 +189,7 @@ def _attempt(
 
 
 def _forked(
-    task: Task,
+    task: AttemptTask,
     ranks: Sequence[int],
     start: Start,
     stop: int | None,

@@ -26,13 +26,13 @@ from multiprocessing.connection import Connection
 
 from launcher.runtime.cluster.flight_recorder import nccl_file, written
 from launcher.runtime.faults import Fault, aborted, died, hung, root, signal_name
-from launcher.runtime.processes.fork_server import Line, single_threaded
+from launcher.runtime.processes.fork_server import ForkedChild, single_threaded
 from launcher.runtime.processes.hang import ASK, culprits, stopped
-from launcher.runtime.processes.worker import Inbox, Task, Work, run_rank
+from launcher.runtime.processes.worker import AttemptTask, Inbox, Work, run_rank
 from launcher.runtime.run_folder import identity, still_there
 from launcher.runtime.signals import STOPS, StopFlag
 
-Start = Callable[..., Line]
+Start = Callable[..., ForkedChild]
 """``ForkServer.start``, or another function that runs ``function(line, *args)`` in a new process."""
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Child:
 class RankParent:
     """The supervisor's end of the process that forks the ranks of one attempt."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ForkedChild) -> None:
         self._line = line
         self._codes: dict[int, int] = {}
 
@@ -108,12 +108,12 @@ class RankParent:
         self._line.close()
 
 
-def parent_of(task: Task, ranks: Sequence[int], start: Start) -> RankParent:
+def parent_of(task: AttemptTask, ranks: Sequence[int], start: Start) -> RankParent:
     """Starts the process that forks ``ranks``; ``take`` returns them one by one."""
     return RankParent(start(_fork_all, task, tuple(ranks)))
 
 
-def _fork_all(line: Connection, task: Task, ranks: Sequence[int]) -> None:
+def _fork_all(line: Connection, task: AttemptTask, ranks: Sequence[int]) -> None:
     """The main function of the parent of ranks."""
     for signum in STOPS:  # the terminal signals all processes; the supervisor forwards what counts
         signal.signal(signum, signal.SIG_IGN)
@@ -141,7 +141,7 @@ def _fork_all(line: Connection, task: Task, ranks: Sequence[int]) -> None:
     _tell_ends(line, pidfds)
 
 
-def _shared(task: Task, share: Callable[[], Work]) -> tuple[Task, str]:
+def _shared(task: AttemptTask, share: Callable[[], Work]) -> tuple[AttemptTask, str]:
     """Constructs what ranks share; returns the task that uses it, and why they cannot share it, if so."""
     import torch
 
@@ -163,7 +163,9 @@ def _device_initialised() -> bool:
     return kind is not None and bool(torch.get_device_module(kind.type).is_initialized())
 
 
-def _fork(line: Connection, task: Task, rank: int, pipe: tuple[int, int], elders: Sequence[int]) -> int:
+def _fork(
+    line: Connection, task: AttemptTask, rank: int, pipe: tuple[int, int], elders: Sequence[int]
+) -> int:
     """Forks a rank, which sends its results to the second descriptor of ``pipe``; returns its process id."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until the rank has its own handlers
     pid = os.fork()
@@ -271,7 +273,7 @@ def all_here() -> Fault | None:
 
 def watch(
     live: dict[int, Child],
-    task: Task,
+    task: AttemptTask,
     stop: int | None,
     on_message: OnMessage | None,
     elsewhere: Elsewhere = all_here,
@@ -288,7 +290,7 @@ class _Supervisor:
     def __init__(
         self,
         live: dict[int, Child],
-        task: Task,
+        task: AttemptTask,
         stop: int | None,
         on_message: OnMessage | None,
         elsewhere: Elsewhere,
@@ -311,7 +313,7 @@ class _Supervisor:
     def run(self) -> AttemptOutcome:
         with selectors.DefaultSelector() as ready:
             if self._stop is not None:
-                ready.register(self._stop, selectors.EVENT_READ, self._told)
+                ready.register(self._stop, selectors.EVENT_READ, self._on_stop_request)
             for child in self._live.values():
                 ready.register(child.inbox.fd, selectors.EVENT_READ, partial(self._heard, ready, child))
                 ready.register(child.pidfd, selectors.EVENT_READ, partial(self._ended, ready, child))
@@ -383,7 +385,7 @@ class _Supervisor:
         for rank, where in culprits(pids, stack, lambda rank: self._live[rank].send_signal(ASK)).items():
             self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
 
-    def _told(self) -> None:
+    def _on_stop_request(self) -> None:
         """Handles a request of the user to stop; after a second one nothing is waited for.
 
         Ranks that poll take the time to save.

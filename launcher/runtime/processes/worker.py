@@ -70,9 +70,9 @@ class Inbox:
                 return
             self._bytes += chunk
             self.ended = not chunk
-            yield from self._whole()
+            yield from self._complete_messages()
 
-    def _whole(self) -> Iterator[tuple[str, object]]:
+    def _complete_messages(self) -> Iterator[tuple[str, object]]:
         while len(self._bytes) >= _HEAD.size:
             end = _HEAD.size + _HEAD.unpack_from(self._bytes)[0]
             if len(self._bytes) < end:
@@ -87,7 +87,7 @@ _OWN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the others come from 
 
 
 @dataclass(frozen=True)
-class Task:
+class AttemptTask:
     """What every rank of one attempt receives. ``alone``: a single process without a process group.
 
     ``polls``: the work checks ``World.stop_signal`` and stops by itself. ``outer``: the place that an outer
@@ -111,7 +111,7 @@ class Task:
     parent: int = 0
 
 
-def run_rank(task: Task, rank: int, fd: int) -> int:
+def run_rank(task: AttemptTask, rank: int, fd: int) -> int:
     """Does the work of ``rank``; returns the exit code.
 
     Sends ``("result", value)`` or ``("fault", Fault)`` to ``fd``.
@@ -130,7 +130,7 @@ def run_rank(task: Task, rank: int, fd: int) -> int:
         sys.stderr.flush()
 
 
-def _work(task: Task, rank: int, box: Outbox, stop_signal: Callable[[], int]) -> object:
+def _work(task: AttemptTask, rank: int, box: Outbox, stop_signal: Callable[[], int]) -> object:
     world = replace(_world(task, rank), send=partial(box.send, "message"), stop_signal=stop_signal)
 
     with nullcontext() if task.alone else _connected(world, task):
@@ -143,7 +143,7 @@ def _work(task: Task, rank: int, box: Outbox, stop_signal: Callable[[], int]) ->
             raise
 
 
-def _world(task: Task, rank: int) -> World:
+def _world(task: AttemptTask, rank: int) -> World:
     if task.outer is not None:
         return among(task.outer, task.device, task.backend)
     return World(
@@ -157,12 +157,12 @@ def _world(task: Task, rank: int) -> World:
     )
 
 
-def _connected(world: World, task: Task) -> AbstractContextManager[None]:
+def _connected(world: World, task: AttemptTask) -> AbstractContextManager[None]:
     store = task.rendezvous.store(task.size, task.timeout_s)
     return connect(world, store, task.timeout_s, task.threads, folder=task.folder)
 
 
-def _tell(task: Task, rank: int, box: Outbox, error: BaseException) -> None:
+def _tell(task: AttemptTask, rank: int, box: Outbox, error: BaseException) -> None:
     """Sends the fault; the supervisor keeps the first one of a rank."""
     fault = faults.raised(rank, task.attempt, error, skip=__file__)
     if fault.late and task.folder is not None:
@@ -170,7 +170,7 @@ def _tell(task: Task, rank: int, box: Outbox, error: BaseException) -> None:
     box.send("fault", fault)
 
 
-def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
+def _settle(task: AttemptTask, rank: int, box: Outbox) -> Callable[[], int]:
     """Sets up the process: it dies with its parent, and ignores signals of the terminal.
 
     Returns the function that reports a stop signal. A rank that does not poll is ended by other signals.

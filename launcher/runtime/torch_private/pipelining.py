@@ -14,7 +14,7 @@ from launcher.parallel.fsdp.gather import GatherOrder, Prefetch
 from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import end_backward, finish_reductions, param_groups
 from launcher.parallel.sequence import Carry
-from launcher.parallel.split_backward import Deferral, Product
+from launcher.parallel.split_backward import Deferral, DeferredProduct
 from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.runtime.torch_private.selftest import verify
 from launcher.runtime.torch_private.stage import Base, outputs_kept, resize
@@ -82,7 +82,7 @@ class RuntimeStage(Base):
         self.prefetch = prefetch
         self.reductions = reductions
         self.deferral: Deferral | None = None
-        self.products: dict[int, list[Product]] = {}
+        self.products: dict[int, list[DeferredProduct]] = {}
 
     def clear_runtime_states(self) -> None:
         super().clear_runtime_states()

@@ -131,7 +131,7 @@ def _ended(s: Session, loop: Loop) -> bool:
     text = ""
     if s.callbacks is not None and s.callbacks.agreed():
         text = "a callback asked for it"
-    if monitored_metrics.enough(s, loop.early_stop):
+    if monitored_metrics.out_of_patience(s, loop.early_stop):
         assert loop.early_stop is not None
         text = monitored_metrics.reason(s, loop.early_stop)
     if not text:
@@ -257,7 +257,7 @@ def _pairs(sums: list[float]) -> list[tuple[float, float]]:
 def _check_counted(s: Session) -> None:
     """Raises ``RunError`` if the loss is NaN because nothing was counted, or because counts disagree."""
     wrong = torch.tensor(float(bool(s.pipeline.loss.problem())), dtype=torch.float64)
-    counted = torch.stack([s.pipeline.count.whole().cpu(), wrong])
+    counted = torch.stack([s.pipeline.count.total().cpu(), wrong])
     dist.all_reduce(counted)
     if counted[1].item():
         text = "the loss returns another count than its count(target), by which its sum is divided"

@@ -30,7 +30,7 @@ SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "
 MAPPINGS = {"dict": dict, "OrderedDict": OrderedDict}
 
 
-def said(model: ParallelModel) -> str:
+def extra_state_text(model: ParallelModel) -> str:
     """The extra state of this rank's modules by name, as text that is equal for equal states.
 
     Raises ``RunError`` for values that a checkpoint cannot store.
@@ -42,7 +42,7 @@ def said(model: ParallelModel) -> str:
 
 def gathered(model: ParallelModel) -> dict[str, Any] | None:
     """The extra states of all ranks; every rank calls it. ``None`` if no module has any."""
-    every = all_gather(said(model), str)
+    every = all_gather(extra_state_text(model), str)
     texts = [*dict.fromkeys(every)]
     if texts == ["{}"]:
         return None

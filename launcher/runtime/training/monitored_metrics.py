@@ -19,7 +19,10 @@ BEST, STOP = ("best_value", "best_step"), ("early_stop_value", "early_stop_waite
 
 @dataclass(frozen=True)
 class Watched:
-    """``key``: the setting. ``patience``: validations without an improvement by more than ``min_delta``."""
+    """A monitored metric.
+
+    ``key``: its setting. ``patience``: validations without an improvement by more than ``min_delta``.
+    """
 
     key: str
     metric: str
@@ -57,7 +60,7 @@ def wait(s: Session, watched: Watched) -> None:
         s.results[waited] = s.results.get(waited, 0) + 1
 
 
-def enough(s: Session, watched: Watched | None) -> bool:
+def out_of_patience(s: Session, watched: Watched | None) -> bool:
     """Whether the metric has not improved for ``patience`` validations."""
     return watched is not None and s.results.get(STOP[1], 0) >= watched.patience
 

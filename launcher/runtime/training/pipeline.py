@@ -24,11 +24,11 @@ from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.cut.sequence_chunks import shortened
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import Lookup, TensorSpec
+from launcher.plan.values.facts import EmbeddingLookup, TensorSpec
 from launcher.runtime.torch_private import pipelining
 
 
-class Pipeline:
+class PipelineRuntime:
     """One rank's stages on torch's pipeline runtime.
 
     The loss of a micro batch is the sum over its counted targets, divided by their number in the global
@@ -114,7 +114,7 @@ class Pipeline:
             self.before_reduce()
         self.model.reduce()
         total = self._sum(counts=self.share.counts)
-        return total / self.count.whole() if self.last else total
+        return total / self.count.total() if self.last else total
 
     @torch.no_grad()
     def evaluate(
@@ -215,7 +215,7 @@ class Pipeline:
         loss = self.step_loss(output, targets, *self.share.parts)
         self.raw.append(loss.detach())
         self._measure(each(output, torch.Tensor.detach), targets, self.share.parts, counts=self.share.counts)
-        denominator = self.count.whole()
+        denominator = self.count.total()
         return loss * (self.scale * self.scaled / torch.where(denominator == 0, 1, denominator)).to(
             loss.dtype
         )
@@ -259,23 +259,23 @@ class _Count:
         self._loss = loss
         self._group = model.meshes.dp
         self._device = device
-        self._whole = torch.zeros((), dtype=torch.float64, device=device)
+        self._total = torch.zeros((), dtype=torch.float64, device=device)
         self._work: dist.Work | None = None
 
     def start(self, targets: torch.Tensor | None) -> None:
         """Starts the sum; ``targets`` is ``None`` outside the last stage, which alone needs the result."""
         if targets is None:  # a new tensor, as callers may add to it in place
-            self._whole = torch.zeros((), dtype=torch.float64, device=self._device)
+            self._total = torch.zeros((), dtype=torch.float64, device=self._device)
             return
-        self._whole = self._loss.count(targets)
+        self._total = self._loss.count(targets)
         if self._group is not None:
-            self._work = dist.all_reduce(self._whole, group=self._group, async_op=True)
+            self._work = dist.all_reduce(self._total, group=self._group, async_op=True)
 
-    def whole(self) -> torch.Tensor:
+    def total(self) -> torch.Tensor:
         if self._work is not None:
             self._work.wait()
             self._work = None
-        return self._whole
+        return self._total
 
 
 def broadcast(outputs: list[torch.Tensor], model: ParallelModel) -> list[torch.Tensor]:
@@ -368,14 +368,14 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetPlace:
     """Where targets are read: ``when``, such as ``step 3``, and the ``split``."""
 
     when: str
     split: str
 
 
-def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int, at: Place) -> None:
+def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int, at: TargetPlace) -> None:
     """Raises ``RunError`` for ``targets`` of the samples ``indices`` that are not classes."""
     wrong = ((targets < 0) | (targets >= classes)) & (targets != ignored)
     if wrong.any():
@@ -384,7 +384,7 @@ def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int,
         raise RunError(f"{_first(targets, wrong, indices, at)}, but the model's output has {known}. {cure}")
 
 
-def check_shares(targets: Tensor, indices: Indices, at: Place) -> None:
+def check_shares(targets: Tensor, indices: Indices, at: TargetPlace) -> None:
     """Raises ``RunError`` for targets that are not between 0 and 1."""
     wrong = ~((targets >= 0) & (targets <= 1))
     if wrong.any():
@@ -392,7 +392,9 @@ def check_shares(targets: Tensor, indices: Indices, at: Place) -> None:
         raise RunError(f"{text}, but the loss bce takes numbers from 0 to 1. Look at the data")
 
 
-def check_ids(inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[Lookup], at: Place) -> None:
+def check_ids(
+    inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[EmbeddingLookup], at: TargetPlace
+) -> None:
     """Raises ``RunError`` for ids in ``inputs`` that a table of the model has no row for."""
     for table in lookups:
         ids = inputs[table.place]
@@ -410,7 +412,9 @@ def check_ids(inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[Look
             raise RunError(f"{text}, but {known}. Look at the data, or {cure}")
 
 
-def _first(targets: Tensor, wrong: Tensor, indices: Indices, at: Place, noun: str = "the target") -> str:
+def _first(
+    targets: Tensor, wrong: Tensor, indices: Indices, at: TargetPlace, noun: str = "the target"
+) -> str:
     spot, *below = wrong.nonzero()[0].tolist()
     more = f" and {int(wrong.sum()) - 1} more" if wrong.sum() > 1 else ""
     inside = f" at {', '.join(map(str, below))}" if below else ""

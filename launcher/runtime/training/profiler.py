@@ -31,7 +31,10 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """``rows``: the most expensive first. ``on``: ``device`` or ``cpu``, where the times were measured."""
+    """The seconds of kernels in a profile.
+
+    ``rows``: the most expensive first. ``on``: ``device`` or ``cpu``, where the times were measured.
+    """
 
     on: str
     rows: tuple[KernelTime, ...]

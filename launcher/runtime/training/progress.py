@@ -56,9 +56,9 @@ class PlainProgress(SilentProgress):
             print(text, file=self._out, flush=True)
         elif self._due(news["step"], news["steps"]):
             self._step, self._at = news["step"], self._clock()
-            print(line(news, self._pace.left(news)), file=self._out, flush=True)
+            print(line(news, self._pace.seconds_left(news)), file=self._out, flush=True)
         else:
-            self._pace.left(news)
+            self._pace.seconds_left(news)
 
     def _due(self, step: int, steps: int) -> bool:
         if self._step is None or step == steps or self._clock() - self._at >= 10:
@@ -106,7 +106,7 @@ class ProgressBar(SilentProgress):
 
         # a training step: move the bar, unless it was drawn just now
         step, steps = news["step"], news["steps"]
-        text = "  ".join(facts(news, self._pace.left(news)))
+        text = "  ".join(facts(news, self._pace.seconds_left(news)))
         if self._task is None:
             self._task = self._bar.add_task(text, total=steps, completed=step)
             self._bar.start()
@@ -136,7 +136,7 @@ class Pace:
         self._clock = clock
         self._first: tuple[int, float] | None = None
 
-    def left(self, news: News) -> float | None:
+    def seconds_left(self, news: News) -> float | None:
         """Seconds left; uses the first step's own ``step_ms`` until a second step is known."""
         step = news["step"]
         now = self._clock()

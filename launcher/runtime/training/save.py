@@ -36,7 +36,7 @@ class Unsaved(RunError):
 
 
 @dataclass(frozen=True)
-class Ranks:
+class CheckpointWriters:
     """All ranks that write the checkpoint ``name``; ``group``: the group of their threads, if these write."""
 
     world: World
@@ -90,7 +90,7 @@ class Snapshot:
     final: Path
     folder: Path
     put: Callable[[], RankRecord]
-    ranks: Ranks
+    ranks: CheckpointWriters
     state: Mapping[str, Any]
     keep: int | None
     best: int | None
@@ -226,7 +226,7 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
         "modules": module_state.gathered(s.model),
         "stream": s.feed.stream.place() if s.feed.stream is not None and s.world.rank == 0 else None,
     }
-    ranks = Ranks(s.world, group, final.name)
+    ranks = CheckpointWriters(s.world, group, final.name)
     best = s.results.get("best_step")
     return Snapshot(
         final, writer.folder, _put(s, writer, blobs), ranks, state=state, keep=keep,

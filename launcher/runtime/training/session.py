@@ -25,7 +25,7 @@ from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.first_step import FirstStep
 from launcher.runtime.training.loss_scaling import Scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
-from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.runtime.training.profiler import ProfileWindow
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.throughput import DeviceFigures, RankTimes
@@ -59,15 +59,15 @@ class Callbacks:
     steps: int
     folder: Path
     rank: int
-    asked: bool = False
+    stop_requested: bool = False
     _last: dict[str, float] = field(default_factory=dict)
 
     def call(
         self, hook: str, step: int, metrics: Mapping[str, float], checkpoint: Path | None = None
     ) -> None:
-        """Calls ``hook`` of all callbacks that have it, in order; sets ``asked`` if one returns True.
+        """Calls ``hook`` of all callbacks that have it, in order.
 
-        ``True`` asks to stop. Raises ``RunError`` if a callback fails.
+        Sets ``stop_requested`` if one returns True. Raises ``RunError`` if a callback fails.
         """
         if hook == "on_step":
             self._last = dict(metrics)
@@ -90,11 +90,11 @@ class Callbacks:
                 answer = act(event)
             except (Exception, SystemExit) as error:  # user code may raise anything
                 raise RunError(f"{name}.{hook} failed after step {step}: {of_users(error)}") from error
-            self.asked |= answer is True
+            self.stop_requested |= answer is True
 
     def agreed(self) -> bool:
         """Whether a callback of any rank has asked to stop. Every rank calls it."""
-        requests = torch.tensor(self.asked, dtype=torch.int32)
+        requests = torch.tensor(self.stop_requested, dtype=torch.int32)
         dist.all_reduce(requests)
         return bool(requests.item())
 
@@ -122,7 +122,7 @@ class Session:
     plan: Plan
     folder: Path
     model: ParallelModel
-    pipeline: Pipeline
+    pipeline: PipelineRuntime
     optimizer: torch.optim.Optimizer
     norm: Norm
     feed: Feed

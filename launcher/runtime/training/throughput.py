@@ -90,7 +90,10 @@ def _numbered(name: str, word: str) -> bool:
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """``flops``: a rank's share of those of a step. ``peak``: the most FLOP/s of its device, if known."""
+    """Computes memory, tflops and mfu of a step.
+
+    ``flops``: a rank's share of those of a step. ``peak``: the most FLOP/s of its device, if known.
+    """
 
     device: torch.device
     flops: float

@@ -25,8 +25,8 @@ from launcher.runtime.cluster.messages import gather, gather_tensors
 from launcher.runtime.code_versions import package_version
 from launcher.steps.certification.oracle import model
 from launcher.steps.certification.oracle import model as models
-from launcher.steps.certification.oracle.samples import Narrow, Samples
-from launcher.steps.certification.oracle.training import Cut, Outcome, Prepare, Training
+from launcher.steps.certification.oracle.samples import Narrow, ReferenceSamples
+from launcher.steps.certification.oracle.training import Cut, Prepare, ReferenceResult, ReferenceTraining
 
 AT_ONCE = 64 << 20
 UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
@@ -43,7 +43,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Whole:
+class GatheredTensors:
     """Full tensors by first name; ``complaints``: copies that are not bit-equal, missing elements."""
 
     tensors: dict[str, Tensor]
@@ -73,7 +73,7 @@ def _portable(t: Tensor) -> Tensor:
     return t
 
 
-def full_tensors(plan: Plan, pieces: Sequence[Piece]) -> Whole:
+def full_tensors(plan: Plan, pieces: Sequence[Piece]) -> GatheredTensors:
     """The full tensors made of the ``pieces`` of all ranks; omits tensors without any piece."""
     by_name: dict[str, list[Piece]] = {}
     for f in pieces:
@@ -83,7 +83,7 @@ def full_tensors(plan: Plan, pieces: Sequence[Piece]) -> Whole:
         if p.name in by_name:
             full[p.name], wrong = _joined(p, by_name[p.name])
             complaints += wrong
-    return Whole(full, tuple(complaints))
+    return GatheredTensors(full, tuple(complaints))
 
 
 def _joined(p: Placed, pieces: list[Piece]) -> tuple[Tensor, list[str]]:
@@ -100,7 +100,7 @@ def _joined(p: Placed, pieces: list[Piece]) -> tuple[Tensor, list[str]]:
     return full, wrong
 
 
-def gathered(plan: Plan, mine: Sequence[Piece]) -> Whole | None:
+def gathered(plan: Plan, mine: Sequence[Piece]) -> GatheredTensors | None:
     """On rank 0 the full tensors of all ranks' pieces, on the others ``None``. Every rank calls this."""
     full, complaints = dict[str, Tensor](), list[str]()
     for names in _batches(plan):
@@ -109,7 +109,7 @@ def gathered(plan: Plan, mine: Sequence[Piece]) -> Whole | None:
             got = full_tensors(plan, every)
             full |= got.tensors
             complaints += got.complaints
-    return Whole(full, tuple(complaints)) if dist.get_rank() == 0 else None
+    return GatheredTensors(full, tuple(complaints)) if dist.get_rank() == 0 else None
 
 
 def _gathered(mine: Sequence[Piece]) -> list[Piece] | None:
@@ -201,7 +201,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Certificate:
-    """``findings`` has one entry for everything that was compared, including small errors."""
+    """The result of comparing a run with one process.
+
+    ``findings`` has one entry for everything that was compared, including small errors.
+    """
 
     findings: tuple[Finding, ...]
     tolerance: float
@@ -343,7 +346,7 @@ class Judge:
     def agrees(self) -> bool:
         return all(f.error <= self.tolerance for f in self.findings)
 
-    def start(self, got: Whole, others: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
+    def start(self, got: GatheredTensors, others: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
         """Compares the weights at step 0 with plain constructions; the reference then uses the layout's.
 
         ``others``: tensors that no checkpoint contains; ``exact``: those of a plain construction from the
@@ -371,7 +374,7 @@ class Judge:
         for name in plain:
             self.findings.append(_judged(0, "weights", name, complaints.get(name, "")))
 
-        self.training = Training(
+        self.training = ReferenceTraining(
             self.job, self._data, self._cut(), made, device=self._device, prepare=self._prepare
         )
         self._ties()
@@ -397,7 +400,12 @@ class Judge:
         return self.training.narrow(self.done)
 
     def step(
-        self, row: Mapping[str, float], grads: Whole, clip: float | None, scale: float, narrow: Narrow | None
+        self,
+        row: Mapping[str, float],
+        grads: GatheredTensors,
+        clip: float | None,
+        scale: float,
+        narrow: Narrow | None,
     ) -> None:
         """Compares the next step; ``row`` is the loop's report of it. Call ``update`` afterwards."""
         want = self._outcome(clip, scale, narrow)
@@ -415,7 +423,7 @@ class Judge:
             _one(self.done, "rate", row.get("lr"), self.training.rate(self.done - 1)),
         ]
 
-    def _outcome(self, clip: float | None, scale: float, narrow: Narrow | None) -> Outcome:
+    def _outcome(self, clip: float | None, scale: float, narrow: Narrow | None) -> ReferenceResult:
         return self.training.backward(self.training.batch(self.done, narrow), clip, scale)
 
     def failed(self, why: str, scale: float, narrow: Narrow | None) -> bool:
@@ -428,7 +436,7 @@ class Judge:
         return fine
 
     def _gradients(
-        self, row: Mapping[str, float], got: Whole, want: Outcome, least: float = 0.0
+        self, row: Mapping[str, float], got: GatheredTensors, want: ReferenceResult, least: float = 0.0
     ) -> list[Finding]:
         """Compares loss, norm and gradients; ``least``: a lower bound of the norm, to judge rounding."""
         step, floor = self.done, max(want.norm, least) * self._floor
@@ -454,23 +462,25 @@ class Judge:
         part = "buffer" if name in self._buffers else "gradient"
         return Finding(step, part, name, inf, note=note)
 
-    def update(self, grads: Whole, got: Whole, means: Whole) -> None:
+    def update(self, grads: GatheredTensors, got: GatheredTensors, means: GatheredTensors) -> None:
         """Compares the weights after the step that had these gradients, and their moving average."""
         want = self.training.update(self.done - 1, grads.tensors)
         self._weights("update", got, want)
         self._weights("average", means, self.training.average(self.done - 1, want))
 
-    def loaded(self, got: Whole, exported: Mapping[str, Tensor]) -> None:
+    def loaded(self, got: GatheredTensors, exported: Mapping[str, Tensor]) -> None:
         """Compares a model loaded from a checkpoint of the current step, and its export."""
         want = self.training.again()
         self._weights("loaded", got, want)
-        self._weights("exported", Whole(dict(exported), ()), want)
+        self._weights("exported", GatheredTensors(dict(exported), ()), want)
 
-    def validation(self, loss: float, samples: Callable[[Samples], Samples]) -> None:
+    def validation(self, loss: float, samples: Callable[[ReferenceSamples], ReferenceSamples]) -> None:
         want = self.training.validate(samples) * self.plan.loss_terms
         self.findings.append(_one(self.done, "validation", loss, want))
 
-    def average_validation(self, loss: float, samples: Callable[[Samples], Samples]) -> None:
+    def average_validation(
+        self, loss: float, samples: Callable[[ReferenceSamples], ReferenceSamples]
+    ) -> None:
         want = self.training.validate_average(samples) * self.plan.loss_terms
         self.findings.append(replace(_one(self.done, "validation", loss, want), name="the moving average"))
 
@@ -479,7 +489,7 @@ class Judge:
         note = "" if same else f"rank {rank} would read others"
         self.findings.append(_judged(self.done + 1, "samples", f"rank {rank}", note))
 
-    def _weights(self, part: str, got: Whole, want: Mapping[str, Tensor]) -> None:
+    def _weights(self, part: str, got: GatheredTensors, want: Mapping[str, Tensor]) -> None:
         self._complain(part, self.done, [c for c in got.complaints if c.split(":")[0] in want])
         for name, w in want.items():
             self.findings.append(_far(self.done, part, name, got.tensors.get(name), want=w))

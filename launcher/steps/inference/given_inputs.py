@@ -85,7 +85,7 @@ class GivenInputs:
         raise NotImplementedError("only inputs; predictions are not compared")
 
 
-def given(path: Path, count: int) -> GivenInputs:
+def open_inputs(path: Path, count: int) -> GivenInputs:
     """The inputs in a file without ``misfits``, for a model with ``count`` inputs."""
     file_specs = specs(path)
     order = in_order(file_specs, count)

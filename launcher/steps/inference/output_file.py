@@ -29,7 +29,7 @@ OUTPUT = "output"
 
 
 @dataclass(frozen=True)
-class Parts:
+class SampleParts:
     """Assigns samples to data-parallel parts: each batch has ``parts`` parts of ``size`` samples.
 
     ``samples`` is the total; the last batch may be shorter.
@@ -39,7 +39,7 @@ class Parts:
     parts: int
     size: int
 
-    def rows(self) -> Iterator[tuple[int, int]]:
+    def row_ranges(self) -> Iterator[tuple[int, int]]:
         """Yields part and number of samples, in the order of the samples."""
         remaining = self.samples
         while remaining:
@@ -51,7 +51,7 @@ class Parts:
 
     def count(self, part: int) -> int:
         """The number of samples of one part."""
-        return sum(n for p, n in self.rows() if p == part)
+        return sum(n for p, n in self.row_ranges() if p == part)
 
 
 def part_file(folder: Path, part: int) -> Path:
@@ -76,7 +76,7 @@ def write_part(path: Path, rows: int, outputs: Iterable[Tensor]) -> None:
         assert at == file.header.entries[OUTPUT].stop, (at, rows)
 
 
-def join_parts(folder: Path, parts: Parts, to: Path) -> int:
+def join_parts(folder: Path, parts: SampleParts, to: Path) -> int:
     """Joins all parts into ``to`` and deletes them; returns its size. ``to`` appears only when complete."""
     files = {p: part_file(folder, p) for p in range(parts.parts) if parts.count(p)}
     blobs = {p: blob_at(mapped(path), read_header(path), OUTPUT) for p, path in files.items()}
@@ -93,10 +93,10 @@ def join_parts(folder: Path, parts: Parts, to: Path) -> int:
     return size
 
 
-def _pieces(parts: Parts, blobs: Mapping[int, Blob]) -> Iterator[Blob]:
+def _pieces(parts: SampleParts, blobs: Mapping[int, Blob]) -> Iterator[Blob]:
     """Yields the parts' pieces in the order of the samples."""
     at = dict.fromkeys(blobs, 0)
-    for part, n in parts.rows():
+    for part, n in parts.row_ranges():
         source = blobs[part]
         row = source.data.nbytes // source.shape[0]
         start = at[part]
@@ -104,7 +104,7 @@ def _pieces(parts: Parts, blobs: Mapping[int, Blob]) -> Iterator[Blob]:
         yield Blob.of(source.dtype, (n, *source.shape[1:]), source.data[start * row : at[part] * row])
 
 
-def _safetensors(path: Path, parts: Parts, blobs: Mapping[int, Blob]) -> None:
+def _safetensors(path: Path, parts: SampleParts, blobs: Mapping[int, Blob]) -> None:
     first = next(iter(blobs.values()))
     spec = TensorSpec((parts.samples, *first.shape[1:]), first.dtype)
     write_stream(
@@ -116,7 +116,7 @@ def _safetensors(path: Path, parts: Parts, blobs: Mapping[int, Blob]) -> None:
     )
 
 
-def _jsonl(path: Path, parts: Parts, blobs: Mapping[int, Blob]) -> None:
+def _jsonl(path: Path, parts: SampleParts, blobs: Mapping[int, Blob]) -> None:
     """Writes one line per sample. Raises ``ValueError`` for values that JSON cannot represent."""
     rows = (row for piece in _pieces(parts, blobs) for row in unpacked(piece).to(_wide(piece)).tolist())
     with path.open("w") as file:

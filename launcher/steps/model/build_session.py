@@ -12,9 +12,9 @@ import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from launcher.checkpoint.foreign.hugging_face import given, joined, model_type, read_hf
+from launcher.checkpoint.foreign.hugging_face import joined, model_type, names_in_folder, read_hf
 from launcher.checkpoint.foreign.mismatches import few
-from launcher.checkpoint.foreign.read import held
+from launcher.checkpoint.foreign.read import pieces_of_rank
 from launcher.checkpoint.full_tensors import Blobs, Cast, RenamedTensors, differing
 from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.store import latest, older
@@ -23,7 +23,7 @@ from launcher.checkpoint.verify import damaged
 from launcher.data.checks import with_data_read
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
-from launcher.data.torch_datasets.stream import Stream
+from launcher.data.torch_datasets.stream import IndexedStream
 from launcher.errors import RequestError, RunError, of_users, refuse
 from launcher.job import targets
 from launcher.job.schema.base import place
@@ -55,7 +55,7 @@ from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.first_step import FirstStep
 from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
-from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Callbacks, Session
 from launcher.runtime.training.throughput import RankTimes, device_figures
@@ -69,13 +69,13 @@ def read(s: Session, model: HuggingFace) -> None:
     target = taken(s.plan, blobs.specs)
     specs = {name: entry.spec for name, entry in target.entries.items()}
     combined = joined(blobs, model_type(Path(model.path)), specs)
-    source = RenamedTensors(combined, given(combined.specs, target.named))
+    source = RenamedTensors(combined, names_in_folder(combined.specs, target.named))
     expected = {name: target.entries[first].spec for name, first in target.named.items()}
     cast = Cast(source, differing(source.specs, expected))
     mine = {p.name: local(t.detach()) for p, t in s.model.named()}
     size = 0
     try:
-        for name, blob in held(cast, target, s.world.rank):
+        for name, blob in pieces_of_rank(cast, target, s.world.rank):
             state.fill(mine[name], blob)
             size += blob.data.nbytes
     except ValueError as error:
@@ -232,7 +232,7 @@ def build(
     with first.groups():
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or SharedMetaModels()).take(job, plan), plan, meshes, device)
-    module_state.said(model)  # refuse now what no checkpoint can store
+    module_state.extra_state_text(model)  # refuse now what no checkpoint can store
 
     # the samples of this rank
     data = _checked(data or open_data(job.data, seed=job.seed, allow=job.security.allow), job, plan)
@@ -276,11 +276,11 @@ def _optimizer(job: Job, model: ParallelModel) -> Optimizer:
     return build_optimizer(job.optim, model.param_groups(), job.security.allow, pieces)
 
 
-def _pipeline(job: Job, model: ParallelModel, data: Dataset, device: torch.device) -> Pipeline:
+def _pipeline(job: Job, model: ParallelModel, data: Dataset, device: torch.device) -> PipelineRuntime:
     allow = job.security.allow
     loss = build_loss(job.loss, allow, device)
     metrics = build_metrics(job.metrics, job.loss, allow, data.token_bytes, device)
-    return Pipeline(model, inputs(job, model.plan.sizes.micro_batch), loss, device, metrics)
+    return PipelineRuntime(model, inputs(job, model.plan.sizes.micro_batch), loss, device, metrics)
 
 
 def _feed(world: World, job: Job, plan: Plan, data: Dataset) -> Feed:
@@ -295,7 +295,7 @@ def _feed(world: World, job: Job, plan: Plan, data: Dataset) -> Feed:
         floating=dtype_of(plan.dtypes.compute),
         exact=dtype_of(plan.dtypes.kept),
         limit=job.debug.overfit,
-        stream=data.train if isinstance(data.train, Stream) else None,
+        stream=data.train if isinstance(data.train, IndexedStream) else None,
     )
 
 
@@ -320,7 +320,7 @@ def _trust(job: Job) -> Trust:
 
 
 def _local_norm(
-    job: Job, world: World, model: ParallelModel, pipeline: Pipeline, folder: Path
+    job: Job, world: World, model: ParallelModel, pipeline: PipelineRuntime, folder: Path
 ) -> LocalNormLog | None:
     """The log of local norms; ``None`` unless requested, so that gradients are not examined."""
     settings = job.parallel.local_norm

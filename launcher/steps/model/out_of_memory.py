@@ -29,7 +29,7 @@ from launcher.runtime.faults import OutOfMemory
 PATIENCE_S = 30.0
 """No more lighter layouts are planned after this time: the other ranks wait for the message."""
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_ASKED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
+_REQUESTED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
 _ON_CPU = "DefaultCPUAllocator: can't allocate memory"
 _PARTS = ("params", "grads", "optimizer", "gathered", "activations")
 
@@ -115,7 +115,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 def in_use(device: str, message: str) -> InUse:
     """The memory of a device and its use; ``message``: the allocator's, which contains the requested size."""
-    match = _ASKED.search(message)
+    match = _REQUESTED.search(message)
     requested = round(float(match[1]) * UNITS[match[2]]) if match else 0
     if not is_accelerator(device):
         there = machine.ram()

@@ -25,7 +25,7 @@ from launcher.plan.settings.encryption import trust
 from launcher.plan.values.dtypes import COMPUTE, DTYPE, HALF
 from launcher.plan.values.facts import class_dims
 from launcher.planner.plan_job import builder
-from launcher.runtime.training.pipeline import Place, check_classes, check_shares
+from launcher.runtime.training.pipeline import TargetPlace, check_classes, check_shares
 from launcher.runtime.training.state import unpacked
 
 
@@ -105,7 +105,7 @@ def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int =
 
 def _check(loss: Loss, output: torch.Tensor, y: torch.Tensor, indices: Indices) -> None:
     """Raises ``RunError`` for targets that the loss does not accept."""
-    at = Place("validation", "held-out")
+    at = TargetPlace("validation", "held-out")
     dims = class_dims(output.shape, y.shape)
     if isinstance(loss, CrossEntropy) and dims:
         check_classes(y, indices, output.shape[dims[0]], loss.ignore_index, at)

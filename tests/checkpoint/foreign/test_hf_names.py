@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.checkpoint.foreign.hugging_face import given, unknown, written
+from launcher.checkpoint.foreign.hugging_face import names_in_folder, unknown, written
 from launcher.checkpoint.foreign.names import renamed
 
 HEAD = ("lm_head.weight",)
@@ -10,16 +10,16 @@ GPT2 = ("transformer.wte.weight", "transformer.h.0.attn.c_attn.weight", "transfo
 
 
 def test_a_folder_has_the_names_of_the_model() -> None:
-    assert given(GPT2 + HEAD, GPT2 + HEAD) == {n: n for n in GPT2 + HEAD}
+    assert names_in_folder(GPT2 + HEAD, GPT2 + HEAD) == {n: n for n in GPT2 + HEAD}
 
 
 def test_a_folder_of_a_base_model_is_without_its_prefix() -> None:
     bare = {n: n.removeprefix("transformer.") for n in GPT2}
-    assert given([*bare.values()], GPT2 + HEAD) == bare
+    assert names_in_folder([*bare.values()], GPT2 + HEAD) == bare
 
 
 def test_gpt_neox_calls_its_head_otherwise() -> None:
-    assert given(["gpt_neox.embed_in.weight", "embed_out.weight"], ["gpt_neox.embed_in.weight", *HEAD]) == {
+    assert names_in_folder(["gpt_neox.embed_in.weight", "embed_out.weight"], ["gpt_neox.embed_in.weight", *HEAD]) == {
         "gpt_neox.embed_in.weight": "gpt_neox.embed_in.weight",
         "lm_head.weight": "embed_out.weight",
     }
@@ -36,7 +36,7 @@ def test_gpt_neox_is_written_as_its_folder_is() -> None:
 
 def test_a_name_that_is_there_is_not_given_to_another_tensor() -> None:
     both = ["embed_out.weight", *HEAD]
-    found = given(both, HEAD)
+    found = names_in_folder(both, HEAD)
     assert found == {"lm_head.weight": "lm_head.weight"}
     assert unknown(both, found) == ["embed_out.weight"]
 

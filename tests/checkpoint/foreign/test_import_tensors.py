@@ -113,6 +113,6 @@ def test_a_rank_reads_its_pieces_however_many_buffers_they_fill() -> None:
     full = filled(target)
     src = Blobs({n: Blob.of(e.dtype, e.layout.shape, full[n]) for n, e in target.entries.items()})
     for rank in range(grid.size):
-        found = dict(read.held(src, target, rank))
+        found = dict(read.pieces_of_rank(src, target, rank))
         assert found == held(target, rank, full)
         assert all(blob.data.nbytes > BUFFER for blob in found.values())

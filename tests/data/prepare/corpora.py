@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from launcher.data import text_files
-from launcher.data.prepare.prepare import Prepared, prepare
+from launcher.data.prepare.prepare import PreparedTokens, prepare
 from launcher.data.prepare.shards import ProgressReporter
 from launcher.data.tokens.formats import check_digest, mapped, token_file
 from launcher.job.schema.steps import Prepare
@@ -58,11 +58,11 @@ def expected(file: Path, texts: list[str]) -> list[int]:
     return [i for text in texts if text for i in (*alone.encode(text, add_special_tokens=False).ids, end)]
 
 
-def prepared(**settings) -> Prepared:
+def prepared(**settings) -> PreparedTokens:
     return quiet(Prepare(**settings), [])
 
 
-def quiet(settings: Prepare, lines: list[str]) -> Prepared:
+def quiet(settings: Prepare, lines: list[str]) -> PreparedTokens:
     return prepare(settings, lines.append, ProgressReporter("off", lines.append))
 
 

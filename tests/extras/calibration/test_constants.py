@@ -9,17 +9,17 @@ import yaml
 
 from launcher.extras.calibration.constants import (
     Attended,
-    Block,
-    Collective,
-    Constant,
-    Machine,
-    Message,
+    FittedConstant,
+    MeasuredMachine,
     Moved,
     Multiplied,
     Overlap,
     Round,
     Taken,
     Timed,
+    TimedBlock,
+    TimedCollective,
+    TimedMessage,
     Trained,
     cluster,
     constants,
@@ -33,7 +33,7 @@ from launcher.job.schema.cluster import Cluster
 from launcher.plan.schedule.schedules import depth_first
 from launcher.plan.time.prediction import predict
 from launcher.plan.time.speeds import Speeds, speeds_of
-from launcher.plan.time.step_work import Pass, RankWork, StageWork, StepWork
+from launcher.plan.time.step_work import ActionWork, RankWork, StageWork, StepWork
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.operations import NOTHING, Operations, Product
 
@@ -50,7 +50,9 @@ OTHERS, TINY, COPY = Operations(moved=10**8, kernels=100), Operations(kernels=60
 
 
 def step_work(pp: int, replicas: int) -> StepWork:
-    one = StageWork(Pass(Operations(kernels=50)), Pass(Operations(kernels=90)), late=NOTHING, saved=0, waits=0)
+    one = StageWork(
+        ActionWork(Operations(kernels=50)), ActionWork(Operations(kernels=90)), late=NOTHING, saved=0, waits=0
+    )
     sent = RankWork(share=(), same=(("all_reduce", 10**5, 1),) if replicas > 1 else (), tied=(), state=10**5, memory=0)
     return StepWork(
         grid=Grid.of(pp=pp, dp_replicate=replicas, dp_shard=1, tp=1),
@@ -68,11 +70,13 @@ def step_work(pp: int, replicas: int) -> StepWork:
     )
 
 
-def machine(cores: int | None) -> Machine:
-    return Machine("fp32", step_work(1, 4), step_work(4, 1), name="mine", memory_gb=8.0, per_node=4, cores=cores)
+def machine(cores: int | None) -> MeasuredMachine:
+    return MeasuredMachine(
+        "fp32", step_work(1, 4), step_work(4, 1), name="mine", memory_gb=8.0, per_node=4, cores=cores
+    )
 
 
-def one_round(at: Machine, slow: float = 1.0) -> Round:
+def one_round(at: MeasuredMachine, slow: float = 1.0) -> Round:
     """What would be timed of a cluster of the numbers above, on a machine that is ``slow``."""
     told = cluster(TRUE, at)
     fast = speeds_of(told, "fp32", 4)
@@ -92,11 +96,11 @@ def one_round(at: Machine, slow: float = 1.0) -> Round:
     out[Moved("others", OTHERS)] = 10**8 / 8e9 + (100 * 4e-6 if at.cores else 0.0)
     out[Moved("tiny", TINY)] = 60 * 4e-6
     if at.cores:
-        out |= {Block(alone=False): 0.3, Block(alone=True): 0.2}
+        out |= {TimedBlock(alone=False): 0.3, TimedBlock(alone=True): 0.2}
     return {what: s * slow for what, s in (out | sent(fast, at) | trained(at)).items()}
 
 
-def sent(fast: Speeds, at: Machine) -> dict[Timed, float]:
+def sent(fast: Speeds, at: MeasuredMachine) -> dict[Timed, float]:
     out: dict[Timed, float] = {
         Overlap("product"): 2.0,
         Overlap("network"): 4.0,
@@ -108,23 +112,23 @@ def sent(fast: Speeds, at: Machine) -> dict[Timed, float]:
             for nbytes in (10**4, 10**6, 10**7):
                 inside = fast.collective_seconds(kind, nbytes, tuple(range(n)))
                 between = fast.collective_seconds(kind, nbytes, tuple(range(0, 4 * n, 4)))
-                out[Collective("inside", kind, nbytes, n)] = inside
-                out[Collective("between", kind, nbytes, n)] = between
+                out[TimedCollective("inside", kind, nbytes, n)] = inside
+                out[TimedCollective("between", kind, nbytes, n)] = between
     pairs: tuple[tuple[Literal["inside", "between"], int], ...] = (("inside", 1), ("between", 4))
     for link, other in pairs:
         for nbytes in (10**5, 10**7):
-            out[Message(link, nbytes)] = fast.message_seconds(nbytes, 0, other)
+            out[TimedMessage(link, nbytes)] = fast.message_seconds(nbytes, 0, other)
     return out
 
 
-def trained(at: Machine) -> dict[Timed, float]:
+def trained(at: MeasuredMachine) -> dict[Timed, float]:
     fast = speeds_of(cluster(TRUE | PEAK | shared(at), at), "fp32", 4)
     assert fast is not None
     layouts = {Trained("replicas"): at.replicas, Trained("stages"): at.stages}
     return {what: predict(work, fast).seconds for what, work in layouts.items()}
 
 
-def shared(at: Machine) -> dict[str, float]:
+def shared(at: MeasuredMachine) -> dict[str, float]:
     """Cores that compute send: nothing of it is hidden. One alone is faster."""
     hidden = ("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp")
     return dict.fromkeys(hidden, 1.0) | {"kernels.alone": 1.5} if at.cores else {}
@@ -176,7 +180,7 @@ def test_constants_are_fitted_to_the_middle_batch_and_spreads_are_those_of_batch
 
 
 def test_rounds_that_differ_are_refused_by_name() -> None:
-    found = (Constant("efficiency", 0.91, 0.02), Constant("links.inside.latency_us", 412.3, 0.42))
+    found = (FittedConstant("efficiency", 0.91, 0.02), FittedConstant("links.inside.latency_us", 412.3, 0.42))
     assert refusal(found, 0.0, 0.3) == (
         "calibrate: the machine is too busy, nothing is written: links.inside.latency_us 412 (spread 42%); "
         "at most 30%. Run it again while the machine is idle"

@@ -120,8 +120,8 @@ def test_a_module_none_of_whose_operators_has_a_rule_is_refused() -> None:
 def sharded_as(config: dict[str, Any]) -> ShardedGraph:
     given = {0: TensorLayout((8,), ((0,), ()))}
     own = {w.node: w.strategy for w in written(config)}
-    strategies = assign(GRAPH, RULES, RANKS, written=own, given=given, rests={})
-    return sharded(GRAPH, RULES, strategies, given=given, outputs=[None])
+    strategies = assign(GRAPH, RULES, RANKS, written=own, at_inputs=given, rests={})
+    return sharded(GRAPH, RULES, strategies, known_layouts=given, outputs=[None])
 
 
 def test_nothing_written_is_data_parallelism() -> None:
@@ -164,7 +164,7 @@ REST = {
 @pytest.mark.parametrize("case", REST)
 def test_a_parameter_is_shared_out_over_its_replicas(case: str) -> None:
     hsdp, spec, slices = REST[case]
-    used = TensorLayout((2, 4), ((0,), ())) if slices else TensorLayout.whole(0, RANKS)
+    used = TensorLayout((2, 4), ((0,), ())) if slices else TensorLayout.replicated(0, RANKS)
     rest = at_rest(used, spec, hsdp)
     if slices is None:
         assert rest == used

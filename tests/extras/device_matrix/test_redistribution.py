@@ -103,7 +103,7 @@ ROWS_8 = TensorLayout((8,), ((0,), ()))
 ROWS_2 = TensorLayout((2, 4), ((0,), ()))
 COLUMNS_8 = TensorLayout((8,), ((), (0,)))
 BLOCKS_8 = TensorLayout((2, 4), ((0,), (1,)))
-WHOLE_8 = TensorLayout.whole(2, 8)
+WHOLE_8 = TensorLayout.replicated(2, 8)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_sums_are_scattered_in_the_order_that_leaves_least_to_gather() -> None:
 
 def test_hand_written_tensor_parallelism_needs_nothing_but_its_two_sums() -> None:
     """Linear by columns, then by rows: one all-reduce at the end of the forward, one at the start of the backward."""
-    whole, columns = TensorLayout.whole(2, 4), TensorLayout((4,), ((), (0,)))
+    whole, columns = TensorLayout.replicated(2, 4), TensorLayout((4,), ((), (0,)))
     terms = TensorLayout((4,), ((), ()), (0,))
     assert redistribution(whole, whole, (8, 8)).steps == ()
     assert ops(back(whole, whole, (0,), (8, 8))) == ["all_reduce"]
@@ -183,7 +183,7 @@ def test_hand_written_tensor_parallelism_needs_nothing_but_its_two_sums() -> Non
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 4)], ids=str)
 def test_tensors_of_one_number_or_none_are_only_summed(shape: tuple[int, ...]) -> None:
-    src, dst = TensorLayout((2, 2), ((),) * len(shape), (0,)), TensorLayout.whole(len(shape), 4)
+    src, dst = TensorLayout((2, 2), ((),) * len(shape), (0,)), TensorLayout.replicated(len(shape), 4)
     assert redistribution(src, src, shape).steps == ()
     (step,) = redistribution(src, dst, shape).steps
     assert step.op == "all_reduce"

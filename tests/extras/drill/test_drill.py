@@ -11,7 +11,7 @@ import pytest
 
 from launcher.errors import RunError
 from launcher.extras.drill import report
-from launcher.plan.drill import Fault
+from launcher.plan.drill import DrillFault
 from launcher.plan.settings.encryption import ANYONE
 from tests.run.launching import TINY, checkpoints, metrics, run, status, steps, tensors, torchrun
 
@@ -119,7 +119,7 @@ def test_a_thread_that_saves_loses_no_more_than_its_checkpoint(fault, tmp_path):
 def test_a_drill_of_another_training_is_not_identical(tmp_path):
     drilled(tmp_path / "run", "kill_rank: {rank: 1, step: 4}")
     run(tmp_path / "other", "seed=1", steps=6)
-    fault = Fault("kill_rank", (1,), 4)
+    fault = DrillFault("kill_rank", (1,), 4)
     lines: list[str] = []
     with pytest.raises(RunError) as error:
         report.finish(tmp_path / "run", tmp_path / "other", fault, ANYONE, lines.append, True)
@@ -134,7 +134,7 @@ def test_a_drill_that_comes_to_nothing_fails(tmp_path):
     folder = run(tmp_path / "run", steps=3)
     lines: list[str] = []
     with pytest.raises(RunError) as error:
-        report.finish(folder, folder, Fault("kill_rank", (1,), 4), ANYONE, lines.append, True)
+        report.finish(folder, folder, DrillFault("kill_rank", (1,), 4), ANYONE, lines.append, True)
     assert str(error.value) == "drill: kill_rank of rank 1 in step 4 did not happen: training ended first"
     assert lines == []
 

@@ -18,8 +18,8 @@ def job(*overrides: str) -> Job:
 def test_what_is_not_open_stays() -> None:
     (layout,) = space(job()).layouts
     assert layout.shown() == {
-        "tp": "1", "operators": "as asked", "stages": "1", "scheduler": "1f1b", "chunks": "1", "micros": "1",
-        "hsdp": "none", "recompute": "as asked",
+        "tp": "1", "operators": "as requested", "stages": "1", "scheduler": "1f1b", "chunks": "1", "micros": "1",
+        "hsdp": "none", "recompute": "as requested",
     }  # fmt: skip
     assert (layout.replicas, layout.micro) == (4, 4)
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.extras.layout_search.candidates import LayoutCandidate, space
-from launcher.extras.layout_search.evaluate import Change
+from launcher.extras.layout_search.evaluate import RequestChange
 from launcher.extras.layout_search.search import search
 from launcher.extras.layout_search.show import Ranking, notes, nothing, text
 from launcher.job.compose import compose
@@ -181,8 +181,8 @@ def test_a_change_that_saves_nothing_is_not_named() -> None:
     least = min(one.nbytes for one in ranking.predictions)
     asked = ranking.question.job
     without = nothing(ranking)
-    assert nothing(ranking, (Change("launch.nnodes=2", asked), least)) == without
-    saves = nothing(ranking, (Change("launch.nnodes=2", asked), least - 1))
+    assert nothing(ranking, (RequestChange("launch.nnodes=2", asked), least)) == without
+    saves = nothing(ranking, (RequestChange("launch.nnodes=2", asked), least - 1))
     assert saves.text.startswith(f"{without.text}; the single change launch.nnodes=2 helps most: ")
 
 

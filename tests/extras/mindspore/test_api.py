@@ -99,7 +99,7 @@ def test_what_mindspore_saved_becomes_what_it_should_have_made_of_it(tmp_path: P
         src = of_whole(loaded, whole) if (loaded := read("src", given["src"])) else None
         target = dst or single(src)
         for rank in range(target.grid.size):
-            want = {n: cut(bytes(full[n].data), e.spec, box) for n, e in target.held(rank).items()
+            want = {n: cut(bytes(full[n].data), e.spec, box) for n, e in target.entries_of(rank).items()
                     if (box := e.layout.box(rank)) is not None}  # fmt: skip
             assert {n: b for n, b in got[rank].items() if n in want} == want
             assert got[rank].keys() - want.keys() <= {"epoch_num", "global_step", "learning_rate"}

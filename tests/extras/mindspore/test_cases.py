@@ -30,7 +30,7 @@ def check(folder: Path, strategy: Strategy, files: dict[int, Path], lost: set[tu
     assert strategy.grid.size == len(files)
     for rank, path in files.items():
         found = blobs(path)
-        held = strategy.held(rank)
+        held = strategy.entries_of(rank)
         assert held.keys() - found.keys() == {name for at, name in lost if at == rank}
         for name in held.keys() & found.keys():
             box = held[name].layout.box(rank)
@@ -107,7 +107,7 @@ def test_the_strategy_of_a_later_stage_alone_means_the_ranks_of_that_stage() -> 
     assert strategy.grid.axes == (("pp", 2), ("d0", 2))
     whole: dict[str, Array] = {}
     for rank in (2, 3):
-        assert strategy.held(rank).keys() == blobs(files[rank]).keys()
+        assert strategy.entries_of(rank).keys() == blobs(files[rank]).keys()
         for name, blob in blobs(files[rank]).items():
             entry = strategy.entries[name]
             whole.setdefault(name, np.zeros(entry.layout.shape, array(blob).dtype))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from launcher.checkpoint import Entry, Strategy
 from launcher.extras.mindspore.from_ours import merged_file, stage_files
-from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile
+from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile
 from launcher.extras.mindspore.strategy_file import parse, read_strategy, strategy_text
 from launcher.extras.mindspore.to_ours import to_strategy
 from launcher.plan.values.facts import TensorSpec
@@ -55,9 +55,9 @@ def test_our_strategies_keep_every_box_through_mindspores_form(strategy: Strateg
 def test_sharding_of_the_repeats_is_written_as_mindspore_writes_it() -> None:
     layout = Layout(GRID, (16, 8), (("tp", "dp_shard"), ()), (("pp", (1,)),))
     first, second = stage_files(Strategy(GRID, {"w": Entry(layout, "float32")}))
-    assert first == StrategyFile(2, (Operator("Stage", 0),), {})
+    assert first == StrategyFile(2, (OperatorParts("Stage", 0),), {})
     want = Slicing((2, 2, 2), ((0,), ()), shard_size=2, shard_step=2, shape=(16, 8))
-    assert second == StrategyFile(2, (Operator("Parameter_w", 1),), {"w": want})
+    assert second == StrategyFile(2, (OperatorParts("Parameter_w", 1),), {"w": want})
 
 
 SHAPES = {"net.layers.0.weight": (16, 32), "net.layers.1.weight": (32, 16), "net.layers.0.bias": (32,)}

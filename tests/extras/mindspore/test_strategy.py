@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile, merge
+from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, merge
 from tests.extras.mindspore.truth import exactly
 
 ROWS = Slicing((2,), ((0,), ()), shape=(4, 4))
 
 
 def file_of(layouts: dict[str, Slicing], stage: int = 0) -> StrategyFile:
-    return StrategyFile(2, (Operator("op", stage, ((1, 2), (2,))),), layouts)
+    return StrategyFile(2, (OperatorParts("op", stage, ((1, 2), (2,))),), layouts)
 
 
 def test_a_name_that_looks_like_a_stage_does_not_make_a_file_a_merged_one() -> None:
@@ -56,7 +56,7 @@ def test_stages_that_do_not_belong_together_are_refused(parts: list[tuple[str, S
 
 
 def test_operators_of_several_stages_need_names_with_stages() -> None:
-    file = StrategyFile(1, (Operator("a", 0), Operator("b", 1)), {"0-w": ROWS, "v": ROWS})
+    file = StrategyFile(1, (OperatorParts("a", 0), OperatorParts("b", 1)), {"0-w": ROWS, "v": ROWS})
     with pytest.raises(
         ValueError, match=exactly("operators of stages [0, 1], but parameters without a stage before their names")
     ):

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.extras.mindspore import strategy_file
 from launcher.extras.mindspore import strategy_file as strategies
-from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile, StrategyForm, merge
+from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, StrategyForm, merge
 from launcher.extras.mindspore.strategy_file import read_stages, read_strategy, write_strategy
 from tests.extras.mindspore.truth import FIXTURES, case, exactly
 
@@ -19,7 +19,7 @@ ROWS = Slicing((2,), ((0,), ()), shape=(4, 4))
 
 
 def file_of(layouts: dict[str, Slicing], stage: int = 0) -> StrategyFile:
-    return StrategyFile(2, (Operator("op", stage, ((1, 2), (2,))),), layouts)
+    return StrategyFile(2, (OperatorParts("op", stage, ((1, 2), (2,))),), layouts)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: "-".join(p.relative_to(FIXTURES).parts[1:]))

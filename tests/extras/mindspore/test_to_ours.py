@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Strategy
-from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile, merge
+from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, merge
 from launcher.extras.mindspore.strategy_file import parse, strategy_text
 from launcher.extras.mindspore.to_ours import full_specs, to_strategy
 from launcher.plan.values.facts import TensorSpec
@@ -18,7 +18,7 @@ from tests.extras.mindspore.truth import exactly, index
 
 
 def file_of(layouts: dict[str, Slicing], stage: int = 0) -> StrategyFile:
-    return StrategyFile(2, (Operator("op", stage),), layouts)
+    return StrategyFile(2, (OperatorParts("op", stage),), layouts)
 
 
 def box_of(slices: tuple[slice, ...]) -> Box:

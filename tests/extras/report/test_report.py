@@ -16,7 +16,7 @@ from PIL import Image
 
 from launcher.__main__ import main
 from launcher.extras.report.chart import chart
-from launcher.extras.report.page import EVERY_S, REPORT_FILE, Report
+from launcher.extras.report.page import EVERY_S, REPORT_FILE, RunReport
 from launcher.run.curve import MOST, Curve
 from tests.run.launching import TINY, losses, run, shape
 
@@ -86,7 +86,7 @@ def test_any_numbers_can_be_drawn(values: tuple[float, ...]) -> None:
 
 def test_it_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     now = 0.0
-    with Report(tmp_path, "lm", ("a=<b>",), rows(1, 2), clock=lambda: now) as report:
+    with RunReport(tmp_path, "lm", ("a=<b>",), rows(1, 2), clock=lambda: now) as report:
         report.feed(rows(3)[0])
         first = (tmp_path / REPORT_FILE).read_text()
         report.feed(rows(4)[0])
@@ -133,14 +133,14 @@ def test_a_run_that_fails_says_so(tmp_path: Path) -> None:
 
 
 def test_numbers_that_cannot_be_drawn_end_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Report(tmp_path, "lm", clock=lambda: 0.0) as report:
+    with RunReport(tmp_path, "lm", clock=lambda: 0.0) as report:
         for value in (-1.7e308, 1.7e308):
             report.feed({"step": 1 + (value > 0), "steps": 9, "mine": value})
     assert [r.getMessage().endswith("; the run continues without it") for r in caplog.records] == [True]
 
 
 def test_where_it_cannot_be_written_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Report(tmp_path / "gone", "lm") as report:
+    with RunReport(tmp_path / "gone", "lm") as report:
         report.feed(rows(1)[0])
         report.feed(rows(2)[0])
     (said,) = [r.getMessage() for r in caplog.records]
@@ -149,7 +149,7 @@ def test_where_it_cannot_be_written_the_run_goes_on(tmp_path: Path, caplog: pyte
 
 def test_ranks_own_work_is_one_chart_and_no_rank_is_a_curve(tmp_path: Path) -> None:
     own = {"step_ms": 5.0, "step_ms_median": 3.0, "step_ms_worst": 4.0, "worst_rank": 1}
-    with Report(tmp_path, "mine", (), rows(1, 2, **own)):
+    with RunReport(tmp_path, "mine", (), rows(1, 2, **own)):
         pass
     titles = [text.partition(" ")[0] for text in texts((tmp_path / REPORT_FILE).read_text())]
     assert len(titles) == 3  # loss, ms a step, ms of a rank's own work

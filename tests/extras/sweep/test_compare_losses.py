@@ -52,7 +52,7 @@ def test_early_steps_are_judged(tmp_path, mine, early, whole, right):
     gap = sweep(tmp_path, ("1f1b", ROWS), ("gpipe", mine))["1-x"]
     assert gap.of == "0-x"
     assert gap.early == pytest.approx(early, rel=0.01)
-    assert gap.whole == pytest.approx(whole, rel=0.01)
+    assert gap.all_steps == pytest.approx(whole, rel=0.01)
     assert gap.right is right
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.extras.sweep.cells import Machine, Slot, Slots, machine
+from launcher.extras.sweep.cells import CellSlot, LocalMachine, Slots, machine
 from launcher.extras.sweep.forecast import Forecast
 
 ONE = Forecast(
@@ -18,19 +18,19 @@ ONE = Forecast(
 @pytest.mark.parametrize(
     ("there", "most", "wanted", "fit"),
     [
-        (Machine(4, 100), "auto", ONE, 4),
-        (Machine(4, 35), "auto", ONE, 3),
-        (Machine(4, 100), "auto", replace(ONE, ranks=2), 2),
-        (Machine(4, 100), "auto", replace(ONE, threads=3), 1),
-        (Machine(4, 100), "auto", replace(ONE, ranks=9), 1),
-        (Machine(4, 5), "auto", ONE, 1),
-        (Machine(4, 5), 3, ONE, 3),
-        (Machine(4, 100), 2, ONE, 2),
-        (Machine(4, 1000, ("0", "1", "2")), "auto", replace(ONE, device="npu"), 3),
-        (Machine(4, 1000, ("0", "1", "2")), "auto", replace(ONE, device="npu", ranks=2), 1),
-        (Machine(4, 1000, ("0", "1", "2")), 7, replace(ONE, device="npu"), 3),
-        (Machine(4, 15, ("0", "1", "2")), "auto", replace(ONE, device="npu"), 1),
-        (Machine(4, 100), "auto", None, 1),
+        (LocalMachine(4, 100), "auto", ONE, 4),
+        (LocalMachine(4, 35), "auto", ONE, 3),
+        (LocalMachine(4, 100), "auto", replace(ONE, ranks=2), 2),
+        (LocalMachine(4, 100), "auto", replace(ONE, threads=3), 1),
+        (LocalMachine(4, 100), "auto", replace(ONE, ranks=9), 1),
+        (LocalMachine(4, 5), "auto", ONE, 1),
+        (LocalMachine(4, 5), 3, ONE, 3),
+        (LocalMachine(4, 100), 2, ONE, 2),
+        (LocalMachine(4, 1000, ("0", "1", "2")), "auto", replace(ONE, device="npu"), 3),
+        (LocalMachine(4, 1000, ("0", "1", "2")), "auto", replace(ONE, device="npu", ranks=2), 1),
+        (LocalMachine(4, 1000, ("0", "1", "2")), 7, replace(ONE, device="npu"), 3),
+        (LocalMachine(4, 15, ("0", "1", "2")), "auto", replace(ONE, device="npu"), 1),
+        (LocalMachine(4, 100), "auto", None, 1),
     ],
     ids=[
         "cores", "memory", "ranks", "threads", "more-than-cores", "more-than-memory", "told-so-many", "told-less",
@@ -50,7 +50,7 @@ def test_so_many_cells_have_room_at_a_time(there, most, wanted, fit):
 
 
 def test_each_cell_has_devices_of_its_own():
-    slots = Slots(Machine(2, 100, ("3", "5", "7"), "SEEN"), "auto")
+    slots = Slots(LocalMachine(2, 100, ("3", "5", "7"), "SEEN"), "auto")
     two = slots.take(replace(ONE, device="npu", ranks=2))
     one = slots.take(replace(ONE, device="npu"))
     assert (two.env, one.env) == ({"SEEN": "3,5"}, {"SEEN": "7"})
@@ -62,4 +62,4 @@ def test_this_machine_has_cores_and_memory():
     here = machine({})
     assert here.cores >= 1
     assert here.memory > 1 << 20
-    assert Slot(1, 1).env == {}
+    assert CellSlot(1, 1).env == {}

@@ -12,7 +12,7 @@ from torch import nn
 
 from launcher.errors import RequestError
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.python_state import changed, held, reading
+from launcher.parallel.model_state.python_state import changed, reading, snapshot
 from launcher.planner.plan_job import plan_job
 from tests.parallel import python_state_nets as nets
 from tests.parity import TOLERANCE, alone, assert_parity, assert_same, outcome, own, rank_step
@@ -114,16 +114,16 @@ CHANGES = {
 @pytest.mark.parametrize(("act", "keys"), list(CHANGES.values()), ids=list(CHANGES))
 def test_every_change_is_seen(act, keys):
     model = stateful()
-    before = held(model)
+    before = snapshot(model)
     act(model)
-    assert changed(before, held(model)) == keys
+    assert changed(before, snapshot(model)) == keys
 
 
 def test_what_several_hold_goes_by_all_its_names():
     model = stateful()
-    before = held(model)
+    before = snapshot(model)
     model.both[0] = 2
-    after = held(model)
+    after = snapshot(model)
     (key,) = changed(before, after)
     assert after.names(key) == ["both", "inner.both"]
 

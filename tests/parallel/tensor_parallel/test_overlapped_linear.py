@@ -23,9 +23,9 @@ from launcher.plan.plan import Plan
 from launcher.plan.tensor_parallel.operators import Operator, ShardedOperator
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.steps.certification.compare import Piece, pieces
-from launcher.testing.meters import Collectives
+from launcher.testing.meters import CollectiveMeter
 from tests.parity import build, job, own, step
 from tests.ranks import on_ranks
 from tests.test_parity_tp import COLUMN, MEGATRON, ROW, SEQUENCE
@@ -136,9 +136,9 @@ def rank_cells(world: World, cells: Mapping[str, tuple[Job, Plan, Plan]]) -> dic
     return {name: [seen(j, *build(world, j, plan)) for plan in plans] for name, (j, *plans) in cells.items()}
 
 
-def seen(j: Job, par: ParallelModel, pipe: Pipeline) -> Seen:
+def seen(j: Job, par: ParallelModel, pipe: PipelineRuntime) -> Seen:
     torch.manual_seed(0)
-    with Collectives() as sent:
+    with CollectiveMeter() as sent:
         loss = step(j, par, pipe)
     return loss.item(), pieces(par), sent.totals()
 

@@ -53,7 +53,7 @@ def test_the_memory_that_stages_are_chosen_by_is_that_of_the_plan_to_five_percen
     plan, found = planned(*LAYOUTS[layout])
     ranks = [plan.sizes.grid.ranks(pp=pp) for pp in range(4)]
     real = [max(m.total for m in plan.estimate.memory if m.rank in mine) for mine in ranks]
-    assert list(found.held) == pytest.approx(real, rel=0.05)
+    assert list(found.rank_bytes) == pytest.approx(real, rel=0.05)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.communication.fusion import Bucket, Group, Limits, buckets, groups
+from launcher.plan.communication.fusion import Bucket, GatherGroup, Limits, buckets, groups
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.facts import Graph, ModelStructure
 from tests.plan.cut.test_params import HSDP, KB, TIED, laid, sizes
@@ -12,7 +12,7 @@ from tests.plan.made import chain, graph, skeleton
 ALONE = Limits(False, None, 64 << 20)
 
 
-def grouped(model: ModelStructure, glue: Graph, told: dict[str, int], sz: Sizes) -> tuple[Group, ...]:
+def grouped(model: ModelStructure, glue: Graph, told: dict[str, int], sz: Sizes) -> tuple[GatherGroup, ...]:
     params, made = laid(model, glue, told, sz)
     return groups(params, made, model, glue, ALONE)
 
@@ -20,21 +20,21 @@ def grouped(model: ModelStructure, glue: Graph, told: dict[str, int], sz: Sizes)
 def test_each_unit_is_gathered_by_itself_in_the_order_of_the_model() -> None:
     model = skeleton({"a.x.weight": KB, "a.y.weight": KB, "b.weight": KB, "b.bias": (1,)})
     assert grouped(model, chain("a", "b"), {"a": 0, "b": 1}, sizes()) == (
-        Group(0, ("a",), ("a.x.weight", "a.y.weight"), 2048),
-        Group(1, ("b",), ("b.weight",), 1024),
+        GatherGroup(0, ("a",), ("a.x.weight", "a.y.weight"), 2048),
+        GatherGroup(1, ("b",), ("b.weight",), 1024),
     )
 
 
 def test_tied_inside_one_stage_is_gathered_with_the_whole_stage() -> None:
     model = skeleton({f"{m}.weight": KB for m in "abc"}, same={"b.weight": "a.weight"})
     found = grouped(model, chain("a", "b", "c"), {"a": 0, "b": 0, "c": 1}, sizes())
-    assert found == (Group(0, ("",), ("a.weight",), 1024), Group(1, ("c",), ("c.weight",), 1024))
+    assert found == (GatherGroup(0, ("",), ("a.weight",), 1024), GatherGroup(1, ("c",), ("c.weight",), 1024))
 
 
 def test_tied_over_stages_is_gathered_under_the_name_that_each_stage_has() -> None:
     assert grouped(TIED, chain("a", "b"), {"a": 0, "b": 1}, sizes()) == (
-        Group(0, ("a",), ("a.weight",), 1024),
-        Group(1, ("b",), ("b.weight",), 1024),
+        GatherGroup(0, ("a",), ("a.weight",), 1024),
+        GatherGroup(1, ("b",), ("b.weight",), 1024),
     )
 
 
@@ -45,16 +45,16 @@ def test_what_the_glue_uses_is_gathered_with_the_whole_stage() -> None:
         "b: module b < s", "output: output output < b",
     )  # fmt: skip
     assert grouped(model, glue, {"a": 0, "b": 1}, sizes()) == (
-        Group(0, ("",), ("pos", "a.weight"), 2048),
-        Group(1, ("b",), ("b.weight",), 1024),
+        GatherGroup(0, ("",), ("pos", "a.weight"), 2048),
+        GatherGroup(1, ("b",), ("b.weight",), 1024),
     )
 
 
 def test_a_unit_that_lies_on_two_stages_is_gathered_with_each_whole_stage() -> None:
     model = skeleton({"a.x.weight": KB, "a.y.weight": KB})
     assert grouped(model, chain("a.x", "a.y"), {"a.x": 0, "a.y": 1}, sizes()) == (
-        Group(0, ("",), ("a.x.weight",), 1024),
-        Group(1, ("",), ("a.y.weight",), 1024),
+        GatherGroup(0, ("",), ("a.x.weight",), 1024),
+        GatherGroup(1, ("",), ("a.y.weight",), 1024),
     )
 
 

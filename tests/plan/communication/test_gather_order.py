@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.communication.fusion import Group
+from launcher.plan.communication.fusion import GatherGroup
 from launcher.plan.communication.gather_order import AHEAD, Visit, gatherings
 
 ALL = AHEAD // 4
@@ -12,7 +12,7 @@ ALL = AHEAD // 4
 
 def untils(*sizes: int, ahead: int | None = AHEAD) -> list[int]:
     """How many groups are under way as each one of ``sizes`` is used, of three stages on one rank."""
-    groups = tuple(Group(n % 3, (f"m{n}",), (f"m{n}.weight",), size) for n, size in enumerate(sizes))
+    groups = tuple(GatherGroup(n % 3, (f"m{n}",), (f"m{n}.weight",), size) for n, size in enumerate(sizes))
     visits = tuple(tuple(Visit(i, True) for i, g in enumerate(groups) if g.stage == s) for s in range(3))
     return [t.until for t in gatherings(groups, visits, (0, 1, 2), ahead)]
 
@@ -37,12 +37,12 @@ def test_nothing_is_gathered_ahead_where_that_is_not_wanted():
 
 
 def test_turns_are_those_of_first_use_stage_by_stage_and_what_is_not_used_comes_last():
-    groups = tuple(Group(s, (f"m{n}",), (), 1) for n, s in enumerate((1, 0, 0, 0)))
+    groups = tuple(GatherGroup(s, (f"m{n}",), (), 1) for n, s in enumerate((1, 0, 0, 0)))
     visits = ((Visit(2, True), Visit(2, False), Visit(1, True), Visit(2, True)), (Visit(0, True),))
     assert [t.group for t in gatherings(groups, visits, (0, 1), AHEAD)] == [2, 1, 3, 0]
 
 
 def test_what_is_called_with_other_weights_is_there_before_the_forward():
-    groups = tuple(Group(0, (f"m{n}",), (), 1) for n in range(3))
+    groups = tuple(GatherGroup(0, (f"m{n}",), (), 1) for n in range(3))
     visits = (tuple(Visit(n, True) for n in range(3)),)
     assert [t.early for t in gatherings(groups, visits, (0,), AHEAD, ("m1.inner",))] == [False, True, False]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from launcher.plan.balance.layer_chain import Cut, Row, Run
+from launcher.plan.balance.layer_chain import Cut, LayerChain, Run
 from launcher.plan.balance.partition import balanced
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.schedules import Schedule
@@ -57,9 +57,9 @@ class Case:
         rows = [[a.kind for a in self.schedule[r] if a.stage == s] for s, r in enumerate(self.places)]
         return tuple(next(i for i, kind in enumerate(row) if kind != "F") for row in rows)
 
-    def row(self, tries: int = 200) -> Row:
+    def row(self, tries: int = 200) -> LayerChain:
         steps = order(self.schedule, self.places)
-        return Row(
+        return LayerChain(
             forward=self.forward,
             backward=self.backward,
             places=self.places,
@@ -70,7 +70,7 @@ class Case:
             saved=self.nbytes,
             flying=self.ahead,
             step=lambda cut: makespan(steps, self.cost(cut)),
-            held=self.held,
+            rank_bytes=self.rank_bytes,
             tries=tries,
         )
 

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.job.schema.cluster import Cluster
 from launcher.plan.memory.memory_svg import HIGH, LEFT, ROW, TOP, WIDE, svg
-from launcher.plan.memory.rank_loads import Curve, Span, curves
+from launcher.plan.memory.rank_loads import MemoryCurve, MemoryPeriod, curves
 from launcher.plan.plan import Estimate, Plan
 from launcher.plan.schedule.simulate import Timeline
 from launcher.planner.plan_job import plan_job
@@ -45,7 +45,7 @@ def plan(layout: str) -> Plan:
     return plan_job(job(parallel=PARALLEL[layout], train__batch_size=16, data__seq_len=8))
 
 
-def drawn(found: Estimate, made: Plan, timeline: Timeline | None = None, after: float = 0.0) -> tuple[Curve, ...]:
+def drawn(found: Estimate, made: Plan, timeline: Timeline | None = None, after: float = 0.0) -> tuple[MemoryCurve, ...]:
     return curves(found.loads, found.memory, made.sizes.grid, timeline=timeline, after=after)
 
 
@@ -103,8 +103,8 @@ def test_a_picture_has_a_chart_a_rank_with_the_bytes_of_its_peak(layout: str) ->
 
 GB = 1 << 30
 TWO = (
-    Curve(0, (0, 1), 1 * GB, (Span(0, 1, 2 * GB), Span(1, 3, 8 * GB), Span(3, 4, GB))),
-    Curve(2, (2,), 1 * GB, (Span(0, 2, 2 * GB), Span(2, 4, 4 * GB))),
+    MemoryCurve(0, (0, 1), 1 * GB, (MemoryPeriod(0, 1, 2 * GB), MemoryPeriod(1, 3, 8 * GB), MemoryPeriod(3, 4, GB))),
+    MemoryCurve(2, (2,), 1 * GB, (MemoryPeriod(0, 2, 2 * GB), MemoryPeriod(2, 4, 4 * GB))),
 )
 
 
@@ -129,8 +129,8 @@ def test_a_chart_rises_to_what_is_held_below_the_line_of_what_there_is() -> None
 
 
 def test_a_pixel_shows_the_most_that_is_held_in_its_time() -> None:
-    busy = tuple(Span(n / 100, (n + 1) / 100, GB * (1 + n % 10)) for n in range(100_000))
-    text = svg([Curve(0, (0,), 0, busy)])
+    busy = tuple(MemoryPeriod(n / 100, (n + 1) / 100, GB * (1 + n % 10)) for n in range(100_000))
+    text = svg([MemoryCurve(0, (0,), 0, busy)])
     assert f'd="M0 {HIGH}V0.0h{WIDE}V{HIGH}z"' in text
     assert len(svg([replace(TWO[0], spans=busy)] * 64)) < 100_000
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.plan.memory.walk import FsdpPolicy, Gather, MemoryInUse, Pass, StageLoad, fullest
+from launcher.plan.memory.walk import FsdpPolicy, Gather, MemoryInUse, PassBytes, StageLoad, fullest
 from launcher.plan.schedule.schedules import Action, Row
 from launcher.plan.values.facts import Backward, Segment
 
 TWO = (Segment("a", 100, Backward(40, 4, 60), 10), Segment("b", 200, Backward(50, 3, 70), 20))
-ONCE = Pass(TWO, out=5, loss=30)
-WAITING = Pass(tuple(replace(s, saved=0) for s in TWO), out=0, loss=0)
+ONCE = PassBytes(TWO, out=5, loss=30)
+WAITING = PassBytes(tuple(replace(s, saved=0) for s in TWO), out=0, loss=0)
 PLAIN = StageLoad((ONCE,), (), (7, 9), 0, buffers=0)
 GROUPS = (Gather(64, 64, 64, 32, 0, 0), Gather(80, 80, 80, 40, 1, 1))
-LIGHT = Pass((Segment("a", 1, made=1), Segment("b", 2, made=2)), out=5, loss=0)
+LIGHT = PassBytes((Segment("a", 1, made=1), Segment("b", 2, made=2)), out=5, loss=0)
 SHARDED = replace(PLAIN, passes=(LIGHT,), gathers=GROUPS, own=(0, 0))
 
 
@@ -67,7 +67,7 @@ def test_the_first_stage_has_halves_as_others_have() -> None:
 
 
 def test_pieces_of_a_sequence_are_held_as_long_as_they_are() -> None:
-    long = Pass((Segment("a", 500), Segment("b", 600)), out=5, loss=30)
+    long = PassBytes((Segment("a", 500), Segment("b", 600)), out=5, loss=30)
     assert of("F0 F1 B1 B0", replace(PLAIN, passes=(ONCE, long))).activations == 305 + 30 + 1105 + 30 + 2 * 30
 
 
@@ -92,7 +92,7 @@ def test_pieces_owe_gradients_for_what_they_read_until_those_that_left_it_go_bac
     """``segment`` of ``piece`` needs so much that it is the fullest moment."""
     heavy = [list(s) for s in LEAVING]
     heavy[piece][segment] = replace(heavy[piece][segment], backward=Backward(9000))
-    load = replace(PLAIN, passes=tuple(Pass(tuple(s), out=5, loss=0) for s in heavy), own=(0, 0))
+    load = replace(PLAIN, passes=tuple(PassBytes(tuple(s), out=5, loss=0) for s in heavy), own=(0, 0))
     assert of("F0 F1 F2 B2 B1 B0", load).activations == held + 9000
 
 
@@ -114,7 +114,7 @@ def test_an_all_reduce_of_large_gradients_copies_them() -> None:
 def test_of_many_groups_each_level_holds_less_than_the_one_before(text: str) -> None:
     many = replace(
         SHARDED,
-        passes=(Pass(tuple(Segment(str(i), 1, made=1) for i in range(8)), 0, 0),),
+        passes=(PassBytes(tuple(Segment(str(i), 1, made=1) for i in range(8)), 0, 0),),
         gathers=tuple(Gather(64, 64, 64, 32, i, i) for i in range(8)),
         own=(0,) * 8,
     )

@@ -92,7 +92,12 @@ def test_level3_that_shards_nothing_loses_nothing() -> None:
 @pytest.mark.parametrize(("scheduler", "micros"), [("zero_bubble_v", 2), ("dualpipe_v", 4)])
 def test_a_v_has_two_virtual_stages_a_rank_there_and_back(scheduler: str, micros: int) -> None:
     sizes = ask(job(f"{PIPE}.scheduler={scheduler}", *TWO)).sizes
-    assert (sizes.places, sizes.micros, sizes.held(0), sizes.held(1)) == ((0, 1, 1, 0), micros, (0, 3), (1, 2))
+    assert (sizes.places, sizes.micros, sizes.stages_of(0), sizes.stages_of(1)) == (
+        (0, 1, 1, 0),
+        micros,
+        (0, 3),
+        (1, 2),
+    )
 
 
 FOUR = (f"{PIPE}.scheduler=auto", f"{PIPE}.stages=4", f"{PIPE}.micro_batch_num=8", "launch.nproc=4")

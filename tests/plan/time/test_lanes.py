@@ -12,7 +12,7 @@ from launcher.plan.schedule import schedules
 from launcher.plan.schedule.lanes import Part, Stretch
 from launcher.plan.time.prediction import Prediction, predict
 from launcher.plan.time.speeds import speeds_of
-from launcher.plan.time.step_work import Pass
+from launcher.plan.time.step_work import ActionWork
 from launcher.plan.values.grid import Grid
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
@@ -29,7 +29,7 @@ from tests.plan.time.test_prediction import (
 
 TP = (("all_gather", 2 * 10**10, 1),)
 """0.1 s over two ranks."""
-SENDING = replace(STAGE, forward=Pass(SECOND, TP), backward=Pass(TWO, TP))
+SENDING = replace(STAGE, forward=ActionWork(SECOND, TP), backward=ActionWork(TWO, TP))
 TWO_TP = Grid.of(pp=1, dp_replicate=1, dp_shard=1, tp=2)
 HALVES = Grid.of(pp=1, dp_replicate=1, dp_shard=2, tp=1)
 

@@ -14,7 +14,7 @@ from launcher.plan.schedule.schedules import interleaved_less_memory
 from launcher.plan.show import prediction_rows
 from launcher.plan.time.prediction import Prediction, predict
 from launcher.plan.time.speeds import speeds_of
-from launcher.plan.time.step_work import Pass, RankWork, StageWork, StepWork
+from launcher.plan.time.step_work import ActionWork, RankWork, StageWork, StepWork
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.operations import NOTHING, Operations, Product
 from launcher.planner.plan_job import plan_job
@@ -28,7 +28,7 @@ FAST: dict[str, Any] = {
 SECOND = Operations(((Product(1000, 1000, 500_000, 1, 0), 1),))
 """One of the device above: 1e12 flops, and no bytes."""
 TWO = Operations(((Product(1000, 1000, 500_000, 1, 0), 2),))
-STAGE = StageWork(Pass(SECOND), Pass(TWO), late=NOTHING, saved=0, waits=0)
+STAGE = StageWork(ActionWork(SECOND), ActionWork(TWO), late=NOTHING, saved=0, waits=0)
 RANK = RankWork(share=(), same=(), tied=(), state=0, memory=0)
 
 
@@ -96,7 +96,7 @@ def test_gradients_are_waited_for_as_far_as_nothing_hides_them() -> None:
 
 def test_collectives_over_tp_lie_between_kernels() -> None:
     sent = (("all_gather", 2 * 10**10, 1),)
-    stage = replace(STAGE, forward=Pass(SECOND, sent))
+    stage = replace(STAGE, forward=ActionWork(SECOND, sent))
     made = work(1, 2, grid=Grid.of(pp=1, dp_replicate=1, dp_shard=1, tp=2), stages=(stage,))
     assert terms(step(made)) == {"kernels": 6.0, "collectives over tp": 0.2}
 
@@ -105,7 +105,7 @@ def test_the_host_is_waited_for_where_it_is_slower() -> None:
     cluster = Cluster.model_validate(FAST | {"kernels": FAST["kernels"] | {"launch_us": 1e6}})
     speeds = speeds_of(cluster, "fp32")
     assert speeds is not None
-    stage = replace(STAGE, forward=Pass(Operations(kernels=10)), backward=Pass(Operations(kernels=30)))
+    stage = replace(STAGE, forward=ActionWork(Operations(kernels=10)), backward=ActionWork(Operations(kernels=30)))
     assert predict(work(1, 1, stages=(stage,)), speeds).seconds == pytest.approx(40)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.plan.values.grid import Grid
-from launcher.plan.values.layout import Box, Layout, Move, moves
+from launcher.plan.values.layout import Box, BoxCopy, Layout, moves
 
 
 @st.composite
@@ -93,8 +93,8 @@ def test_the_first_axis_of_a_dim_is_the_outermost_whatever_its_place_in_the_grid
 def test_a_rank_reads_its_own_copy_before_the_lowest_one() -> None:
     grid = Grid.of(a=3)
     layout = Layout(grid, (2,), ((),))
-    assert moves(layout, layout, 2) == (Move(2, 2, Box((0,), (2,))),)
-    assert moves(Layout(grid, (2,), ((),), (("a", (0, 1)),)), layout, 2) == (Move(0, 2, Box((0,), (2,))),)
+    assert moves(layout, layout, 2) == (BoxCopy(2, 2, Box((0,), (2,))),)
+    assert moves(Layout(grid, (2,), ((),), (("a", (0, 1)),)), layout, 2) == (BoxCopy(0, 2, Box((0,), (2,))),)
 
 
 def test_a_box_within_another_counts_from_its_corner() -> None:

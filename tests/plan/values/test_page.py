@@ -4,15 +4,15 @@ from itertools import product
 
 import pytest
 
-from launcher.plan.fit_terminal import Row, shares, shortened
+from launcher.plan.fit_terminal import PageRow, shares, shortened
 
 WIDTH = 40
 
 
-def rows(*lines: int, stays: tuple[int, ...] = ()) -> list[Row]:
+def rows(*lines: int, stays: tuple[int, ...] = ()) -> list[PageRow]:
     """Of so many lines each: ``0``, ``0 .1``, ``0 .2`` ..."""
     return [
-        Row(tuple(str(i) if n == 0 else f"  {i} .{n}" for n in range(count)), i in stays)
+        PageRow(tuple(str(i) if n == 0 else f"  {i} .{n}" for n in range(count)), i in stays)
         for i, count in enumerate(lines)
     ]
 
@@ -33,12 +33,12 @@ def rows(*lines: int, stays: tuple[int, ...] = ()) -> list[Row]:
     ],
     ids=["all", "one is cut", "ends", "two", "first", "one line", "cut", "what stays", "only that", "too much of it"],
 )  # fmt: skip
-def test_a_section_keeps_its_ends_and_what_stays(found: list[Row], room: int, lines: list[str]) -> None:
+def test_a_section_keeps_its_ends_and_what_stays(found: list[PageRow], room: int, lines: list[str]) -> None:
     assert shortened(found, room, WIDTH) == lines
 
 
 def test_a_line_that_has_no_room_for_its_ending_loses_words() -> None:
-    long = Row(("four words, of which some", "  and more"))
+    long = PageRow(("four words, of which some", "  and more"))
     assert shortened([long], 1, 19) == ["four words, of ..."]
     assert shortened([long, long], 1, 43) == ["four words ... 1 row more: show=plan-full"]
 

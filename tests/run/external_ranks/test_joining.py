@@ -15,7 +15,7 @@ from launcher.errors import RunError
 from launcher.run.external_ranks.joining import Joining, Unjoined
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import interruptible
-from launcher.runtime.cluster.network import Network
+from launcher.runtime.cluster.network import NetworkView
 from launcher.runtime.cluster.world import never
 from launcher.runtime.faults import raised
 
@@ -29,7 +29,7 @@ def store() -> Store:
 
 def joining(store: Store, rank: int, stop_signal: Callable[[], int] = never, timeout_s: float = LIMIT_S) -> Joining:
     at = Place(rank=rank, size=2, local_rank=0, local_size=1, attempt=0, host="127.0.0.1", port=1)
-    return Joining(store, "launcher0", Network(at, {}), timeout_s, stop_signal)
+    return Joining(store, "launcher0", NetworkView(at, {}), timeout_s, stop_signal)
 
 
 def waits() -> None:

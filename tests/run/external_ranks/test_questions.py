@@ -8,17 +8,17 @@ import socket
 import pytest
 
 from launcher.errors import RequestError, RunError
-from launcher.run.external_ranks.joining import About, about, connected, listeners, silent
+from launcher.run.external_ranks.joining import RankReports, about, connected, listeners, silent
 from launcher.runtime.cluster.launch_env import Place
-from launcher.runtime.cluster.network import GLOO, Listener, Network
+from launcher.runtime.cluster.network import GLOO, Listener, NetworkView
 from launcher.runtime.code_versions import of_a_rank
 
 MINE = of_a_rank()
 
 
-def network(rank: int) -> Network:
+def network(rank: int) -> NetworkView:
     at = Place(rank=rank, size=4, local_rank=rank % 2, local_size=2, attempt=0, host="127.0.0.1", port=1)
-    return Network(at, {GLOO: "lo"})
+    return NetworkView(at, {GLOO: "lo"})
 
 
 def said(**change: object) -> str:
@@ -26,14 +26,14 @@ def said(**change: object) -> str:
 
 
 def test_ranks_with_the_same_versions_are_let_in() -> None:
-    About({rank: about(network(rank)) for rank in range(1, 4)}).same_versions()
+    RankReports({rank: about(network(rank)) for rank in range(1, 4)}).same_versions()
 
 
 def test_other_versions_are_refused_by_node_and_name() -> None:
     other = {"versions": MINE | {"torch": "9.9", "launcher's source": "0123456789"}}
     texts = {1: said(node="a"), 2: said(**other), 3: said(**other)}
     with pytest.raises(RequestError) as caught:
-        About(texts).same_versions()
+        RankReports(texts).same_versions()
     here = socket.gethostname()
     assert [problem.text for problem in caught.value.problems] == [
         f"rank 2 on b has torch 9.9, rank 0 on {here} has {MINE['torch']}; all nodes need the same",
@@ -44,13 +44,13 @@ def test_other_versions_are_refused_by_node_and_name() -> None:
 
 def test_a_launcher_that_says_nothing_of_itself_is_another_one() -> None:
     with pytest.raises(RequestError, match="rank 1 has another launcher than rank 0, of unknown version"):
-        About({1: ""}).same_versions()
+        RankReports({1: ""}).same_versions()
 
 
 def test_the_address_that_others_reach_is_no_loopback() -> None:
     found = [said(rendezvous=each) for each in ("127.0.1.1", None, "10.0.0.1")]
-    assert About(dict(enumerate(found, 1))).rendezvous() == "10.0.0.1"
-    assert About({1: found[0]}).rendezvous() is None
+    assert RankReports(dict(enumerate(found, 1))).rendezvous() == "10.0.0.1"
+    assert RankReports({1: found[0]}).rendezvous() is None
 
 
 def test_a_node_that_cannot_listen_ends_the_start() -> None:

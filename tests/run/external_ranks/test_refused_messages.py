@@ -21,11 +21,11 @@ from launcher.job.compose import compose
 from launcher.planner.plan_job import plan_job
 from launcher.run.external_ranks.follower import _hear, _refusing
 from launcher.run.external_ranks.joining import Joining
-from launcher.run.external_ranks.leader import FollowerRanks, Order, carry_out
+from launcher.run.external_ranks.leader import FollowerRanks, Instruction, carry_out
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import CAUSE, Messages, Secret, secret
-from launcher.runtime.cluster.network import Network
-from launcher.runtime.cluster.rendezvous import Refused
+from launcher.runtime.cluster.network import NetworkView
+from launcher.runtime.cluster.rendezvous import MessageRefused
 from launcher.runtime.cluster.world import among, never
 from launcher.steps.on_ranks import RankSteps
 
@@ -44,10 +44,10 @@ def place(rank: int, size: int) -> Place:
     return Place(rank, size, rank, size, 0, "127.0.0.1", 1)
 
 
-def order(folder: Path) -> Order:
+def order(folder: Path) -> Instruction:
     job = compose(["recipe=lm_single"]).job
     todo = RankSteps(job, plan_job(job), folder, ("train",), None, None, {})
-    return Order(todo, folder, "cpu", None, LIMIT_S, 1, polls=True)
+    return Instruction(todo, folder, "cpu", None, LIMIT_S, 1, polls=True)
 
 
 @contextmanager
@@ -77,13 +77,13 @@ def follows(store: TCPStore, rank: int, key: bytes) -> None:
     at = place(rank, 3)
     own = Messages(connection(store), Secret(key)).within("launcher0")
     with _refusing(own, at):
-        _hear(own, at, Network(at, {}), lambda: None)
+        _hear(own, at, NetworkView(at, {}), lambda: None)
 
 
 def test_a_rank_that_refuses_its_order_ends_rank_0_and_those_that_join(store: TCPStore, tmp_path: Path) -> None:
     """Rank 1 has another secret; rank 2 has its order, and waits for the others to join."""
     at = place(0, 3)
-    others, began = FollowerRanks(at, store, Network(at, {})), time.monotonic()
+    others, began = FollowerRanks(at, store, NetworkView(at, {})), time.monotonic()
     told: list[str] = []
 
     def joins() -> None:
@@ -97,7 +97,7 @@ def test_a_rank_that_refuses_its_order_ends_rank_0_and_those_that_join(store: TC
     with (
         forked(lambda: follows(store, 1, b"other")),
         forked(lambda: follows(store, 2, secret(at).key)),
-        pytest.raises(Refused) as caught,
+        pytest.raises(MessageRefused) as caught,
     ):
         others.work(order(tmp_path), lambda _: None)
     third.join(SOON_S)
@@ -109,7 +109,7 @@ def test_a_rank_that_refuses_its_order_ends_rank_0_and_those_that_join(store: TC
 
 def test_rank_0_that_ends_waits_for_the_others_alone(store: TCPStore) -> None:
     at = place(0, 3)
-    others, began = FollowerRanks(at, store, Network(at, {})), time.monotonic()
+    others, began = FollowerRanks(at, store, NetworkView(at, {})), time.monotonic()
     with forked(lambda: follows(store, 1, b"other")), forked(lambda: follows(store, 2, secret(at).key)):
         others.dismiss(1)
     assert store.check(["launcher0/heard0.2"])
@@ -121,7 +121,7 @@ def test_a_rank_that_refuses_an_address_ends_those_that_wait_to_join(store: TCPS
     store.set("launcher0/here0", "forged")
     began = time.monotonic()
     with (
-        forked(lambda: carry_out(order(tmp_path), among(at, "cpu"), at, connection(store), Network(at, {}))),
+        forked(lambda: carry_out(order(tmp_path), among(at, "cpu"), at, connection(store), NetworkView(at, {}))),
         pytest.raises(RunError) as caught,
     ):
         joining(store, 0).attend(waits)
@@ -131,7 +131,7 @@ def test_a_rank_that_refuses_an_address_ends_those_that_wait_to_join(store: TCPS
 
 
 def joining(store: Store, rank: int) -> Joining:
-    return Joining(store, "launcher0", Network(place(rank, 3), {}), LIMIT_S, never)
+    return Joining(store, "launcher0", NetworkView(place(rank, 3), {}), LIMIT_S, never)
 
 
 def waits() -> None:

@@ -12,7 +12,7 @@ from launcher.runtime.cluster.network import (
     NCCL,
     Interface,
     Listener,
-    Network,
+    NetworkView,
     Route,
     Unreached,
     describe,
@@ -49,7 +49,7 @@ def test_every_own_address_is_reached_by_the_interface_that_has_it() -> None:
 
 def test_gloo_and_nccl_are_told_the_interface_unless_the_user_has_told_them() -> None:
     env: dict[str, str] = {}
-    network = Network(at(), env)
+    network = NetworkView(at(), env)
     network.use()
     assert env == {GLOO: "lo", NCCL: "=lo"}
     assert network.note() == "network: lo (127.0.0.1) reaches the rendezvous at 127.0.0.1:1"
@@ -57,7 +57,7 @@ def test_gloo_and_nccl_are_told_the_interface_unless_the_user_has_told_them() ->
     assert env == {}
 
     env = {NCCL: "ib", GLOO: ""}
-    network = Network(at(), env)
+    network = NetworkView(at(), env)
     network.use()
     assert env == {NCCL: "ib", GLOO: "lo"}
     assert network.note().endswith("127.0.0.1:1; NCCL_SOCKET_IFNAME=ib is set")
@@ -67,7 +67,7 @@ def test_gloo_and_nccl_are_told_the_interface_unless_the_user_has_told_them() ->
 
 def test_a_name_that_stands_for_no_address_leaves_the_choice_to_gloo() -> None:
     env: dict[str, str] = {}
-    network = Network(at("no such host"), env)
+    network = NetworkView(at("no such host"), env)
     network.use()
     assert env == {}
     assert network.note() == "network: no interface was found that reaches the rendezvous at no such host:1"
@@ -79,18 +79,18 @@ def test_a_loopback_name_gives_way_to_the_address_that_others_reach() -> None:
     if other is None:
         pytest.skip("this machine has no interface but the loopback")
     env: dict[str, str] = {}
-    network = Network(at(), env)
+    network = NetworkView(at(), env)
     network.use(other.address)
     assert env == {GLOO: other.name, NCCL: f"={other.name}"}
 
     # another node's address is none of ours
-    network = Network(at(), env := {})
+    network = NetworkView(at(), env := {})
     network.use("192.0.2.77")
     assert env == {GLOO: "lo", NCCL: "=lo"}
 
 
 def test_a_node_that_listens_is_reached_and_one_that_has_gone_is_not() -> None:
-    near, far = Network(at(rank=0), {GLOO: "lo"}), Network(at(rank=2), {GLOO: "lo"})
+    near, far = NetworkView(at(rank=0), {GLOO: "lo"}), NetworkView(at(rank=2), {GLOO: "lo"})
     near.peers = far.peers = peers = (*near.listen(), *far.listen())
     assert near.unreached() == far.unreached() == []
 
@@ -104,7 +104,7 @@ def test_a_node_that_listens_is_reached_and_one_that_has_gone_is_not() -> None:
 
 def test_an_interface_that_is_not_there_is_named() -> None:
     with pytest.raises(OSError, match=r"GLOO_SOCKET_IFNAME is nosuchnet0, but the interfaces there are .*\blo\b"):
-        Network(at(), {GLOO: "nosuchnet0"}).listen()
+        NetworkView(at(), {GLOO: "nosuchnet0"}).listen()
 
 
 def test_the_line_of_a_connection_that_fails() -> None:
@@ -122,7 +122,7 @@ def test_the_line_of_a_connection_that_fails() -> None:
 
 
 def test_two_families_do_not_meet() -> None:
-    near = Network(at(rank=0), {GLOO: "lo"})
+    near = NetworkView(at(rank=0), {GLOO: "lo"})
     near.peers = (*near.listen(), Listener(2, "b", "lo", "::1", 5))
     assert [one.why for one in near.unreached()] == ["one has an IPv4 address, the other an IPv6 address"]
     near.close()

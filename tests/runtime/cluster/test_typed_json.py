@@ -15,9 +15,9 @@ from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
-from launcher.run.external_ranks.dry_run import Ended, Trial
+from launcher.run.external_ranks.dry_run import Ended, ExternalTrial
 from launcher.run.external_ranks.joining import ListensAt, Reaches, SeesFile
-from launcher.run.external_ranks.leader import Order, Word
+from launcher.run.external_ranks.leader import Instruction, Word
 from launcher.runtime.cluster.messages import Unsuitable, decode, encode
 from launcher.runtime.cluster.network import Listener
 from launcher.runtime.faults import Fault
@@ -49,11 +49,11 @@ def same(a: Any, b: Any, where: str = "") -> None:
         assert a == b, where
 
 
-def order(words: list[str]) -> Order:
+def order(words: list[str]) -> Instruction:
     job = compose(words).job
     plan = plan_job(job)
     todo = RankSteps(job, plan, Path("runs/a"), ("train",), None, Path("b"), {})
-    return Order(todo, Path("runs/a"), "cpu", None, 60.0, 1, True)
+    return Instruction(todo, Path("runs/a"), "cpu", None, 60.0, 1, True)
 
 
 @pytest.mark.parametrize("recipe", ["lm_tied_pp2_hsdp2", "lm_recursive", "mlp_propagated", "lora_lm_pp2", "lm_drill"])
@@ -142,5 +142,5 @@ def test_a_step_that_only_python_has_is_not_sent():
 def test_a_plan_and_a_trial_come_back():
     sent = order([])
     same(sent.todo.plan, decode(encode(sent.todo.plan, Plan), Plan))
-    trial = Trial(sent.todo, "cpu", "gloo", 60.0, 1)
+    trial = ExternalTrial(sent.todo, "cpu", "gloo", 60.0, 1)
     same(trial, decode(encode(trial, Word), Word))

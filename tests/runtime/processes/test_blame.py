@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.runtime.cluster.launch_env import Place
-from launcher.runtime.cluster.network import Listener, Network, Unreached
+from launcher.runtime.cluster.network import Listener, NetworkView, Unreached
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, failed, raised
 from launcher.runtime.processes.hang import _cut
@@ -16,7 +16,7 @@ LATE = RuntimeError("Timed out waiting 15000ms for recv operation to complete")
 GONE = RuntimeError("Connection closed by peer [10.0.0.2]:4711")
 
 
-class Asked(Network):
+class Asked(NetworkView):
     """Two nodes of two ranks, whose network answers as it is told."""
 
     def __init__(self, *failed: Unreached) -> None:
@@ -56,7 +56,7 @@ def faults(*errors: Exception) -> list[Fault]:
     ],
     ids=["cut", "cut, and the other node cannot tell", "cut for a time"],
 )  # fmt: skip
-def test_the_network_is_named_with_both_nodes(network: Network, errors: tuple[Exception, ...], text: str) -> None:
+def test_the_network_is_named_with_both_nodes(network: NetworkView, errors: tuple[Exception, ...], text: str) -> None:
     found = faults(*errors)
     cut = _cut(found, WORLD, 15, network)
     assert cut is not None

@@ -22,7 +22,7 @@ from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle import model as start
 from launcher.steps.certification.oracle import rules
 from launcher.steps.certification.oracle.samples import First, Narrow, held_out
-from launcher.steps.certification.oracle.training import Cut, Training
+from launcher.steps.certification.oracle.training import Cut, ReferenceTraining
 from launcher.steps.certify import _undropped
 from tests.parity import job
 from tests.steps.certified import of
@@ -81,11 +81,11 @@ def test_a_schedule_of_the_users_own_says_its_learning_rate() -> None:
     assert [share(step) for step in range(5)] == [0.5, 1.0, (2 / 3) ** 0.5, 0.5**0.5, (2 / 5) ** 0.5]
 
 
-def training(net: str, ranks: int, micros: int, **changes: object) -> Training:
+def training(net: str, ranks: int, micros: int, **changes: object) -> ReferenceTraining:
     asked = job(**of(net, **changes))
     data = open_data(asked.data, seed=0, allow=("tests",))
     cut = Cut(asked.train.batch_size, ranks, micros, asked.train.steps)
-    return Training(asked, data, cut, {}, device=torch.device("cpu"), prepare=_undropped)
+    return ReferenceTraining(asked, data, cut, {}, device=torch.device("cpu"), prepare=_undropped)
 
 
 def test_the_loss_is_a_mean_over_what_counts_in_the_global_batch() -> None:

@@ -73,7 +73,7 @@ class LetteredCall:
     kernel: str = ""
 
 
-Said: TypeAlias = LetteredCall | None
+Lettering: TypeAlias = LetteredCall | None
 
 
 def rule_from(call: OperatorCall, lettered_call: LetteredCall) -> OpRule:
@@ -105,12 +105,12 @@ def lettered(dims: int, prefix: str = "d") -> Letters:
 
 
 def without(letters: Letters, *dims: int) -> Letters:
-    """Returns ``letters`` with ``dims`` whole."""
+    """Returns ``letters`` without those of ``dims``, which are then not cut."""
     return tuple("" if d in dims else letter for d, letter in enumerate(letters))
 
 
 def uncut_letters(shapes: Sequence[Shape]) -> tuple[Letters, ...]:
-    """Returns letters for tensors that stay whole."""
+    """Returns letters for tensors that are not cut."""
     return tuple(("",) * len(shape) for shape in shapes)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from launcher.extras.device_matrix.op_graph import Letters, Ref
 from launcher.extras.device_matrix.rules.calls import (
     LetteredCall,
+    Lettering,
     OperatorCall,
-    Said,
     broadcast,
     lettered,
     without,
@@ -34,7 +34,7 @@ LIKE = "zeros_like ones_like full_like empty_like"
 KINDS = tuple(dict.fromkeys((UNARY + " " + BINARY + " " + TERNARY + " " + LIKE).split()))
 
 
-def elementwise(call: OperatorCall) -> Said:
+def elementwise(call: OperatorCall) -> Lettering:
     """The inputs are broadcast to the output, so all dims of the output may be cut."""
     if len(call.outs) != 1:
         return None
@@ -43,27 +43,27 @@ def elementwise(call: OperatorCall) -> Said:
     return LetteredCall([broadcast(shape, out, letters) for shape in call.ins], [letters])
 
 
-def prelu(call: OperatorCall) -> Said:
+def prelu(call: OperatorCall) -> Lettering:
     """There is one weight per channel (dim 1), or one for all."""
     letters = lettered(len(call.ins[0]))
     channels = letters[1] if len(letters) > 1 and call.ins[1] != (1,) else ""
     return LetteredCall([letters, (channels,) * len(call.ins[1])], [letters])
 
 
-def triangle(call: OperatorCall) -> Said:
+def triangle(call: OperatorCall) -> Lettering:
     """Both dims may be cut: the diagonal of a rank is shifted by the offset of its part."""
     letters = lettered(len(call.ins[0]))
     return LetteredCall([letters], [letters])
 
 
-def as_complex(call: OperatorCall) -> Said:
+def as_complex(call: OperatorCall) -> Lettering:
     """Real and imaginary parts are a separate last dim, which stays whole."""
     letters = lettered(max(len(call.ins[0]), len(call.outs[0])))
     letters = (*letters[:-1], "")
     return LetteredCall([letters[: len(call.ins[0])]], [letters[: len(call.outs[0])]])
 
 
-def embedding(call: OperatorCall) -> Said:
+def embedding(call: OperatorCall) -> Lettering:
     """If the vocabulary is cut, each rank looks up its own rows and has zeros for others: terms of a sum."""
     if call.arg(3, "scale_grad_by_freq", False) is True or call.arg(4, "sparse", False) is True:
         return None
@@ -71,7 +71,7 @@ def embedding(call: OperatorCall) -> Said:
     return LetteredCall([("v", "h"), rows], [(*rows, "h")], sums=("v",), kernel="embedding")
 
 
-def index_select(call: OperatorCall) -> Said:
+def index_select(call: OperatorCall) -> Lettering:
     letters, dim = lettered(len(call.ins[0])), call.dim(1, "dim")
     if not letters:
         return None
@@ -80,7 +80,7 @@ def index_select(call: OperatorCall) -> Said:
     return LetteredCall([without(letters, dim), picked], [out])
 
 
-def gather(call: OperatorCall) -> Said:
+def gather(call: OperatorCall) -> Lettering:
     """The indexed dim stays whole; another dim may be cut if the index has its full size."""
     source, index = call.ins
     if len(source) != len(index):
@@ -95,7 +95,7 @@ def gather(call: OperatorCall) -> Said:
     return LetteredCall([without(kept, dim), out], [out])
 
 
-def index(call: OperatorCall) -> Said:
+def index(call: OperatorCall) -> Lettering:
     """``x[:, i, j]``: the indices are broadcast to each other; dims without an index may be cut."""
     indices = call.arg(1, "indices")
     if not isinstance(indices, tuple):
@@ -118,7 +118,7 @@ def index(call: OperatorCall) -> Said:
     return LetteredCall(ins, [out])
 
 
-def scatter(call: OperatorCall) -> Said:
+def scatter(call: OperatorCall) -> Lettering:
     """scatter and its variants: the indexed dim stays whole; others may be cut if the index has them all."""
     target, *others = call.ins
     dim = call.dim(1, "dim")
@@ -129,7 +129,7 @@ def scatter(call: OperatorCall) -> Said:
     return LetteredCall([letters, *(letters if shape else () for shape in others)], [letters])
 
 
-def index_add(call: OperatorCall) -> Said:
+def index_add(call: OperatorCall) -> Lettering:
     """index_add, index_copy and index_fill: the indexed dim stays whole."""
     if not call.ins[0]:
         return None
@@ -139,7 +139,7 @@ def index_add(call: OperatorCall) -> Said:
     return LetteredCall([letters, ("",) * len(call.ins[1]), *source], [letters])
 
 
-def one_hot(call: OperatorCall) -> Said:
+def one_hot(call: OperatorCall) -> Lettering:
     if call.integer(1, "num_classes", -1) < 0:
         return None
     letters = lettered(len(call.ins[0]))

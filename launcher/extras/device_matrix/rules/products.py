@@ -8,8 +8,8 @@ from __future__ import annotations
 from launcher.extras.device_matrix.op_graph import Letters
 from launcher.extras.device_matrix.rules.calls import (
     LetteredCall,
+    Lettering,
     OperatorCall,
-    Said,
     Shape,
     broadcast,
     lettered,
@@ -18,14 +18,14 @@ from launcher.extras.device_matrix.rules.calls import (
 ONCE = "bias_once"
 
 
-def linear(call: OperatorCall) -> Said:
+def linear(call: OperatorCall) -> Lettering:
     batch = lettered(len(call.ins[0]) - 1)
     n = () if len(call.ins[1]) == 1 else ("n",)
     bias = [("n",)] if len(call.ins) == 3 else []
     return LetteredCall([(*batch, "k"), (*n, "k"), *bias], [(*batch, *n)], sums=("k",), kernel=ONCE)
 
 
-def matmul(call: OperatorCall) -> Said:
+def matmul(call: OperatorCall) -> Lettering:
     """matmul, mm, bmm, mv and dot: a product of the last two dims; the dims before them are broadcast."""
     a, b = call.ins
     m: Letters = ("m",) if len(a) > 1 else ()
@@ -38,7 +38,7 @@ def matmul(call: OperatorCall) -> Said:
     return LetteredCall([left, right], [(*batch, *m, *n)], sums=("k",))
 
 
-def addmm(call: OperatorCall) -> Said:
+def addmm(call: OperatorCall) -> Lettering:
     """addmm, baddbmm and addmv: ``bias + a @ b``."""
     batch = lettered(len(call.ins[1]) - 2)
     n: Letters = ("n",) if len(call.ins[2]) > len(batch) + 1 else ()
@@ -47,11 +47,11 @@ def addmm(call: OperatorCall) -> Said:
     return LetteredCall([bias, (*batch, "m", "k"), (*batch, "k", *n)], [out], sums=("k",), kernel=ONCE)
 
 
-def outer(call: OperatorCall) -> Said:
+def outer(call: OperatorCall) -> Lettering:
     return LetteredCall([("m",), ("n",)], [("m", "n")])
 
 
-def bilinear(call: OperatorCall) -> Said:
+def bilinear(call: OperatorCall) -> Lettering:
     """``[.., i], [.., j], [o, i, j] -> [.., o]``."""
     batch = lettered(len(call.ins[0]) - 1)
     ins: list[Letters] = [(*batch, "i"), (*batch, "j"), ("o", "i", "j")]
@@ -60,7 +60,7 @@ def bilinear(call: OperatorCall) -> Said:
     return LetteredCall(ins, [(*batch, "o")], sums=("i", "j"), kernel=ONCE)
 
 
-def tensordot(call: OperatorCall) -> Said:
+def tensordot(call: OperatorCall) -> Lettering:
     a, b = call.ins
     left = [d % len(a) for d in call.integers(2, "dims_self")]
     right = [d % len(b) for d in call.integers(3, "dims_other")]
@@ -73,7 +73,7 @@ def tensordot(call: OperatorCall) -> Said:
     return LetteredCall([la, lb], [out], sums=tuple(joined.values()))
 
 
-def einsum(call: OperatorCall) -> Said:
+def einsum(call: OperatorCall) -> Lettering:
     """The letters are those of the equation; an ellipsis stands for letters d0, d1 and so on."""
     equation = call.arg(0, "equation")
     if not isinstance(equation, str):
@@ -122,7 +122,7 @@ def _unbroadcast(shapes: tuple[Shape, ...], ins: list[Letters]) -> list[Letters]
     ]
 
 
-def convolution(call: OperatorCall) -> Said:
+def convolution(call: OperatorCall) -> Lettering:
     transposed = call.node.kind.startswith("conv_transpose")
     groups = call.integer(6, "groups", 1)
     weight = call.ins[1]
@@ -148,7 +148,7 @@ def convolution(call: OperatorCall) -> Said:
     )
 
 
-def by_place(call: OperatorCall) -> Said:
+def by_place(call: OperatorCall) -> Lettering:
     """Pooling and interpolation: all dims before the spatial ones may be cut."""
     kind = call.node.kind
     spatial = next(n for n in (1, 2, 3) if f"{n}d" in kind)
@@ -157,7 +157,7 @@ def by_place(call: OperatorCall) -> Said:
     return LetteredCall([letters], [letters] * len(call.outs))
 
 
-def attention(call: OperatorCall) -> Said:
+def attention(call: OperatorCall) -> Lettering:
     """With grouped queries, the heads of keys and values are the outermost part of those of queries.
 
     The kernel has to know which query positions a rank has, for a causal mask.

@@ -17,8 +17,8 @@ from launcher.extras.device_matrix.op_graph import (
 )
 from launcher.extras.device_matrix.rules.calls import (
     LetteredCall,
+    Lettering,
     OperatorCall,
-    Said,
     broadcast,
     lettered,
     without,
@@ -48,7 +48,7 @@ def _out(call: OperatorCall, letters: Letters, gone: tuple[int, ...]) -> Letters
     return tuple(x for d, x in enumerate(letters) if d not in gone)
 
 
-def added(call: OperatorCall) -> Said:
+def added(call: OperatorCall) -> Lettering:
     """sum and mean: the mean is the sum of the means of all parts, divided by the number of parts."""
     letters, gone = lettered(len(call.ins[0])), reduced(call)
     sums = tuple(letters[d] for d in gone)
@@ -56,7 +56,7 @@ def added(call: OperatorCall) -> Said:
     return LetteredCall([letters], [_out(call, letters, gone)], sums=sums, kernel=kernel)
 
 
-def uncut(call: OperatorCall) -> Said:
+def uncut(call: OperatorCall) -> Lettering:
     """Reductions whose reduced dims every rank needs in full."""
     if len(call.ins) != 1:
         return None
@@ -65,20 +65,20 @@ def uncut(call: OperatorCall) -> Said:
     return LetteredCall([letters], [_out(call, letters, gone)] * len(call.outs))
 
 
-def logsumexp(call: OperatorCall) -> Said:
+def logsumexp(call: OperatorCall) -> Lettering:
     letters, gone = lettered(len(call.ins[0])), reduced(call)
     inside = tuple(letters[d] for d in gone)
     return LetteredCall([letters], [_out(call, letters, gone)], inside=inside, kernel="logsumexp")
 
 
-def softmax(call: OperatorCall) -> Said:
+def softmax(call: OperatorCall) -> Lettering:
     """softmax and log_softmax."""
     letters = lettered(len(call.ins[0]))
     inside = (letters[call.dim(1, "dim", -1)],) if letters else ()
     return LetteredCall([letters], [letters], inside=inside, kernel="softmax")
 
 
-def cosine_similarity(call: OperatorCall) -> Said:
+def cosine_similarity(call: OperatorCall) -> Lettering:
     """Only tensors of equal shape have a rule."""
     if call.ins[0] != call.ins[1]:
         return None
@@ -87,17 +87,17 @@ def cosine_similarity(call: OperatorCall) -> Said:
     return LetteredCall([letters, letters], [letters[:dim] + letters[dim + 1 :]])
 
 
-def extreme(call: OperatorCall) -> Said:
+def extreme(call: OperatorCall) -> Lettering:
     """max and min: a reduction of one tensor, or elementwise on two."""
     return elementwise(call) if len(call.ins) == 2 else uncut(call)
 
 
-def half_of_last(call: OperatorCall) -> Said:
+def half_of_last(call: OperatorCall) -> Lettering:
     """glu: the gates are the second half of a dim, which is not cut."""
     return whole_along(call, call.dim(1, "dim", -1))
 
 
-def layer_norm(call: OperatorCall) -> Said:
+def layer_norm(call: OperatorCall) -> Lettering:
     """layer_norm and rms_norm: the last dims, those of the weight, are normalized together."""
     letters = lettered(len(call.ins[0]))
     normalized = letters[len(letters) - len(call.integers(1, "normalized_shape")) :]
@@ -105,7 +105,7 @@ def layer_norm(call: OperatorCall) -> Said:
     return LetteredCall(ins, [letters], inside=normalized, kernel=call.node.kind)
 
 
-def batch_norm(call: OperatorCall) -> Said:
+def batch_norm(call: OperatorCall) -> Lettering:
     """In training, statistics of a channel are those of the full batch; running statistics need no sum."""
     letters = _channels(len(call.ins[0]))
     ins = [letters, *[("c",)] * (len(call.ins) - 1)]
@@ -119,7 +119,7 @@ def _channels(dims: int) -> Letters:
     return ("n", "c", *lettered(dims - 2, "s"))[:dims]
 
 
-def group_norm(call: OperatorCall) -> Said:
+def group_norm(call: OperatorCall) -> Lettering:
     """The batch and full groups of channels may be cut."""
     groups = call.integer(1, "num_groups", 1)
     letters = ("n", "c", *[""] * (len(call.ins[0]) - 2))
@@ -127,7 +127,7 @@ def group_norm(call: OperatorCall) -> Said:
     return LetteredCall(ins, [letters], sizes={"c": groups})
 
 
-def instance_norm(call: OperatorCall) -> Said:
+def instance_norm(call: OperatorCall) -> Lettering:
     """Normalizes each sample by itself, or with running statistics; one that updates these has no rule."""
     if call.arg(5, "use_input_stats", True) is not True:
         return batch_norm_of_given(call)
@@ -137,7 +137,7 @@ def instance_norm(call: OperatorCall) -> Said:
     return LetteredCall([letters, *[("c",)] * (len(call.ins) - 1)], [letters])
 
 
-def batch_norm_of_given(call: OperatorCall) -> Said:
+def batch_norm_of_given(call: OperatorCall) -> Lettering:
     letters = _channels(len(call.ins[0]))
     return LetteredCall([letters, *[("c",)] * (len(call.ins) - 1)], [letters])
 
@@ -150,7 +150,7 @@ REDUCTION_AT = {
 }  # fmt: skip
 
 
-def pointwise(call: OperatorCall) -> Said:
+def pointwise(call: OperatorCall) -> Lettering:
     """Losses of elements: their mean is the sum of the means of all parts, divided by the number of parts."""
     reduction = call.integer(REDUCTION_AT[call.node.kind], "reduction", MEAN)
     shape = _broadcast_shape(call)
@@ -167,15 +167,15 @@ def _broadcast_shape(call: OperatorCall) -> tuple[int, ...]:
     return tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*padded, strict=True))
 
 
-def cross_entropy(call: OperatorCall) -> Said:
+def cross_entropy(call: OperatorCall) -> Lettering:
     return _of_classes(call, 5, meets=True)
 
 
-def nll_loss(call: OperatorCall) -> Said:
+def nll_loss(call: OperatorCall) -> Lettering:
     return _of_classes(call, 9, meets=False)
 
 
-def _of_classes(call: OperatorCall, smoothing: int, meets: bool) -> Said:
+def _of_classes(call: OperatorCall, smoothing: int, meets: bool) -> Lettering:
     """Scores are [c], [n, c] or [n, c, places]; if classes are cut, a rank has the terms of its own classes.
 
     ``meets``: the exponentials of all classes are summed first.
@@ -252,9 +252,9 @@ class _Call:
     @property
     def row(self) -> int:
         """The elements of a rank's part of the first tensor, without the dims that are reduced."""
-        return self.left(self.rule.inside)
+        return self.size_without(self.rule.inside)
 
-    def left(self, gone: Letters) -> int:
+    def size_without(self, gone: Letters) -> int:
         shape = self.strategy.takes(self.rule, 0).local_shape(self.graph.shapes(self.node)[0])
         return prod(n for n, letter in zip(shape, self.rule.ins[0], strict=True) if letter not in gone)
 
@@ -291,7 +291,7 @@ def _class_loss(call: _Call) -> InnerSums:
     forward: list[int] = []
     backward: list[int] = []
     if call.meets(classes) and node.kind == "cross_entropy_loss":
-        n = call.left(classes) * _wide(call.dtype)
+        n = call.size_without(classes) * _wide(call.dtype)
         forward, backward = [n, n], [n]
 
     mean = call.arg(3) in (None, 1)

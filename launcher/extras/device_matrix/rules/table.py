@@ -8,13 +8,13 @@ from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule
 from launcher.extras.device_matrix.rules import elements, products, reductions, views
 from launcher.extras.device_matrix.rules.calls import (
     LetteredCall,
+    Lettering,
     OperatorCall,
-    Said,
     rule_from,
     uncut_letters,
 )
 
-RuleFunction = Callable[[OperatorCall], Said]
+RuleFunction = Callable[[OperatorCall], Lettering]
 
 
 def _same(rule: RuleFunction, kinds: str) -> dict[str, RuleFunction]:

@@ -8,8 +8,8 @@ from math import prod
 from launcher.extras.device_matrix.op_graph import Letters, Ref
 from launcher.extras.device_matrix.rules.calls import (
     LetteredCall,
+    Lettering,
     OperatorCall,
-    Said,
     Shape,
     broadcast,
     lettered,
@@ -18,7 +18,7 @@ from launcher.extras.device_matrix.rules.calls import (
 )
 
 
-def reshape(call: OperatorCall) -> Said:
+def reshape(call: OperatorCall) -> Lettering:
     """The outermost of dims that are merged or split stays the outermost of the resulting dims."""
     if call.node.op == "view.dtype" or 0 in call.outs[0]:
         return None
@@ -45,17 +45,17 @@ def merged(source: Shape, out: Shape) -> Iterator[tuple[int, int]]:
         del a[:i], b[:j]
 
 
-def permuted(order: tuple[int, ...]) -> Said:
+def permuted(order: tuple[int, ...]) -> Lettering:
     letters = lettered(len(order))
     return LetteredCall([letters], [tuple(letters[d] for d in order)])
 
 
-def permute(call: OperatorCall) -> Said:
+def permute(call: OperatorCall) -> Lettering:
     count = len(call.ins[0])
     return permuted(tuple(d % count for d in call.integers(1, "dims")))
 
 
-def transpose(call: OperatorCall) -> Said:
+def transpose(call: OperatorCall) -> Lettering:
     order = list(range(len(call.ins[0])))
     if order:
         a, b = call.dim(1, "dim0"), call.dim(2, "dim1")
@@ -63,17 +63,17 @@ def transpose(call: OperatorCall) -> Said:
     return permuted(tuple(order))
 
 
-def matrix_transpose(call: OperatorCall) -> Said:
+def matrix_transpose(call: OperatorCall) -> Lettering:
     """t, mT, mH, adjoint: swaps the last two dims."""
     order = list(range(len(call.ins[0])))
     return permuted((*order[:-2], *reversed(order[-2:])))
 
 
-def reverse(call: OperatorCall) -> Said:
+def reverse(call: OperatorCall) -> Lettering:
     return permuted(tuple(reversed(range(len(call.ins[0])))))
 
 
-def movedim(call: OperatorCall) -> Said:
+def movedim(call: OperatorCall) -> Lettering:
     count = len(call.ins[0])
     source = [d % count for d in call.integers(1, "source")]
     target = [d % count for d in call.integers(2, "destination")]
@@ -81,7 +81,7 @@ def movedim(call: OperatorCall) -> Said:
     return permuted(tuple(source[target.index(d)] if d in target else next(rest) for d in range(count)))
 
 
-def expand(call: OperatorCall) -> Said:
+def expand(call: OperatorCall) -> Lettering:
     """An expanded dim, which exists once in memory, may be cut in the output only."""
     out = call.outs[0]
     letters = lettered(len(out))
@@ -89,13 +89,13 @@ def expand(call: OperatorCall) -> Said:
     return LetteredCall([broadcast(call.ins[0], out, letters), *like], [letters])
 
 
-def broadcast_tensors(call: OperatorCall) -> Said:
+def broadcast_tensors(call: OperatorCall) -> Lettering:
     out = call.outs[0]
     letters = lettered(len(out))
     return LetteredCall([broadcast(shape, out, letters) for shape in call.ins], [letters] * len(call.outs))
 
 
-def repeat(call: OperatorCall) -> Said:
+def repeat(call: OperatorCall) -> Lettering:
     """repeat and tile: dims that are not repeated may be cut."""
     out, source = call.outs[0], call.ins[0]
     letters = lettered(len(out))
@@ -104,7 +104,7 @@ def repeat(call: OperatorCall) -> Said:
     return LetteredCall([kept[lead:]], [kept])
 
 
-def repeat_interleave(call: OperatorCall) -> Said:
+def repeat_interleave(call: OperatorCall) -> Lettering:
     """With a number of repeats, the copies of an element are consecutive, so a cut stays valid."""
     if isinstance(call.arg(1, "repeats"), Ref) or call.arg(2, "dim") is None:
         return None
@@ -112,7 +112,7 @@ def repeat_interleave(call: OperatorCall) -> Said:
     return LetteredCall([letters], [letters])
 
 
-def without_dim(call: OperatorCall) -> Said:
+def without_dim(call: OperatorCall) -> Lettering:
     """cumsum and such: all dims but one may be cut."""
     return whole_along(call, call.dim(1, "dim", 0))
 
@@ -123,7 +123,7 @@ def whole_along(call: OperatorCall, *dims: int) -> LetteredCall:
     return LetteredCall([letters] * len(call.ins), [letters] * len(call.outs))
 
 
-def along_last(call: OperatorCall) -> Said:
+def along_last(call: OperatorCall) -> Lettering:
     """topk, sort: ``dim``, by default the last one, stays whole."""
     place = 2 if call.node.kind == "topk" else 1
     if call.node.op in ("sort.stable", "argsort.stable"):
@@ -131,16 +131,16 @@ def along_last(call: OperatorCall) -> Said:
     return whole_along(call, call.dim(place, "dim", -1))
 
 
-def roll(call: OperatorCall) -> Said:
+def roll(call: OperatorCall) -> Lettering:
     """Without dims the flattened tensor is rolled, so all dims stay whole."""
     return whole_along(call, *call.dims(2, "dims"))
 
 
-def flip(call: OperatorCall) -> Said:
+def flip(call: OperatorCall) -> Lettering:
     return whole_along(call, *call.dims(1, "dims"))
 
 
-def piece(call: OperatorCall) -> Said:
+def piece(call: OperatorCall) -> Lettering:
     """slice, narrow: the dim may be cut if all of it is taken."""
     dim = call.dim(1, "dim", 0)
     if call.ins[0] == call.outs[0] and call.integer(4, "step", 1) == 1:
@@ -149,7 +149,7 @@ def piece(call: OperatorCall) -> Said:
     return whole_along(call, dim)
 
 
-def select(call: OperatorCall) -> Said:
+def select(call: OperatorCall) -> Lettering:
     """select and unbind: one dim is removed."""
     dim = call.dim(1, "dim", 0)
     letters = without(lettered(len(call.ins[0])), dim)
@@ -160,26 +160,26 @@ def _dropped(letters: Letters, dim: int) -> Letters:
     return letters[:dim] + letters[dim + 1 :]
 
 
-def split(call: OperatorCall) -> Said:
+def split(call: OperatorCall) -> Lettering:
     """split, chunk and tensor_split: the dim that is split stays whole."""
     return whole_along(call, call.dim(2, "dim", 0))
 
 
-def cat(call: OperatorCall) -> Said:
+def cat(call: OperatorCall) -> Lettering:
     dims = len(call.outs[0])
     letters = without(lettered(dims), call.dim(1, "dim", 0, dims))
     empty = [shape == (0,) and dims != 1 for shape in call.ins]  # torch joins these to anything
     return LetteredCall([("",) if e else letters for e in empty], [letters])
 
 
-def stack(call: OperatorCall) -> Said:
+def stack(call: OperatorCall) -> Lettering:
     dims = len(call.outs[0])
     dim = call.dim(1, "dim", 0, dims)
     letters = without(lettered(dims), dim)
     return LetteredCall([_dropped(letters, dim)] * len(call.ins), [letters])
 
 
-def scatter_piece(call: OperatorCall) -> Said:
+def scatter_piece(call: OperatorCall) -> Lettering:
     """slice_scatter, select_scatter: the dim that is written to stays whole."""
     dim = call.dim(2, "dim", 0)
     letters = without(lettered(len(call.ins[0])), dim)
@@ -187,13 +187,13 @@ def scatter_piece(call: OperatorCall) -> Said:
     return LetteredCall([letters, piece], [letters])
 
 
-def windows(call: OperatorCall) -> Said:
+def windows(call: OperatorCall) -> Lettering:
     """unfold: the windows along a whole dim become a new last dim."""
     letters = without(lettered(len(call.ins[0])), call.dim(1, "dimension"))
     return LetteredCall([letters], [(*letters, "")]) if letters else None
 
 
-def joined_columns(call: OperatorCall) -> Said:
+def joined_columns(call: OperatorCall) -> Lettering:
     """hstack: joins along dim 1; vectors along dim 0."""
     dims = len(call.outs[0])
     if len({len(shape) for shape in call.ins}) > 1 or len(call.ins[0]) != dims:
@@ -202,7 +202,7 @@ def joined_columns(call: OperatorCall) -> Said:
     return LetteredCall([letters] * len(call.ins), [letters])
 
 
-def pad(call: OperatorCall) -> Said:
+def pad(call: OperatorCall) -> Lettering:
     """Dims without padding may be cut."""
     source, pads = call.ins[0], call.integers(1, "pad")
     padded = [len(source) - 1 - i // 2 for i, n in enumerate(pads) if n]
@@ -211,14 +211,14 @@ def pad(call: OperatorCall) -> Said:
     return whole_along(call, *padded)
 
 
-def diagonal(call: OperatorCall) -> Said:
+def diagonal(call: OperatorCall) -> Lettering:
     count = len(call.ins[0])
     gone = call.dim(2, "dim1", 0), call.dim(3, "dim2", 1)
     letters = without(lettered(count), *gone)
     return LetteredCall([letters], [(*(x for d, x in enumerate(letters) if d not in gone), "")])
 
 
-def meshgrid(call: OperatorCall) -> Said:
+def meshgrid(call: OperatorCall) -> Lettering:
     """Each input is a dim of all outputs."""
     letters = list(lettered(len(call.ins)))
     if any(len(shape) != 1 for shape in call.ins):
@@ -229,7 +229,7 @@ def meshgrid(call: OperatorCall) -> Said:
     return LetteredCall(ins, [tuple(letters)] * len(call.outs))
 
 
-def channel_blocks(call: OperatorCall) -> Said:
+def channel_blocks(call: OperatorCall) -> Lettering:
     """pixel_shuffle, unfold, fold: the batch and the outermost part of channels; spatial dims stay whole."""
     lead = len(call.ins[0]) - (3 if call.node.kind.startswith("pixel") else 2)
     if call.node.kind in ("im2col", "pixel_unshuffle"):
@@ -239,18 +239,18 @@ def channel_blocks(call: OperatorCall) -> Said:
     return LetteredCall([(*batch, "c", *[""] * (len(call.ins[0]) - lead - 1))], [(*batch, "c", *[""] * out)])
 
 
-def filled(call: OperatorCall) -> Said:
+def filled(call: OperatorCall) -> Lettering:
     """zeros, ones, full: each rank makes its own part; new_zeros(x) uses nothing of x but its dtype."""
     ins = [lettered(len(shape), f"x{i}_") for i, shape in enumerate(call.ins)]
     return LetteredCall(ins, [lettered(len(call.outs[0]))])
 
 
-def counted(call: OperatorCall) -> Said:
+def counted(call: OperatorCall) -> Lettering:
     """arange, eye, rand and such: small tensors, so every rank makes the full tensor."""
     return LetteredCall(uncut_letters(call.ins), uncut_letters(call.outs))
 
 
-def drawn(call: OperatorCall) -> Said:
+def drawn(call: OperatorCall) -> Lettering:
     """Every rank draws the full tensor, whose numbers depend only on its shape, and uses its part."""
     if call.node.op not in (
         "bernoulli.p",
@@ -264,7 +264,7 @@ def drawn(call: OperatorCall) -> Said:
     return LetteredCall([letters], [letters], kernel="drawn")
 
 
-def feature_dropout(call: OperatorCall) -> Said:
+def feature_dropout(call: OperatorCall) -> Lettering:
     """There is one draw for each channel of each sample."""
     if len(call.ins[0]) < 2:
         return None
@@ -272,7 +272,7 @@ def feature_dropout(call: OperatorCall) -> Said:
     return LetteredCall([letters], [letters], kernel="feature_dropout")
 
 
-def dropout(call: OperatorCall) -> Said:
+def dropout(call: OperatorCall) -> Lettering:
     """Every rank draws the mask of the full tensor and uses its part of it."""
     letters = lettered(len(call.ins[0]))
     return LetteredCall([letters], [letters] * len(call.outs), kernel="dropout")

@@ -52,14 +52,14 @@ class Regather:
     def __init__(self, groups: StageGroups) -> None:
         self.groups = groups
         self.count: Counter[str] = Counter()
-        self._whole: dict[int, tuple[weakref.ref[Any], _Saved]] = {}
+        self._saved_of: dict[int, tuple[weakref.ref[Any], _Saved]] = {}
         self._hooks: Any = None
 
     def enter(self, name: str, full: Tensor, kept: Tensor, plan: Redistribution) -> None:
         """Register ``full``, which was gathered from ``kept`` by ``plan``."""
         storage = full.untyped_storage()
         saved = _Saved(name, kept.detach(), plan, (), (), 0)
-        self._whole[storage._cdata] = weakref.ref(storage), saved
+        self._saved_of[storage._cdata] = weakref.ref(storage), saved
 
     def __enter__(self) -> None:
         if torch.is_grad_enabled():
@@ -70,11 +70,11 @@ class Regather:
         if self._hooks is not None:
             self._hooks.__exit__(*error)
             self._hooks = None
-        self._whole.clear()
+        self._saved_of.clear()
 
     def _pack(self, t: Tensor) -> Tensor | _Saved:
         storage = t.untyped_storage()
-        known = self._whole.get(storage._cdata)
+        known = self._saved_of.get(storage._cdata)
         if known is None or known[0]() is not storage or t.dtype != known[1].kept.dtype:
             return t
         saved = known[1]
@@ -114,7 +114,7 @@ class Weights(Mapping[str, Tensor]):
         self.groups = groups
         self.places = {p.name: _place(module, names.get(p.name, p.name)) for p in params}
         self.leaves = [n for n, p in self.params.items() if _leaf(p, level, n in several)]
-        self.whole: dict[str, Tensor] = {}
+        self.gathered: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
         self.regather = Regather(groups)
 
@@ -126,7 +126,7 @@ class Weights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.leaves:
-            return self.whole[name]
+            return self.gathered[name]
         p, kept = self.params[name], self.kept(name)
         if not p.shared:
             return kept
@@ -155,19 +155,19 @@ class Weights(Mapping[str, Tensor]):
                 full.requires_grad_()
                 if self._at_once(p) or full.dtype != shard.dtype:
                     full.register_post_accumulate_grad_hook(partial(self._after_backward, name, shard))
-            self.whole[name] = full
+            self.gathered[name] = full
 
     def drop(self) -> None:
         """Free the gathered weights, after the last forward of an evaluation."""
-        self.whole.clear()
+        self.gathered.clear()
 
     @torch.no_grad()
     def reduce(self) -> None:
         """Reduce the gradients, after the last backward of a step."""
         for name, p in self.params.items():
             shard = self.kept(name)
-            if name in self.whole:
-                grad = self.sums.pop(name, self.whole[name].grad)
+            if name in self.gathered:
+                grad = self.sums.pop(name, self.gathered[name].grad)
                 if grad is not None:
                     self._bring_back(p, shard, grad)
             elif not p.shared and p.terms and shard.grad is not None:
@@ -228,7 +228,7 @@ def stage_groups(plan: Plan, meshes: Meshes) -> StageGroups | None:
         return None
     grid = plan.sizes.grid
     stages = [grid.ranks(pp=pp) for pp in range(grid["pp"])]
-    needs = [meeting_ranks(plan.sharding, plan.sizes.held(pp)) for pp in range(grid["pp"])]
+    needs = [meeting_ranks(plan.sharding, plan.sizes.stages_of(pp)) for pp in range(grid["pp"])]
     return StageGroups.build(stages, needs, stage_group=meshes.tp)
 
 
@@ -256,7 +256,7 @@ def run_sharded(
             StageProgram(stage.train, groups, device),
             StageProgram(stage.evaluate, groups, device),
             weights,
-            whole=part.stage.index == 0,
+            full_inputs=part.stage.index == 0,
             last=part.stage.index == len(plan.stages) - 1,
         )
         part.module.forward = forward
@@ -269,7 +269,7 @@ def run_sharded(
 class StageForward:
     """The forward of a stage.
 
-    ``whole``: its inputs arrive as full tensors. ``last``: it returns what the model returns.
+    ``full_inputs``: its inputs arrive as full tensors. ``last``: it returns what the model returns.
     """
 
     def __init__(
@@ -279,20 +279,20 @@ class StageForward:
         evaluate: StageProgram,
         weights: Weights,
         *,
-        whole: bool,
+        full_inputs: bool,
         last: bool,
     ) -> None:
         self.module = module
         self.programs = {True: train, False: evaluate}
         self.weights = weights
-        self.whole = whole
+        self.full_inputs = full_inputs
         self.last = last
 
     def __call__(self, *inputs: Tensor) -> Any:
         program = self.programs[self.module.training]
         graph = program.sharded
         parts = list(inputs)
-        if self.whole:
+        if self.full_inputs:
             parts = [self._mine(graph, v, x) for v, x in zip(graph.graph.inputs, inputs, strict=True)]
         with self.weights.regather:
             outs, changes = program.run(parts, self.weights)

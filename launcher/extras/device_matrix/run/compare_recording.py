@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.python_state import PythonState, changed, held
+from launcher.parallel.model_state.python_state import PythonState, changed, snapshot
 from launcher.parallel.trace.graph_recorder import stream
 
 
@@ -165,11 +165,11 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
     # run the module twice, with its own code and that of its hooks
     model, trains = copied(module), module.training  # a copy of a graph forgets its mode
     named = dict(_tensors(model))
-    before, streams = held(model), _streams()
+    before, streams = snapshot(model), _streams()
     once, again = (_numbers(model, named, inputs, trains) for _ in range(2))
     if _streams() != streams:
         return "the forward seeds torch's random stream, or draws from Python's or numpy's"
-    counts = _counts(before, held(model))
+    counts = _counts(before, snapshot(model))
     if counts:
         return f"the forward or the backward changes {counts[0]} with every call"
     if _different(once, again):

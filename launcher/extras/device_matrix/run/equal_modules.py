@@ -16,7 +16,7 @@ from launcher.extras.device_matrix.op_graph import OpGraph
 from launcher.extras.device_matrix.repeated_modules import filled_in
 from launcher.extras.device_matrix.run.record import record
 from launcher.parallel.model_state.deep_copy import HOOKS, copied
-from launcher.parallel.model_state.python_state import PythonState, changed, held
+from launcher.parallel.model_state.python_state import PythonState, changed, snapshot
 from launcher.parallel.trace.specs import spec
 from launcher.plan.cut.stages import covers
 
@@ -44,7 +44,7 @@ class StageCode:
         things = [_at(model, unit) for unit in units]
         known: dict[int, int] = {}
         kinds = (*((spec(x), x.requires_grad) for x in inputs), *(tuple(made_of(t, known)) for t in things))
-        return cls(units, calls, kinds, tuple(held(t) for t in things if isinstance(t, nn.Module)))
+        return cls(units, calls, kinds, tuple(snapshot(t) for t in things if isinstance(t, nn.Module)))
 
     def names_of(self, other: StageCode) -> dict[str, str] | None:
         """Return the unit of ``other`` for each of these; ``None`` if the two stages differ."""
@@ -151,14 +151,14 @@ def equal_modules(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _groups(owner: nn.Module, shared: Counter[int]) -> Iterator[list[str]]:
     """Yield the names of equal children, without the first child, which is recorded by itself."""
-    left = [(n, m) for n, m in owner._modules.items() if m is not None and _alone(m, shared)]
-    while len(left) >= LEAST:
-        (_, first), *_ = left
-        mine, state = list(made_of(first, {})), held(first)
-        same = [n for n, m in left if list(made_of(m, {})) == mine and not changed(state, held(m))]
+    remaining = [(n, m) for n, m in owner._modules.items() if m is not None and _alone(m, shared)]
+    while len(remaining) >= LEAST:
+        (_, first), *_ = remaining
+        mine, state = list(made_of(first, {})), snapshot(first)
+        same = [n for n, m in remaining if list(made_of(m, {})) == mine and not changed(state, snapshot(m))]
         if len(same) >= LEAST:
             yield same[1:]
-        left = [(n, m) for n, m in left if n not in same]
+        remaining = [(n, m) for n, m in remaining if n not in same]
 
 
 def _alone(module: nn.Module, shared: Counter[int]) -> bool:

@@ -117,7 +117,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class ClassLoss:
+class ClassLossArguments:
     """The arguments of a loss, on one rank.
 
     Attributes:
@@ -140,7 +140,7 @@ class ClassLoss:
     scores: Meeting
 
     @classmethod
-    def from_call(cls, call: LocalCall, here: Collectives) -> ClassLoss:
+    def from_call(cls, call: LocalCall, here: Collectives) -> ClassLossArguments:
         shape = call.ins[0]
         dim = 1 if len(shape) > 1 else 0
         args = (*call.node.args, *(None, None, None, MEAN, -100, 0.0)[len(call.node.args) :])
@@ -168,7 +168,7 @@ def _whole_number(arg: Arg) -> int:
 
 def class_loss(call: LocalCall, here: Collectives, run: Run, device: torch.device) -> Run:
     """Prepare cross_entropy_loss and nll_loss."""
-    loss = ClassLoss.from_call(call, here)
+    loss = ClassLossArguments.from_call(call, here)
     if loss.scores.axes:
         return _of_cut_classes(call, loss)
     if not loss.targets.axes or loss.reduction != MEAN:
@@ -185,7 +185,7 @@ def class_loss(call: LocalCall, here: Collectives, run: Run, device: torch.devic
     return over_ranks
 
 
-def _divisor(loss: ClassLoss, target: Tensor, *weight: Tensor) -> Tensor | int:
+def _divisor(loss: ClassLossArguments, target: Tensor, *weight: Tensor) -> Tensor | int:
     """Return the divisor of a mean: the weights of all ranks' targets that are not ignored."""
     if loss.probabilities:
         return loss.samples
@@ -196,14 +196,14 @@ def _divisor(loss: ClassLoss, target: Tensor, *weight: Tensor) -> Tensor | int:
     return loss.scores.sum(loss.targets.sum(counted))
 
 
-def _here(loss: ClassLoss, target: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def _here(loss: ClassLossArguments, target: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return whether each target's class is on this rank and counts, and its place here."""
     local = target - loss.low
     here = (local >= 0) & (local < classes) & (target != loss.ignored)
     return here, local.masked_fill(~here, 0)
 
 
-def _of_cut_classes(call: LocalCall, loss: ClassLoss) -> Run:
+def _of_cut_classes(call: LocalCall, loss: ClassLossArguments) -> Run:
     """Return this rank's term: the losses of targets whose class it has."""
     normalize = call.node.kind == "cross_entropy_loss"
 
@@ -221,7 +221,7 @@ def _of_cut_classes(call: LocalCall, loss: ClassLoss) -> Run:
     return over_ranks
 
 
-def _hard_terms(loss: ClassLoss, logs: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
+def _hard_terms(loss: ClassLossArguments, logs: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
     """Return the losses of targets that are class numbers."""
     known = (target == loss.ignored) | ((target >= 0) & (target < loss.classes))
     torch._assert_async(known.all(), f"a target is beyond the {loss.classes} classes")
@@ -236,13 +236,13 @@ def _hard_terms(loss: ClassLoss, logs: Tensor, target: Tensor, *weight: Tensor) 
     return out * (1 - loss.smoothing) + spread * (loss.smoothing / loss.classes)
 
 
-def _soft_terms(loss: ClassLoss, logs: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
+def _soft_terms(loss: ClassLossArguments, logs: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
     """Return the losses of targets that are a probability for each class."""
     smooth = target * (1 - loss.smoothing) + loss.smoothing / loss.classes
     return -(_along_classes(loss, logs, *weight) * smooth).sum(loss.dim)
 
 
-def _along_classes(loss: ClassLoss, logs: Tensor, *weight: Tensor) -> Tensor:
+def _along_classes(loss: ClassLossArguments, logs: Tensor, *weight: Tensor) -> Tensor:
     if not weight:
         return logs
     return logs * weight[0].view([-1 if d == loss.dim else 1 for d in range(logs.dim())])
@@ -309,7 +309,7 @@ def embedding(call: LocalCall, run: Run, device: torch.device) -> Run:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class NormStatistics:
     """Statistics over ``dims``, of ``count`` elements on all ranks; ``centered``: the mean is subtracted."""
 
     meeting: Meeting
@@ -323,7 +323,7 @@ class _Normalized(torch.autograd.Function):
     """``(x - mean) / sqrt(variance + eps)``; also returns mean and variance, which have no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, over: Statistics) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, over: NormStatistics) -> tuple[Tensor, Tensor, Tensor]:
         mean = x.new_zeros(())
         if over.centered:
             mean = over.meeting.sum(x.sum(over.dims, keepdim=True)) / over.count
@@ -340,7 +340,7 @@ class _Normalized(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None]:
         out, scale = ctx.saved_tensors
-        over: Statistics = ctx.over
+        over: NormStatistics = ctx.over
         along = (grad * out).sum(over.dims, keepdim=True)
         if not over.centered:
             return scale * (grad - out * (over.meeting.sum(along) / over.count)), None
@@ -348,7 +348,7 @@ class _Normalized(torch.autograd.Function):
         return scale * (grad - both[1] - out * both[0]), None
 
 
-def normalized(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor, Tensor]:
+def normalized(x: Tensor, over: NormStatistics) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise in float32 at least, as torch does; the caller rounds."""
     wide = x.float() if x.dtype in HALVES else x
     made: tuple[Tensor, Tensor, Tensor] = _Normalized.apply(wide, over)  # type: ignore[no-untyped-call]
@@ -362,7 +362,7 @@ def layer_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
         return run
     count = len(call.rule.ins[1]) if len(call.ins) > 1 else len(call.node.args[1])  # type: ignore[arg-type]
     centered = call.node.kind == "layer_norm"
-    over = Statistics(
+    over = NormStatistics(
         meeting=Meeting(here, call.strategy.matrix, axes),
         dims=tuple(range(-count, 0)),
         count=prod(call.ins[0][-count:]),
@@ -405,7 +405,7 @@ def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
     kept = () if call.node.op.endswith(".no_stats") else (3, 4)  # places of running statistics
     momentum = _argument(call, 4 + len(kept))
     assert isinstance(momentum, float)
-    over = Statistics(
+    over = NormStatistics(
         meeting=Meeting(here, call.strategy.matrix, axes),
         dims=tuple(d for d in range(len(shape)) if d != 1),
         count=prod(shape) // shape[1],

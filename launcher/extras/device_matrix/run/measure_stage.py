@@ -98,9 +98,9 @@ def measure_stage(
             first=first,
             later=later,
             grads=shards,
-            whole=full_grads,
+            gathered_grads=full_grads,
             reduced=max(0, meter.peak - before),
-            left=meter.now - at_rest,
+            reduced_grads=meter.now - at_rest,
             regathered=tuple(again[p.name] // min(micros, 2) for p in stage.params),
         )
 

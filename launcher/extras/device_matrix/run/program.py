@@ -17,7 +17,7 @@ from launcher.extras.device_matrix.redistribution import Redistribution, Step
 from launcher.extras.device_matrix.rules.table import whole_rule
 from launcher.extras.device_matrix.run.kernels import LocalCall
 from launcher.extras.device_matrix.run.prepare import Kernel, prepare
-from launcher.extras.device_matrix.sharded_graph import Move, ShardedGraph, settled, taken
+from launcher.extras.device_matrix.sharded_graph import RedistributionPair, ShardedGraph, settled, taken
 from launcher.plan.values.layout import Box
 
 REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -289,7 +289,7 @@ class _Step:
     kernel: Kernel
     takes: tuple[int, ...]
     outs: tuple[int, ...]
-    settles: tuple[Move | None, ...]
+    settles: tuple[RedistributionPair | None, ...]
     done: tuple[int, ...]
 
 
@@ -320,22 +320,22 @@ class StageProgram:
         graph = self.sharded.graph
         values = dict(zip(graph.inputs, inputs, strict=True))
         values |= {v: params[name] for name, v in graph.params if self.sharded.users[v]}
-        left = {v: len(self.sharded.users[v]) for v in range(len(graph.values))}
+        remaining_uses = {v: len(self.sharded.users[v]) for v in range(len(graph.values))}
         got: dict[int, Tensor] = {}
 
         def take(way: int) -> Tensor:
             if way not in got:
                 value = self.sharded.taken[way].value
                 got[way] = self._moved(values[value], self.ways[way])
-                left[value] -= 1
-                if not left[value]:  # all ways to take it exist
+                remaining_uses[value] -= 1
+                if not remaining_uses[value]:  # all ways to take it exist
                     del values[value]
             return got[way]
 
         for step in self.steps:
             made = step.kernel(*(take(way) for way in step.takes))
             for v, t, move in zip(step.outs, made, step.settles, strict=True):
-                if left[v]:
+                if remaining_uses[v]:
                     values[v] = self._moved(t, move)
             for way in step.done:
                 del got[way]
@@ -352,7 +352,7 @@ class StageProgram:
         call = LocalCall.from_node(node, graph, rule, strategy, self.groups.rank)
         return prepare(call, InsideCollectives(self.groups), self.device)
 
-    def _moved(self, t: Tensor, move: Move | None) -> Tensor:
+    def _moved(self, t: Tensor, move: RedistributionPair | None) -> Tensor:
         if move is None:
             return t
         return redistribute(t, move.forward, move.backward, self.groups)

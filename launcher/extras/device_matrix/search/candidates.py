@@ -20,7 +20,7 @@ def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims,
 
     Letters of two operators are the same dim of the model if they stand for the same dim of a value.
     """
-    groups = Groups()
+    groups = DisjointSets()
     for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
         if rule is None:
             continue
@@ -42,7 +42,7 @@ def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims,
     return tuple(out)
 
 
-class Groups:
+class DisjointSets:
     """Disjoint sets (union-find); ``join`` keeps the root of its first argument."""
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ def candidate_cuts(
 @lru_cache(maxsize=1 << 14)
 def strategy(cuts: Cuts, ranks: int) -> OpStrategy:
     """Returns the strategy with these slices of letters, outermost first; the rest of the ranks repeats."""
-    left = ranks // prod(n for _, n in cuts)
-    matrix = (*(n for _, n in cuts), *((left,) if left > 1 or not cuts else ()))
+    replicas = ranks // prod(n for _, n in cuts)
+    matrix = (*(n for _, n in cuts), *((replicas,) if replicas > 1 or not cuts else ()))
     return OpStrategy(matrix, tuple((x, (i,)) for i, (x, _) in enumerate(cuts)))
 
 

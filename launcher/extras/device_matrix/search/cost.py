@@ -44,7 +44,7 @@ class CostModel:
 
 
 @dataclass(frozen=True)
-class Memory:
+class RankBytes:
     """The bytes on a rank."""
 
     parameters: float = 0
@@ -56,8 +56,8 @@ class Memory:
     def total(self) -> float:
         return self.parameters + self.gradients + self.states + self.activations
 
-    def __add__(self, other: Memory) -> Memory:
-        return Memory(
+    def __add__(self, other: RankBytes) -> RankBytes:
+        return RankBytes(
             self.parameters + other.parameters,
             self.gradients + other.gradients,
             self.states + other.states,
@@ -66,7 +66,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """The cost of one step.
 
     In seconds: ``communication`` of activations, ``gradients`` (their sums, and gathers of parameters) and
@@ -79,15 +79,15 @@ class Cost:
     computation: float = 0
     moved: float = 0
     collectives: int = 0
-    memory: Memory = field(default_factory=Memory)
+    memory: RankBytes = field(default_factory=RankBytes)
 
     @property
     def predicted(self) -> float:
         """The seconds of a step without any overlap."""
         return self.communication + self.gradients + self.computation
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
+    def __add__(self, other: StepCost) -> StepCost:
+        return StepCost(
             self.communication + other.communication,
             self.gradients + other.gradients,
             self.computation + other.computation,
@@ -101,7 +101,7 @@ class Cost:
 def port(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> TensorLayout:
     """The layout in which an operator takes tensor ``place``, partial if its gradient is terms of a sum."""
     if rule is None:
-        return TensorLayout.whole(dims, prod(strategy.matrix)).canonical
+        return TensorLayout.replicated(dims, prod(strategy.matrix)).canonical
     taken = strategy.takes(rule, place)
     return TensorLayout(taken.matrix, taken.dims, strategy.gradient_terms(rule, place)).canonical
 
@@ -110,11 +110,13 @@ def port(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> Te
 def made(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> TensorLayout:
     """The layout in which an operator makes output ``place``."""
     if rule is None:
-        return TensorLayout.whole(dims, prod(strategy.matrix)).canonical
+        return TensorLayout.replicated(dims, prod(strategy.matrix)).canonical
     return strategy.makes(rule, place).canonical
 
 
-def moved(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int) -> tuple[float, int]:
+def redistribution_cost(
+    src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int
+) -> tuple[float, int]:
     """Returns the elements that a rank receives, and the number of collectives.
 
     The cost depends on how dims are cut, but not on which dims these are or on their lengths. So a move is
@@ -143,24 +145,24 @@ def _moved(src: TensorLayout, dst: TensorLayout, scale: int, itemsize: int) -> t
 
 
 @lru_cache(maxsize=1 << 18)
-def move_cost(src: TensorLayout, taken: TensorLayout, value: Value, model: CostModel) -> Cost:
+def move_cost(src: TensorLayout, taken: TensorLayout, value: Value, model: CostModel) -> StepCost:
     """The cost of a redistribution and its backward, for all operators that take ``value`` as ``taken``.
 
     ``taken`` is a layout that ``port`` returns.
     """
     itemsize, dst = WIDTH[value.spec.dtype], taken.summed().canonical
-    elements, collectives = moved(src, dst, value.shape, itemsize)
+    elements, collectives = redistribution_cost(src, dst, value.shape, itemsize)
     kept = 0.0
     if value.trains:
-        back, again = moved(taken, src.summed().canonical, value.shape, itemsize)
+        back, again = redistribution_cost(taken, src.summed().canonical, value.shape, itemsize)
         elements, collectives = elements + back, collectives + again
         kept = local_bytes(value, dst) if src != dst else 0.0
     nbytes = elements * itemsize
-    return Cost(
+    return StepCost(
         communication=model.transfer(nbytes, collectives) * model.micro_batches,
         moved=nbytes * model.micro_batches,
         collectives=collectives * model.micro_batches,
-        memory=Memory(activations=kept * model.in_flight),
+        memory=RankBytes(activations=kept * model.in_flight),
     )
 
 
@@ -169,7 +171,7 @@ def local_bytes(value: Value, layout: TensorLayout) -> float:
 
 
 @cache
-def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> Cost:
+def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> StepCost:
     """The cost of a parameter that is stored as ``taken`` (from ``port``): memory, and sum of its gradient.
 
     The sum of many gradients is one collective, so no latency is added for each. With hsdp, the ranks that
@@ -177,7 +179,7 @@ def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> Cost:
     """
     local = local_bytes(value, taken)
     if not value.trains:
-        return Cost(memory=Memory(parameters=local))
+        return StepCost(memory=RankBytes(parameters=local))
 
     # the ranks that sum terms, and the ranks that would keep the same part
     terms = prod(taken.matrix[a] for a in taken.partial)
@@ -190,9 +192,9 @@ def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> Cost:
     scattered = (terms - 1) / terms
     gathers = (2 * model.micro_batches if level == 3 else 1) * (shards - 1) / shards if level else scattered
     states = value.spec.nbytes / WIDTH[value.spec.dtype] * model.state_bytes / prod(taken.slices)
-    return Cost(
+    return StepCost(
         gradients=model.transfer(local * (scattered + gathers), 0),
-        memory=Memory(
+        memory=RankBytes(
             parameters=local / (shards if level >= 3 else 1),
             gradients=local / (shards if level >= 2 else 1),
             states=states / shards,
@@ -202,7 +204,7 @@ def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> Cost:
 
 def node_cost(
     graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy, model: CostModel
-) -> Cost:
+) -> StepCost:
     """The cost of an operator itself: computation, collectives inside of it, and activations it makes."""
     backward = sum(graph.values[v].trains for v in node.ins)
     dims = [len(shape) for shape in graph.shapes(node)]
@@ -229,12 +231,12 @@ def node_cost(
             if graph.values[v].trains and not x.partial
         )
     inside, collectives = _inside(graph, node, rule, strategy)
-    return Cost(
+    return StepCost(
         communication=model.transfer(inside, collectives) * model.micro_batches,
         computation=seconds * model.micro_batches,
         moved=inside * model.micro_batches,
         collectives=collectives * model.micro_batches,
-        memory=Memory(activations=kept * model.in_flight),
+        memory=RankBytes(activations=kept * model.in_flight),
     )
 
 
@@ -250,9 +252,9 @@ def _inside(graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrat
     spec = graph.values[node.ins[0]].spec
     ways = prod(strategy.takes(rule, 0).slices)
     reduced = rule.inside if node.kind == "batch_norm" else cut
-    left = spec.nbytes / ways / prod(rule.size[x] / _ways(strategy, x) for x in reduced)
+    reduced_bytes = spec.nbytes / ways / prod(rule.size[x] / _ways(strategy, x) for x in reduced)
     rounds = 2 if graph.values[node.outs[0]].trains else 1
-    return 2 * (ranks - 1) / ranks * left * rounds, rounds
+    return 2 * (ranks - 1) / ranks * reduced_bytes * rounds, rounds
 
 
 def _ways(strategy: OpStrategy, letter: str) -> int:
@@ -285,9 +287,9 @@ def fixed_layouts(graph: OpGraph, ranks: int, requested: Layouts) -> Layouts:
     leave = {v: layout.canonical for v, layout in requested.leave.items()}
     named = dict(graph.params)
     for name in sorted(graph.buffers):
-        rest[named[name]] = TensorLayout.whole(len(graph.values[named[name]].shape), ranks).canonical
+        rest[named[name]] = TensorLayout.replicated(len(graph.values[named[name]].shape), ranks).canonical
     for _, v in graph.changes:
-        leave[v] = TensorLayout.whole(len(graph.values[v].shape), ranks).canonical
+        leave[v] = TensorLayout.replicated(len(graph.values[v].shape), ranks).canonical
     return Layouts(rest, leave)
 
 
@@ -297,7 +299,7 @@ def graph_cost(
     strategies: Sequence[OpStrategy],
     model: CostModel,
     requested: Layouts | None = None,
-) -> Cost:
+) -> StepCost:
     """Returns the cost of a graph.
 
     Inputs without a fixed layout come in the layout of each user, at no cost; parameters rest in the layout
@@ -305,7 +307,7 @@ def graph_cost(
     """
     ranks = prod(strategies[0].matrix) if strategies else 1
     fixed = fixed_layouts(graph, ranks, requested or Layouts())
-    total, taken = Cost(), _ports(graph, rules, strategies)
+    total, taken = StepCost(), _ports(graph, rules, strategies)
     for node, rule, strategy in zip(graph.nodes, rules, strategies, strict=True):
         total += node_cost(graph, node, rule, strategy, model)
         for place, v in enumerate(node.outs):
@@ -331,7 +333,7 @@ def value_cost(
     ways: Sequence[TensorLayout],
     written: TensorLayout | None,
     model: CostModel,
-) -> Cost:
+) -> StepCost:
     """The cost of all moves of a value that is made in ``layout`` and taken in ``ways``, in this order.
 
     Terms of a sum are summed at once: into the layout ``written``, or else that in which it is taken first.
@@ -345,13 +347,13 @@ def value_cost(
 
 def stored_cost(
     value: Value, ports: tuple[TensorLayout, ...], written: TensorLayout | None, model: CostModel
-) -> Cost:
+) -> StepCost:
     """The cost of a parameter that is taken as ``ports``.
 
     If all of these are equal, its gradient is summed once per step.
     """
     if not ports:
-        return Cost()
+        return StepCost()
     stored = written or ports[0].summed().canonical
     if set(ports) == {ports[0]} and ports[0].summed().canonical == stored:
         return parameter_cost(ports[0], value, model)
@@ -369,7 +371,7 @@ def _ports(
     return ports
 
 
-def summed(costs: Iterable[Cost], first: Cost) -> Cost:
+def summed(costs: Iterable[StepCost], first: StepCost) -> StepCost:
     return sum(costs, start=first)
 
 

@@ -85,8 +85,8 @@ class Eliminator:
             total = np.zeros([sizes[x] for x in scope])
             for p in order:
                 total += p.table.costs.reshape([sizes[x] if x in p.scope else 1 for x in scope])
-            left = self.table(key, total.min(axis=at[variable]))
-            self._joined[key] = left, total.argmin(axis=at[variable]).astype(np.int16)
+            reduced = self.table(key, total.min(axis=at[variable]))
+            self._joined[key] = reduced, total.argmin(axis=at[variable]).astype(np.int16)
         table, best = self._joined[key]
         others = tuple(x for x in scope if x != variable)
         return Scoped(others, table), _Step(variable, others, best)
@@ -147,7 +147,7 @@ class _Run:
         near = sorted(self.near[x])
         self._shrink((x, *near))
         parts = list(self.of[x].items())
-        left, step = self.shared.join([p for _, p in parts], x, self.sizes)
+        reduced, step = self.shared.join([p for _, p in parts], x, self.sizes)
 
         # the tables that contained it are replaced by the joined one
         for n, part in parts:
@@ -156,8 +156,8 @@ class _Run:
         for y in near:
             self.near[y].discard(x)
             self.round[y] = max(self.round[y], self.round[x] + 1)
-        if left.scope:
-            self._add(left)
+        if reduced.scope:
+            self._add(reduced)
         return step
 
     def _shrink(self, scope: tuple[int, ...]) -> None:

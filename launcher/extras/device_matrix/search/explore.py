@@ -9,10 +9,10 @@ from typing import Any
 
 from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
 from launcher.extras.device_matrix.search.candidates import Cuts, dims_of_model, followed
-from launcher.extras.device_matrix.search.cost import Cost, CostModel, Layouts, fixed_layouts, graph_cost
+from launcher.extras.device_matrix.search.cost import CostModel, Layouts, StepCost, fixed_layouts, graph_cost
 from launcher.extras.device_matrix.search.reasons import Reason, Reasons
 from launcher.extras.device_matrix.search.repeats import shortened, unnamed
-from launcher.extras.device_matrix.search.tables import Choice, Menus, Pricer, Search, search
+from launcher.extras.device_matrix.search.tables import Assignment, Menus, Pricer, VariableSearch, search
 from launcher.extras.device_matrix.search.variables import (
     State,
     Variable,
@@ -32,7 +32,7 @@ ROUNDS = 4
 
 def explore(
     pricer: Pricer, variables: Variables, ranks: int, extra: Sequence[Menus], limit: float | None = None
-) -> list[Choice]:
+) -> list[Assignment]:
     """Returns the best choice, followed by others whose parts may be useful.
 
     ``extra``: additional states to search. ``limit``: the bytes of a rank, if limited.
@@ -45,7 +45,7 @@ def explore(
 
     # one search for each device matrix of two axes, over which all operators are cut
     menus: list[Menus] = list(extra)
-    choices: list[Choice] = []
+    choices: list[Assignment] = []
     for p in (p for p in range(2, ranks) if ranks % p == 0):
         bounds = frozenset((p, ranks))
         coarse = [v.states(ranks, bounds) for v in variables.all]
@@ -71,12 +71,12 @@ def few(menus: Menus) -> bool:
     return max(map(len, menus), default=0) <= FEW
 
 
-def one_each(pricer: Pricer, choice: Choice) -> Menus:
+def one_each(pricer: Pricer, choice: Assignment) -> Menus:
     """Returns menus with a single state for each variable: that of ``choice``."""
     return pricer.equal([(s,) for s in choice.states])
 
 
-def order(choice: Choice, limit: float | None) -> tuple[float, float]:
+def order(choice: Assignment, limit: float | None) -> tuple[float, float]:
     """The sort key of a choice (smaller is better): bytes above ``limit``, then seconds."""
     over = 0.0 if limit is None else max(0.0, choice.memory - limit)
     return over, choice.seconds
@@ -96,13 +96,13 @@ def merged(pricer: Pricer, menus: Iterable[Menus]) -> Menus:
     return pricer.equal(out)
 
 
-def fitting(outcome: Search, limit: float | None) -> Choice:
+def fitting(outcome: VariableSearch, limit: float | None) -> Assignment:
     """Returns a choice that fits into ``limit`` bytes, nearly the cheapest; if none fits, the smallest."""
     best = alike(outcome, limit)
     return best if limit is None or best.memory > limit else outcome.swapped(best, limit)
 
 
-def alike(outcome: Search, limit: float | None) -> Choice:
+def alike(outcome: VariableSearch, limit: float | None) -> Assignment:
     """Like ``fitting``, but with the same price per byte for all variables: equal layers stay equal."""
     cheapest = outcome.cheapest()
     if limit is None or cheapest.memory <= limit:
@@ -123,14 +123,14 @@ def alike(outcome: Search, limit: float | None) -> Choice:
     return best
 
 
-def smallest(outcome: Search) -> Choice:
+def smallest(outcome: VariableSearch) -> Assignment:
     """Returns the choice with the fewest bytes on a rank; of equal ones the cheapest."""
     return outcome.cheapest(byte=1.0, second=1e-6)
 
 
 def unfolded(
-    pricer: Pricer, variables: Variables, single: Variables, choice: Choice, limit: float | None
-) -> Choice:
+    pricer: Pricer, variables: Variables, single: Variables, choice: Assignment, limit: float | None
+) -> Assignment:
     """Refines ``choice`` with one variable per operator (``single``).
 
     Each operator may also follow the strategy of one that it takes values from or gives values to.
@@ -211,7 +211,7 @@ class SearchResult:
     """
 
     strategies: tuple[OpStrategy, ...]
-    cost: Cost
+    cost: StepCost
     reasons: tuple[Reason, ...]
     lacking: float = 0.0
 

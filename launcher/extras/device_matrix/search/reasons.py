@@ -11,12 +11,12 @@ from launcher.extras.device_matrix.op_graph import OpStrategy
 from launcher.extras.device_matrix.redistribution import redistribution
 from launcher.extras.device_matrix.search.candidates import PRODUCTS, Dims, dims_of_model, ordered, strategy
 from launcher.extras.device_matrix.search.cost import (
-    Cost,
+    StepCost,
     made,
-    moved,
     node_cost,
     parameter_cost,
     port,
+    redistribution_cost,
     value_cost,
 )
 from launcher.extras.device_matrix.search.repeats import unnumbered
@@ -39,7 +39,7 @@ class _Term:
     """A part of the cost of an operator: that of one value that it takes or makes."""
 
     value: int
-    cost: Cost
+    cost: StepCost
     text: str
     nbytes: float
 
@@ -48,24 +48,24 @@ class _Term:
 class Reason:
     """Why equal operators of ``modules`` modules called ``name`` got their strategy.
 
-    ``light``: the number of operators, if they are light ones. ``said``: the strategy and its advantage.
+    ``light``: the number of operators, if they are light ones. ``text``: the strategy and its advantage.
     """
 
     name: str
     modules: int
     light: str
-    said: str
+    text: str
 
     def __str__(self) -> str:
         count = f" ({self.modules})" if self.modules > 1 else ""
-        return f"inferred: {self.name}{count}{self.light}: {self.said}"
+        return f"inferred: {self.name}{count}{self.light}: {self.text}"
 
 
 def merged(reasons: Iterable[Reason]) -> Iterator[Reason]:
     """Yields the reasons of several stages, with equal ones merged, in order of first occurrence."""
     modules: dict[tuple[str, str, str], int] = {}
     for r in reasons:
-        modules[r.name, r.light, r.said] = modules.get((r.name, r.light, r.said), 0) + r.modules
+        modules[r.name, r.light, r.text] = modules.get((r.name, r.light, r.text), 0) + r.modules
     for (name, light, text), count in modules.items():
         yield Reason(name, count, light, text)
 
@@ -220,7 +220,7 @@ class Reasons:
         itemsize = WIDTH[value.spec.dtype]
         if src.canonical == dst.canonical:
             return "", 0
-        elements, _ = moved(src.canonical, dst.canonical, value.shape, itemsize)
+        elements, _ = redistribution_cost(src.canonical, dst.canonical, value.shape, itemsize)
         steps = redistribution(src.canonical, dst.canonical, value.shape, itemsize).steps
         step = max(steps, key=lambda s: s.elements)
         return (COLLECTIVES[step.op], elements * itemsize) if elements else ("", 0)

@@ -12,9 +12,9 @@ import numpy as np
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy, Ref, Value
 from launcher.extras.device_matrix.search.cost import (
-    Cost,
     CostModel,
     Layouts,
+    StepCost,
     made,
     move_cost,
     node_cost,
@@ -336,7 +336,7 @@ def signature(graph: OpGraph, node: OpNode) -> object:
     return node.op, args, tuple(graph.values[v] for v in node.outs)
 
 
-def _arrays(costs: Sequence[Cost], sizes: tuple[int, ...]) -> tuple[Array, Array]:
+def _arrays(costs: Sequence[StepCost], sizes: tuple[int, ...]) -> tuple[Array, Array]:
     seconds = np.array([c.predicted for c in costs]).reshape(sizes)
     return seconds, np.array([c.memory.total for c in costs], dtype=float).reshape(sizes)
 
@@ -346,7 +346,7 @@ Menus = Sequence[tuple[State, ...]]
 
 
 @dataclass(frozen=True)
-class Choice:
+class Assignment:
     """One state for each variable, at ``places`` of the menus, with seconds of a step and bytes on a rank."""
 
     states: tuple[State, ...]
@@ -363,19 +363,19 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Search:
+class VariableSearch:
     """A search among ``menus``; ``priced``: their tables of costs."""
 
     pricer: Pricer
     menus: Menus
     priced: Sequence[Priced]
 
-    def cheapest(self, byte: float = 0.0, second: float = 1.0) -> Choice:
+    def cheapest(self, byte: float = 0.0, second: float = 1.0) -> Assignment:
         """Returns the choice with the lowest sum of ``second`` per second and ``byte`` per byte on a rank."""
         scoped = self.pricer.scoped(self.priced, second, byte)
         return self.at(self.pricer.shared.solve([len(m) for m in self.menus], scoped))
 
-    def at(self, picked: Sequence[int]) -> Choice:
+    def at(self, picked: Sequence[int]) -> Assignment:
         """Returns the choice of these places in the menus."""
         states = tuple(menu[i] for menu, i in zip(self.menus, picked, strict=True))
         seconds = memory = 0.0
@@ -383,9 +383,9 @@ class Search:
             place = tuple(picked[x] for x in p.scope)
             seconds += p.weight * float(p.seconds[place])
             memory += p.weight * float(p.memory[place])
-        return Choice(states, tuple(picked), seconds, memory)
+        return Assignment(states, tuple(picked), seconds, memory)
 
-    def swapped(self, choice: Choice, limit: float) -> Choice:
+    def swapped(self, choice: Assignment, limit: float) -> Assignment:
         """Improves ``choice``: each variable in turn gets its cheapest state that still fits, twice."""
         tables: list[list[Priced]] = [[] for _ in self.menus]
         for p in self.priced:
@@ -406,10 +406,10 @@ class Search:
         return self.at(places)
 
 
-def search(pricer: Pricer, variables: Variables, menus: Menus) -> Search:
+def search(pricer: Pricer, variables: Variables, menus: Menus) -> VariableSearch:
     aligned: list[tuple[OpStrategy, ...]] = [()] * len(variables.of)
     for variable, menu in zip(variables.all, menus, strict=True):
         columns = pricer.columns(menu)
         for place, at in enumerate(variable.members):
             aligned[at] = columns[place]
-    return Search(pricer, menus, pricer.priced(pricer.kinds(aligned), variables.of))
+    return VariableSearch(pricer, menus, pricer.priced(pricer.kinds(aligned), variables.of))

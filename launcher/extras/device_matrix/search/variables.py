@@ -12,7 +12,7 @@ from launcher.extras.device_matrix.search.candidates import (
     PRODUCTS,
     Cuts,
     Dims,
-    Groups,
+    DisjointSets,
     candidate_cuts,
     followed,
     strategy,
@@ -94,7 +94,7 @@ def variables(
     alone = uncut | written.keys()
 
     # the root of a group stands for it
-    groups = Groups()
+    groups = DisjointSets()
     if together:
         _join_light(graph, rules, alone, groups)
     members: dict[object, list[int]] = {}
@@ -147,7 +147,9 @@ def _variable(members: Sequence[int], rules: Sequence[OpRule | None], dims: Sequ
     return Variable(tuple(members), letters, own)
 
 
-def _join_light(graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int], groups: Groups) -> None:
+def _join_light(
+    graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int], groups: DisjointSets
+) -> None:
     """Joins neighbours in one module that neither multiply matrices, nor reduce dims, nor take parameters."""
     params = {v for _, v in graph.params}
     maker: dict[int, int] = {}

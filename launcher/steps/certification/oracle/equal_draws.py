@@ -117,7 +117,7 @@ class ForeignDraws:
         """Observes forwards in the block; records the innermost module that draws."""
         hooks = []
         for name, module in self._model.named_modules():
-            after_forward = lambda m, args, out, name=name: self._left(name)  # noqa: E731
+            after_forward = lambda m, args, out, name=name: self._after_module(name)  # noqa: E731
             hooks.append(module.register_forward_pre_hook(lambda m, args: self._before.append(_states())))
             hooks.append(module.register_forward_hook(after_forward, always_call=True))
         try:
@@ -127,7 +127,7 @@ class ForeignDraws:
                 hook.remove()
             self._before.clear()
 
-    def _left(self, name: str) -> None:
+    def _after_module(self, name: str) -> None:
         before, now = self._before.pop(), _states()
         for stream, was, state in zip(("Python's random", "numpy.random"), before, now, strict=True):
             inside = name + "." if name else ""

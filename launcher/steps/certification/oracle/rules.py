@@ -231,9 +231,9 @@ def _of_its_own(
         own["d"] = settings.d
     if isinstance(settings, Muon):
         muon = p.dim() == 2 and overrides.pop("use", "adamw" if p in apart else "muon") == "muon"
-        given = settings if muon else settings.adamw
-        own = {k: getattr(given, k) for k in (("momentum",) if muon else ("betas", "eps"))}
-        own |= {"lr": given.lr, "weight_decay": given.weight_decay if p.dim() > 1 else 0.0}
+        source = settings if muon else settings.adamw
+        own = {k: getattr(source, k) for k in (("momentum",) if muon else ("betas", "eps"))}
+        own |= {"lr": source.lr, "weight_decay": source.weight_decay if p.dim() > 1 else 0.0}
         overrides = {k: v for k, v in overrides.items() if k in own}
     return own | overrides
 

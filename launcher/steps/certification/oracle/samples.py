@@ -18,7 +18,7 @@ from launcher.job.targets import build
 Indices = npt.NDArray[np.int64]
 
 
-class Samples(Protocol):
+class ReferenceSamples(Protocol):
     """The interface of a data set."""
 
     def __len__(self) -> int: ...
@@ -27,10 +27,10 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True)
-class Alike:
+class EqualPositions:
     """Replaces all positions of a sample by its first: routing by position or token treats them alike."""
 
-    of: Samples
+    of: ReferenceSamples
 
     def __len__(self) -> int:
         return len(self.of)
@@ -49,7 +49,7 @@ class Alike:
 class First:
     """The first ``n`` samples, or all if there are fewer."""
 
-    of: Samples
+    of: ReferenceSamples
     n: int
 
     def __len__(self) -> int:
@@ -78,11 +78,11 @@ class Narrow:
         places = np.arange(len(indices), dtype=np.int64)
         return np.take(indices, places - places % local + self.pick % local)
 
-    def view(self, of: Samples) -> Samples:
-        return Alike(of) if self.positions else of
+    def view(self, of: ReferenceSamples) -> ReferenceSamples:
+        return EqualPositions(of) if self.positions else of
 
 
-def held_out(samples: Samples, batch: int) -> First:
+def held_out(samples: ReferenceSamples, batch: int) -> First:
     """Samples for more than one batch that end within a batch, if there are enough samples."""
     beyond = batch // 2 + 1 if batch > 3 else max(1, batch // 2)
     n = min(len(samples), batch + beyond)
@@ -94,7 +94,7 @@ def held_out(samples: Samples, batch: int) -> First:
 HALF = (torch.float16, torch.bfloat16)
 
 
-class Objective:
+class ReferenceObjective:
     """The loss is ``summed`` over a full batch, divided by what is ``counted`` in it."""
 
     def __init__(self, settings: Loss, allow: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from launcher.job.schema.job import Job
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle import rules
 from launcher.steps.certification.oracle.equal_draws import EqualDraws, ForeignDraws
-from launcher.steps.certification.oracle.samples import Narrow, Objective, Samples
+from launcher.steps.certification.oracle.samples import Narrow, ReferenceObjective, ReferenceSamples
 
 FAR = 8.0
 """How many times larger gradients must be able to get before they overflow."""
@@ -51,7 +51,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReferenceResult:
     """Mean loss of the global batch, norm before clipping, gradients after it, buffers; all by first name."""
 
     loss: float
@@ -60,7 +60,7 @@ class Outcome:
     buffers: Mapping[str, Tensor]
 
 
-class Training:
+class ReferenceTraining:
     """The reference training; ``numbers``: the initial weights, buffers and other tensors.
 
     Each data-parallel rank has its own buffers; after each step the first rank's are those of a checkpoint,
@@ -82,7 +82,7 @@ class Training:
         self._data = data
         self._begin(numbers)
         self.optimizer = self._optimizer()
-        self.objective = Objective(job.loss, job.security.allow)
+        self.objective = ReferenceObjective(job.loss, job.security.allow)
         self._rates = [g.get("lr") for g in self.optimizer.param_groups]
         self._shares = rules.shares(job.schedule, cut.steps, job.security.allow)
         self._own: tuple[list[Numbers], list[Numbers], Batch]
@@ -119,7 +119,7 @@ class Training:
 
     def batch(self, step: int, narrow: Narrow | None = None) -> Batch:
         """All samples of an optimizer step, in order."""
-        source: Samples = self._data.train
+        source: ReferenceSamples = self._data.train
         indices = rules.dataset_indices(self._data.reading, self.job.seed, step, self.cut.batch, len(source))
         if narrow is not None:
             source, indices = narrow.view(source), narrow.order(indices, self.cut.local)
@@ -137,7 +137,7 @@ class Training:
         """The targets on the device; floating targets get the dtype of the weights."""
         return y.to(self.device, models.kept(self._precision) if y.is_floating_point() else y.dtype)
 
-    def backward(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
+    def backward(self, batch: Batch, clip: float | None, scale: float) -> ReferenceResult:
         """Loss and gradients of a step; the backward uses ``scale`` times the loss."""
         before = [_kept(models.state(m), but=self.named) for m in self.models[:2]]
         outcome = self._backward(self.models, batch, clip, scale)
@@ -149,7 +149,7 @@ class Training:
 
     def _backward(
         self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float
-    ) -> Outcome:
+    ) -> ReferenceResult:
         # each rank's part of the batch; keep the first rank's buffers
         self.optimizer.zero_grad(set_to_none=True)
         total, counted, buffers = 0.0, self.objective.counted(batch[1]), Numbers()
@@ -166,7 +166,7 @@ class Training:
         if clip is not None:
             # by the fp64 norm: that of clip_grad_norm_, of a million values in fp32, has five correct digits
             nn.utils.clip_grads_with_norm_(self.named.values(), clip, norm)
-        return Outcome(total, norm.item(), _kept(grads), buffers)
+        return ReferenceResult(total, norm.item(), _kept(grads), buffers)
 
     def _part(self, batch: Batch, rank: int) -> list[Tensor]:
         xs, y = batch
@@ -235,7 +235,7 @@ class Training:
     def _saved(self) -> set[str]:
         return {*self.named, *models.persistent(self.models[0])}
 
-    def validate_average(self, samples: Callable[[Samples], Samples]) -> float:
+    def validate_average(self, samples: Callable[[ReferenceSamples], ReferenceSamples]) -> float:
         """``validate`` with the moving average as weights."""
         weights = _kept({name: self.named[name] for name in self._averages})
         _put(self.named, self._averages)
@@ -245,7 +245,7 @@ class Training:
             _put(self.named, weights)
 
     @torch.no_grad()
-    def validate(self, samples: Callable[[Samples], Samples]) -> float:
+    def validate(self, samples: Callable[[ReferenceSamples], ReferenceSamples]) -> float:
         """The mean loss over held-out samples, each counted once; the loss is computed in fp64."""
         validation = samples(self._data.val)
         total, count, size = 0.0, 0.0, max(1, self.cut.local // self.cut.micros)

@@ -115,10 +115,10 @@ def test_gradients_are_those_of_the_model(odd: Forward) -> None:
 
     graph = record(copied(module).to("meta"), [x.to("meta")])
     rules = [rule_of(node, graph) for node in graph.nodes]
-    whole = {v: TensorLayout.whole(len(graph.values[v].shape), 1) for v in graph.inputs}
-    strategies = assign(graph, rules, 1, written={}, given=whole, rests={})
+    whole = {v: TensorLayout.replicated(len(graph.values[v].shape), 1) for v in graph.inputs}
+    strategies = assign(graph, rules, 1, written={}, at_inputs=whole, rests={})
     program = StageProgram(
-        sharded(graph, rules, strategies, given=whole, outputs=[None]), StageGroups(0, {}), torch.device("cpu")
+        sharded(graph, rules, strategies, known_layouts=whole, outputs=[None]), StageGroups(0, {}), torch.device("cpu")
     )
     (out,), _ = program.run([x], dict(module.named_parameters()))
     for name, gradient in _gradients(module, out).items():

@@ -14,7 +14,7 @@ from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.redistribution import Redistribution, back, redistribution
 from launcher.extras.device_matrix.run.program import StageGroups, redistribute, rows_of
 from launcher.runtime.cluster.world import World
-from launcher.testing.meters import Collectives
+from launcher.testing.meters import CollectiveMeter
 from tests.extras.device_matrix.layouts import drawn, drawn_shape
 from tests.extras.device_matrix.simulated import region
 from tests.ranks import on_ranks
@@ -67,7 +67,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel()).reshape(shape).remainder(101).to(dtype)
 
 
-def measured(counter: Collectives, itemsize: int) -> Counter[tuple[str, int]]:
+def measured(counter: CollectiveMeter, itemsize: int) -> Counter[tuple[str, int]]:
     return Counter({op: (n, counter.nbytes[op] // itemsize) for op, n in counter.count.items()})  # type: ignore[misc]
 
 
@@ -88,9 +88,9 @@ def rank_there_and_back(world: World, todo: list[Case]) -> list[str]:
         whole = numbers(shape, torch.float64)
         x = part(whole, src, rank).requires_grad_()
         kept = x.detach().clone()
-        with Collectives() as forward:
+        with CollectiveMeter() as forward:
             y = redistribute(x, there, home, groups)
-        with Collectives() as backward:
+        with CollectiveMeter() as backward:
             y.backward(part(2 * whole, TensorLayout(dst.matrix, dst.dims, terms), rank))
         assert x.grad is not None
         checks = {
@@ -125,7 +125,7 @@ def test_ranks_have_what_slicing_gives_by_the_planned_collectives(ranks: int) ->
 
 def rank_of_two_stages(world: World) -> list[Any]:
     stages, rows = [(0, 2), (1, 3)], TensorLayout((2,), ((0,),))
-    gather = redistribution(rows, TensorLayout.whole(1, 2), (2,))
+    gather = redistribution(rows, TensorLayout.replicated(1, 2), (2,))
     groups = StageGroups.build(stages, [rows_of([gather]), [rows_over((2, 1), (0,)), rows_over((2, 1), (1,))]])
     if world.rank in stages[1]:
         x = torch.full((1,), float(world.rank))
@@ -161,7 +161,7 @@ def test_no_group_is_made_twice_nor_the_whole_world_again() -> None:
 
 
 def test_what_needs_no_move_is_not_copied() -> None:
-    whole = TensorLayout.whole(1, 2)
+    whole = TensorLayout.replicated(1, 2)
     stay, reduce = redistribution(whole, whole, (4,)), back(whole, whole, (0,), (4,))
     x = torch.ones(4, requires_grad=True)
     assert redistribute(x, stay, stay, None) is x

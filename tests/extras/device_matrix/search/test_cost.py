@@ -92,9 +92,9 @@ def test_moves_are_those_of_the_sharded_graph(seed: int) -> None:
     rules = rules_of(graph)
     made = variables(graph, rules, dims_of_model(graph, rules), {}, together=False)
     chosen = tuple(random.choice(v.states(ranks))[0] for v in made.all)
-    arrives = {graph.inputs[0]: TensorLayout.whole(2, ranks)}
+    arrives = {graph.inputs[0]: TensorLayout.replicated(2, ranks)}
 
-    true = sharded(graph, rules, chosen, given=arrives, outputs=[None])
+    true = sharded(graph, rules, chosen, known_layouts=arrives, outputs=[None])
     every = [m for move in moves(true) for m in (move.forward, move.backward) if m is not None]
     cost = graph_cost(graph, rules, chosen, MODEL, Layouts(arrives))
     assert cost.collectives == sum(m.collectives for m in every)
