@@ -111,7 +111,7 @@ def _others() -> tuple[str, ...]:
     return (ours, "<", *(path for name, path in sysconfig.get_paths().items() if name.endswith("lib")))
 
 
-def of_users(error: BaseException, cure: str = "") -> str:
+def user_error(error: BaseException, cure: str = "") -> str:
     """The message of an error in user code, the last line of it that ran, and a cure.
 
     Of the message only the first line: torch may add frames of its own. Of the line of code the file, the
@@ -150,7 +150,7 @@ def owned(key: str, action: str) -> Iterator[None]:
     except (RequestError, RunError):
         raise
     except (Exception, SystemExit) as error:
-        raise RequestError((Problem(key, f"{action}: {of_users(error)}"),)) from None
+        raise RequestError((Problem(key, f"{action}: {user_error(error)}"),)) from None
 
 
 def refuse(problems: Sequence[Problem]) -> None:

@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from launcher.errors import RunError, of_users
+from launcher.errors import RunError, user_error
 
 AHEAD = 2
 """The most tasks that one child has at a time, so that it does not wait while this process is busy."""
@@ -210,7 +210,7 @@ def _picklable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error, PROTOCOL))
     except Exception:
-        return RunError(of_users(error))
+        return RunError(user_error(error))
     return error
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
-from launcher.errors import Problem, RequestError, of_users
+from launcher.errors import Problem, RequestError, user_error
 from launcher.job.schema.components import Target
 from launcher.job.schema.keys import did_you_mean, nearest
 
@@ -357,9 +357,9 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
         except ModuleNotFoundError as error:
             if error.name and (module == error.name or module.startswith(error.name + ".")):
                 continue
-            raise _error(key, path, f"importing {module} failed: {of_users(error)}") from None
+            raise _error(key, path, f"importing {module} failed: {user_error(error)}") from None
         except (Exception, SystemExit) as error:  # the user's file can raise anything
-            raise _error(key, path, f"importing {module} failed: {of_users(error)}") from None
+            raise _error(key, path, f"importing {module} failed: {user_error(error)}") from None
 
         # the remaining parts are attributes
         for name in parts[n:]:

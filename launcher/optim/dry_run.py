@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from launcher.errors import RequestError, of_users
+from launcher.errors import RequestError, user_error
 from launcher.optim.build import keep_rates, scale_lr
 from launcher.optim.state_packing import pack, unpack, unpackable
 from launcher.plan.values.optimizer import OptimizerTraits
@@ -123,7 +123,7 @@ class OptimizerTrial:
             raise
         except Exception as error:
             raise Broken(
-                f"it cannot be constructed for this model's parameters: {of_users(error)}"
+                f"it cannot be constructed for this model's parameters: {user_error(error)}"
             ) from error
         if wrong := _unusable(optimizer):
             raise Broken(wrong)
@@ -217,7 +217,7 @@ def advance(
     try:
         optimizer.step()
     except Exception as error:
-        raise Broken(f"its step() without a closure fails on dense gradients: {of_users(error)}") from error
+        raise Broken(f"its step() without a closure fails on dense gradients: {user_error(error)}") from error
     if theirs != _members(optimizer):
         raise Broken("it puts other tensors into its groups in place of the parameters")
     if rates != _rates(optimizer):

@@ -112,7 +112,7 @@ def sync_pipeline_shared_parameters(net: nn.Module) -> None:
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: {type(net).__name__} is not a torch.nn.Module")
-    parallel_net = inside(net)
+    parallel_net = parallel_model_in(net)
     if parallel_net is None:
         text = f"net: {type(net).__name__} is not a result of launcher.parallel.parallelize"
         raise TypeError(f"{text}, nor a wrapper of one")
@@ -120,6 +120,6 @@ def sync_pipeline_shared_parameters(net: nn.Module) -> None:
         tied.sync()
 
 
-def inside(net: nn.Module) -> Net | None:
+def parallel_model_in(net: nn.Module) -> Net | None:
     """Return the first parallel model in ``net``, itself included."""
     return next((m for m in net.modules() if isinstance(m, Net)), None)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from launcher.errors import RunError
 from launcher.parallel import byte_collectives
-from launcher.parallel.api import Net, inside
+from launcher.parallel.api import Net, parallel_model_in
 from launcher.parallel.mesh import local, mine
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
@@ -44,7 +44,7 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: {type(net).__name__} is not a torch.nn.Module")
-    net = inside(net) or net
+    net = parallel_model_in(net) or net
     layout = layouts(layout)
 
     # the layouts describe the ranks of this process group

@@ -373,7 +373,7 @@ def _request_problems(
     yield from settings.param_problems(job, at.params)
     yield from model_refusals.untrained(job, model.skeleton, model.graph)
     yield from model_refusals.layout_problems(job, at, model.skeleton, model.graph)
-    yield from model_refusals.beyond(job, model.graph)
+    yield from model_refusals.id_problems(job, model.graph)
     yield from optimizer.problems(job, traits, at, model.graph)
     yield from model_refusals.problems(job, at.params, model.graph)
     yield from evaluation.evaluation_problems(job, model.skeleton, model.graph)

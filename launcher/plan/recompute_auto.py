@@ -222,7 +222,7 @@ def is_requested(job: Job) -> bool:
     return job.parallel.recompute is not None and job.parallel.recompute.modules == AUTO
 
 
-def under(job: Job, choice: Mapping[str, str]) -> Job:
+def with_policies(job: Job, choice: Mapping[str, str]) -> Job:
     """Returns ``job`` with the policy in ``choice`` for each block; blocks of policy ``NONE`` run once."""
     recompute = job.parallel.recompute
     modules = {name: policy for name, policy in choice.items() if policy != NONE}

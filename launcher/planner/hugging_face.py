@@ -24,7 +24,7 @@ from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.errors import Problem, error_text
-from launcher.job.schema.components import Apart, HuggingFace, apart
+from launcher.job.schema.components import DocumentSetting, HuggingFace, apart
 from launcher.job.schema.job import Job
 from launcher.optional import install_command
 from launcher.plan.plan import Plan
@@ -63,7 +63,7 @@ def check(job: Job, tokens: int | None, classes: int | None) -> list[Problem]:
 
 
 def _check(
-    model: HuggingFace, tokens: int | None, classes: int | None, documents: Apart | None
+    model: HuggingFace, tokens: int | None, classes: int | None, documents: DocumentSetting | None
 ) -> Iterator[Problem]:
     if find_spec("transformers") is None:
         text = f"hf: transformers is not installed: {install_command('hf')}"
@@ -84,7 +84,7 @@ def _check(
 
 
 def _config(
-    path: Path, model: HuggingFace, tokens: int | None, classes: int | None, documents: Apart | None
+    path: Path, model: HuggingFace, tokens: int | None, classes: int | None, documents: DocumentSetting | None
 ) -> Iterator[Problem]:
     try:
         data = read_json(path, unique=True)
@@ -129,7 +129,7 @@ def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield from _beyond(value, f"{key}.")
 
 
-def _mixed(config: Mapping[str, Any], documents: Apart) -> Iterator[Problem]:
+def _mixed(config: Mapping[str, Any], documents: DocumentSetting) -> Iterator[Problem]:
     """Why the documents of a sample would not be kept apart."""
     kind, attention = config["model_type"], config.get("attn_implementation") or "sdpa"
     if kind not in APART or config.get("use_bidirectional_attention"):

@@ -85,7 +85,7 @@ def _over_matrices(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) 
         return True
     tp, _ = _degrees(stored, sharded=sharded)
     layouts = [entry.layout for entry in _entries(stored).entries.values() if entry.kind == "param"]
-    return not files.over_axes(layouts, tp)
+    return not files.fits_axes(layouts, tp)
 
 
 def _entries(stored: Strategy | mindspore.StrategyFile) -> Strategy:

@@ -409,7 +409,7 @@ def _planned(
         notes.append(Note("debug.onerank", text))
     if (fault := drill.fault(job, request.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))
-    notes += [*resolve.note(resolved), *hugging_face.note(job), *optimizer.note(traits)]
+    notes += [*resolve.steps_note(resolved), *hugging_face.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, forward.graph)
     notes += resolve.untrained(job)
     note = None

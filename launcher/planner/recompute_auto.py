@@ -22,7 +22,7 @@ from launcher.plan.recompute_auto import (
     note,
     stage_of_modules,
     too_little,
-    under,
+    with_policies,
 )
 from launcher.plan.values.dtypes import DTYPE
 from launcher.plan.values.facts import Graph, TensorSpec
@@ -45,7 +45,7 @@ def solved(job: Job, planned: Planned) -> Plan:
     Raises ``RequestError`` if no choice fits.
     """
     room = _room(job)
-    plain = planned(under(job, {}))
+    plain = planned(with_policies(job, {}))
     if tightest(plain.estimate.memory, room).fits:
         return _noted(plain, blocks(plain), room)
 
@@ -56,7 +56,7 @@ def solved(job: Job, planned: Planned) -> Plan:
         choice = trials.choice()
         if choice is None:
             break
-        made.append(planned(under(job, choice)))
+        made.append(planned(with_policies(job, choice)))
         fullest = tightest(made[-1].estimate.memory, room)
         if fullest.fits:
             return _noted(made[-1], trials.blocks, room, exact=trials.exact)
@@ -70,9 +70,9 @@ def _same_stages(job: Job, planned: Planned) -> tuple[Planned, Plan]:
     Memory does not change the stages: blocks are recomputed for that.
     """
     ample = job.model_copy(update={"cluster": job.cluster.model_copy(update={"memory_gb": None})})
-    like = stage_of_modules(planned(under(ample, {})))
+    like = stage_of_modules(planned(with_policies(ample, {})))
     stay = partial(planned, like=like)
-    return stay, stay(under(job, {}))
+    return stay, stay(with_policies(job, {}))
 
 
 def _room(job: Job) -> int:
@@ -89,7 +89,7 @@ def _trials(job: Job, planned: Planned, plain: Plan, room: int) -> Trials:
     names = blocks(plain)
     while names:
         try:
-            plans = {p: planned(under(job, dict.fromkeys(names, p))) for p in POLICIES if p != NONE}
+            plans = {p: planned(with_policies(job, dict.fromkeys(names, p))) for p in POLICIES if p != NONE}
             return Trials({NONE: plain} | plans, names, room)
         except RequestError as error:
             texts = [problem.text for problem in error.problems]
@@ -105,7 +105,7 @@ def _cure(job: Job, plain: Plan, planned: Planned, room: int) -> str:
     for change in lighter(job, plain):
         try:
             stay, light = _same_stages(change.applied_to(job), planned)
-            full = stay(under(change.applied_to(job), dict.fromkeys(blocks(light), "full")))
+            full = stay(with_policies(change.applied_to(job), dict.fromkeys(blocks(light), "full")))
         except RequestError:  # not valid for this model or with other settings
             continue
         if tightest(full.estimate.memory, room).fits:

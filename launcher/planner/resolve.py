@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from launcher.errors import Problem, RequestError, of_users
+from launcher.errors import Problem, RequestError, user_error
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import Constant
@@ -50,7 +50,7 @@ def with_steps(resolved: Resolved) -> Resolved:
     return replace(resolved, job=_lasting(job, steps), epoch_samples=n)
 
 
-def note(resolved: Resolved) -> Iterator[Note]:
+def steps_note(resolved: Resolved) -> Iterator[Note]:
     """Notes how the number of steps was computed."""
     train, samples = resolved.job.train, resolved.epoch_samples
     if samples is not None and train.epochs is not None:
@@ -74,7 +74,7 @@ def _samples(job: Job) -> int:
     except Exception as error:
         if isinstance(error, RequestError) or not name:
             raise
-        raise _endless(job, f"the samples of {name} cannot be counted: {of_users(error)}") from None
+        raise _endless(job, f"the samples of {name} cannot be counted: {user_error(error)}") from None
     if n >= UNENDING:
         raise _endless(job, f"{name} has {n} samples, more than any training can read")
     return n

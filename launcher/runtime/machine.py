@@ -128,7 +128,7 @@ _MOST = (1 << 31) - 1
 _LARGE = 1 << 30
 
 
-def keep(environ: Mapping[str, str] = os.environ) -> bool:
+def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
     """Keeps freed memory in this process for later use; returns whether that could be set.
 
     By default glibc returns memory to the kernel whenever the top of the heap happens to be free. The tensors

@@ -11,7 +11,7 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.recompute_auto import blocks, under
+from launcher.plan.recompute_auto import blocks, with_policies
 from launcher.plan.show import text
 from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
@@ -53,8 +53,8 @@ def price(plan: Plan) -> tuple[int, int]:
 def between(layout: str, share: float, layers: int = 4) -> float:
     """Bytes: so much of the way from all blocks running again to none."""
     free = asked(layout, 1e15, layers)
-    plain = plan_job(under(free, {}))
-    full = plan_job(under(free, dict.fromkeys(blocks(plain), "full")))
+    plain = plan_job(with_policies(free, {}))
+    full = plan_job(with_policies(free, dict.fromkeys(blocks(plain), "full")))
     return most(full) + share * (most(plain) - most(full))
 
 
@@ -66,7 +66,7 @@ def test_of_all_choices_that_fit_none_is_cheaper(layout, share):
     assert most(found) <= int(room)
     names = [f"layers.{n}" for n in range(3)]
     every = [dict(zip(names, ways, strict=True)) for ways in product(("none", "selective", "full"), repeat=3)]
-    plans = [plan_job(under(wanted, choice)) for choice in every]
+    plans = [plan_job(with_policies(wanted, choice)) for choice in every]
     assert price(found) == min(price(plan) for plan in plans if most(plan) <= int(room))
 
 
@@ -99,7 +99,7 @@ def test_a_plan_is_that_of_the_policies_it_chose():
     wanted = asked("1f1b", between("1f1b", 0.5))
     found = plan_job(wanted)
     named = {r.module: r.policy for r in found.recomputed}
-    again = plan_job(under(wanted, named))
+    again = plan_job(with_policies(wanted, named))
     assert (again.recomputed, again.estimate) == (found.recomputed, found.estimate)
 
 

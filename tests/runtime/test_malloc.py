@@ -44,4 +44,4 @@ def test_steps_take_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", machine.MALLOC_VARIABLES)
 def test_what_users_say_of_it_stands(name: str) -> None:
-    assert not machine.keep({name: "4096"})
+    assert not machine.keep_freed_memory({name: "4096"})

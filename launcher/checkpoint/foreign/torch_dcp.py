@@ -256,7 +256,7 @@ class _Rebuilt:
 
 
 @dataclass(frozen=True)
-class Saved:
+class PickledTensor:
     """A tensor in a file. Its first value is at byte ``start`` of the file; ``strides`` are in bytes."""
 
     spec: TensorSpec
@@ -288,7 +288,7 @@ KNOWN: Known = {
 }
 
 
-def find(data: memoryview, start: int, length: int) -> Saved:
+def find(data: memoryview, start: int, length: int) -> PickledTensor:
     """Locates the tensor in the archive that is ``length`` bytes at ``start`` of a file.
 
     Raises ``ValueError`` if the archive is not a single tensor.
@@ -336,7 +336,7 @@ def _compressed(info: zipfile.ZipInfo) -> bool:
     return info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size
 
 
-def _within(t: _Rebuilt, base: int, nbytes: int, end: int) -> Saved:
+def _within(t: _Rebuilt, base: int, nbytes: int, end: int) -> PickledTensor:
     """Returns the tensor whose values are ``nbytes`` at byte ``base``, in an archive that ends at ``end``.
 
     Raises ``ValueError`` if a value is outside these bytes.
@@ -351,7 +351,9 @@ def _within(t: _Rebuilt, base: int, nbytes: int, end: int) -> Saved:
     last = t.offset + sum((n - 1) * stride for n, stride in zip(t.shape, t.strides, strict=True))
     if (0 not in t.shape and (last + 1) * size > nbytes) or base + nbytes > end:
         raise ValueError(f"its numbers need more than the {nbytes} bytes of the file")
-    return Saved(TensorSpec(t.shape, dtype), base + t.offset * size, tuple(n * size for n in t.strides))
+    return PickledTensor(
+        TensorSpec(t.shape, dtype), base + t.offset * size, tuple(n * size for n in t.strides)
+    )
 
 
 def _storage(pid: Any) -> _Storage:
@@ -427,7 +429,7 @@ class DcpFolder:
         spec = self.specs[name]
         return gathered(full_box(spec.shape), spec.dtype, lambda part, out: self.fill(name, part, out))
 
-    def _find(self, name: str, chunk: Chunk) -> Saved:
+    def _find(self, name: str, chunk: Chunk) -> PickledTensor:
         path = self.folder / chunk.file
         kind = irregular(path)
         if kind:

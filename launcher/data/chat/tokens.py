@@ -200,7 +200,7 @@ def make(settings: Chat, say: Callable[[str], None], speed: ProgressReporter) ->
     folder = shards.working_folder(final)
     with writing(folder), shards.locked(folder, say):
         if shards.published(final) is not None:
-            shards.leave(folder)
+            shards.remove_unused(folder)
             return
         shards.empty(folder)
         try:

@@ -72,10 +72,10 @@ def prepare(settings: Prepare, say: Say, speed: ProgressReporter) -> PreparedTok
     with writing(folder), shards.locked(folder, say):
         said_so = shards.published(dst)
         if said_so is not None and corpus.is_in(said_so):
-            shards.leave(folder)
+            shards.remove_unused(folder)
             return _from_manifest(said_so)
         if reason := occupied(dst, settings.overwrite):
-            shards.leave(folder)
+            shards.remove_unused(folder)
             raise RunError(reason)
         return _make(corpus, folder, say, speed)
 

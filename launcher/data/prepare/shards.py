@@ -139,7 +139,7 @@ def publish(folder: Path, dst: Path, manifest: dict[str, Any]) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def leave(folder: Path) -> None:
+def remove_unused(folder: Path) -> None:
     """Removes ``folder`` if it contains only the lock."""
     if [path.name for path in folder.iterdir()] == [LOCK]:
         (folder / LOCK).unlink()

@@ -73,7 +73,7 @@ def make(settings: Text, say: Callable[[str], None], speed: ProgressReporter) ->
         if not _complete(final):
             _make(settings, folder, final, say, speed)
         else:
-            shards.leave(folder)
+            shards.remove_unused(folder)
 
 
 def opened(settings: Text) -> TextTokens | None:

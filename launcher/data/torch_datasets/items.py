@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from launcher.data.shuffle import Indices
 from launcher.data.source import Source
-from launcher.errors import Problem, RequestError, RunError, of_users
+from launcher.errors import Problem, RequestError, RunError, user_error
 
 INPUT_KEYS = ("input", "inputs", "x", "image", "pixel_values")
 RETURN = "return a tensor, an array or a number"
@@ -80,7 +80,7 @@ def call_user(name: str, item: str, ask: Callable[[], Any]) -> Any:
     except RunError:
         raise
     except Exception as error:
-        raise BadItem(name, f"{item} cannot be read: {of_users(error)}") from error
+        raise BadItem(name, f"{item} cannot be read: {user_error(error)}") from error
 
 
 def collated(name: str, pairs: Sequence[tuple[int, Any]]) -> list[Tensor]:
@@ -90,7 +90,7 @@ def collated(name: str, pairs: Sequence[tuple[int, Any]]) -> list[Tensor]:
         columns = default_collate(items)
     except Exception as error:
         why = _unlike(pairs, items) or _foreign(pairs, items)
-        raise BadItem(name, why or f"its items cannot be collated: {of_users(error)}") from error
+        raise BadItem(name, why or f"its items cannot be collated: {user_error(error)}") from error
     for at, column in enumerate(columns):
         if not isinstance(column, Tensor):
             kind = type(items[0][at]).__name__

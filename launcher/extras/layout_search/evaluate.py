@@ -158,7 +158,7 @@ def _evaluated(
     job = context.job_of(layout)
     choosing = recompute_auto.is_requested(job)
     try:
-        plain = plan_job(recompute_auto.under(job, {}) if choosing else job, traces)
+        plain = plan_job(recompute_auto.with_policies(job, {}) if choosing else job, traces)
         if plain.estimate.step is None:
             return Unplannable(layout, "over device matrices no seconds are predicted")
         prediction = predicted(layout, plain)
@@ -225,7 +225,7 @@ def _all_again(
     blocks = recompute_auto.blocks(plan)
     for policy in policies if blocks else ():
         try:
-            made = plan_like(recompute_auto.under(job, dict.fromkeys(blocks, policy)), like, traces)
+            made = plan_like(recompute_auto.with_policies(job, dict.fromkeys(blocks, policy)), like, traces)
         except RequestError:  # this policy does not suit the model; another one may
             continue
         prediction = replace(predicted(plain.layout, made), policy=policy, again=1.0)
@@ -282,7 +282,7 @@ def settle(context: SearchContext, choice: UndecidedLayout, traces: Traces) -> F
     if not recompute_auto.is_requested(job):
         return Finalist(job, prediction)
     if not prediction.again:
-        return Finalist(recompute_auto.under(job, {}), prediction)
+        return Finalist(recompute_auto.with_policies(job, {}), prediction)
     try:
         return _settled(prediction, job, plan_job(job, traces))
     except RequestError:
@@ -295,8 +295,8 @@ def settle(context: SearchContext, choice: UndecidedLayout, traces: Traces) -> F
 def _recompute_all(prediction: Predicted, job: Job, traces: Traces) -> Finalist | None:
     """Recomputes all blocks, in stages that are balanced for that; ``None`` if it cannot be planned."""
     try:
-        blocks = recompute_auto.blocks(plan_job(recompute_auto.under(job, {}), traces))
-        every = recompute_auto.under(job, dict.fromkeys(blocks, prediction.policy))
+        blocks = recompute_auto.blocks(plan_job(recompute_auto.with_policies(job, {}), traces))
+        every = recompute_auto.with_policies(job, dict.fromkeys(blocks, prediction.policy))
         return _settled(prediction, every, plan_job(every, traces))
     except RequestError:
         return None

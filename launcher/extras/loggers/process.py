@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import yaml
 
 from launcher.checkpoint.tensorfile.disk import write_text
-from launcher.errors import Problem, of_users
+from launcher.errors import Problem, user_error
 from launcher.extras.loggers.sinks import (
     FOLDER,
     MLflowLogger,
@@ -246,7 +246,7 @@ def main() -> None:
         _serve(begun, lines, news)
         failed = False
     except (Exception, SystemExit) as error:  # a foreign package may raise anything
-        news.tell(failed=of_users(error))
+        news.tell(failed=user_error(error))
     sys.stdout.flush()
     os._exit(failed)  # its threads and hooks have had their time
 
@@ -318,7 +318,7 @@ def _log_rows(logger: RunLogger, lines: Iterator[bytes], news: News, first: Call
         except (Exception, SystemExit) as error:  # a foreign package may raise anything
             lost += 1
             if lost == 1:
-                news.tell(lost=f"step {row['step']}: {of_users(error)}")
+                news.tell(lost=f"step {row['step']}: {user_error(error)}")
         news.tell(taken=taken)
         if taken + lost == 1:
             first()

@@ -165,7 +165,7 @@ def gaps(folder: Path, results: Sequence[CellResult], precisions: Mapping[str, s
     for result in results:
         name = result.cell.name
         mine = [row for row in RowReader(folder / name).read() if "loss" in row]
-        kind = numbers(result.cell)
+        kind = number_settings(result.cell)
         if kind not in first:
             first[kind] = name, mine
             continue
@@ -174,7 +174,7 @@ def gaps(folder: Path, results: Sequence[CellResult], precisions: Mapping[str, s
     return out
 
 
-def numbers(cell: Cell) -> tuple[str, ...]:
+def number_settings(cell: Cell) -> tuple[str, ...]:
     """The overrides of a cell on which its numbers depend: all but those of the layout."""
     return tuple(word for word in cell.overrides if not _of_the_layout(word.lstrip("+~").partition("=")[0]))
 

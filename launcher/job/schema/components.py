@@ -314,7 +314,7 @@ class Chat(Settings):
 
 
 @dataclass(frozen=True)
-class Apart:
+class DocumentSetting:
     """The setting that keeps documents of a sample apart, its value, and a value that does not."""
 
     key: str
@@ -326,12 +326,12 @@ class Apart:
         return f"{self.key}={self.off}"
 
 
-def apart(data: object) -> Apart | None:
+def apart(data: object) -> DocumentSetting | None:
     """The setting by which ``data`` give a model (tokens, documents); ``None`` if there is none."""
     if isinstance(data, Tokens) and data.document_mask:
-        return Apart("data.document_mask", "true", "false")
+        return DocumentSetting("data.document_mask", "true", "false")
     if isinstance(data, Chat) and data.packing == "best_fit":
-        return Apart("data.packing", "best_fit", "single")
+        return DocumentSetting("data.packing", "best_fit", "single")
     return None
 
 

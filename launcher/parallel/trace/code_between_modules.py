@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from launcher.errors import Problem, RequestError, of_users
+from launcher.errors import Problem, RequestError, user_error
 from launcher.parallel.cost.kernels import Meter
 from launcher.parallel.dispatch.containers import tensors
 from launcher.parallel.dispatch.modes import default_dtype, evaluating, of_error
@@ -48,7 +48,7 @@ NO_COST: Cost = (0, 0, Operations())
 class Tracer(Capture):
     """The graph of a model with ``leaves`` as opaque calls.
 
-    The graph is valid for inputs of these shapes; another batch shape is traced anew and compared (``same``).
+    The graph is valid for inputs of these shapes; for another batch shape it is traced again and compared.
 
     Attributes:
         watch: what was observed of the forward.
@@ -194,7 +194,7 @@ def trace(
     # again, and in evaluation mode: it must do the same, or no stage can run it
     once = variables(modules)
     follow_again = partial(_follow, model, leaves, inputs, counted=counted)
-    difference = same(tracer.graph, follow_again().graph)
+    difference = graph_difference(tracer.graph, follow_again().graph)
     if difference:
         text = f"the code between the named modules changes from one forward to the next ({difference})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
@@ -233,7 +233,7 @@ def _evaluated(tracer: Tracer, other: Tracer) -> None:
     tracer.evaluation = other
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
-    difference = same(tracer.graph, other.graph)
+    difference = graph_difference(tracer.graph, other.graph)
     if difference:
         text = f"the code between the named modules differs between training and evaluation ({difference})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
@@ -356,7 +356,7 @@ def refusing(
         # the forward itself fails
         shapes = ", ".join(f"{tuple(x.shape)} {spec(x).dtype}" for x in inputs)
         cure = DTYPES if "dtype" in line or "scalar type" in line else ""
-        text = f"the forward of {name} fails{inner} for inputs of shape {shapes}: {of_users(first, cure)}"
+        text = f"the forward of {name} fails{inner} for inputs of shape {shapes}: {user_error(first, cure)}"
         raise RequestError((Problem("model", text),)) from first
 
 
@@ -377,7 +377,7 @@ def failing(model: nn.Module, error: BaseException) -> str:
     return innermost
 
 
-def same(a: fx.Graph, b: fx.Graph) -> str:
+def graph_difference(a: fx.Graph, b: fx.Graph) -> str:
     """Return the first difference of two graphs, in words; "" if they do the same."""
     for left, right in zip(a.nodes, b.nodes, strict=False):
         one, other = call_text(left), call_text(right)

@@ -217,7 +217,7 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
     return [Note("parallel.hsdp", f"{listed(kept)} {verb} unsharded: the forward changes {pronoun}")]
 
 
-def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
+def id_problems(job: Job, graph: Graph) -> Iterator[Problem]:
     """Yields tables that have no row for an id of the data: a rank would fail in the lookup."""
     data = job.data
     path = getattr(data, "target", None) or getattr(data, "path", None) or getattr(data, "name", "data")

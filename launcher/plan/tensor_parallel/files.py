@@ -273,13 +273,13 @@ def degree(layouts: Iterable[Layout], *, sharded: bool) -> int:
     return max(sizes, default=1)
 
 
-def over_axes(layouts: Iterable[Layout], tp: int) -> bool:
+def fits_axes(layouts: Iterable[Layout], tp: int) -> bool:
     """Whether ``tp`` consecutive ranks cut at most one dim of each layout, data-parallel ranks only dim 0.
 
     >>> grid = Grid.of(x=2, y=4)
-    >>> over_axes([Layout(grid, (8, 8), (("x",), ("y",)))], tp=4)
+    >>> fits_axes([Layout(grid, (8, 8), (("x",), ("y",)))], tp=4)
     True
-    >>> over_axes([Layout(grid, (8, 8), (("y",), ("x",)))], tp=4)
+    >>> fits_axes([Layout(grid, (8, 8), (("y",), ("x",)))], tp=4)
     False
     """
     return all(_over_axes(layout, tp) for layout in layouts)

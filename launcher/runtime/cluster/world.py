@@ -101,7 +101,7 @@ def connect(
     if accelerated:
         devices.use(device)
     else:
-        machine.keep()
+        machine.keep_freed_memory()
 
     timeout = timedelta(seconds=timeout_s)
     store.set_timeout(timeout)

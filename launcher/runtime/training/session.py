@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher.errors import RunError, of_users
+from launcher.errors import RunError, user_error
 from launcher.optional import drill
 from launcher.parallel.grad_norm import Norm
 from launcher.parallel.parallel_model import ParallelModel
@@ -89,7 +89,7 @@ class Callbacks:
             try:
                 answer = act(event)
             except (Exception, SystemExit) as error:  # user code may raise anything
-                raise RunError(f"{name}.{hook} failed after step {step}: {of_users(error)}") from error
+                raise RunError(f"{name}.{hook} failed after step {step}: {user_error(error)}") from error
             self.stop_requested |= answer is True
 
     def agreed(self) -> bool:

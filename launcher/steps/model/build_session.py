@@ -24,7 +24,7 @@ from launcher.data.checks import with_data_read
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.data.torch_datasets.stream import IndexedStream
-from launcher.errors import RequestError, RunError, of_users, refuse
+from launcher.errors import RequestError, RunError, refuse, user_error
 from launcher.job import targets
 from launcher.job.schema.base import place
 from launcher.job.schema.components import HuggingFace, Target
@@ -210,7 +210,7 @@ def _built(target: Target, i: int, allow: tuple[str, ...]) -> object:
     except RequestError as error:
         raise RunError(str(error)) from error
     except (Exception, SystemExit) as error:  # user code may raise anything
-        raise RunError(f"callbacks.{i} {target.target} cannot be built: {of_users(error)}") from error
+        raise RunError(f"callbacks.{i} {target.target} cannot be built: {user_error(error)}") from error
 
 
 def build(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.extras.sweep.cell_process import CellResult
-from launcher.extras.sweep.results import EARLY, gaps, numbers
+from launcher.extras.sweep.results import EARLY, gaps, number_settings
 from launcher.job.sweep_grid import Cell
 
 ROWS = [{"step": n, "loss": 4.0 / n, "grad_norm": 1.0} for n in range(1, 9)]
@@ -63,4 +63,4 @@ def test_cells_of_other_numbers_are_not_compared(tmp_path):
 def test_what_numbers_hang_on_is_all_but_the_layout():
     layout = ("+parallel.grid.tp=2", "operators=megatron", "launch.nproc=2", "parallel.pipeline.micro_batch_num=2")
     rest = ("recipe=lm_tp2", "optim.lr=1", "parallel.gradients_mean=false", "parallel.pipeline.loss_reduction=sum")
-    assert numbers(Cell("0", (*layout, *rest), ())) == rest
+    assert number_settings(Cell("0", (*layout, *rest), ())) == rest

@@ -48,7 +48,7 @@ class Case:
             tuple(sum(self.forward[r]) for r in runs), tuple(sum(self.backward[r]) for r in runs), (0,) * len(runs)
         )
 
-    def held(self, rank: int, runs: tuple[Run, ...]) -> int:
+    def rank_bytes(self, rank: int, runs: tuple[Run, ...]) -> int:
         """Each part once, and once more for each micro batch that is in flight at first."""
         return sum(sum(self.nbytes[i:j]) * (1 + self.ahead[s]) for s, i, j in runs)
 
@@ -80,7 +80,7 @@ class Case:
     def fullest(self, cut: Cut) -> int:
         runs = [(s, cut[s], cut[s + 1]) for s in range(len(self.places))]
         each = [tuple(run for run in runs if self.places[run[0]] == rank) for rank in range(self.ranks)]
-        return max(self.held(rank, mine) for rank, mine in enumerate(each))
+        return max(self.rank_bytes(rank, mine) for rank, mine in enumerate(each))
 
     def every(self) -> Iterator[Cut]:
         for ends in combinations(range(1, len(self.forward)), len(self.places) - 1):

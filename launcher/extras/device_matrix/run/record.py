@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.random import fork_rng
 
-from launcher.errors import Problem, RequestError, of_users, refuse
+from launcher.errors import Problem, RequestError, refuse, user_error
 from launcher.extras.device_matrix.op_graph import Arg, Name, OpGraph, OpNode, Ref, Value
 from launcher.extras.device_matrix.run.compare_recording import lost
 from launcher.parallel.dispatch.modes import default_dtype, of_error
@@ -91,7 +91,7 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor], *, ours: bool = Fa
     except Exception as error:  # from the code of a model, or torch's tracing
         at = failing(traced, error)
         reads = looks(error) or "data-dependent" in str(error)
-        why = f"{LOOKS} ({of_error(error)})" if reads else of_users(error)
+        why = f"{LOOKS} ({of_error(error)})" if reads else user_error(error)
         text = f"torch.export cannot follow {at or type(module).__name__}: {why}"
         raise RequestError((_cannot(text),)) from error
     _refuse_hidden_changes(program)
