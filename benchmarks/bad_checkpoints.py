@@ -28,6 +28,7 @@ from launcher.checkpoint.layout.shards import full_box
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.write import saved_boxes
 from launcher.extras.mindspore.rank_files import held_boxes
+from launcher.runtime.processes.fork_server import serving_from_here
 from launcher.runtime.processes.start import run_ranks
 
 ROOT = Path(__file__).parent.parent
@@ -215,4 +216,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with serving_from_here():
+        main()

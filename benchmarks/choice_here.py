@@ -34,6 +34,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.time.speeds import speeds
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.fork_server import serving_from_here
 from launcher.runtime.processes.start import run_ranks
 
 SIZES = (1, 2, 4)
@@ -88,9 +89,9 @@ def others(size: int, job: Job) -> Iterator[tuple[str, Job]]:
     fast = speeds(job)
     assert fast is not None
     there = candidates.space(job)
-    asked = SearchContext(job, there.named, fast)
+    context = SearchContext(job, there.named, fast)
     for layout in there.layouts:
-        settled = asked.of(layout)
+        settled = context.job_of(layout)
         parallel = settled.parallel.model_copy(update={"recompute": None})
         yield named(size, layout), settled.model_copy(update={"parallel": parallel})
 
@@ -229,4 +230,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with serving_from_here():
+        main()

@@ -24,6 +24,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.run.viewers import Viewers, viewers
 from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.fork_server import serving_from_here
 from launcher.runtime.processes.start import run_ranks
 
 FIGURES = (
@@ -102,4 +103,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with serving_from_here():
+        main()

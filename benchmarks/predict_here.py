@@ -32,6 +32,7 @@ from launcher.plan.time.prediction import predict
 from launcher.plan.time.speeds import speeds_of
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.fork_server import serving_from_here
 from launcher.runtime.processes.start import run_ranks
 
 MODEL = (
@@ -304,4 +305,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with serving_from_here():
+        main()

@@ -57,7 +57,9 @@ def batches(texts: list[str], most: int) -> Iterator[list[str]]:
             yield batch
             batch = []
         if most < 0:
-            return
+            break
+    if batch:
+        yield batch
 
 
 def core(tokenizer: Tokenizer, texts: list[str]) -> None:

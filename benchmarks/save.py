@@ -26,6 +26,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.fork_server import serving_from_here
 from launcher.runtime.processes.start import run_ranks
 
 MODES = ("no checkpoint", "waited for", "by a thread")
@@ -126,4 +127,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with serving_from_here():
+        main()

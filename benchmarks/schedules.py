@@ -21,6 +21,7 @@ from launcher.plan.schedule import schedules
 from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.fork_server import serving_from_here
 from launcher.runtime.processes.start import run_ranks
 
 FORWARD, INPUT, WEIGHT = 1.0, 1.0, 1.0
@@ -94,6 +95,7 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
     import torch
     import torch.distributed as dist
 
+    from launcher.parallel.fsdp.gather import Prefetch
     from launcher.runtime.torch_private import pipelining
 
     # the stages of this rank
@@ -115,7 +117,9 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
             reshard_each=False,
             carry=None,
             collect=lambda: None,
-            order=Unordered(),
+            order=NothingSharded(),
+            prefetch=Prefetch((), ()),
+            reductions=NothingSharded(),
         )
         for s, rank in enumerate(places)
         if rank == world.rank
@@ -141,10 +145,13 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
     return best
 
 
-class Unordered:
-    """Stands for ``parallel.fsdp.gather_order.Order``: no weights are sharded, there is no order to keep."""
+class NothingSharded:
+    """Stands for ``GatherOrder`` and ``ReduceOrder`` of ``launcher/parallel/fsdp/``: nothing has an order."""
 
-    forward = backward = filling = staticmethod(nullcontext)
+    forward = backward = last_backward = staticmethod(nullcontext)
+
+    def flush(self) -> None:
+        """Nothing is reduced."""
 
 
 def _sleeper(part: float) -> Any:
@@ -255,4 +262,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with serving_from_here():
+        main()

@@ -60,13 +60,15 @@ def copy(signs: Path, src: str, dst: str, sync: str) -> None:
 def dcp(signs: Path, src: str, dst: str, mib: str, case: str) -> None:
     """Ranks of the destination load their shards of ``src`` and save them; their start is not timed."""
     from benchmarks.checkpoints import CASES
+    from launcher.runtime.processes.fork_server import serving_from_here
     from launcher.runtime.processes.start import run_ranks
 
     _import_dcp()
-    run_ranks(
-        partial(_reshard, signs=signs, src=src, dst=dst, mib=int(mib), grid=CASES[case].dst),
-        CASES[case].dst.size,
-    )
+    with serving_from_here():
+        run_ranks(
+            partial(_reshard, signs=signs, src=src, dst=dst, mib=int(mib), grid=CASES[case].dst),
+            CASES[case].dst.size,
+        )
 
 
 def dcp_source(folder: str, mib: int, case: str) -> None:

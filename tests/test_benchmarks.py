@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import exhaustive
-
 ROOT = Path(__file__).parents[1]
 
 # each benchmark at its smallest size, with the patterns of its lines in order and how often each comes
@@ -121,7 +119,6 @@ SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
 }
 
 
-@exhaustive
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_benchmark_runs_and_its_table_has_the_documented_rows(name: str) -> None:
     command, expected = SMALLEST[name]

@@ -172,6 +172,18 @@ def only_imported() -> None:
     _forks_left = 1
 
 
+@contextmanager
+def serving_from_here() -> Iterator[None]:
+    """Starts the server as a fork of this script, so that ranks can run functions of the script itself.
+
+    Another server cannot import ``__main__``. The script must only have imported modules.
+    """
+    only_imported()
+    with serving() as server:
+        server.prepare()
+        yield
+
+
 def fork_from_here() -> None:
     """Servers of this process are always forks of it. For tests, which patch imported modules."""
     global _forks_left
