@@ -21,6 +21,7 @@ from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import HalfWeights, half_weights, shard
 from launcher.parallel.half_precision import narrow_frozen
 from launcher.parallel.mesh import Meshes
+from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.recompute import install
 from launcher.parallel.replicas import Bucketed, Statistics, fuse, statistics, sums
 from launcher.parallel.stages import StagePart, flatten, split, traced
@@ -178,7 +179,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     """
     # this rank's stages, still without values
     drawn.axis.join(meshes.coords["tp"], meshes.tp)
-    modes = Modes.from_model(drawn.model)
+    modes = Modes.from_model(drawn.model, copied(drawn.model))
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
     check_agreement(parts, drawn.full_tensor)
     flatten(parts, plan)

@@ -20,7 +20,8 @@ from launcher.parallel.cost.saved_hooks import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import tree_leaves
 from launcher.parallel.kept_calls import RecomputedCalls, Telling
-from launcher.parallel.model_state.python_state import changed, snapshot, untouched
+from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.python_state import PythonState, changed, snapshot, untouched
 from launcher.parallel.sequence import Carry
 from launcher.parallel.tensor_parallel.collectives import Axis, CollectiveResults
 from launcher.plan.values.setting import Recomputed
@@ -86,10 +87,15 @@ class RecomputedForward:
         The plan checks the same, except for modules that read values.
         """
         watched = not self.axis.planned and next(self.numbers) in (1, 2)
-        before = snapshot(self.module) if watched else None
+        before = self._state() if watched else ()
         yield
-        if before is not None and (changes := changed(before, snapshot(self.module))):
-            raise self.not_recomputable(f"each of its forwards changes {changes[0][0]}")
+        for was, now in zip(before, self._state() if watched else (), strict=True):
+            if changes := changed(was, now):
+                raise self.not_recomputable(f"each of its forwards changes {changes[0][0]}")
+
+    def _state(self) -> tuple[PythonState, PythonState]:
+        """Return the state that the module has in Python, and that of its files and of the process."""
+        return snapshot(self.module), variables(files(*map(type, self.module.modules())))
 
     def not_recomputable(self, why: str) -> RequestError:
         """Return the error that the module cannot be recomputed."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from launcher.parallel.deferred_init.fill import InitialTensors
+    from launcher.parallel.trace.outside_reads import OutsideReads
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class ModelRead:
     ``lost``: why its weights cannot be initialized without building the full model. ``marks``: Python
     attributes of its tensors, each with the names of the tensors that have it. ``flows``: traced operators,
     by operators, tp and inputs. ``initial``: the values that the constructor gives its tensors. ``mixing``:
-    whether samples of a batch depend on one another, by inputs, as far as that was tried.
+    whether samples of a batch depend on one another, by inputs, as far as that was tried. ``outside``: what
+    its output depends on outside of the model, by inputs too.
     """
 
     make: Callable[[], nn.Module]
@@ -54,6 +56,7 @@ class ModelRead:
     )
     initial: InitialTensors | None = None
     mixing: dict[tuple[TensorSpec, ...], str | None] = field(default_factory=dict)
+    outside: dict[tuple[TensorSpec, ...], OutsideReads] = field(default_factory=dict)
 
     @cached_property
     def module(self) -> nn.Module:
@@ -265,11 +268,14 @@ def try_samples(
     from launcher.parallel.trace.sample_values import TrialValues, tried_with
 
     with environment_reads(), tried_with(TrialValues(batches(samples(job)), model.initial)):
-        mixing = _mixing(job, model, specs)
+        mixing, reads = _mixing(job, model, specs), _outside(job, model, specs)
         untried = too_large(model.module) if isinstance(job.model, Target) else 0
 
         def finished(seen: TracedForward) -> TracedForward:
-            effects = replace(seen.graph.effects, mixing=mixing, untried=untried)
+            world = (*seen.graph.effects.world, *(("", name) for name in reads.places))
+            effects = replace(
+                seen.graph.effects, mixing=mixing, untried=untried, world=world, clocks=reads.clocks
+            )
             return replace(seen, graph=replace(seen.graph, effects=effects))
 
         yield finished
@@ -309,6 +315,19 @@ def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | 
     if one not in model.mixing:
         model.mixing[one] = mixing(model.module, meta(one))
     return model.mixing[one]
+
+
+def _outside(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> OutsideReads:
+    """What a user's model computes with that is neither its own nor an input."""
+    from launcher.parallel.trace.model_facts import meta
+    from launcher.parallel.trace.outside_reads import OutsideReads, outside_reads
+
+    if not isinstance(job.model, Target):
+        return OutsideReads()
+    one = tuple(replace(s, shape=(1, *s.shape[1:])) for s in specs)
+    if one not in model.outside:
+        model.outside[one] = outside_reads(model.module, meta(one))
+    return model.outside[one]
 
 
 def samples(job: Job) -> tuple[Tensor, ...]:

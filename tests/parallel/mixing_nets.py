@@ -66,6 +66,9 @@ class Net(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
         self.gate = nn.Linear(6, 2)
+        self.calls, self.state = 0, {"calls": 0}
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.share = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.between(torch.tanh(self.a(x)))))
@@ -86,6 +89,25 @@ class Net(nn.Module):
             return x * likeness.log_softmax(-1).diagonal()[:, None]
         if self.kind == "mean":
             return x - x.mean(0)
+        if self.kind == "later":
+            self.calls += 1
+            return x - x.mean(0) if self.calls > 100 else x
+        if self.kind == "later by a dict":
+            self.state["calls"] += 1
+            return x - min(1.0, (self.state["calls"] - 1) / 2000 // 1) * x.mean(0)
+        if self.kind == "later by a buffer":
+            self.count += 1
+            return x - (self.count > 500_000) * x.mean(0)
+        if self.kind == "later in the backward":
+            return InBackward.apply(x, self.counted)
+        if self.kind == "gated from zero":
+            return x - self.share * x.mean(0)
+        if self.kind == "in half precision":
+            rough = x.to(torch.bfloat16)
+            return x + 0.01 * rough.mean(0).to(x.dtype)
+        if self.kind == "counts":
+            self.calls += 1
+            return x * min(1.0, self.calls / 1000)
         if self.kind == "clock":
             return x * next(TICKS)
         if self.kind == "mean and dropout":
@@ -108,6 +130,11 @@ class Net(nn.Module):
         if self.kind == "functional norm":
             return F.batch_norm(x, None, None, training=True)
         return self.drop(x) if self.kind == "dropout" else self.norm(self.b(x))
+
+    def counted(self, grad: Tensor) -> Tensor:
+        """A gradient that is centred after a hundred backwards."""
+        self.calls += 1
+        return grad - grad.mean(0) if self.calls > 100 else grad
 
     def routed(self, x: Tensor, capacity: int, drop: Callable[[Tensor], Tensor] = torch.tanh) -> Tensor:
         """Each expert takes the first ``capacity`` samples that want it."""

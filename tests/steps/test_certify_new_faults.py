@@ -49,7 +49,7 @@ def never_in_training(patch: Patch) -> None:
     patch.setattr(record, "in_training", lambda build: build())
 
     @classmethod  # type: ignore[misc]
-    def as_they_are(cls: type[Modes], model: nn.Module) -> Modes:
+    def as_they_are(cls: type[Modes], model: nn.Module, trial: nn.Module) -> Modes:
         return cls(tuple((m, m.training, False) for m in model.modules()))
 
     def by_flags(self: Modes, parts: Any, training: bool) -> None:

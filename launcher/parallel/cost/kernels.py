@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from launcher.parallel.cost.saved_hooks import SavedHooks
 from launcher.parallel.dispatch import modes
 from launcher.parallel.dispatch.containers import tensors
-from launcher.parallel.dispatch.modes import Dispatch
+from launcher.parallel.dispatch.modes import Dispatch, sparse_parts
 from launcher.plan.values.operations import Operations, Product, total
 
 aten = torch.ops.aten
@@ -355,6 +355,10 @@ class Meter:
         return self._flops.operations
 
     def _keep(self, t: torch.Tensor) -> torch.Tensor:
+        if t.layout is not torch.strided:
+            for part in sparse_parts(t):
+                self._keep(part)
+            return t
         storage = t.untyped_storage()
         self.kept.add(storage._cdata)
         if storage._cdata not in self._seen:

@@ -18,8 +18,9 @@ from launcher.parallel.cost.fusion_meter import FusionMeter
 from launcher.parallel.cost.kernels import FusedKernels, OperationsMeter, flops_of
 from launcher.parallel.cost.saved_hooks import AGAIN, PLAIN, SavedHooks, Sent
 from launcher.parallel.dispatch import modes
-from launcher.parallel.dispatch.modes import Dispatch, default_dtype, tree_leaves, tree_map_only
+from launcher.parallel.dispatch.modes import Dispatch, default_dtype, sparse_parts, tree_leaves, tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot
 from launcher.parallel.split_backward import FORMS, Deferral, MatmulCall
 from launcher.plan.values.facts import Backward, Compiled
@@ -64,7 +65,12 @@ class MemoryMeter(Dispatch):
         """Called before a new peak counts: a subclass may wait until other threads have freed memory."""
 
     def _see(self, t: torch.Tensor) -> None:
-        storage = getattr(t, "_local_tensor", t).untyped_storage()
+        local = getattr(t, "_local_tensor", t)
+        if local.layout is not torch.strided:
+            for part in sparse_parts(local):
+                self._see(part)
+            return
+        storage = local.untyped_storage()
         if (storage.device.type == "meta") == (self.kind == "meta"):
             self._track(storage)
 
@@ -221,7 +227,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         module = copied(module).to("meta")  # a part of a model that reads values
     params = [p for p in module.parameters() if p.requires_grad]
     regions = _regions(module)
-    twice: tuple[str, ...] = ()
+    twice: tuple[tuple[str, str], ...] = ()
 
     # outside the modes that trace the forward; the meter sees only what this call allocates
     meter = _WorkMeter(params)
@@ -232,7 +238,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         try:
             with _counting(again, params):
                 saved_bytes = _saved(module, args, kwargs) if regions else 0
-                state = [(m, snapshot(m), _streams(m)) for m in regions]
+                state = [(m, snapshot(m), _around(m), _streams(m)) for m in regions]
 
                 # the forward, and the state that it changes although it is recomputed
                 with meter, torch.enable_grad():
@@ -269,12 +275,20 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     return Measured(seen, everything - later)
 
 
-def _changed(region: nn.Module, before: PythonState, streams: dict[str, bytes]) -> Iterator[str]:
-    """Yield the Python attributes of a module that have changed, and the changed random generators in it."""
+def _around(region: nn.Module) -> PythonState:
+    """Return the state around a module: variables of its files, and of the process."""
+    return variables(files(*map(type, region.modules())))
+
+
+def _changed(
+    region: nn.Module, before: PythonState, around: PythonState, streams: dict[str, bytes]
+) -> Iterator[tuple[str, str]]:
+    """Yield a module with each attribute, variable or random generator that its forward has changed."""
     forward: Any = region.forward
     name = forward.recomputed.module
-    yield from (f"{name}.{attribute}" for attribute, _ in changed(before, snapshot(region)))
-    yield from (f"{name}.{n}" for n, state in _streams(region).items() if state != streams.get(n))
+    yield from ((name, f"{name}.{attribute}") for attribute, _ in changed(before, snapshot(region)))
+    yield from ((name, variable) for variable, _ in changed(around, _around(region)))
+    yield from ((name, f"{name}.{n}") for n, state in _streams(region).items() if state != streams.get(n))
 
 
 def _saved(module: nn.Module, args: Any, kwargs: Any) -> int:

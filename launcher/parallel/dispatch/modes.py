@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from launcher.parallel.dispatch.containers import repacked
 
@@ -57,6 +57,18 @@ def batched(t: Any) -> bool:
     return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
+def sparse_parts(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors with the indices and the values of a sparse tensor, if its layout has them."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        if t.layout is torch.sparse_coo:
+            return t._indices(), t._values()
+        if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return t.crow_indices(), t.col_indices(), t.values()
+        if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+            return t.ccol_indices(), t.row_indices(), t.values()
+    return ()
+
+
 def is_dropout(module: nn.Module) -> bool:
     """Whether ``module`` is one of torch's whose only draw is dropout, which can be turned off."""
     known = isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention)
@@ -75,13 +87,16 @@ class Modes:
     flags: tuple[tuple[nn.Module, bool, bool], ...]
 
     @classmethod
-    def from_model(cls, model: nn.Module) -> Modes:
-        """Read the flags of ``model``; leaves it in training mode."""
-        modules = tuple(model.modules())
-        model.eval()
-        evaluating = [m.training for m in modules]
-        model.train()
-        return cls(tuple((m, m.training, e) for m, e in zip(modules, evaluating, strict=True)))
+    def from_model(cls, model: nn.Module, trial: nn.Module) -> Modes:
+        """Read the flags that the modules of ``model`` get, by switching ``trial``, a copy of it.
+
+        ``model`` itself is in training mode: its own ``train`` may count, or merge weights.
+        """
+        trial.eval()
+        evaluating = [m.training for m in trial.modules()]
+        trial.train()
+        training = [m.training for m in trial.modules()]
+        return cls(tuple(zip(model.modules(), training, evaluating, strict=True)))
 
     def switch(self, parts: Iterable[nn.Module], training: bool) -> None:
         """Do to ``parts`` of the model what ``model.train(training)`` does."""

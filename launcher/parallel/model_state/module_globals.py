@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from launcher.parallel.model_state.deep_copy import cells
+from launcher.parallel.model_state.process_state import ProcessSnapshot, process_state
 from launcher.parallel.model_state.python_state import (
     LIBRARIES,
     PythonState,
@@ -137,9 +138,14 @@ def _walk(names: Iterable[str]) -> _Walk:
 
 
 def variables(names: Iterable[str]) -> PythonState:
-    """Return the state of these modules: global variables, class attributes, and variables of functions."""
+    """Return the state of these modules: global variables, class attributes, and variables of functions.
+
+    Their process's own state is a part of it: environment variables, and settings such as a default dtype.
+    """
     here = _walk(names)
     out = PythonState()
+    for name, value in process_state():
+        out.enter(name, value)
     for shown, _, _, value in here.state():
         out.enter(shown, value)
     for shown, f in here.functions:
@@ -148,6 +154,11 @@ def variables(names: Iterable[str]) -> PythonState:
         out.enter(f"the defaults of {shown}", [f.__defaults__, f.__kwdefaults__])
         out.enter(shown, vars(f))
     return out
+
+
+def globals_of(names: Iterable[str]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the global variables and class attributes of these modules: the owner, the key and the value."""
+    yield from ((owner, key, value) for _, owner, key, value in _walk(names).state())
 
 
 class GlobalsSnapshot:
@@ -198,12 +209,13 @@ class GlobalsSnapshot:
 
 @contextmanager
 def put_back(names: Iterable[str]) -> Iterator[None]:
-    """Undo all changes to the variables of these modules on exit."""
-    before = GlobalsSnapshot(names)
+    """Undo all changes to the variables of these modules, and to the state of the process, on exit."""
+    before, process = GlobalsSnapshot(names), ProcessSnapshot()
     try:
         yield
     finally:
         before.restore()
+        process.restore()
 
 
 @contextmanager

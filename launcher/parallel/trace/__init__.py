@@ -5,6 +5,7 @@ __all__ = [
     "graph_recorder",
     "mixing_samples",
     "model_facts",
+    "outside_reads",
     "sample_values",
     "specs",
     "world_reads",

@@ -348,7 +348,7 @@ def refusing(
                 why = f"{LOOKS} ({line.rstrip('.')}); {VALUES}"
                 text = f"the forward of {name} cannot be planned{inner}{at}: {why}"
                 raise RequestError((Problem("model", text),)) from first
-            why = line if isinstance(first, Uncuttable) else LOOKS
+            why = line if isinstance(first, Uncuttable) else SPARSE if "SparseMeta" in line else LOOKS
             place = at if isinstance(first, Uncuttable) else f"{inner}{at}"
             text = f"cannot trace the code between the named modules of {name}{place}: {why}; {CURE}"
             raise RequestError((Problem(STAGES, text),)) from first
@@ -358,6 +358,9 @@ def refusing(
         cure = DTYPES if "dtype" in line or "scalar type" in line else ""
         text = f"the forward of {name} fails{inner} for inputs of shape {shapes}: {user_error(first, cure)}"
         raise RequestError((Problem("model", text),)) from first
+
+
+SPARSE = "it computes with sparse tensors, which torch cannot do without values"
 
 
 def failing(model: nn.Module, error: BaseException) -> str:

@@ -20,19 +20,25 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype, draws, evaluating, tree_leaves
+from launcher.parallel.model_state.counts import counts
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, put_back
 from launcher.parallel.trace.sample_values import FEW, trying
+from launcher.parallel.trace.state_effects import FRESH
 from launcher.parallel.trace.zero_inputs import in_memory, stand_ins
 
 SAMPLES = 8
 REPEATS = 5
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
 COARSE = 3e-2
-"""Tolerance for other dtypes.
+"""Tolerance for other dtypes, of models whose tensors cannot all be widened.
 
 All are relative to the largest value, as kernels may round other rows differently.
 """
+STEP = 0.02
+"""How far weights are moved: a weight that starts at zero hides what it scales."""
+AGES = 10, 1_000, 1_000_000
+"""Numbers of forwards after which a model that counts them is tried too."""
 ROUGHER = 10
 """How many times as much a gradient may differ, as it has been through twice the operations."""
 OUTPUT, GRADIENT = "its output for a sample", "the gradient of a sample"
@@ -65,20 +71,26 @@ ARGUMENTS = {
 }
 
 
-class _FixedDraws(Dispatch):
+class FixedDraws(Dispatch):
     """Makes random draws constant: dropout keeps all, a permutation moves each element by one.
 
-    ``narrowest`` is the floating-point dtype of fewest bits in the forward. ``drew``: it drew in other ways
-    too.
+    ``wide``: it makes float64 of all narrower dtypes that the forward asks for, whose rounding could hide
+    that samples depend on one another. ``narrowest`` is the floating-point dtype of fewest bits that is left
+    in the forward. ``drew``: it drew in other ways too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wide: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.wide = wide
         self.narrowest = torch.float64
         self.drew = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.wide:
+            kwargs = {k: _widened(v) for k, v in (kwargs or {}).items()}
         out = func(*args, **(kwargs or {}))
+        if self.wide and func is FRESH:  # a new torch.tensor
+            out = out.to(_widened(out.dtype))
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         for t in made:
             if t.is_floating_point() and t.dtype.itemsize < self.narrowest.itemsize:
@@ -93,6 +105,15 @@ class _FixedDraws(Dispatch):
     @property
     def close(self) -> float:
         return CLOSE.get(self.narrowest, COARSE)
+
+
+def _widened(value: Any) -> Any:
+    """Return the dtype of most bits of the same kind, or any other value as it is."""
+    if not isinstance(value, torch.dtype):
+        return value
+    if value.is_complex:
+        return torch.complex128
+    return torch.float64 if value.is_floating_point else value
 
 
 NUMBERS = frozenset({
@@ -116,7 +137,8 @@ def too_large(model: nn.Module) -> int:
     """The numbers of a model that has too many of them to try it, else 0.
 
     The try computes in float64 with two copies of the model, which are 256 MB for ``FEW`` numbers, and takes
-    12 forwards of 8 samples, and as many again of a model with a backward of its own.
+    15 forwards of 8 samples, and as many again of a model with a backward of its own, and for each of
+    ``AGES`` of a model that counts its forwards.
     """
     numbers = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     return numbers if numbers > FEW else 0
@@ -136,29 +158,116 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
 
     # the user's code may raise anything for drawn values; other checks judge the forward
     with torch.random.fork_rng(devices=[]), cpu, kept, torch.enable_grad():
-        for dtype in (torch.float64, torch.float32):
+        for dtype, wide, move in TRIES:
             with default_dtype(dtype), suppress(Exception, SystemExit):
                 xs = [x.to(dtype) if x.is_floating_point() else x for x in stand_ins(some, 0)]
-                return _mixing(in_memory(model).to(dtype), xs)
+                real = in_memory(model).to(dtype)
+                if move:
+                    _move(real)
+                return _mixing(real, xs, wide)
     return None
 
 
-def _mixing(model: nn.Module, xs: list[Tensor]) -> str | None:
-    """Compare in training mode; in evaluation mode, if there are draws that cannot be fixed."""
+TRIES = (
+    (torch.float64, True, True), (torch.float64, True, False), (torch.float64, False, False),
+    (torch.float32, False, False),
+)  # fmt: skip
+"""The default dtype, whether narrower ones are widened, and whether weights are moved, until it runs."""
+
+
+@torch.no_grad()
+def _move(model: nn.Module) -> None:
+    """Move the weights a little, as training does."""
+    stream = torch.Generator().manual_seed(4)
+    for p in model.parameters():
+        if p.requires_grad and p.is_floating_point():
+            p.add_(torch.randn(p.shape, generator=stream).to(p.dtype), alpha=STEP)
+
+
+def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
+    """Compare in training mode; in evaluation mode, if there are draws that cannot be fixed.
+
+    Raises ``ArithmeticError`` if its output is not a number.
+    """
     for mode in (nullcontext(), evaluating([model])):
-        with mode, _FixedDraws() as drawn:
-            together = _run(model, xs)
-            if not drawn.drew and _alike(together, _run(model, xs), drawn.close):
-                pairs = _with_others(model, xs, together)
-                if any(not _alike(*pair, drawn.close) for pair in pairs):
-                    # a clock or an address may have given the same results by chance
-                    again = (_run(model, xs) for _ in range(REPEATS))
-                    return OUTPUT if all(_alike(together, more, drawn.close) for more in again) else None
-                with suppress(Exception):  # it may have no backward, or none for such inputs
-                    if _own_backward(model, xs) and _backward_mixes(model, xs, drawn):
-                        return GRADIENT
-                return ""
+        with mode, FixedDraws(wide) as drawn:
+            found = _judged(model, xs, drawn)
+            if found == "":
+                return _later(model, xs, drawn)
+            if found is not None:
+                return found
     return None
+
+
+def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
+    """What of a sample depends on the others only after a number of forwards."""
+    for older in _older(model, xs):
+        with suppress(Exception):  # its code may not allow for so many
+            what = "" if _remembers(older, xs) else _judged(older, xs, drawn)
+            if what:
+                return what
+    return ""
+
+
+def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
+    """Whether a forward leaves other tensors behind for other samples; what it changes is checked instead."""
+    first = [x[torch.zeros(len(x), dtype=torch.int64)] for x in xs]
+    left = []
+    for inputs in (xs, first):
+        torch.manual_seed(1)
+        again = _with_fixed_norms(model)
+        with torch.no_grad(), _FixedStatistics():
+            again(*(x.clone() for x in inputs))
+        left.append([t.detach() for t in (*again.parameters(), *again.buffers())])
+    return any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(*left, strict=True))
+
+
+def _judged(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None:
+    """What of a sample depends on the others; ``None`` if two forwards differ, or draw."""
+    together = run(model, xs)
+    if any(bool(torch.isnan(t).any()) for t in together):
+        raise ArithmeticError("not a number")
+    if drawn.drew or not alike(together, run(model, xs), drawn.close):
+        return None
+    if any(not alike(*pair, drawn.close) for pair in _with_others(model, xs, together)):
+        # a clock or an address may have given the same results by chance
+        again = (run(model, xs) for _ in range(REPEATS))
+        return OUTPUT if all(alike(together, more, drawn.close) for more in again) else None
+    with suppress(Exception):  # it may have no backward, or none for such inputs
+        if _own_backward(model, xs) and _backward_mixes(model, xs, drawn):
+            return GRADIENT
+    return ""
+
+
+def _older(model: nn.Module, xs: Sequence[Tensor]) -> Iterator[nn.Module]:
+    """Yield copies of a model that counts its forwards or backwards, as after many of them."""
+    one, names = _with_fixed_norms(model), files(*map(type, model.modules()))
+    seen = []
+    with suppress(Exception):  # the second time it may fail for the same samples
+        for _ in range(2):
+            _pass(one, xs)
+            seen.append({key: count.value for key, count in counts(one, names).items()})
+    if len(seen) < 2:
+        return
+    steps = {k: v - seen[0][k] for k, v in seen[1].items() if k in seen[0] and v != seen[0][k]}
+    for age in AGES if steps else ():
+        older = copied(one)
+        now = counts(older, names)
+        for key, step in steps.items():
+            now[key].set(type(now[key].value)(seen[1][key] + age * step))
+        yield older
+
+
+def _pass(model: nn.Module, xs: Sequence[Tensor]) -> None:
+    """Run a forward, and a backward that leaves no gradients behind."""
+    torch.manual_seed(1)
+    inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in xs]
+    with _FixedStatistics():
+        made = tree_leaves(model(*(x.clone() for x in inputs)))
+        ends = [t for t in made if isinstance(t, Tensor) and t.requires_grad]
+        learning = [t for t in (*inputs, *model.parameters()) if t.requires_grad]
+        if ends and learning:
+            torch.autograd.grad(ends, learning, [torch.ones_like(t) for t in ends], allow_unused=True)
 
 
 class _Sources(TorchFunctionMode):
@@ -214,7 +323,7 @@ Rows = list[tuple[Tensor, Tensor]]
 """Each source of samples, and its gradient."""
 
 
-def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: _FixedDraws) -> bool:
+def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
     """Whether the gradient that a sample gets depends on the others, their gradients or their number.
 
     Every sample has a gradient of its output of its own, which goes wherever the sample goes.
@@ -271,7 +380,7 @@ def _with_others(
 ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     """Yield outputs of some samples, paired with those in another order, beside others, and beside fewer."""
     places = torch.arange(SAMPLES)
-    yield [t.flip(0) for t in together], _run(model, [x.flip(0) for x in xs])
+    yield [t.flip(0) for t in together], run(model, [x.flip(0) for x in xs])
     half = SAMPLES // 2
     for kept, others in (
         (places < half, places % half),
@@ -279,13 +388,13 @@ def _with_others(
         *((places == one, torch.full_like(places, one)) for one in (0, SAMPLES - 1)),
         *((places != one, (places + (places == one)) % SAMPLES) for one in (0, SAMPLES - 1)),
     ):
-        beside = _run(model, [x[torch.where(kept, places, others)] for x in xs])
+        beside = run(model, [x[torch.where(kept, places, others)] for x in xs])
         yield [t[kept] for t in together], [t[kept] for t in beside]
     with suppress(Exception):  # it may accept no other number of samples
-        yield [t[:half] for t in together], _run(model, [x[:half] for x in xs])
+        yield [t[:half] for t in together], run(model, [x[:half] for x in xs])
 
 
-def _run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
+def run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
     """Return the floating-point outputs with one row per sample; runs a copy, as a forward may count."""
     torch.manual_seed(1)
     again = _with_fixed_norms(model)
@@ -296,7 +405,7 @@ def _run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _forward(model: nn.Module, xs: Sequence[Tensor]) -> tuple[_Sources, list[Tensor]]:
-    """The sources of a forward, and its outputs with gradients; runs a copy, as ``_run`` does."""
+    """The sources of a forward, and its outputs with gradients; runs a copy, as ``run`` does."""
     torch.manual_seed(1)
     again = _with_fixed_norms(model)
     inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in xs]
@@ -320,7 +429,7 @@ def _with_fixed_norms(model: nn.Module) -> nn.Module:
     return again
 
 
-def _alike(a: list[Tensor], b: list[Tensor], close: float) -> bool:
+def alike(a: list[Tensor], b: list[Tensor], close: float) -> bool:
     """Whether two lists are equal up to rounding; tensors of other shapes are left to other checks."""
     pairs = [(x.double(), y.double()) for x, y in zip(a, b, strict=False) if x.shape == y.shape and x.numel()]
     return all(_close(x, y, close) for x, y in pairs)

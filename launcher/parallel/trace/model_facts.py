@@ -15,7 +15,6 @@ from launcher.parallel.cost.kernels import Meter
 from launcher.parallel.cost.memory import BackwardMeter, Measured, product
 from launcher.parallel.dispatch.containers import NamedFunction, tensors
 from launcher.parallel.dispatch.modes import default_dtype as default_dtype
-from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.deep_copy import copied, hooks
 from launcher.parallel.trace.aliasing import memory, trained
 from launcher.parallel.trace.code_between_modules import (
@@ -395,11 +394,12 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
         return _evaluated(made, made.effects)
     if moved:
         made = _remembering(made, model, inputs)
-    with evaluating([model]):
-        try:
-            other = _single_node(model, known, inputs)[0].effects
-        except RequestError:  # it does not support evaluation; a run that evaluates will report it
-            other = Effects()
+    evaluated = copied(model)  # its own eval() may count, or merge weights
+    evaluated.eval()
+    try:
+        other = _single_node(evaluated, known, inputs)[0].effects
+    except RequestError:  # it does not support evaluation; a run that evaluates will report it
+        other = Effects()
     return _evaluated(made, other)
 
 

@@ -258,6 +258,8 @@ class StateEffects(Dispatch):
     def _add(self, t: Tensor, labels: Labels) -> None:
         if t.layout is torch.strided:
             self._labels[_key(t)] = StorageWeakRef(t.untyped_storage()), labels | self._of((t,))
+        else:  # a sparse tensor: everything that the module does now may depend on it
+            self._control[-1] |= labels
 
     def _write(self, t: Tensor, labels: Labels, declared: bool, once: bool = False) -> None:
         self._add(t, labels)

@@ -84,6 +84,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     yield from _references(skeleton, graph)
 
     yield from _around(at, skeleton, graph, alone)
+    yield from _clocks(at, graph, recomputes=job.parallel.recompute is not None)
 
     # tensors that a forward changes, and gradients that it computes or reads itself
     for change in graph.effects.changes:
@@ -148,6 +149,16 @@ def _around(at: CutModel, skeleton: ModelStructure, graph: Graph, alone: str) ->
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"
             text = f"the forward changes {kept.name} from rank-local data and then reads it"
             yield Problem(KEY, f"{text}: {ranks} would train another model; {ALONE}", alone)
+
+
+def _clocks(at: CutModel, graph: Graph, recomputes: bool) -> Iterator[Problem]:
+    """Yields functions with another answer at each call, if ranks or recomputed forwards ask them again."""
+    n = at.sizes.grid.size
+    if graph.effects.clocks and (n > 1 or recomputes):
+        who = f"each of {n} ranks gets" if n > 1 else "a recomputed forward gets"
+        text = f"its output depends on {listed(graph.effects.clocks)}, and {who} an answer of its own"
+        cure = "" if n > 1 else "parallel.recompute=null"
+        yield Problem(KEY, f"{text}; draw random numbers with torch, count forwards in a buffer", cure)
 
 
 def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
@@ -266,6 +277,9 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
     if _mixes(graph):
         text = "another batch size, or a batch in parts, gives other results"
         out.append(Note(KEY, f"{graph.effects.mixing} {MIXED}: {text}"))
+    if graph.effects.clocks:
+        text = f"its output depends on {listed(graph.effects.clocks)}"
+        out.append(Note(KEY, f"{text}: no other run gives the same numbers"))
     if graph.effects.untried and _cuts_batch(sizes):
         numbers = f"a model of {graph.effects.untried / 1e6:.1f}M numbers"
         text = "whether its samples depend on one another, as in a contrastive loss"

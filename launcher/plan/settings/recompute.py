@@ -180,7 +180,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
             yield f"it {reason}"
     backwards = (*(n.backward for n in graph.nodes), *(s.backward for s in graph.segments))
     for b in backwards:
-        if changed := [n for n in b.twice if here(n)]:
+        if changed := [what for name, what in b.twice if here(name)]:
             yield f"each of its forwards changes {changed[0]}"
         if module in b.unlike:
             yield "a second forward of it kept other tensors than the first"

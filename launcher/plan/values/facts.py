@@ -126,9 +126,10 @@ class Backward:
     these are allocated. If the backward is split, products with a parameter are ``deferred`` to the second
     half, and their inputs and output gradients, ``kept`` bytes, stay in memory until then. ``again``: flops
     of the forwards that it recomputes, which ``spared`` so many bytes. Of these forwards, ``sent`` are the
-    collectives over tp, each a kind and its bytes; ``twice`` the Python attributes that each of them changes;
-    ``unlike`` the modules whose second forward saved other tensors than the first. ``operations``: all its
-    kernels, including those of recomputed forwards. ``compiled``: what it avoids when it is compiled.
+    collectives over tp, each a kind and its bytes; ``twice`` the modules, each with Python state that each of
+    its forwards changes; ``unlike`` the modules whose second forward saved other tensors than the first.
+    ``operations``: all its kernels, including those of recomputed forwards. ``compiled``: what it avoids
+    when it is compiled.
     """
 
     work: int = 0
@@ -138,7 +139,7 @@ class Backward:
     again: int = 0
     spared: int = 0
     sent: tuple[tuple[str, int], ...] = ()
-    twice: tuple[str, ...] = ()
+    twice: tuple[tuple[str, str], ...] = ()
     unlike: tuple[str, ...] = ()
     operations: Operations = NOTHING
     compiled: Compiled = Compiled()
@@ -277,7 +278,8 @@ class Effects:
     on the other samples of its batch, BatchNorm aside, ""
     for nothing; ``None`` if that was not tried. ``untried``: the numbers of a model that is too large to try
     it. ``beyond``: modules whose table has no row for an id of the data: module, rows of the table, the id.
-    ``lookups``: inputs that are ids of tables.
+    ``lookups``: inputs that are ids of tables. ``clocks``: functions that answer otherwise at each call, as
+    that of a clock does, and which its output depends on.
     """
 
     changes: tuple[StateChange, ...] = ()
@@ -300,6 +302,7 @@ class Effects:
     untried: int = 0
     beyond: tuple[tuple[str, int, int], ...] = ()
     lookups: tuple[EmbeddingLookup, ...] = ()
+    clocks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ CUTS: dict[str, dict[str, Any]] = {
 }
 MIXING = [
     *("negatives", "mean", "mean and dropout", "dropout before a mean", "capacity", "mixup", "hardest", "slightly"),
-    "divided by its number",
+    *("divided by its number", "gated from zero", "in half precision"),
+    *("later", "later by a dict", "later by a buffer"),
 ]
 
 
@@ -52,7 +53,10 @@ def test_samples_that_depend_on_one_another_are_refused_where_the_batch_is_cut(k
     assert str(refused.value) == TEXT.format(cut) + cure
 
 
-BACKWARDS = ["centred", "normalized", "mean of gradients", "slightly centred", "straight through", "hook"]
+BACKWARDS = [
+    *("centred", "normalized", "mean of gradients", "slightly centred", "straight through", "hook"),
+    "later in the backward",
+]
 
 
 @pytest.mark.parametrize("kind", BACKWARDS)
@@ -122,7 +126,7 @@ def test_in_one_piece_the_plan_says_so(kind):
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", [
     "functional norm", "layer norm", "dropout", "experts", "experts and dropout", "turned round", "clipped by sample",
-    "recomputed",
+    "recomputed", "counts",
 ])  # fmt: skip
 def test_other_models_are_planned(kind, cut):
     assert notes(net(kind, CUTS[cut])) == []

@@ -44,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Trained:
-    """``built``: the weights and buffers of a plain build from the seed, before anything was loaded."""
+    """``built``: the weights and buffers of a plain build from the seed in training, before anything was loaded."""
 
     steps: list[Step]
     weights: Named
@@ -56,10 +56,11 @@ def train(build: Callable[[], nn.Module], start: Mapping[str, Tensor], read: Rea
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(terms.seed)
     models = [build() for _ in range(terms.replicas)]
+    for model in models:
+        model.train()  # as every loop begins; it may change weights
     built = _kept({**dict(models[0].named_parameters()), **dict(models[0].named_buffers())})
     for model in models:
         _load(model, start)
-        model.train()  # as every loop begins
     optimizers = [_optimizer(m, terms.optim) for m in models]
     order = _order(terms)
     steps = []

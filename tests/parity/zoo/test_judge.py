@@ -68,6 +68,47 @@ class Starts(Net):
             torch.nn.init.normal_(self.a[0].weight)
 
 
+class CountsModes(Net):
+    """Counts the calls of ``train``, of which a loop makes one before its first step."""
+
+    calls = 0
+
+    def train(self, mode: bool = True) -> CountsModes:
+        self.calls += 1
+        super().train(mode)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.calls
+
+
+class HandedOutMerged(Net):
+    """Low-rank additions that are merged into a weight as the model is made, and taken out by ``train``."""
+
+    def extra(self) -> None:
+        self.left, self.right = torch.nn.Parameter(torch.ones(D, 1)), torch.nn.Parameter(torch.ones(1, D) / 3)
+        self.merged = False
+        self.eval()
+
+    def train(self, mode: bool = True) -> HandedOutMerged:
+        super().train(mode)
+        if self.merged is mode:
+            with torch.no_grad():
+                self.d.weight.add_(self.left @ self.right, alpha=-1 if mode else 1)
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.c(self.b(self.a(x)))
+        return self.d(h) if self.merged else self.d(h) + h @ (self.left @ self.right).T
+
+
+@pytest.mark.parametrize("cls", [CountsModes, HandedOutMerged])
+def test_a_loop_puts_a_model_into_training_mode_once(cls: type[Net]) -> None:
+    found = judged(cls)
+    assert (found.kind, found.text) == ("exact", found.text)
+
+
 def judged(cls: type[Net], layout: str = "one rank") -> cell.Verdict:
     return table.run([Case(cls, ABCD)], [layout], jobs=1)[cls.__name__][layout]
 

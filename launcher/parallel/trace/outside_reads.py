@@ -1,0 +1,138 @@
+"""Tries whether a forward computes with what lies outside of the model: a clock, a process, a host."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.model_state.module_globals import contents_put_back, files, globals_of, put_back
+from launcher.parallel.model_state.process_state import CLOCKS, PLACES
+from launcher.parallel.model_state.python_state import library
+from launcher.parallel.trace.mixing_samples import SAMPLES, FixedDraws, alike, run, too_large
+from launcher.parallel.trace.sample_values import trying
+from launcher.parallel.trace.zero_inputs import in_memory, stand_ins
+
+
+@dataclass(frozen=True)
+class OutsideReads:
+    """The functions whose answers an output depends on: ``CLOCKS`` and ``PLACES``."""
+
+    clocks: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+
+def outside_reads(model: nn.Module, inputs: Sequence[Tensor]) -> OutsideReads:
+    """Return the functions outside of the model whose answers its output depends on.
+
+    Nothing is found for a model that is too large to try, or that fails. ``inputs`` are on meta; their number
+    of samples does not matter.
+    """
+    if not trying() or too_large(model) or any(not x.dim() for x in inputs):
+        return OutsideReads()
+    some = [torch.empty((SAMPLES, *x.shape[1:]), dtype=x.dtype, device="meta") for x in inputs]
+    names = files(*map(type, model.modules()))
+
+    # the user's code may raise anything for drawn values; other checks judge the forward
+    with suppress(Exception, SystemExit), default_dtype(torch.float64), torch.device("cpu"):
+        xs = [x.double() if x.is_floating_point() else x for x in stand_ins(some, 0)]
+        real = in_memory(model).double()
+        together, asked = _answered(real, xs, names)
+
+        def depends(other: str = "") -> bool:
+            return not alike(together, _answered(real, xs, names, other)[0], 1e-12)
+
+        clocks = {_name(*known) for known in CLOCKS}
+        found = [name for name in asked if depends(name)]
+        again = () if clocks.intersection(found) or not depends() else (UNKNOWN,)
+        return OutsideReads(
+            clocks=(*(name for name in found if name in clocks), *again),
+            places=tuple(name for name in found if name not in clocks),
+        )
+    return OutsideReads()
+
+
+UNKNOWN = "something outside of it, such as a clock or an address"
+"""What is said of a model whose output is another one at each call, for the same samples."""
+
+
+def _name(owner: Any, function: str, change: object = None) -> str:
+    return f"{owner.__name__}.{function}()"
+
+
+def _answered(
+    model: nn.Module, xs: list[Tensor], names: list[str], other: str = ""
+) -> tuple[list[Tensor], dict[str, None]]:
+    """Return outputs, and the functions that were asked; the one called ``other`` gives another answer."""
+    seen: dict[str, None] = {}
+    kept = torch.random.fork_rng(devices=[]), _streams_kept(), put_back(names), contents_put_back(model)
+    with ExitStack() as around:
+        for each in (*kept, _patched(names, seen, other), torch.no_grad()):
+            around.enter_context(each)
+        drawn = around.enter_context(FixedDraws(wide=True))
+        out = run(model, xs)
+        return ([] if drawn.drew else out), seen
+
+
+@contextmanager
+def _streams_kept() -> Iterator[None]:
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)
+
+
+@contextmanager
+def _patched(names: Sequence[str], seen: dict[str, None], other: str) -> Iterator[None]:
+    """Note in ``seen`` which functions the model's code calls, also those that its files import by name."""
+    placed: list[tuple[Any, str, Any]] = []
+    known = {id(getattr(owner, name)): (owner, name, change) for owner, name, change in (*CLOCKS, *PLACES)}
+    places = [(owner, name, getattr(owner, name)) for owner, name, _ in known.values()]
+    places += [(owner, key, value) for owner, key, value in globals_of(names) if id(value) in known]
+    for owner, key, function in places:
+        home, name, change = known[id(function)]
+        placed.append((owner, key, function))
+        setattr(
+            owner,
+            key,
+            _noting(function, _name(home, name), change if _name(home, name) == other else None, seen),
+        )
+    try:
+        yield
+    finally:
+        for owner, key, function in placed:
+            setattr(owner, key, function)
+
+
+def _noting(
+    function: Callable[..., Any], name: str, change: Callable[[Any], Any] | None, seen: dict[str, None]
+) -> Callable[..., Any]:
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        answer = function(*args, **kwargs)
+        if not _asked_by_model():
+            return answer
+        seen[name] = None
+        return answer if change is None else change(answer)
+
+    return answered
+
+
+def _asked_by_model() -> bool:
+    """Whether the code that calls, past that of Python itself, is the user's."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in sys.stdlib_module_names:
+            return not library(module)
+        frame = frame.f_back
+    return False
