@@ -74,7 +74,7 @@ class SweepAxis:
 
     def word(self, value: float) -> str:
         """
-        >>> Axis("train.steps", (), Interval(1, 9, False, True)).word(4.0)
+        >>> SweepAxis("train.steps", (), Interval(1, 9, False, True)).word(4.0)
         'train.steps=4'
         """
         assert self.interval is not None

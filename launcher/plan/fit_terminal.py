@@ -39,7 +39,7 @@ def shares(lengths: Mapping[str, int], least: Mapping[str, int], most: int) -> d
 def shortened(rows: Sequence[PageRow], room: int, width: int) -> list[str]:
     """Returns at most ``room`` lines of at most ``width`` characters, and says how many rows are missing.
 
-    >>> print(*shortened([Row((f"rank {r}",)) for r in range(9)], 4, 40), sep="\\n")
+    >>> print(*shortened([PageRow((f"rank {r}",)) for r in range(9)], 4, 40), sep="\\n")
     rank 0
     rank 1
     ... 6 rows more: show=plan-full

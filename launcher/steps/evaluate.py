@@ -56,7 +56,7 @@ def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:
 
 def _figures_text(figures: Mapping[str, float]) -> str:
     """
-    >>> _said({"loss": 2.5, "accuracy": 0.25})
+    >>> _figures_text({"loss": 2.5, "accuracy": 0.25})
     'loss 2.5000, accuracy 0.2500'
     """
     return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())

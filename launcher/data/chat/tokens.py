@@ -55,7 +55,7 @@ class RowCounts:
 
     def text(self) -> str:
         """
-        >>> Counts(12, bad=2, cut=1).text()
+        >>> RowCounts(12, bad=2, cut=1).text()
         '12 conversations, 1 cut, 2 bad rows left out'
         """
         more = [(self.cut, "cut"), (self.long, "too long and left out"), (self.bad, "bad rows left out")]
