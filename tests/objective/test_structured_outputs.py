@@ -162,19 +162,19 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "of no sample": (
         {"model": {"_target_": f"{OWN}.Balanced", "kind": "dict"}, "parallel": PIPELINE},
-        [f"model: 'aux' of what its forward returns is () for 2 samples and () for 3; {WHY}"],
+        [f"model: 'aux' of the output of its forward is () for 2 samples and () for 3; {WHY}"],
     ),
     "as many as samples": (
         {"model": {"_target_": f"{OWN}.Balanced", "kind": "dict", "experts": 2}, "parallel": PIPELINE},
-        [f"model: 'aux' of what its forward returns is (2,) for 2 samples and (2,) for 3; {WHY}"],
+        [f"model: 'aux' of the output of its forward is (2,) for 2 samples and (2,) for 3; {WHY}"],
     ),
     "its own loss": (
         {"model": {"_target_": f"{OWN}.Balanced", "kind": "alone"}, "parallel": PIPELINE},
-        [f"model: what its forward returns is () for 2 samples and () for 3; {WHY}"],
+        [f"model: the output of its forward is () for 2 samples and () for 3; {WHY}"],
     ),
     "of two samples alone": (
         {"model": {"_target_": f"{OWN}.Fixed", "kind": "dict", "experts": 3}, "parallel": PIPELINE},
-        [f"model: 'aux' of what its forward returns is (3,) for 2 samples; {WHY}"],
+        [f"model: 'aux' of the output of its forward is (3,) for 2 samples; {WHY}"],
     ),
     "whole numbers": (
         {"model": {"_target_": f"{OWN}.Whole", "kind": "dict"}},

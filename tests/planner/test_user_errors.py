@@ -94,7 +94,7 @@ MODEL = {
     ),
     "no gradient": (
         "return self.fc(h)\nclass Net(Net):\n    def forward(self, x):\n        return super().forward(x).detach()",
-        "model: what its forward returns does not require a gradient, so nothing would be trained; compute it without "
+        "model: the output of its forward does not require a gradient, so nothing would be trained; compute it without "
         "torch.no_grad(), detach() and .data",
     ),
 }  # fmt: skip

@@ -76,7 +76,7 @@ def strangers(model: nn.Module) -> list[Problem]:
 
 
 def _itself(at: str, name: str) -> Problem:
-    text = f"{at} holds {name} itself, which is replaced by another tensor once it is sharded"
+    text = f"{at} holds the parameter {name}, but sharding replaces that tensor by another one"
     return Problem("model", f"{text}; get it from its module each time instead")
 
 

@@ -391,8 +391,8 @@ class Capture(TorchFunctionMode):
     def _as_built(self, path: str, module: Any) -> None:
         """Refuse a call in another mode or with other weights than its own: its stage would use its own."""
         if [m.training for m in module.modules()] != self.training[path]:
-            text = f"it calls {path} in another mode (train, eval) than it is in"
-            raise self.refuse(f"{text}, which no stage would see")
+            text = f"it calls {path} in train mode or in eval mode, while {path} is in the other one"
+            raise self.refuse(f"{text}; no stage would see that")
         now = dict(_tensors(module))
         for name, built in self.built[path].items():
             t = now.get(name)

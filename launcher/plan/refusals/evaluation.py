@@ -87,7 +87,7 @@ def shared(graph: Graph, more: Sequence[TensorSpec] | None, samples: int) -> Ite
     last = graph.nodes[-1]
     for n, made in enumerate(last.out or ()):
         name = f"{last.keys[n]!r} of " if last.keys else ""
-        text = f"{name}what its forward returns is {_shape(made)} for {many(samples, 'sample')}"
+        text = f"{name}the output of its forward is {_shape(made)} for {many(samples, 'sample')}"
         if more is not None and len(more) == len(last.out or ()):
             if more[n].shape == (samples + 1, *made.shape[1:]) and made.shape[:1] == (samples,):
                 continue

@@ -70,7 +70,7 @@ def untrained(job: Job, skeleton: ModelStructure, graph: Graph) -> Iterator[Prob
     """Yields a problem if training would change nothing: no gradient leads from the output to a parameter."""
     trains = any(verb(step).trains or isinstance(step, Certify) for step in job.steps.values())
     if graph.detached and trains and any(p.trainable for p in skeleton.params):
-        text = "what its forward returns does not require a gradient, so nothing would be trained"
+        text = "the output of its forward does not require a gradient, so nothing would be trained"
         yield Problem(KEY, f"{text}; compute it without torch.no_grad(), detach() and .data")
 
 

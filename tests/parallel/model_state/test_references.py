@@ -27,7 +27,7 @@ def net(name: str, layout: str, settings: dict[str, Any]) -> Job:
 
 
 ITSELF = (
-    "holds middle.lin.weight itself, which is replaced by another tensor once it is sharded; get it from its "
+    "holds the parameter middle.lin.weight, but sharding replaces that tensor by another one; get it from its "
     "module each time instead"
 )
 HIDDEN = (
