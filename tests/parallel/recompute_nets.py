@@ -93,6 +93,26 @@ class Counting(nn.Module):
         return self.head(self.counter(self.first(x)))
 
 
+class _Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.noise = nn.Linear(6, 6), torch.Generator().manual_seed(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * torch.empty(1, 6).bernoulli_(0.5, generator=self.noise)
+
+
+class Noisy(nn.Module):
+    """A module that draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.noisy, self.head = nn.Linear(6, 6), _Noisy(), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.noisy(self.first(x)))
+
+
 class _Student(nn.Module):
     def __init__(self) -> None:
         super().__init__()

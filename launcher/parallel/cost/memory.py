@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -128,19 +128,26 @@ class MetaMeter(MemoryMeter):
 
 
 class _WorkMeter(MetaMeter):
-    """Counts operations, and what a compiler saves of them, besides bytes."""
+    """Counts operations, and what a compiler saves of them, besides bytes.
+
+    ``generators``: the addresses of those that operations draw from. Their state does not advance on meta.
+    """
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         super().__init__(params)
         self.operations = OperationsMeter()
         self.fusion = FusionMeter(params)
         self.entered = False
+        self.generators: set[int] = set()
 
     def keep(self, t: torch.Tensor) -> torch.Tensor:
         """Note a tensor that autograd saves, for saved-tensor hooks."""
         return self.fusion.keep(t) if self.entered else t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.generators |= {
+            _address(a) for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Generator)
+        }
         out = super().__torch_dispatch__(func, types, args, kwargs)
         self.operations.see(func, args, kwargs or {}, out)
         self.fusion.see(func, args, kwargs or {}, out)
@@ -245,7 +252,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
                     meter.entered = True
                     with deferred.running(tree_leaves((args, kwargs))):
                         out = _learning(module(*args, **kwargs))
-                    twice = tuple(n for s in state for n in _changed(*s))
+                    twice = tuple(n for s in state for n in _changed(*s, meter.generators))
 
                     # the backward, measured from what the forward keeps
                     before, ended, fused = meter.now, meter.operations.mark(), meter.fusion.mark()
@@ -256,7 +263,8 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
             unlike = tuple(m.forward.recomputed.module for m in regions)
             return Measured(Backward(twice=twice, unlike=unlike), Operations())
         except (RuntimeError, NotImplementedError):
-            # it reads values, or has no backward
+            # it reads values, has no backward, or draws in a way that meta tensors do not have
+            twice = twice or tuple(n for m in regions for n in _drawn_from(m, meter.generators))
             return Measured(Backward(twice=twice), Operations()) if twice else None
 
     everything, later = meter.operations.since(0), meter.operations.since(ended)
@@ -281,14 +289,35 @@ def _around(region: nn.Module) -> PythonState:
 
 
 def _changed(
-    region: nn.Module, before: PythonState, around: PythonState, streams: dict[str, bytes]
+    region: nn.Module,
+    before: PythonState,
+    around: PythonState,
+    streams: dict[str, bytes],
+    generators: Container[int],
 ) -> Iterator[tuple[str, str]]:
     """Yield a module with each attribute, variable or random generator that its forward has changed."""
     forward: Any = region.forward
     name = forward.recomputed.module
+    yield from _drawn_from(region, generators)
     yield from ((name, f"{name}.{attribute}") for attribute, _ in changed(before, snapshot(region)))
     yield from ((name, variable) for variable, _ in changed(around, _around(region)))
     yield from ((name, f"{name}.{n}") for n, state in _streams(region).items() if state != streams.get(n))
+
+
+def _address(generator: Any) -> int:
+    """Return where torch keeps a generator; each call of an operation wraps it in another object."""
+    address: int = generator._cdata
+    return address
+
+
+def _drawn_from(region: nn.Module, generators: Container[int]) -> Iterator[tuple[str, str]]:
+    """Yield a module with each generator of its own whose address is among ``generators``."""
+    forward: Any = region.forward
+    top = forward.recomputed.module
+    for path, m in region.named_modules(prefix=top):
+        for name, value in vars(m).items():
+            if isinstance(value, torch.Generator) and _address(value) in generators:
+                yield top, f"{path}.{name}"
 
 
 def _saved(module: nn.Module, args: Any, kwargs: Any) -> int:

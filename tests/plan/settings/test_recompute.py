@@ -76,6 +76,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
         f"{KEY}: counter cannot be recomputed in the backward: each of its forwards changes counter.calls "
         f"(try: '{KEY}=[first,head]')",
     ),
+    "a generator": (
+        lambda: theirs("recompute_nets.Noisy", ["first", "noisy", "head"], [6], policy="selective"),
+        f"{KEY}: noisy cannot be recomputed in the backward: each of its forwards changes noisy.noise "
+        f"(try: '{KEY}=[first,head]')",
+    ),
     "a teacher": (
         lambda: theirs("recompute_nets.Taught", ["student"], [6]),
         (f"{KEY}: student cannot be recomputed in the backward: the model changes "
