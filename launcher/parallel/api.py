@@ -30,7 +30,7 @@ class Net(nn.Module):
         """Run the model if it is one stage. Raises ``RuntimeError`` for a pipeline."""
         count = len(self.live.plan.stages)
         if count > 1:
-            runner = "launcher.runtime.training.pipeline.Pipeline(net.live, ...)"
+            runner = "launcher.runtime.training.pipeline.PipelineRuntime(net.live, ...)"
             raise RuntimeError(f"one of {count} stages: {runner} runs them")
         return self.stages[0](*inputs)
 
