@@ -65,7 +65,7 @@ def as_keys(key: str, word: Any) -> dict[str, Any] | None:
         return {"file": word}
     if word == AUTO:
         return every_axis() if key == PARALLEL else AUTO_AS_KEYS.get(key)
-    note = schema_keys.anywhere(key) if word is True else None
+    note = schema_keys.any_annotation(key) if word is True else None
     switched_on = note is not None and schema_keys.settings(note, {}) and schema_keys.accepts(note, True)
     return {} if switched_on else None
 

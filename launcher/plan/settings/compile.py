@@ -72,7 +72,7 @@ def unknown_backend(job: Job, known: Iterable[str]) -> Iterator[Problem]:
     yield Problem(BACKEND, text, f"{BACKEND}={best}")
 
 
-def overwritten(job: Job, seen: bool) -> list[Problem]:
+def in_place_problems(job: Job, seen: bool) -> list[Problem]:
     """Returns a problem if ``seen``: a tensor changes in place between two operators over tp that use it."""
     if job.train.compile is None or not seen:
         return []
