@@ -60,7 +60,10 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
 
 
 def as_keys(key: str, word: Any) -> dict[str, Any] | None:
-    """The keys that ``word`` means at ``key``, so that others can be set beside them; ``None`` for none."""
+    """The keys below ``key`` that ``word`` stands for, so that single ones can be set.
+
+    ``None`` if ``word`` does not stand for keys.
+    """
     if key == SWITCHES and isinstance(word, str) and word:
         return {"file": word}
     if word == AUTO:

@@ -134,7 +134,7 @@ _WRITTEN = "Written by a search"
 
 
 def first_line(job: Job) -> str:
-    """The first line of a file that a search of ``job`` writes, which identifies it to later searches."""
+    """The first line of each file that a search of ``job`` writes: by it a later search knows the file."""
     return f"{_WRITTEN} for {job.name}."
 
 

@@ -73,7 +73,10 @@ def unknown_backend(job: Job, known: Iterable[str]) -> Iterator[Problem]:
 
 
 def in_place_problems(job: Job, seen: bool) -> list[Problem]:
-    """Returns a problem if ``seen``: a tensor changes in place between two operators over tp that use it."""
+    """Refuses to compile a model that changes a tensor in place between two operators over tp that use it.
+
+    ``seen``: the trace has seen such a change.
+    """
     if job.train.compile is None or not seen:
         return []
     text = (
