@@ -84,7 +84,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "operators": ("o.json", lambda f: None, lambda f: _problems([request_files._operators(str(f / "o.json"))])),
     "switches": ("p.json", lambda f: None, lambda f: _problems(request_files._switches(str(f / "p.json"))[1])),
     "status": ("status.json", lambda f: None, lambda f: run_folder.read_status(f)),
-    "sweep": ("sweep.json", lambda f: None, sweep_folder.known),
+    "sweep": ("sweep.json", lambda f: None, sweep_folder.known_cells),
     "tokenizer": ("t.json", lambda f: None, lambda f: text_files.load(f / "t.json")),
     "tokenizer that is asked for": (
         "t.json",

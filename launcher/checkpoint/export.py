@@ -11,7 +11,7 @@ from launcher.checkpoint.foreign.lora_adapters import Adapters, chunks, merged
 from launcher.checkpoint.full_tensors import cast_chunks
 from launcher.checkpoint.layout.derived import sources
 from launcher.checkpoint.read import Reader, open_checkpoint
-from launcher.checkpoint.store import check_outside
+from launcher.checkpoint.store import check_outside_checkpoints
 from launcher.checkpoint.tensorfile.disk import sync
 from launcher.checkpoint.tensorfile.safetensors import Blob, blob_at, mapped, read_header, write_stream
 from launcher.checkpoint.transform import PEAK, Report
@@ -83,7 +83,7 @@ def check_file(path: Path) -> None:
     """Raises as ``export`` does for a ``path`` that it cannot write, whatever the source."""
     if path.is_dir():
         raise IsADirectoryError(f"{path}: the export is one file, this is a folder; give a file name in it")
-    check_outside(path)
+    check_outside_checkpoints(path)
     if path.is_file() and path.stat().st_size:
         try:
             read_header(path)

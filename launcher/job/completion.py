@@ -45,7 +45,7 @@ def named_values() -> dict[str, tuple[str, ...]]:
 def noted() -> Iterator[tuple[str, Any]]:
     """Yields each key with its type; a key of several models or data sets once with each of its types."""
     yield from schema_keys.noted()
-    step = schema_keys.below(schema_keys.anywhere("steps"), "", {})
+    step = schema_keys.below(schema_keys.any_annotation("steps"), "", {})
     for name, cls in schema_keys.kinds(step).items():
         yield from schema_keys.noted(cls, f"steps.{name}")
 

@@ -60,12 +60,15 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
 
 
 def as_keys(key: str, word: Any) -> dict[str, Any] | None:
-    """The keys that ``word`` means at ``key``, so that others can be set beside them; ``None`` for none."""
+    """The keys below ``key`` that ``word`` stands for, so that single ones can be set.
+
+    ``None`` if ``word`` does not stand for keys.
+    """
     if key == SWITCHES and isinstance(word, str) and word:
         return {"file": word}
     if word == AUTO:
         return every_axis() if key == PARALLEL else AUTO_AS_KEYS.get(key)
-    note = schema_keys.anywhere(key) if word is True else None
+    note = schema_keys.any_annotation(key) if word is True else None
     switched_on = note is not None and schema_keys.settings(note, {}) and schema_keys.accepts(note, True)
     return {} if switched_on else None
 

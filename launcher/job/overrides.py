@@ -242,7 +242,7 @@ def _unsupported(key: str, text: str, parsed: Parsed) -> Problem | None:
 
 def _one_value(key: str, values: str) -> str:
     """The override for ``a,b`` if it means one value: a list, or a number with a comma every three digits."""
-    note = keys.anywhere(key)
+    note = keys.any_annotation(key)
     items = [v.strip() for v in values.split(",")]
     if key in LISTS:
         return paste(key, items)

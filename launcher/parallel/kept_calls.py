@@ -60,7 +60,7 @@ def is_kept(func: Any, kinds: Iterable[str]) -> bool:
     )
 
 
-class Telling(Dispatch):
+class ReportKeptResults(Dispatch):
     """Reports the kept results to ``keep``; entered around the mode that keeps them.
 
     Raises the exception that ``refused`` makes if one is changed in place, which below autograd would go

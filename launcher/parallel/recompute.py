@@ -19,7 +19,7 @@ from launcher.parallel import kept_calls
 from launcher.parallel.cost.saved_hooks import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import tree_leaves
-from launcher.parallel.kept_calls import RecomputedCalls, Telling
+from launcher.parallel.kept_calls import RecomputedCalls, ReportKeptResults
 from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot, untouched
 from launcher.parallel.sequence import Carry
@@ -178,7 +178,9 @@ class _Region:
     def _running(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
         tell, keep = KEEPING.get(), self.of.recomputed.keep
         telling = (
-            Telling(keep, tell, self.of.not_recomputable) if tell is not None and keep else nullcontext()
+            ReportKeptResults(keep, tell, self.of.not_recomputable)
+            if tell is not None and keep
+            else nullcontext()
         )
         axis = self.of.axis
         before, axis.results = axis.results, self.results

@@ -265,7 +265,7 @@ def _send(out: fx.Graph, value: Any, c: BoundaryTensor) -> list[fx.Node]:
 def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
     """Return ``t`` ready to send: contiguous, no view, and in the autograd graph if it gets a gradient.
 
-    A compiler cannot tell what is a view, so everything is cloned there.
+    While torch compiles, every tensor is cloned, because the compiler cannot tell which of them are views.
     """
     if not trains:
         return t.detach().clone(memory_format=torch.contiguous_format)

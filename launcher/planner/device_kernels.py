@@ -14,7 +14,7 @@ from launcher.plan.values.dtypes import COMPUTE
 from launcher.plan.values.facts import Graph
 
 if TYPE_CHECKING:
-    from launcher.parallel.cost.kernels import FusedKernel
+    from launcher.parallel.cost.kernels import SupportedKernels
 
 KEY = "launch.device"
 CUDA = "cuda"
@@ -49,19 +49,19 @@ def counted(job: Job, sizes: Sizes) -> Iterator[None]:
         _kind.reset(before)
 
 
-def kernels_of(kind: str, here: bool) -> FusedKernel:
+def kernels_of(kind: str, here: bool) -> SupportedKernels:
     """The kernels of devices of a ``kind``; ``here``: this process's torch supports it and can be queried.
 
     A device that torch does not support here is assumed to have CUDA's kernels.
     """
     import torch
 
-    from launcher.parallel.cost.kernels import CPU, FusedKernel
+    from launcher.parallel.cost.kernels import CPU, SupportedKernels
 
     if kind == "cpu":
         return CPU
     if kind == CUDA or not here:
-        return FusedKernel(norms=True, wide=True)
+        return SupportedKernels(norms=True, wide=True)
     outside = kind == torch._C._get_privateuse1_backend_name()
     key = "PrivateUse1" if outside else kind.upper()
 
@@ -71,7 +71,7 @@ def kernels_of(kind: str, here: bool) -> FusedKernel:
         return any(op.default.has_kernel_for_dispatch_key(key) for op in operators if op is not None)
 
     attention = one_of(ATTENTION_OPERATORS)
-    return FusedKernel(attention=attention, norms=one_of(NORM_OPERATORS), wide=attention)
+    return SupportedKernels(attention=attention, norms=one_of(NORM_OPERATORS), wide=attention)
 
 
 def notes(job: Job, graph: Graph) -> Iterator[Note]:

@@ -33,7 +33,7 @@ from launcher.plan.values.dtypes import COMPUTE, DTYPE
 from launcher.plan.values.facts import ModelStructure, Param, TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.untrusted.files import read_json
-from launcher.untrusted.hub import downloads
+from launcher.untrusted.hub import download_hint
 
 KEY, WEIGHTS = "model.path", "model.weights"
 NEW = "model.weights=false"
@@ -70,7 +70,7 @@ def _check(
         yield Problem("model", text)
     path = Path(model.path)
     if not path.is_dir():
-        yield Problem(KEY, f"{path}: no such folder{downloads(path, 'model')}")
+        yield Problem(KEY, f"{path}: no such folder{download_hint(path, 'model')}")
         return
     if not (path / CONFIG).exists():
         yield Problem(KEY, f"{path}: it has no {CONFIG}, so the kind of model is unknown")

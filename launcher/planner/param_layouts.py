@@ -127,7 +127,7 @@ def laid_out(job: Job, skeleton: ModelStructure, ranks: int) -> ParamLayouts | N
     specs = {p.name: p.spec for p in skeleton.params}
     theirs = _with_shapes(_stored(Path(settings.load)), specs, settings.load)
     if theirs.grid.size != ranks:
-        return None  # reported by ``fits``
+        return None  # reported by ``check_stored_layouts``
     names = (n for n in theirs.named if n in specs and n not in left_out)
     layouts = {n: theirs.entries[theirs.named[n]].layout for n in names}
     shapes = {n: [list(layout.shape), list(specs[n].shape)] for n, layout in layouts.items()}
@@ -135,7 +135,7 @@ def laid_out(job: Job, skeleton: ModelStructure, ranks: int) -> ParamLayouts | N
     return ParamLayouts(settings.load, layouts)
 
 
-def fits(job: Job, plan: Plan) -> None:
+def check_stored_layouts(job: Job, plan: Plan) -> None:
     """Raises ``RequestError`` unless the layouts of ``param_strategy.load`` are the plan's, for each tensor.
 
     It also raises if MindSpore's format cannot represent the layouts that ``param_strategy.save`` is to

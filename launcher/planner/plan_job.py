@@ -33,7 +33,7 @@ from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.text import listed
 from launcher.planner import device_kernels, equal_layers, hugging_face, resolve, user_classes
-from launcher.planner.param_layouts import fits, with_threshold
+from launcher.planner.param_layouts import check_stored_layouts, with_threshold
 from launcher.planner.recompute_auto import drawn_graph, solved
 from launcher.planner.request_files import inlined
 from launcher.planner.trace_model import (
@@ -185,7 +185,7 @@ def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
 
     with without_dynamo(), put_back(user_classes.files(job)), device_kernels.counted(job, request.sizes):
         made = _made(resolved, request, traces)
-    fits(job, made)
+    check_stored_layouts(job, made)
     refuse([*_mismatched(job, made), *hugging_face.misfits(job, made)])
     return replace(made, notes=(*made.notes, *noted)) if noted else made
 
@@ -411,7 +411,7 @@ def _planned(
         notes.append(Note("debug.drill", str(fault)))
     notes += [*resolve.steps_note(resolved), *hugging_face.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, forward.graph)
-    notes += resolve.untrained(job)
+    notes += resolve.untrained_losses(job)
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"

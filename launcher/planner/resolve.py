@@ -161,7 +161,7 @@ ROUTER_LOSSES = (
 """Config keys with the weight of a router loss, if transformers computes the loss."""
 
 
-def untrained(job: Job) -> list[Note]:
+def untrained_losses(job: Job) -> list[Note]:
     """Notes the losses that the config requests but the launcher does not train."""
     if not isinstance(job.model, HuggingFace):
         return []

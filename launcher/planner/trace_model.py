@@ -234,7 +234,7 @@ def follow(
         graph = model_facts.single_node_graph(model, specs, ours=ours)
     else:
         graph = model_facts.graph(model, leaves, specs, ours=ours)
-    refuse(compile.overwritten(job, axis.overwritten))
+    refuse(compile.in_place_problems(job, axis.overwritten))
     if isinstance(job.loss, Target) and isinstance(job.model, Target):
         more = model_facts.one_sample_more(model, leaves, specs)
         refuse([*evaluation.shared(graph, more, request.sizes.micro_batch)])
@@ -264,12 +264,12 @@ def try_samples(
     if not (foreign(job.model) or isinstance(job.data, Target)) or model.initial is None:
         yield lambda seen: seen
         return
-    from launcher.parallel.trace.mixing_samples import too_large
+    from launcher.parallel.trace.mixing_samples import numbers_if_too_large
     from launcher.parallel.trace.sample_values import TrialValues, tried_with
 
     with environment_reads(), tried_with(TrialValues(batches(samples(job)), model.initial)):
         mixing, reads = _mixing(job, model, specs), _outside(job, model, specs)
-        untried = too_large(model.module) if isinstance(job.model, Target) else 0
+        untried = numbers_if_too_large(model.module) if isinstance(job.model, Target) else 0
 
         def finished(seen: TracedForward) -> TracedForward:
             world = (*seen.graph.effects.world, *(("", name) for name in reads.places))

@@ -33,7 +33,7 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
     if job.launch.check_memory:
         refuse(_roomy(job, plan))
     ranks = local_ranks(job, plan)
-    free = machine.free(len(ranks), start.device) if ranks else None
+    free = machine.available_memory(len(ranks), start.device) if ranks else None
     memory_fit = None if free is None else _fit(job, plan, ranks, free)
     if free is None or memory_fit is None:
         return start
@@ -52,7 +52,7 @@ def with_device_memory(job: Job) -> Job:
     from launcher.runtime import device as devices
 
     kind = devices.accelerator()
-    free = machine.free(1, kind) if kind is not None and devices.count(kind) else None
+    free = machine.available_memory(1, kind) if kind is not None and devices.count(kind) else None
     if free is None or not free.devices:
         return job
     cluster = job.cluster.model_copy(update={"memory_gb": free.devices[0] / GB})

@@ -117,8 +117,8 @@ def _looks(job: Job) -> Iterator[FileChecks]:
 
 
 def _unfit(at: FileChecks, plan: Plan) -> list[Problem]:
-    fits = _part(at, "fits")
-    return fits(at.job.steps[at.name], at, plan) if fits else []
+    problems = _part(at, "plan_problems")
+    return problems(at.job.steps[at.name], at, plan) if problems else []
 
 
 def _part(at: FileChecks, name: str) -> Callable[..., Any] | None:

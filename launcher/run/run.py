@@ -342,7 +342,7 @@ def _reopen(settled: Settled, folder: Path) -> closing[status.RunStatus]:
 def _describe(ready: Prepared, command: Sequence[str], record: status.RunStatus) -> None:
     """Writes the files of the run folder that describe the run: plan, request, command, versions."""
     assert ready.plan is not None
-    status.write(record.run, ready.plan, command, ready.settled.config, anew=not record.steps)
+    status.write_start_files(record.run, ready.plan, command, ready.settled.config, anew=not record.steps)
     status.write_versions(record.run, ready.settled.job, record.before)
 
 

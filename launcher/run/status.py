@@ -147,7 +147,7 @@ def write_versions(run: Path, job: Job, before: str | None) -> None:
         write_text(run / code_versions.NAME, code_versions.as_json((*then, now)))
 
 
-def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool) -> None:
+def write_start_files(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool) -> None:
     """Writes the files that describe the run.
 
     Removes errors of an earlier start; with ``anew`` its strategy files too.

@@ -112,7 +112,7 @@ def keep_in(run: Path) -> None:
         _log.keep_in(run)
 
 
-def record_rank(run: Path) -> None:
+def record_until_exit(run: Path) -> None:
     """Copies what this process, which is rank 0, prints until it ends."""
     global _log
     _log = ConsoleLog()

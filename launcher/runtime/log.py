@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from launcher.checkpoint.tensorfile.disk import BROKEN, FULL
-from launcher.runtime.console_log import record_rank
+from launcher.runtime.console_log import record_until_exit
 from launcher.runtime.faults import log_file
 from launcher.runtime.stdio import lossy
 from launcher.untrusted.files import open_below
@@ -71,7 +71,7 @@ def configure(rank: int, folder: Path | None, console: logging.Handler | None = 
     log to the console, with the rank in each line.
     """
     if rank == 0 and folder is not None and console is not None:
-        record_rank(folder)
+        record_until_exit(folder)
     handlers = [] if rank else [console or _handler(Console(), "%(message)s")]
     if folder is None:
         _install(handlers or [_handler(logging.StreamHandler(), f"rank {rank}: %(message)s")])

@@ -16,7 +16,7 @@ NONE = 1 << 60
 """A version 1 limit from this on means no limit: the largest number of pages."""
 
 
-def free(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
+def available_memory(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
     """Free memory for ``ranks`` on this machine with devices of one kind; ``None`` if it is unknown."""
     memory = ram(proc)
     if memory is None or device == "cpu":

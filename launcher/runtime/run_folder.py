@@ -99,7 +99,7 @@ def _links(path: Path) -> Iterator[Path]:
 
 
 def make(root: Path, name: str) -> Path:
-    """Creates ``<root>/<name>/<NNNN>`` and points ``latest`` beside it to it.
+    """Creates ``<root>/<name>/<NNNN>`` and makes ``<root>/<name>/latest`` a link to it.
 
     Runs that start at the same time get different folders.
     """

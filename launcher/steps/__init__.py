@@ -10,9 +10,9 @@ its module, which has those of the following functions that the row says:
 models that each variant builds.
 
 If the row says ``checks``, the module imports without torch and has ``check(step, at)``: the problems of the
-step before there is a plan; ``at`` is a ``FileChecks``. It may have ``fits(step, at, plan)``: the problems
-that need a plan. For display only: ``preview(step, at)``, what the step will do, and ``pending(step, at)``,
-what is known only when the run starts.
+step before there is a plan; ``at`` is a ``FileChecks``. It may have ``plan_problems(step, at, plan)``: the
+problems that need a plan. For display only: ``preview(step, at)``, what the step will do, and
+``pending(step, at)``, what is known only when the run starts.
 """
 
 from __future__ import annotations

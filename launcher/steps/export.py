@@ -205,7 +205,7 @@ def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
         yield from at.problems("src", lambda: open_checkpoint(src, at.trust))
 
 
-def fits(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
+def plan_problems(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
     """Problems of a name table that does not fit the run; skipped if a transform brings other tensors."""
     elsewhere = any(isinstance(s, Transform) and s.src is not None for s in at.job.steps.values())
     if at.shown or elsewhere:

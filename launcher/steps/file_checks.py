@@ -11,7 +11,7 @@ from typing import Literal
 
 from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import best_checkpoint
-from launcher.checkpoint.store import check_outside, latest, newest_in, newest_of_runs
+from launcher.checkpoint.store import check_outside_checkpoints, latest, newest_in, newest_of_runs
 from launcher.errors import Problem, RequestError, RunError, error_text
 from launcher.job.schema.base import BEST, RUN, TAKEN
 from launcher.job.schema.job import Job
@@ -85,7 +85,7 @@ class FileChecks:
         else:
             problem = run_folder.check_writable(Path(path).parent, key, label)
         problem = problem or next(self._overlaps(key, path, kind), None)
-        return [problem] if problem else self.problems(field, lambda: check_outside(Path(path)))
+        return [problem] if problem else self.problems(field, lambda: check_outside_checkpoints(Path(path)))
 
     def _overlaps(self, key: str, path: str, kind: Kind) -> Iterator[Problem]:
         """Problems of an output at or around what else this request writes, or around where it runs.

@@ -35,7 +35,7 @@ def check(step: Import, at: FileChecks) -> list[Problem]:
     return problems
 
 
-def fits(step: Import, at: FileChecks, plan: Plan) -> list[Problem]:
+def plan_problems(step: Import, at: FileChecks, plan: Plan) -> list[Problem]:
     away = not Path(step.src).exists() if at.shown else at.later(step.src)
     return [] if away else misfits(at.name, step, plan)
 

@@ -30,7 +30,7 @@ def check(step: Predict, at: FileChecks) -> list[Problem]:
     return [*problems, *at.unwritable("to", step.to, "file")]
 
 
-def fits(step: Predict, at: FileChecks, plan: Plan) -> list[Problem]:
+def plan_problems(step: Predict, at: FileChecks, plan: Plan) -> list[Problem]:
     if step.inputs is None:
         return []
     problems = given_inputs.misfits(given_inputs.specs(Path(step.inputs)), plan)

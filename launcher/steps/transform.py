@@ -69,7 +69,7 @@ def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:
     return problems
 
 
-def fits(step: Transform, at: FileChecks, plan: Plan) -> list[Problem]:
+def plan_problems(step: Transform, at: FileChecks, plan: Plan) -> list[Problem]:
     """Problems of a layout that the run's own checkpoint cannot be converted to."""
     if step.src is not None or step.strategy is not None:
         return []

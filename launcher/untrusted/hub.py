@@ -11,14 +11,14 @@ _FILE = re.compile(r"\.[A-Za-z]+")
 """Matches the suffix of a file, not the end of Llama-3.2-1B."""
 
 
-def downloads(path: str | os.PathLike[str], kind: Literal["model", "dataset"]) -> str:
+def download_hint(path: str | os.PathLike[str], kind: Literal["model", "dataset"]) -> str:
     """Returns the end of a message about a path that does not exist: the command that downloads it.
 
     Returns "" unless the path looks like OWNER/NAME on the hub, and there is no folder OWNER.
 
-    >>> downloads("meta-llama/Llama-3.2-1B", "model").partition(": ")[2]
+    >>> download_hint("meta-llama/Llama-3.2-1B", "model").partition(": ")[2]
     'hf download meta-llama/Llama-3.2-1B --local-dir meta-llama/Llama-3.2-1B'
-    >>> downloads("corpora/web.jsonl", "dataset"), downloads("../models/mine", "model")
+    >>> download_hint("corpora/web.jsonl", "dataset"), download_hint("../models/mine", "model")
     ('', '')
     """
     name = os.fspath(path)

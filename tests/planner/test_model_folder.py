@@ -19,7 +19,7 @@ from launcher.optional import install_command
 from launcher.plan.values.facts import TensorSpec
 from launcher.planner import hugging_face, resolve
 from launcher.planner.plan_job import plan_job
-from launcher.untrusted.hub import downloads
+from launcher.untrusted.hub import download_hint
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_a_name_on_the_hub_is_told_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name = "meta-llama/Llama-3.2-1B"
-    told = downloads(name, "model")
+    told = download_hint(name, "model")
     assert told.endswith(f"but this does: hf download {name} --local-dir {name}")
     assert problems(Path(name)) == [f"model.path: {name}: no such folder{told}"]
     with pytest.raises(ValueError, match=re.escape(f"{name}: no such file or folder{told}")):
@@ -111,7 +111,7 @@ def test_the_plan_says_that_no_loss_of_routers_is_trained(
     config = SimpleNamespace(router_aux_loss_coef=coefficient)
     monkeypatch.setattr("launcher.models.hugging_face.config_of", lambda settings: config)
     words = ["recipe=lm_single", "model=hf", f"model.path={folder(tmp_path / 'm')}", "model.weights=false"]
-    found = [str(n) for n in resolve.untrained(compose([*words, "data=random_tokens", "steps=[train]"]).job)]
+    found = [str(n) for n in resolve.untrained_losses(compose([*words, "data=random_tokens", "steps=[train]"]).job)]
     text = "model router_aux_loss_coef 0.1 of its config has no effect: no loss of routers is trained"
     assert found == ([text] if told else [])
 

@@ -31,7 +31,7 @@ def tiny(*overrides: str) -> Job:
 def having(monkeypatch: pytest.MonkeyPatch, *, mb: float, devices: tuple[int, ...] = ()) -> None:
     there = Free(int(mb * 2**20), devices=devices, kind="cuda")
     monkeypatch.setattr(machine, "ram", lambda: there)
-    monkeypatch.setattr(machine, "free", lambda ranks, device: there)
+    monkeypatch.setattr(machine, "available_memory", lambda ranks, device: there)
 
 
 def test_terabytes_are_refused_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.plan.capacity import Free
-from launcher.runtime.machine import free, ram
+from launcher.runtime.machine import available_memory, ram
 
 MB = 1 << 20
 
@@ -32,12 +32,12 @@ def group(folder: Path, version: int, limit: str, used_mb: int, cache_mb: int) -
 
 def test_without_control_groups_it_is_what_the_kernel_can_give(tmp_path: Path) -> None:
     assert ram(machine(tmp_path, "0::/")) == Free(8 << 30)
-    assert free(4, "cpu", tmp_path / "proc") == Free(8 << 30)
+    assert available_memory(4, "cpu", tmp_path / "proc") == Free(8 << 30)
 
 
 def test_where_the_kernel_says_nothing_nothing_is_known(tmp_path: Path) -> None:
     assert ram(tmp_path) is None
-    assert free(4, "cuda", tmp_path) is None
+    assert available_memory(4, "cuda", tmp_path) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -85,7 +85,9 @@ def test_devices_are_asked_in_a_child(tmp_path: Path, monkeypatch: pytest.Monkey
     import torch
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: ((i + 1) << 30, 80 << 30))
-    assert free(2, "cuda", machine(tmp_path, "0::/")) == Free(8 << 30, devices=(1 << 30, 2 << 30), kind="cuda")
+    assert available_memory(2, "cuda", machine(tmp_path, "0::/")) == Free(
+        8 << 30, devices=(1 << 30, 2 << 30), kind="cuda"
+    )
 
 
 def test_devices_that_do_not_answer_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,5 +97,5 @@ def test_devices_that_do_not_answer_are_not_compared(tmp_path: Path, monkeypatch
         raise RuntimeError("no CUDA GPUs are available")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
-    assert free(2, "cuda", tmp_path / "proc") is None
-    assert free(2, "cuda", machine(tmp_path, "0::/")) is None
+    assert available_memory(2, "cuda", tmp_path / "proc") is None
+    assert available_memory(2, "cuda", machine(tmp_path, "0::/")) is None

@@ -30,7 +30,7 @@ from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
 from launcher.untrusted.files import irregular, stands
-from launcher.untrusted.hub import downloads
+from launcher.untrusted.hub import download_hint
 
 ForeignForm = Literal["hf", "mindspore", "dcp"]
 FileState = tuple[str, int, int, int]
@@ -70,7 +70,7 @@ def form_of(path: Path) -> ForeignForm:
 
     # a folder: each format has files of a certain name
     if not path.is_dir():
-        raise ValueError(f"{path}: no such file or folder{downloads(path, 'model')}")
+        raise ValueError(f"{path}: no such file or folder{download_hint(path, 'model')}")
     own = path if is_checkpoint(path) else newest_in(path)
     if own is not None:
         subject = "it is" if own == path else f"{own} in it is"

@@ -23,7 +23,7 @@ from launcher.data.tokens.megatron import TokenFile
 from launcher.data.tokens.packing import document_index
 from launcher.errors import Problem, error_text
 from launcher.job.schema.components import Paths, Tokens
-from launcher.untrusted.hub import downloads
+from launcher.untrusted.hub import download_hint
 
 SUFFIXES = (".tokens", ".bin")
 _HELD_OUT = re.compile(r"(?<![a-z])(val|valid|validation|test|dev|eval)(?![a-z])")
@@ -50,7 +50,7 @@ def _files_at(path: str, suffixes: tuple[str, ...]) -> list[Path]:
         return [here.with_suffix(".bin") if here.suffix == ".idx" else here]
     if glob.has_magic(path):
         return _matching(path, suffixes)
-    if of_hub := downloads(path, "dataset"):
+    if of_hub := download_hint(path, "dataset"):
         raise BadFile(f"{path}: no such file or folder{of_hub}")
     prefix = Path(f"{path}.bin")  # Megatron names two files by their common prefix
     return [prefix] if prefix.exists() and Path(f"{path}.idx").exists() else [here]

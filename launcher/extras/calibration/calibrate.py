@@ -27,7 +27,7 @@ def check(step: Calibrate, at: FileChecks) -> list[Problem]:
     return at.unwritable("to", step.to, "file")
 
 
-def fits(step: Calibrate, at: FileChecks, plan: Plan) -> list[Problem]:
+def plan_problems(step: Calibrate, at: FileChecks, plan: Plan) -> list[Problem]:
     if plan.sizes.grid.size > 1:
         return []
     return [Problem(at.key, "links between ranks cannot be measured on 1 rank", "launch.nproc=2")]

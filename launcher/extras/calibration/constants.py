@@ -18,7 +18,7 @@ from launcher.plan.values.operations import Operations, Product
 
 
 @dataclass(frozen=True)
-class Multiplied:
+class TimedProduct:
     """A matrix product."""
 
     precision: str
@@ -26,7 +26,7 @@ class Multiplied:
 
 
 @dataclass(frozen=True)
-class Attended:
+class TimedAttention:
     """The forward and backward of fused attention; ``flops``: those of the forward, without masked parts."""
 
     precision: str
@@ -90,7 +90,15 @@ class Taken:
 
 
 Timed = (
-    Taken | Multiplied | Attended | Moved | TimedBlock | TimedCollective | TimedMessage | Overlap | Trained
+    Taken
+    | TimedProduct
+    | TimedAttention
+    | Moved
+    | TimedBlock
+    | TimedCollective
+    | TimedMessage
+    | Overlap
+    | Trained
 )
 Round = Mapping[Timed, float]
 """One measurement of everything: the seconds of each operation, and the share that was ``Taken``."""
@@ -235,9 +243,9 @@ def _products(timings: Round) -> Values:
     The peak of a precision is its fastest product. Efficiency and ``small`` are fitted to the precision with
     most products.
     """
-    rates: dict[str, list[tuple[Multiplied, float]]] = {}
+    rates: dict[str, list[tuple[TimedProduct, float]]] = {}
     for operation, seconds in timings.items():
-        if isinstance(operation, Multiplied):
+        if isinstance(operation, TimedProduct):
             rates.setdefault(operation.precision, []).append((operation, seconds))
     peaks = {p: max(w.product.flops / s for w, s in timed) for p, timed in rates.items()}
 
@@ -257,7 +265,7 @@ def _products(timings: Round) -> Values:
 
 
 def _kernels(timings: Round, machine: MeasuredMachine, values: Values) -> Values:
-    attended, seconds = next((w, s) for w, s in timings.items() if isinstance(w, Attended))
+    attended, seconds = next((w, s) for w, s in timings.items() if isinstance(w, TimedAttention))
     flops = attended.flops * (1 + BACKWARD / FLASH_BACKWARD)
     peak = values.get(f"tflops.{attended.precision}", min(v for k, v in values.items() if "tflops" in k))
     moved = {w.kind: (w.done, s) for w, s in timings.items() if isinstance(w, Moved)}

@@ -13,7 +13,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from launcher.extras.calibration.constants import Attended, Moved, Multiplied, Round, Taken, Timed, TimedBlock
+from launcher.extras.calibration.constants import (
+    Moved,
+    Round,
+    Taken,
+    Timed,
+    TimedAttention,
+    TimedBlock,
+    TimedProduct,
+)
 from launcher.parallel.cost.kernels import OperationsMeter
 from launcher.parallel.dispatch.modes import Dispatch
 from launcher.plan.values.operations import Operations, Product
@@ -189,7 +197,7 @@ def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in
         grad @ weight
         grad.t() @ x
 
-    operation = Multiplied(precision, Product(m, n, k, 1, dtype.itemsize))
+    operation = TimedProduct(precision, Product(m, n, k, 1, dtype.itemsize))
     return TimedWork(operation, work, in_it, share=1 / 3, least=STEADY)
 
 
@@ -214,7 +222,7 @@ def _attention(sizes: WorkSizes, device: torch.device, in_it: bool) -> TimedWork
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         torch.autograd.grad(out, (q, k, v), out.detach())
 
-    return TimedWork(Attended(sizes.main, 2 * batch * HEADS * length * length * head), work, in_it)
+    return TimedWork(TimedAttention(sizes.main, 2 * batch * HEADS * length * length * head), work, in_it)
 
 
 Made = Callable[[torch.device], Callable[[], object]]

@@ -312,7 +312,7 @@ def exact(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Returns three digits of ``value``.
+    """Returns ``value`` with three significant digits.
 
     >>> number(98.437), number(0.0001234), number(0.0), number(1234567.0)
     ('98.4', '0.000123', '0', '1230000')

@@ -70,7 +70,7 @@ class ShardedGraph:
 
     @cached_property
     def users(self) -> tuple[tuple[InputLayout, ...], ...]:
-        """The ways in which each value is taken."""
+        """The layouts in which operators take each value, by value."""
         out: list[list[InputLayout]] = [[] for _ in self.graph.values]
         for t in self.taken:
             out[t.value].append(t)

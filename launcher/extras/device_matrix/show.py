@@ -106,7 +106,7 @@ def _slices(layout: TensorLayout) -> str:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredOperator:
     """An operator without a rule, which gathers its inputs; ``nbytes``: the size of those that are cut."""
 
     module: str
@@ -117,14 +117,16 @@ class Gathered:
         return f"{self.module or 'the model itself'}, {bytes_text(self.nbytes)}, no rule for aten.{self.op}"
 
 
-def gathered(sharding: Sharding) -> Iterator[Gathered]:
+def gathered(sharding: Sharding) -> Iterator[GatheredOperator]:
     for stage in sharding.stages:
         graph = stage.train
         for node, rule, takes in zip(graph.graph.nodes, graph.rules, graph.takes, strict=True):
             values = {graph.taken[t].value for t in takes}
             cut = [v for v in values if any(graph.layouts[v].dims)]
             if rule is None and cut:
-                yield Gathered(node.module, node.op, sum(graph.graph.values[v].spec.nbytes for v in cut))
+                yield GatheredOperator(
+                    node.module, node.op, sum(graph.graph.values[v].spec.nbytes for v in cut)
+                )
 
 
 def sharding_json(sharding: Sharding) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class RankDrill:
         A rank that writes no tensors fails after it has written its complete files.
         """
         self._happen()
-        end = die if self._fault.kind == "torn_write" else partial(fill_up, writer.folder)
+        end = die if self._fault.kind == "torn_write" else partial(raise_disk_full, writer.folder)
 
         def half(name: str, box: Box) -> Iterator[memoryview]:
             for chunk in chunks(name, box):
@@ -134,6 +134,6 @@ def hang() -> NoReturn:
         time.sleep(3600)
 
 
-def fill_up(folder: Path) -> NoReturn:
+def raise_disk_full(folder: Path) -> NoReturn:
     """Raises the error of a full disk, without filling the real one."""
     raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (debug.drill.disk_full)", str(folder))

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.data.file_checks import BadFile
-from launcher.data.mnist5k import fits
+from launcher.data.mnist5k import size_problems
 from launcher.errors import Problem
 from launcher.extras.images import cifar_files, idx_files
 from launcher.extras.images.folder_files import check_images, class_folders
 from launcher.job.schema.components import Cifar10, Idx
-from launcher.untrusted.hub import downloads
+from launcher.untrusted.hub import download_hint
 
 __all__ = ["check_cifar10", "check_idx", "check_images", "class_folders"]
 
 
 def check_idx(settings: Idx) -> Iterator[Problem]:
     if not Path(settings.root).is_dir():
-        text = f"{settings.root}: there is no such folder{downloads(settings.root, 'dataset')}"
+        text = f"{settings.root}: there is no such folder{download_hint(settings.root, 'dataset')}"
         yield Problem("data.root", text)
         return
 
@@ -39,7 +39,7 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
             yield Problem("data.root", f"{Path(settings.root, images)}: {text}")
 
         side = max((side, *(n for shape in shapes for n in shape[1:])))
-    yield from fits(side, settings.size)
+    yield from size_problems(side, settings.size)
 
 
 def check_cifar10(settings: Cifar10) -> Iterator[Problem]:

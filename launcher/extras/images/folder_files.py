@@ -18,7 +18,7 @@ from launcher.errors import Problem, error_text
 from launcher.job.schema.components import ImageFolder
 from launcher.optional import install_command
 from launcher.untrusted.files import opened, read_bytes
-from launcher.untrusted.hub import downloads
+from launcher.untrusted.hub import download_hint
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -161,7 +161,7 @@ def check_images(settings: ImageFolder) -> Iterator[Problem]:
 def _unfit(key: str, root: str) -> Iterator[Problem]:
     """Reports why ``root`` is not a folder of class folders."""
     if not os.path.isdir(root):
-        yield Problem(key, f"{root}: there is no such folder{downloads(root, 'dataset')}")
+        yield Problem(key, f"{root}: there is no such folder{download_hint(root, 'dataset')}")
         return
     names = class_folders(root)
     held_out = next((n for n in HELD_OUT if n in names), None)

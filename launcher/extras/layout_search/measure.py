@@ -133,8 +133,8 @@ BEST_KEY = "search.best"
 _WRITTEN = "Written by a search"
 
 
-def heading(job: Job) -> str:
-    """The first line of a file that a search of ``job`` writes, which identifies it to later searches."""
+def first_line(job: Job) -> str:
+    """The first line of each file that a search of ``job`` writes: by it a later search knows the file."""
     return f"{_WRITTEN} for {job.name}."
 
 
@@ -148,7 +148,7 @@ def unwritable(path: Path, job: Job) -> Problem | None:
         first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         if not first.startswith(f"# {_WRITTEN}"):
             return Problem(BEST_KEY, f"{path}: it exists, but no search wrote it", f"{BEST_KEY}=null")
-        if first not in (f"# {_WRITTEN}.", f"# {heading(job)}"):
+        if first not in (f"# {_WRITTEN}.", f"# {first_line(job)}"):
             whose = first.removeprefix(f"# {_WRITTEN} for ").removesuffix(".")
             text = f"{path}: a search for {whose} wrote it; this one is for {job.name}"
             return Problem(BEST_KEY, text, f"{BEST_KEY}={path.parent / job.name / path.name}")
@@ -159,7 +159,7 @@ def write(path: Path, job: Job, comments: tuple[str, ...] = ()) -> None:
     """Writes the recipe atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     settled = job.model_copy(update={"search": Search()})
-    write_bytes(path, frozen_request.recipe_text(settled, (heading(job), *comments)).encode())
+    write_bytes(path, frozen_request.recipe_text(settled, (first_line(job), *comments)).encode())
 
 
 REFITTED = " (refitted)"
@@ -268,7 +268,7 @@ def file(measured: MeasuredCluster) -> str:
     cluster = measured.refit.cluster
     name = (cluster.name or "a cluster").removesuffix(REFITTED)
     heads = [
-        heading(measured.ran[0].finalist.job),
+        first_line(measured.ran[0].finalist.job),
         f"The constants of {name}, some of them refitted: {_errors(measured)}.",
         "As DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME.",
     ]

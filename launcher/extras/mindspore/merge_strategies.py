@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.checkpoint.foreign.strategies import is_ours
 from launcher.checkpoint.layout import strategy_file
-from launcher.checkpoint.store import check_outside
+from launcher.checkpoint.store import check_outside_checkpoints
 from launcher.errors import Problem
 from launcher.extras.mindspore.from_ours import merged_file
 from launcher.extras.mindspore.functions import SUFFIX, merging
@@ -76,7 +76,7 @@ def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Ca
     if merged.is_dir():
         text = "the merged strategy is one file, this is a folder; give a file name in it"
         raise ValueError(f"{merged}: {text}")
-    check_outside(merged)
+    check_outside_checkpoints(merged)
 
     # merge in the files' own form
     files: list[Path] = []

@@ -181,7 +181,7 @@ def parse(data: bytes) -> StrategyFile:
     return StrategyFile(message.number(1), tuple(map(_operator, message.views(2))), layouts)
 
 
-def text(file: StrategyFile) -> bytes:
+def serialize(file: StrategyFile) -> bytes:
     """Returns the file's bytes exactly as MindSpore's serializer writes them."""
     out = [numbers(1, [file.counter])]
     for op in file.operators:

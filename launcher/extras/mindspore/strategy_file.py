@@ -144,7 +144,7 @@ def read_strategy(path: Path) -> StrategyFile:
 
 
 def strategy_text(file: StrategyFile, form: StrategyForm) -> bytes:
-    return json_text(file) if form == "json" else protobuf.text(file)
+    return json_text(file) if form == "json" else protobuf.serialize(file)
 
 
 def write_strategy(path: Path, file: StrategyFile, form: StrategyForm) -> None:

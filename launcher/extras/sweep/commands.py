@@ -41,7 +41,7 @@ def _is_sweep(at: Path) -> bool:
 
 
 def _cells(at: Path) -> list[Path]:
-    return [at / cell for cell in folder.known(at)]
+    return [at / cell for cell in folder.known_cells(at)]
 
 
 def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:

@@ -81,7 +81,7 @@ def _make(folder: Path) -> None:
 def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
     """Names the cells' folders. Known overrides keep their name; new ones get the next number."""
     path = folder / INDEX
-    names = {tuple(overrides): name for name, overrides in known(folder).items()}
+    names = {tuple(overrides): name for name, overrides in known_cells(folder).items()}
     out = []
     for cell in cells:
         key = without_run_dir(cell.overrides)
@@ -93,7 +93,7 @@ def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
     return tuple(out)
 
 
-def known(folder: Path) -> dict[str, list[str]]:
+def known_cells(folder: Path) -> dict[str, list[str]]:
     """The overrides of each known cell, by name. Raises ``RequestError`` for a file that is damaged."""
     index = folder / INDEX
     if not os.path.lexists(index):

@@ -128,7 +128,8 @@ def _elsewhere(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     if key is None:
         return
     if len(keys) > 1:
-        yield Problem(key, "some cells would run there, others not: all cells run in one place")
+        text = "some cells set it and others do not; all cells of a sweep must run in the same place"
+        yield Problem(key, text)
     if "launch.k8s" in keys:
         text = "cells of a sweep cannot be Kubernetes jobs; write each as a separate run"
         yield Problem("launch.k8s", text)

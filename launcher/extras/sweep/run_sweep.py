@@ -139,7 +139,7 @@ def _sampler(
     from launcher.extras.sweep.optuna_sampler import OptunaSampler
 
     first = next((one.forecast for one in checked if one.forecast is not None), None)
-    known = [*folder.known(at).values()]
+    known = [*folder.known_cells(at).values()]
     window = slots.room(first)
     return OptunaSampler(sweep_request, metric, lambda cells: folder.named(at, cells), known, window)
 

@@ -39,7 +39,7 @@ class Links(Settings):
     between: Link
 
 
-class Kernels(Settings):
+class KernelEfficiency(Settings):
     """What limits kernels below a device's peak.
 
     A product of (m, k) and (k, n) reaches ``efficiency`` / (1 + ``small`` (1/m + 1/n + 1/k)).
@@ -90,7 +90,7 @@ class Cluster(Settings):
     efficiency: Share | None = None
     memory_gb_per_s: Positive | None = None
     links: Links | None = None
-    kernels: Kernels = Kernels()
+    kernels: KernelEfficiency = KernelEfficiency()
     overheads: Overheads = Overheads()
 
     @model_validator(mode="after")

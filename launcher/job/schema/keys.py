@@ -89,7 +89,7 @@ def everywhere(note: Any = Job, above: str = "") -> Iterator[str]:
     yield from (key for key, _ in noted(note, above))
 
 
-def anywhere(key: str) -> Any:
+def any_annotation(key: str) -> Any:
     """The annotation of a key that any model, data set, optimizer or step has; ``None`` if none has it."""
     return next((note for name, note in noted() if name == key), None)
 

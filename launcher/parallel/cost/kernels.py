@@ -153,7 +153,7 @@ RMS_NORM = (F.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
 
 
 @dataclass(frozen=True)
-class FusedKernel:
+class SupportedKernels:
     """Says which fused kernels the planned device has: ``attention``, and ``norms`` (RMSNorm).
 
     ``wide``: its attention supports dropout, and fewer key and value heads than query heads, as CUDA's does.
@@ -164,12 +164,12 @@ class FusedKernel:
     wide: bool = False
 
 
-CPU = FusedKernel()
+CPU = SupportedKernels()
 _fused = ContextVar("fused", default=CPU)
 
 
 @contextmanager
-def counted_as(fused: FusedKernel) -> Iterator[None]:
+def counted_as(fused: SupportedKernels) -> Iterator[None]:
     """Count operations as a device that has the kernels ``fused``."""
     before = _fused.set(fused)
     try:

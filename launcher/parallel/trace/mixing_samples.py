@@ -133,7 +133,7 @@ def _fix(func: Any, t: Tensor) -> None:
         t.fill_(0.5 if t.is_floating_point() else 0)
 
 
-def too_large(model: nn.Module) -> int:
+def numbers_if_too_large(model: nn.Module) -> int:
     """The numbers of a model that has too many of them to try it, else 0.
 
     The try computes in float64 with two copies of the model, which are 256 MB for ``FEW`` numbers, and takes
@@ -150,7 +150,7 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
     ``None`` if the model is too large to try, draws, or fails. ``inputs`` are on meta; their number of
     samples does not matter.
     """
-    if not trying() or too_large(model) or not inputs or any(not x.dim() for x in inputs):
+    if not trying() or numbers_if_too_large(model) or not inputs or any(not x.dim() for x in inputs):
         return None
     some = [torch.empty((SAMPLES, *x.shape[1:]), dtype=x.dtype, device="meta") for x in inputs]
     kept = put_back(files(*map(type, model.modules())))

@@ -17,7 +17,7 @@ from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.model_state.module_globals import contents_put_back, files, globals_of, put_back
 from launcher.parallel.model_state.process_state import CLOCKS, PLACES
 from launcher.parallel.model_state.python_state import library
-from launcher.parallel.trace.mixing_samples import SAMPLES, FixedDraws, alike, run, too_large
+from launcher.parallel.trace.mixing_samples import SAMPLES, FixedDraws, alike, numbers_if_too_large, run
 from launcher.parallel.trace.sample_values import trying
 from launcher.parallel.trace.zero_inputs import in_memory, stand_ins
 
@@ -36,7 +36,7 @@ def outside_reads(model: nn.Module, inputs: Sequence[Tensor]) -> OutsideReads:
     Nothing is found for a model that is too large to try, or that fails. ``inputs`` are on meta; their number
     of samples does not matter.
     """
-    if not trying() or too_large(model) or any(not x.dim() for x in inputs):
+    if not trying() or numbers_if_too_large(model) or any(not x.dim() for x in inputs):
         return OutsideReads()
     some = [torch.empty((SAMPLES, *x.shape[1:]), dtype=x.dtype, device="meta") for x in inputs]
     names = files(*map(type, model.modules()))

@@ -196,12 +196,12 @@ def in_memory(module: nn.Module, path: str = "", parameter_hooks: bool = False) 
 
 
 def stand_ins(inputs: Sequence[torch.Tensor], batch: int) -> list[torch.Tensor]:
-    """Return values for the inputs of a model: those of a batch of the data, or drawn ones."""
+    """Return inputs for a model: from a batch of the data where known, else random floats and zeros."""
     return drawn(inputs, batch, SampleValues(inputs))
 
 
 def drawn(inputs: Sequence[torch.Tensor], batch: int, known: SampleValues) -> list[torch.Tensor]:
-    """Return the ``known`` values of a batch, drawn ones for other floats, zeros for the rest."""
+    """Return the ``known`` values of a batch, random values for other floats, zeros for the rest."""
     stream = torch.Generator().manual_seed(batch)
     out = []
     for t in inputs:

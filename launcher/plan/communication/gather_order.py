@@ -49,7 +49,7 @@ def gatherings(
     ahead: int | None,
     swapped: tuple[str, ...] = (),
 ) -> tuple[Gathering, ...]:
-    """Returns the order in which a rank gathers the groups of its stages once a step.
+    """Returns the order in which a rank gathers the groups of its stages, each once a step.
 
     The first forward of a stage needs the output of the stage before it, so stages come in order.
 

@@ -72,8 +72,11 @@ def unknown_backend(job: Job, known: Iterable[str]) -> Iterator[Problem]:
     yield Problem(BACKEND, text, f"{BACKEND}={best}")
 
 
-def overwritten(job: Job, seen: bool) -> list[Problem]:
-    """Returns a problem if ``seen``: a tensor changes in place between two operators over tp that use it."""
+def in_place_problems(job: Job, seen: bool) -> list[Problem]:
+    """Refuses to compile a model that changes a tensor in place between two operators over tp that use it.
+
+    ``seen``: the trace has seen such a change.
+    """
     if job.train.compile is None or not seen:
         return []
     text = (

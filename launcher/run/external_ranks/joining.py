@@ -288,7 +288,7 @@ def listeners(answers: Mapping[int, str]) -> tuple[Listener, ...]:
     return tuple(nodes)
 
 
-def connected(answers: Iterable[str], rendezvous: str) -> None:
+def check_connections(answers: Iterable[str], rendezvous: str) -> None:
     """Raises ``RunError`` if a node cannot reach another."""
     failed: list[Unreached] = []
     for text in answers:

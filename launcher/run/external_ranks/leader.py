@@ -28,7 +28,7 @@ from launcher.run.external_ranks.joining import (
     SeesFile,
     Unjoined,
     another_connection,
-    connected,
+    check_connections,
     listeners,
     lost,
     seen,
@@ -148,7 +148,7 @@ class FollowerRanks:
         self._network.nodes = nodes
 
         peers = listeners(self._ask(ListensAt(every.rendezvous())))
-        connected(self._ask(Reaches(peers, nodes)).values(), self._at.host)
+        check_connections(self._ask(Reaches(peers, nodes)).values(), self._at.host)
         self.notes = (self._network.note(),)
 
     def _sends_versions(self, rank: int) -> bool:

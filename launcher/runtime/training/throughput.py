@@ -153,9 +153,9 @@ class RankTimes:
             self._began = None
 
     def share(self) -> torch.Tensor:
-        """Milliseconds per step since the last call, (ranks,) float64: this rank's at its index, elsewhere 0.
+        """This rank's milliseconds per step since the last call, in a (ranks,) float64 tensor.
 
-        The sum over all ranks contains the times of each.
+        They are at the rank's index; the other entries are 0, so the sum over all ranks has the times of all.
         """
         out = torch.zeros(self._size, dtype=torch.float64)
         if self._steps:

@@ -396,7 +396,7 @@ class Judge:
         return Cut(sizes.global_batch, sizes.replicas, sizes.micros, sizes.steps, times=times)
 
     def narrow(self) -> Narrow:
-        """Samples for the next step that leave experts idle."""
+        """A batch for the next step that leaves some experts idle."""
         return self.training.narrow(self.done)
 
     def step(

@@ -115,7 +115,8 @@ def check_logits(made: nn.Module, trained: HuggingFace, job: Job, folder: Path) 
     """Raises ``RunError`` unless the folder's model has the logits of ``made``, the trained model."""
     theirs, unlike = _tried(lambda: opened(trained, str(folder), dtype_of(DTYPE[job.train.precision])))
     if unlike:
-        raise RunError(f"export: transformers reads other weights from what was written: {few(unlike)}")
+        text = "weights of the written folder do not fit the model that transformers makes of it"
+        raise RunError(f"export: {text}: {few(unlike)}")
 
     # the first held-out samples
     val = open_data(job.data, seed=job.seed, allow=job.security.allow).val

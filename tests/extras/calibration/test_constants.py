@@ -8,18 +8,18 @@ import pytest
 import yaml
 
 from launcher.extras.calibration.constants import (
-    Attended,
     FittedConstant,
     MeasuredMachine,
     Moved,
-    Multiplied,
     Overlap,
     Round,
     Taken,
     Timed,
+    TimedAttention,
     TimedBlock,
     TimedCollective,
     TimedMessage,
+    TimedProduct,
     Trained,
     cluster,
     constants,
@@ -87,11 +87,11 @@ def one_round(at: MeasuredMachine, slow: float = 1.0) -> Round:
     for sides in ((1000, 200, 300), (400, 400, 400), (100, 300, 900)):
         product = Product(*sides)
         short = 1 + 30 * sum(1 / n for n in sides)
-        out[Multiplied("fp32", product)] = product.flops / 0.08e12 * short
+        out[TimedProduct("fp32", product)] = product.flops / 0.08e12 * short
     peak = Product(10**9, 10**9, 10**9)
-    out[Multiplied("fp32", peak)] = peak.flops / 0.08e12
-    out[Multiplied("bf16", Product(10, 10, 10))] = 2000 / 0.2e12
-    out[Attended("fp32", 10**9)] = 10**9 * (1 + 2.5 / 0.8) / 0.02e12
+    out[TimedProduct("fp32", peak)] = peak.flops / 0.08e12
+    out[TimedProduct("bf16", Product(10, 10, 10))] = 2000 / 0.2e12
+    out[TimedAttention("fp32", 10**9)] = 10**9 * (1 + 2.5 / 0.8) / 0.02e12
     out[Moved("copy", COPY)] = 10**8 / 16e9
     out[Moved("others", OTHERS)] = 10**8 / 8e9 + (100 * 4e-6 if at.cores else 0.0)
     out[Moved("tiny", TINY)] = 60 * 4e-6
@@ -153,7 +153,7 @@ def test_products_whose_short_sides_explain_all_of_their_seconds() -> None:
     """As on a small device: nothing is left that would be an efficiency below that of the fastest product."""
     at = machine(None)
     timed = one_round(at)
-    for what in (w for w in timed if isinstance(w, Multiplied) and w.precision == "fp32"):
+    for what in (w for w in timed if isinstance(w, TimedProduct) and w.precision == "fp32"):
         p = what.product
         timed[what] = p.flops / 0.08e12 * 1000 * (1 / p.m + 1 / p.n + 1 / p.k) ** 2
     found = fitted(timed, at)

@@ -25,7 +25,7 @@ LR = "optim.lr=tag(log,interval(1e-4,1))"
 def sampler(at: Path, *words: str, window: int = 1, metric: str = "val_loss") -> OptunaSampler:
     at.mkdir(exist_ok=True)
     asked = composed(parse([*LINE, "sweep.sampler=tpe", *words]))
-    known = [*folder.known(at).values()]
+    known = [*folder.known_cells(at).values()]
     return OptunaSampler(asked, metric, lambda cells: folder.named(at, cells), known, window)
 
 

@@ -27,7 +27,7 @@ def test_torch_and_the_launcher_are_imported_and_nothing_is_initialised() -> Non
 
     assert (device.accelerator(), device.count(KIND), device.count("cpu")) == (KIND, 4, 0)
     assert device.backends(KIND) == "cpu:gloo,fake:fakeccl"
-    assert machine.free(2, KIND) is not None
+    assert machine.available_memory(2, KIND) is not None
     assert not FAKE.is_initialized()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.parallel.cost.kernels import FusedKernel, Meter, counted_as
+from launcher.parallel.cost.kernels import Meter, SupportedKernels, counted_as
 from launcher.plan.plan import Plan
 from launcher.planner import device_kernels
 from launcher.planner.plan_job import plan_job
@@ -42,7 +42,7 @@ def test_as_many_bytes_are_saved_on_meta_as_on_a_cpu(mask):
 
 def norm(fused: bool, weight: torch.dtype = torch.bfloat16) -> tuple[int, Tensor]:
     """Bytes that the norm of 30 rows of 64 in bfloat16 keeps, its weight aside, and what comes of it."""
-    with torch.device("meta"), counted_as(FusedKernel(norms=fused)):
+    with torch.device("meta"), counted_as(SupportedKernels(norms=fused)):
         x, scale = torch.zeros(2, 15, 64, dtype=torch.bfloat16, requires_grad=True), torch.ones(64, dtype=weight)
         with Meter((scale,)) as meter:
             out = F.rms_norm(x, (64,), scale)
@@ -124,7 +124,7 @@ def test_a_device_drops_out_and_reads_groups_in_one_kernel(more: dict[str, Any])
 
 def test_a_device_without_a_kernel_for_attention_keeps_its_scores() -> None:
     """Torch takes attention to pieces there: the weights of 40 positions to each of 64 are kept."""
-    with counted_as(FusedKernel(attention=False)):
+    with counted_as(SupportedKernels(attention=False)):
         in_pieces = saved("meta", MASKS["none"])
     scores = 4 * 2 * 4 * 40 * 64
     assert saved("meta", MASKS["none"]) < scores < in_pieces
@@ -134,6 +134,6 @@ def test_a_device_that_torch_does_not_know_here_is_planned_with_the_kernels_of_c
     assert (
         device_kernels.kernels_of("npu", here=False)
         == device_kernels.kernels_of("cuda", here=True)
-        == FusedKernel(norms=True, wide=True)
+        == SupportedKernels(norms=True, wide=True)
     )
-    assert device_kernels.kernels_of("cpu", here=True) == FusedKernel()
+    assert device_kernels.kernels_of("cpu", here=True) == SupportedKernels()

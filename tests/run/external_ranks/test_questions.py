@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from launcher.errors import RequestError, RunError
-from launcher.run.external_ranks.joining import RankReports, about, connected, listeners, silent
+from launcher.run.external_ranks.joining import RankReports, about, check_connections, listeners, silent
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.network import GLOO, Listener, NetworkView
 from launcher.runtime.code_versions import of_a_rank
@@ -59,7 +59,7 @@ def test_a_node_that_cannot_listen_ends_the_start() -> None:
 
 
 def test_connections_that_work_are_nothing_to_tell() -> None:
-    connected(["[]", "[]"], "10.0.0.1")
+    check_connections(["[]", "[]"], "10.0.0.1")
 
 
 def test_ranks_that_do_not_answer_are_named_with_their_node() -> None:
