@@ -125,7 +125,7 @@ def _nowhere(key: str, settings: RankFault | NodeFault, job: Job, sizes: Sizes) 
             f"{key}.rank", f"{settings.rank}: the plan has {many(n, 'rank')}", f"{key}.rank={n - 1}"
         )
     elif key.endswith("slow_rank") and sizes.grid.size == 1:
-        yield Problem(key, "the plan has one rank, which no other waits for")
+        yield Problem(key, "the plan has one rank, so no other rank waits for it")
     if settings.step > sizes.steps:
         text = f"{settings.step}: the training ends after {many(sizes.steps, 'step')}"
         yield Problem(f"{key}.step", text, f"{key}.step={sizes.steps}")

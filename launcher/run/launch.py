@@ -157,7 +157,7 @@ def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
     """Problems if the ``size`` of the plan differs from the number of ranks that exist, or can exist."""
     how = mode(job, outer)
     if how == "inproc" and size > 1:
-        text = f"inproc: this process can be one rank, the plan has {size}; debug=onerank makes it one"
+        text = f"inproc: one process is one rank, but the plan has {size}; debug=onerank plans for one"
         return [Problem("launch.mode", text)]
     if how == "external" and outer is not None and size != outer:
         text = f"{job.launch.nproc}: the plan has {size} ranks, {THEY} has started {outer}"

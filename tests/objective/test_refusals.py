@@ -177,7 +177,7 @@ ENDS: dict[str, tuple[Job, str]] = {
     ),
     "a count that differs later": (
         asked(loss=own("LaterMiscounted"), parallel={}),
-        "step 1: the loss returns another count than its count(target), by which its sum is divided; the weights were "
+        "step 1: the loss returns a count that is not its count(target), by which its sum is divided; the weights were "
         "not touched. Look at the class of the loss",
     ),
     "a number that is no share": (

@@ -85,7 +85,7 @@ REFUSED = {
     ),
     "one rank": (
         ["debug.drill={slow_rank: {rank: 0, step: 3}}", "debug.onerank=true"],
-        "debug.drill.slow_rank: the plan has one rank, which no other waits for",
+        "debug.drill.slow_rank: the plan has one rank, so no other rank waits for it",
     ),
     "one node": (
         ["debug.drill={lose_node: {node: 0, step: 3}}", SAVES],

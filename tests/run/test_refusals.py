@@ -103,7 +103,7 @@ CASES = {
     "several ranks in one process": (
         ["launch.mode=inproc"],
         """
-  launch.mode = inproc: this process can be one rank, the plan has 4; debug=onerank makes it one
+  launch.mode = inproc: one process is one rank, but the plan has 4; debug=onerank plans for one
     set by: launch.mode=inproc (command line)
 """,
     ),

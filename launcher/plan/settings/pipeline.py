@@ -63,7 +63,7 @@ def _one_stage(pipe: Pipeline) -> Iterator[Problem]:
 
 def _less_memory(pipe: Pipeline) -> Iterator[Problem]:
     if pipe.less_memory and pipe.scheduler != "1f1b":
-        text = f"true: is a form of interleaved 1f1b, not of {pipe.scheduler}"
+        text = f"true: only interleaved 1f1b has this form; the scheduler is {pipe.scheduler}"
         yield Problem(LESS_MEMORY, text, f"{LESS_MEMORY}=false")
     elif pipe.less_memory and not (pipe.interleave and pipe.chunks > 1):
         text = "true: has no effect without several virtual stages per rank"

@@ -344,7 +344,7 @@ def _ties(operators: Sequence[Operator], skeleton: ModelStructure) -> list[Probl
         name, other = first.setdefault(p.same_as, (p.name, axes))
         if other != axes:
             here, there = axes_text(axes), axes_text(other)
-            text = f"{p.name} is the same tensor as {name}, cut {here} here and {there} there"
+            text = f"{p.name} is the same tensor as {name}, but it is cut {here}, and {name} is cut {there}"
             uncut, cut = (name, axes) if tp_dim(other) is None else (p.name, other)
             out.append(Problem(KEY, text, quote(f"{KEY}.{uncut}={axes_text(cut)}")))
     return out

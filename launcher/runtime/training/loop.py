@@ -260,7 +260,7 @@ def _check_counted(s: Session) -> None:
     counted = torch.stack([s.pipeline.count.total().cpu(), wrong])
     dist.all_reduce(counted)
     if counted[1].item():
-        text = "the loss returns another count than its count(target), by which its sum is divided"
+        text = "the loss returns a count that is not its count(target), by which its sum is divided"
         cure = "the weights were not touched. Look at the class of the loss"
         raise RunError(f"step {s.step + 1}: {text}; {cure}")
     if not counted[0].item():

@@ -143,7 +143,7 @@ def tried(task: subprocess.Popen[str]) -> list[int]:
         ),
         (
             ("launch.mode=inproc",),
-            "launch.mode = inproc: this process can be one rank, the plan has 2; debug=onerank makes it one",
+            "launch.mode = inproc: one process is one rank, but the plan has 2; debug=onerank plans for one",
         ),
     ],
 )

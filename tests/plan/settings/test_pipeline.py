@@ -28,7 +28,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "less_memory of gpipe": (
         (f"{PIPE}.scheduler=gpipe", *TWO, f"{PIPE}.less_memory=true", f"{PIPE}.interleave=true"),
-        f"{PIPE}.less_memory: true: is a form of interleaved 1f1b, not of gpipe (try: {PIPE}.less_memory=false)",
+        f"{PIPE}.less_memory: true: only interleaved 1f1b has this form; the scheduler is gpipe "
+        f"(try: {PIPE}.less_memory=false)",
     ),
     "less_memory, not interleaved": (
         (*TWO, f"{PIPE}.less_memory=true"),

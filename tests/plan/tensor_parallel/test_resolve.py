@@ -154,8 +154,8 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "one end of a tie": (
         {"head": {"weight": ["tp", None]}}, {"tied": True},
-        "parallel.operators: head.weight is the same tensor as embed.weight, cut [tp, null] here and [null, null] "
-        "there (try: 'parallel.operators.embed.weight=[tp, null]')",
+        "parallel.operators: head.weight is the same tensor as embed.weight, but it is cut [tp, null], and "
+        "embed.weight is cut [null, null] (try: 'parallel.operators.embed.weight=[tp, null]')",
     ),
     "a bias of its own mind": (
         {"up": {"weight": ["tp", None], "bias": [None]}}, {},
