@@ -318,13 +318,13 @@ def newest_of_runs(folder: Path) -> Path | None:
 
     ``folder`` has runs, or a folder of runs for each name, as ``runs`` has. No MAC is checked.
     """
-    found: dict[Path, int] = {}
+    completed_ns: dict[Path, int] = {}
     for pattern in ("*/checkpoints", "*/*/checkpoints"):
         for checkpoints in islice(folder.glob(pattern), MOST_RUNS):
             with suppress(ValueError, OSError):
                 if not checkpoints.parent.is_symlink() and (newest := latest(checkpoints)):
-                    found[newest] = (newest / MANIFEST).stat().st_mtime_ns
-    return max(found, key=lambda path: found[path], default=None)
+                    completed_ns[newest] = (newest / MANIFEST).stat().st_mtime_ns
+    return max(completed_ns, key=lambda path: completed_ns[path], default=None)
 
 
 MOST_RUNS = 1000

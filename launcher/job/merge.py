@@ -60,9 +60,9 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
 
 
 def as_keys(key: str, word: Any) -> dict[str, Any] | None:
-    """The keys below ``key`` that ``word`` stands for, so that single ones can be set.
+    """Returns the keys below ``key`` that ``word`` stands for, so that each of them can be changed.
 
-    ``None`` if ``word`` does not stand for keys.
+    Returns ``None`` if ``word`` does not stand for keys.
     """
     if key == SWITCHES and isinstance(word, str) and word:
         return {"file": word}

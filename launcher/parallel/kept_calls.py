@@ -310,7 +310,7 @@ class _Place:
 
 @dataclass
 class _Saved:
-    """What the backward of one call saves; tensors of the ``arguments`` are saved as places in them."""
+    """The tensors that the backward of a call saves. One of the ``arguments`` is saved by its place."""
 
     arguments: list[Tensor]
     used: tuple[int, ...] = ()

@@ -318,7 +318,7 @@ def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | 
 
 
 def _outside(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> OutsideReads:
-    """What a user's model computes with that is neither its own nor an input."""
+    """Returns the functions outside of a user's model that its output depends on."""
     from launcher.parallel.trace.model_facts import meta
     from launcher.parallel.trace.outside_reads import OutsideReads, outside_reads
 

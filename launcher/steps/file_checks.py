@@ -143,12 +143,12 @@ def _real(path: str | Path) -> Path:
 
 def no_manifest(key: str, error: NoManifest) -> Problem:
     """The problem of a setting that should name a checkpoint, with the newest one if it names a run."""
-    newest, held = newest_in(error.folder), "holds checkpoints, but is not one; the newest is"
+    newest, text = newest_in(error.folder), "holds checkpoints, but is not one; the newest is"
     if newest is None:
-        newest, held = newest_of_runs(error.folder), "holds runs; their newest checkpoint is"
+        newest, text = newest_of_runs(error.folder), "holds runs; their newest checkpoint is"
     if newest is None:
         return Problem(key, str(error))
-    return Problem(key, f"{error.folder}: {held} {newest}", f"{key}={quote(str(newest))}")
+    return Problem(key, f"{error.folder}: {text} {newest}", f"{key}={quote(str(newest))}")
 
 
 def best(checkpoints: Path, trust: Trust) -> Path:

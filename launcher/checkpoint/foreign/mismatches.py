@@ -57,7 +57,7 @@ class _Attempt:
 
     @cached_property
     def wrapper(self) -> dict[str, str | None]:
-        """The table of names for ``{"model": ..., "optim": ...}``, which training scripts save; else empty.
+        """The table of names that unwraps ``{"model": ..., "optim": ...}``; empty without such a wrapper.
 
         One top-level key holds all of the model's own names. The table removes this key from the names, and
         drops the tensors of the other keys.

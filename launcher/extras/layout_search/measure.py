@@ -134,7 +134,7 @@ _WRITTEN = "Written by a search"
 
 
 def first_line(job: Job) -> str:
-    """The first line of each file that a search of ``job`` writes: by it a later search knows the file."""
+    """Returns the first line of the files of a search of ``job``; a later search recognizes them by it."""
     return f"{_WRITTEN} for {job.name}."
 
 

@@ -28,7 +28,7 @@ Ranks = Annotated[int, Field(ge=1, le=100_000, strict=True)]
 Many = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 """A number of processes or runs, which are made one by one."""
 MOST_LAYERS = 1000
-"""As many as the deepest model that was published has, DeepNet."""
+"""The depth of DeepNet, the deepest model that has been published."""
 
 
 def _few_layers(layers: int) -> int:

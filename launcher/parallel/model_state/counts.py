@@ -1,4 +1,4 @@
-"""Numbers that a model keeps outside of its weights, as counters of its forwards are."""
+"""Finds the numbers that a model keeps outside of its weights, such as a counter of its forwards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a model may see of its process: environment variables, settings of Python and torch, clocks.
+"""Reads and restores the process that a model runs in: its environment, settings of Python and torch.
 
-A forward may read and change all of it, and nothing else of this package does: planning puts back what it has
-changed.
+A forward may change them; nothing else of this package does. Planning restores them. The functions whose
+answers differ from call to call, or from process to process, are listed here too.
 """
 
 from __future__ import annotations

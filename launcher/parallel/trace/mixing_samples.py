@@ -191,26 +191,26 @@ def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
     """
     for mode in (nullcontext(), evaluating([model])):
         with mode, FixedDraws(wide) as drawn:
-            found = _judged(model, xs, drawn)
-            if found == "":
+            mixed = _judged(model, xs, drawn)
+            if mixed == "":
                 return _later(model, xs, drawn)
-            if found is not None:
-                return found
+            if mixed is not None:
+                return mixed
     return None
 
 
 def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
-    """What of a sample depends on the others only after a number of forwards."""
+    """Return what of a sample depends on the others only after many forwards; "" for nothing."""
     for older in _older(model, xs):
         with suppress(Exception):  # its code may not allow for so many
-            what = "" if _remembers(older, xs) else _judged(older, xs, drawn)
-            if what:
-                return what
+            mixed = "" if _remembers(older, xs) else _judged(older, xs, drawn)
+            if mixed:
+                return mixed
     return ""
 
 
 def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
-    """Whether a forward leaves other tensors behind for other samples; what it changes is checked instead."""
+    """Whether a forward stores tensors that depend on its samples; another check judges what it stores."""
     first = [x[torch.zeros(len(x), dtype=torch.int64)] for x in xs]
     left = []
     for inputs in (xs, first):
@@ -223,7 +223,7 @@ def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
 
 
 def _judged(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None:
-    """What of a sample depends on the others; ``None`` if two forwards differ, or draw."""
+    """Return what of a sample depends on the others; ``None`` if two forwards differ, or draw."""
     together = run(model, xs)
     if any(bool(torch.isnan(t).any()) for t in together):
         raise ArithmeticError("not a number")

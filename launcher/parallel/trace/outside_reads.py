@@ -17,7 +17,14 @@ from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.model_state.module_globals import contents_put_back, files, globals_of, put_back
 from launcher.parallel.model_state.process_state import CLOCKS, PLACES
 from launcher.parallel.model_state.python_state import library
-from launcher.parallel.trace.mixing_samples import SAMPLES, FixedDraws, alike, numbers_if_too_large, run
+from launcher.parallel.trace.mixing_samples import (
+    REPEATS,
+    SAMPLES,
+    FixedDraws,
+    alike,
+    numbers_if_too_large,
+    run,
+)
 from launcher.parallel.trace.sample_values import trying
 from launcher.parallel.trace.zero_inputs import in_memory, stand_ins
 
@@ -45,23 +52,25 @@ def outside_reads(model: nn.Module, inputs: Sequence[Tensor]) -> OutsideReads:
     with suppress(Exception, SystemExit), default_dtype(torch.float64), torch.device("cpu"):
         xs = [x.double() if x.is_floating_point() else x for x in stand_ins(some, 0)]
         real = in_memory(model).double()
-        together, asked = _answered(real, xs, names)
+        together, called = _answered(real, xs, names)
 
         def depends(other: str = "") -> bool:
-            return not alike(together, _answered(real, xs, names, other)[0], 1e-12)
+            # several times: a drawn answer may be the same as the first by chance
+            again = (_answered(real, xs, names, other)[0] for _ in range(REPEATS))
+            return any(not alike(together, outputs, 1e-12) for outputs in again)
 
         clocks = {_name(*known) for known in CLOCKS}
-        found = [name for name in asked if depends(name)]
-        again = () if clocks.intersection(found) or not depends() else (UNKNOWN,)
+        used = [name for name in called if depends(name)]
+        again = () if clocks.intersection(used) or not depends() else (UNKNOWN,)
         return OutsideReads(
-            clocks=(*(name for name in found if name in clocks), *again),
-            places=tuple(name for name in found if name not in clocks),
+            clocks=(*(name for name in used if name in clocks), *again),
+            places=tuple(name for name in used if name not in clocks),
         )
     return OutsideReads()
 
 
 UNKNOWN = "something outside of it, such as a clock or an address"
-"""What is said of a model whose output is another one at each call, for the same samples."""
+"""Names the cause where the same samples give another output at each call."""
 
 
 def _name(owner: Any, function: str, change: object = None) -> str:
@@ -71,7 +80,7 @@ def _name(owner: Any, function: str, change: object = None) -> str:
 def _answered(
     model: nn.Module, xs: list[Tensor], names: list[str], other: str = ""
 ) -> tuple[list[Tensor], dict[str, None]]:
-    """Return outputs, and the functions that were asked; the one called ``other`` gives another answer."""
+    """Return the outputs, and the functions that were called; ``other`` names one that answers otherwise."""
     seen: dict[str, None] = {}
     kept = torch.random.fork_rng(devices=[]), _streams_kept(), put_back(names), contents_put_back(model)
     with ExitStack() as around:
@@ -128,7 +137,7 @@ def _noting(
 
 
 def _asked_by_model() -> bool:
-    """Whether the code that calls, past that of Python itself, is the user's."""
+    """Whether the user's code makes this call, directly or through Python's own modules."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
