@@ -239,7 +239,7 @@ def _help(args: Args) -> str:
     names = [word for word in args.overrides if "=" not in word]
     if not names:
         return usage(args.config_dir)
-    from launcher.job.config_files import ConfigFiles
+    from launcher.job.config_folders import ConfigFiles
     from launcher.job.help import explain
 
     configs = ConfigFiles.from_folders(args.config_dir)

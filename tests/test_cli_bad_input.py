@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 
 RECIPES = ", ".join(ConfigFiles().options("recipe"))
 STEPS = (

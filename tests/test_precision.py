@@ -17,7 +17,7 @@ from launcher.job.schema.job import Job
 from launcher.objective.losses import cross_entropy
 from launcher.parallel.mesh import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
-from launcher.plan.cut.params import full_precision_names
+from launcher.plan.cut.tensor_placement import full_precision_names
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

@@ -14,7 +14,7 @@ from typing import get_args
 
 import pytest
 
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.schema.base import Settings
 from launcher.job.schema.launch import Drill
 from tests.pages import (

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 import launcher
 from launcher.job import help
-from launcher.job.config_files import CONF
+from launcher.job.config_folders import CONF
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.base import Settings
 from launcher.job.schema.job import Job

@@ -7,7 +7,7 @@ __all__ = [
     "args",
     "completion",
     "compose",
-    "config_files",
+    "config_folders",
     "help",
     "origins",
     "overrides",

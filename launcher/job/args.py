@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem, problems
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.schema.redact import text as redacted
 
 TAKE_A_VALUE = ("--config-dir", "--cfg", "--completion")
@@ -110,7 +110,7 @@ def _no_sweep(typed: str) -> Problem:
 
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
     """The number of words ``after`` the flag that are its value, and the problem to report."""
-    from launcher.job.config_files import ConfigFiles
+    from launcher.job.config_folders import ConfigFiles
     from launcher.job.cures.suggestions import why_not
     from launcher.job.schema.keys import did_you_mean, nearest
     from launcher.job.stray_arguments import KnownNames, flag

@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from launcher.job.args import FLAGS, SHORT
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.overrides import written
 from launcher.job.schema import keys as schema_keys
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from launcher.errors import Problem, RequestError
 from launcher.job import intended_value, recipe_trust, sweep_grid
 from launcher.job import overrides as override_words
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures.paste import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import COMPLETE, CONFIG, Composed, hydrate, no_option

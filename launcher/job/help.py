@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from launcher.errors import Problem, RequestError
-from launcher.job.config_files import CONF, ConfigFiles, shipped
+from launcher.job.config_folders import CONF, ConfigFiles, shipped
 from launcher.job.yaml_limits import parser
 
 REQUIRED = "???"

@@ -26,7 +26,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.config_files import ConfigFiles, short
+from launcher.job.config_folders import ConfigFiles, short
 from launcher.job.cures.suggestions import choice
 from launcher.job.merge import CHOSEN, WordsOfFiles
 from launcher.job.overrides import LISTS, quoted, shell, written

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from launcher.job.config_files import shipped, short
+from launcher.job.config_folders import shipped, short
 from launcher.job.schema.redact import HIDDEN, place, secret
 from launcher.job.schema.redact import text as redacted
 from launcher.job.yaml_limits import check, parser

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.config_files import CONF, RECIPES
+from launcher.job.config_folders import CONF, RECIPES
 from launcher.job.origins import Origin, Origins
 
 SETTING = "security.recipe"

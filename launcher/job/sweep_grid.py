@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from launcher.errors import Problem, problems
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.hydra_compose import hydrate
 from launcher.job.overrides import OPERATORS, paste, read, written
 from launcher.job.schema import keys, redact

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import Problem
-from launcher.job.config_files import shipped, short
+from launcher.job.config_folders import shipped, short
 
 
 def parser(path: Path) -> Any:

@@ -6,7 +6,7 @@ from torch import nn
 
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
-from launcher.plan.cut.params import full_precision_names
+from launcher.plan.cut.tensor_placement import full_precision_names
 from launcher.plan.plan import Plan
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from launcher.plan.cut.params import Tie
+from launcher.plan.cut.tensor_placement import Tie
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box
 

@@ -29,7 +29,7 @@ from launcher.parallel.tensor_parallel.apply import distribute, spread
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.tied_gradients import Tied, tie
 from launcher.parallel.trace.code_between_modules import Tracer
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Layout

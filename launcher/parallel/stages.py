@@ -19,8 +19,8 @@ from launcher.parallel.sequence import Carry, attach
 from launcher.parallel.trace.code_between_modules import Tracer, call_text, follow
 from launcher.parallel.trace.graph_recorder import UnderModes
 from launcher.parallel.trace.model_facts import meta
-from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stages import BoundaryTensor, Stage
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import TensorSpec
 

@@ -4,10 +4,10 @@ No torch, no Hydra, no files, no environment: a plan can be made, printed and co
 """
 
 __all__ = [
-    "capacity",
     "certify_copy",
     "changed_settings",
     "drill",
+    "fits_machine",
     "plan",
     "recompute_auto",
     "sample_checks",

@@ -9,8 +9,8 @@ from functools import cached_property
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.communication.fusion import GatherGroup
 from launcher.plan.communication.gather_order import Visit
-from launcher.plan.cut.params import Placed, Tie, by_stage
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
+from launcher.plan.cut.tensor_placement import Placed, Tie, by_stage
 from launcher.plan.schedule.schedules import RULES, Schedule
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.facts import Graph

@@ -10,16 +10,17 @@ from launcher.job.schema.job import Ema, Job
 from launcher.job.schema.parallel import Hsdp
 from launcher.optional import matrices
 from launcher.plan import certify_copy, settings, step_order
+from launcher.plan.balance.part_times import Rerun, rerun, step_time
 from launcher.plan.communication import gather_order
 from launcher.plan.communication.fusion import Bucket, Communication, GatherGroup, buckets, groups, sums
 from launcher.plan.communication.gather_order import AHEAD, Gathering, Visit, gatherings, visits
 from launcher.plan.cut import param_groups, stage_config, stages
-from launcher.plan.cut.params import Placed, Tie, placed, ties
 from launcher.plan.cut.stages import BoundaryTensor, Stage
+from launcher.plan.cut.tensor_placement import Placed, Tie, placed, ties
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.cut_model import CutModel
 from launcher.plan.drill import DrillFault
-from launcher.plan.memory import device_memory
+from launcher.plan.memory import fits_cluster
 from launcher.plan.memory.memory import Memory, StateSize, memory
 from launcher.plan.memory.rank_loads import RankLoad, rank_loads
 from launcher.plan.refusals import evaluation, optimizer, random_draws
@@ -47,7 +48,6 @@ from launcher.plan.sizes import Note, Sizes
 from launcher.plan.step_order import Phase
 from launcher.plan.tensor_parallel.operators import TensorParallelPlan, splits
 from launcher.plan.time import step_work as work_of_step
-from launcher.plan.time.before_cut import Rerun, rerun, step_time
 from launcher.plan.time.prediction import Prediction, predict
 from launcher.plan.time.speeds import speeds
 from launcher.plan.time.step_work import StepWork, step_flops, step_work
@@ -56,7 +56,7 @@ from launcher.plan.values.facts import EmbeddingLookup, Graph, ModelStructure, T
 from launcher.plan.values.optimizer import OptimizerTraits, ParamGroup
 from launcher.plan.values.resolved import EngineChoice, SwitchesFile
 from launcher.plan.values.setting import Compilation, Precision, Recomputed, Setting, precision
-from launcher.plan.values.training import TrainingSummary, training
+from launcher.plan.values.training_summary import TrainingSummary, training
 
 VERSION = 1
 
@@ -396,7 +396,7 @@ def _estimate(
         flops=flops,
         rerun=tuple(rerun(stage, at.graphs) for stage in at.stages),
         loads=loads,
-        room=device_memory.room(job),
+        room=fits_cluster.room(job),
         work=work,
         step=None if fast is None else predict(work, fast),
     )

@@ -14,7 +14,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
 from launcher.plan.cut.stages import covers
-from launcher.plan.memory.device_memory import tightest
+from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.memory.rank_loads import RankLoad
 from launcher.plan.memory.walk import StageLoad
 from launcher.plan.plan import Plan

@@ -10,15 +10,15 @@ from typing import TypeVar
 
 from launcher.optional import matrices
 from launcher.plan.communication.fusion import GatherGroup
-from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.fit_terminal import PageRow, shares, shortened
-from launcher.plan.memory.device_memory import tightest
+from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.settings import compile
 from launcher.plan.tensor_parallel.operators import Comm, Cut, ShardedOperator, TensorParallelPlan, tp_dim
-from launcher.plan.tensor_parallel.reader import axes_text
+from launcher.plan.tensor_parallel.strategy_reader import axes_text
 from launcher.plan.time.prediction import Prediction
 from launcher.plan.time.traffic import KINDS
 from launcher.plan.values.facts import TensorSpec

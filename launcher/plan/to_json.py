@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from launcher.optional import matrices
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.memory.memory import Memory
 from launcher.plan.plan import VERSION, Estimate, Plan
 from launcher.plan.schedule.simulate import Timeline

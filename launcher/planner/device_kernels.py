@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from launcher.job.schema.job import Job
-from launcher.plan.memory.device_memory import accelerators
+from launcher.plan.memory.fits_cluster import accelerators
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.dtypes import COMPUTE
 from launcher.plan.values.facts import Graph

@@ -16,9 +16,9 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp, Parallel
 from launcher.optional import mindspore
 from launcher.plan.plan import Plan
-from launcher.plan.tensor_parallel import files, reader
+from launcher.plan.tensor_parallel import files, strategy_reader
 from launcher.plan.tensor_parallel.files import KEY, SHARD, ParamLayouts, on_grid
-from launcher.plan.tensor_parallel.reader import TP
+from launcher.plan.tensor_parallel.strategy_reader import TP
 from launcher.plan.values.facts import ModelStructure, TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.resolved import Resolved
@@ -50,7 +50,7 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
         return {}, None, [*problems]
 
     # compare with the request's own tp
-    requested = {tp_from: par.grid.tp, "parallel.operators": reader.degree(par.operators)[0]}
+    requested = {tp_from: par.grid.tp, "parallel.operators": strategy_reader.degree(par.operators)[0]}
     for key, other in requested.items():
         if other not in (None, tp):
             cure = f"{key}={tp}" if key == TP_KEY else ""

@@ -32,7 +32,7 @@ from launcher.plan.values.facts import ModelStructure, TensorSpec
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.text import listed
-from launcher.planner import device_kernels, equal_layers, hugging_face, resolve, user_classes
+from launcher.planner import device_kernels, equal_layers, hugging_face_folder, resolve, user_classes
 from launcher.planner.param_layouts import check_stored_layouts, with_threshold
 from launcher.planner.recompute_auto import drawn_graph, solved
 from launcher.planner.request_files import inlined
@@ -108,7 +108,10 @@ def before_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> Checke
     job = resolved.job
     problems = [*problems, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False)]
     problems += wrong
-    problems += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
+    problems += [
+        *hugging_face_folder.check(job, vocab(job.data), classes(job.data)),
+        *recompute_auto.unknown(job),
+    ]
     problems += [*resolve.problems(job), *user_classes.nowhere(job)]
     supposed = resolve.with_placeholder_steps(resolve.with_placeholder_operators(job))
     return CheckedRequest(resolved, _ask(resolved.with_job(supposed), problems))
@@ -186,7 +189,7 @@ def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     with without_dynamo(), put_back(user_classes.files(job)), device_kernels.counted(job, request.sizes):
         made = _made(resolved, request, traces)
     check_stored_layouts(job, made)
-    refuse([*_mismatched(job, made), *hugging_face.misfits(job, made)])
+    refuse([*_mismatched(job, made), *hugging_face_folder.misfits(job, made)])
     return replace(made, notes=(*made.notes, *noted)) if noted else made
 
 
@@ -409,7 +412,7 @@ def _planned(
         notes.append(Note("debug.onerank", text))
     if (fault := drill.fault(job, request.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))
-    notes += [*resolve.steps_note(resolved), *hugging_face.note(job), *optimizer.note(traits)]
+    notes += [*resolve.steps_note(resolved), *hugging_face_folder.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, forward.graph)
     notes += resolve.untrained_losses(job)
     note = None

@@ -10,9 +10,9 @@ from typing import Protocol
 from launcher.errors import RequestError
 from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
-from launcher.plan.capacity import lighter
 from launcher.plan.cut import stage_config
-from launcher.plan.memory.device_memory import tightest
+from launcher.plan.fits_machine import lighter
+from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.plan import Plan
 from launcher.plan.recompute_auto import (
     NONE,

@@ -11,7 +11,7 @@ from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import Constant
 from launcher.plan.sizes import Note
-from launcher.plan.tensor_parallel.reader import TP
+from launcher.plan.tensor_parallel.strategy_reader import TP
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import many
 

@@ -25,7 +25,7 @@ from launcher.plan.tensor_parallel.operators import Operator, TensorParallelPlan
 from launcher.plan.values.dtypes import DTYPE
 from launcher.plan.values.facts import Graph, ModelStructure, TensorSpec
 from launcher.plan.values.setting import STAGE, Compilation, Recomputed
-from launcher.planner import hugging_face
+from launcher.planner import hugging_face_folder
 from launcher.planner.device_kernels import planned_kind
 from launcher.planner.param_layouts import laid_out
 
@@ -101,7 +101,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     )
     known = replace(known, traits=traits)
     refuse((*model_refusals.unfit(known), *misnamed(known, job.launch.device)))
-    known = hugging_face.with_stored(job, known)
+    known = hugging_face_folder.with_stored(job, known)
     why = lost if job.parallel.deferred_init else ""
     return ModelRead(lambda: model, known, why, tape.marks, initial=first)
 

@@ -6,11 +6,11 @@ __all__ = [
     "curve",
     "execute",
     "frozen_request",
-    "hand_over",
     "launch",
     "memory_check",
     "run",
     "settle",
     "slurm",
     "slurm_files",
+    "submit_to_cluster",
 ]

@@ -15,7 +15,7 @@ from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError, error_text, printable
 from launcher.plan.values.text import bytes_text, many, scaled, seconds_text
 from launcher.run import slurm, slurm_files
-from launcher.run.hand_over import JOB, SKY
+from launcher.run.submit_to_cluster import JOB, SKY
 from launcher.runtime import console_log, run_folder
 from launcher.runtime.run_folder import at_work
 from launcher.untrusted.files import LINK, RefusedFile, brief, opened, parsed, read_json, stands

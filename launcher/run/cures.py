@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest, Depth, depth
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures.paste import kept, pasted, settings, swept, whole_override
 from launcher.job.cures.validation_errors import MORE, counted, placeholder
 from launcher.job.cures.validation_errors import SHOWN as SHOWN_KEYS

@@ -11,9 +11,19 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
 from launcher.plan import recompute_auto
-from launcher.plan.capacity import HEAP, KEY, Fit, Free, LighterLayout, fit, least, lighter, problems
-from launcher.plan.memory.device_memory import KEY as ROOM
-from launcher.plan.memory.device_memory import tightest
+from launcher.plan.fits_machine import (
+    HEAP,
+    KEY,
+    Fit,
+    Free,
+    LighterLayout,
+    fit,
+    least,
+    lighter,
+    problems,
+)
+from launcher.plan.memory.fits_cluster import KEY as ROOM
+from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.settings import recompute

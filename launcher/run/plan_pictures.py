@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from launcher.plan.cut import stage_graph, stage_graph_svg
+from launcher.plan.cut import debug_graphs, debug_graphs_svg
 from launcher.plan.memory import memory_svg, rank_loads
 from launcher.plan.plan import Plan
-from launcher.plan.schedule.svg import svg
 from launcher.plan.schedule.timeline import chrome
+from launcher.plan.schedule.timeline_svg import svg
 
 PIPELINE = ("kernels", "collectives over tp", "pipeline bubble")
 """The parts of a step's seconds while its schedule runs; the others follow it."""
@@ -39,10 +39,10 @@ def _graphs(plan: Plan) -> dict[str, str]:
     """What each stage runs, as text and drawn, if requested."""
     if plan.graph is None:
         return {}
-    model = stage_graph.Staged(plan.stages, plan.boundaries, plan.params, uncut=plan.leaves is None)
+    model = debug_graphs.Staged(plan.stages, plan.boundaries, plan.params, uncut=plan.leaves is None)
     out = {}
     for index, pp in enumerate(plan.sizes.places):
-        one = stage_graph.stage_graph(model, plan.graph, index, tuple(plan.sizes.grid.ranks(pp=pp)))
-        out[f"graphs/stage{index}.txt"] = stage_graph.text(one)
-        out[f"graphs/stage{index}.svg"] = stage_graph_svg.svg(one)
+        one = debug_graphs.stage_graph(model, plan.graph, index, tuple(plan.sizes.grid.ranks(pp=pp)))
+        out[f"graphs/stage{index}.txt"] = debug_graphs.text(one)
+        out[f"graphs/stage{index}.svg"] = debug_graphs_svg.svg(one)
     return out

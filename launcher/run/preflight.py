@@ -14,7 +14,7 @@ from launcher.optional import lacking, metric_loggers
 from launcher.plan.plan import Plan
 from launcher.plan.sizes import Note
 from launcher.plan.verbs import output, verb, writes
-from launcher.run import hand_over, launch, layout_files, resume, status
+from launcher.run import launch, layout_files, resume, status, submit_to_cluster
 from launcher.run.settle import Settled, home
 from launcher.runtime import run_folder
 from launcher.steps import module
@@ -29,7 +29,7 @@ def before_plan(run: Settled) -> list[Problem]:
     return [
         *([writable] if writable else []),
         *launch.problems(job, run.outer),
-        *hand_over.problems(job, run.outer),
+        *submit_to_cluster.problems(job, run.outer),
         *resume.named(job, run.overrides, run.done),
         *_step_problems(run),
         *(absent(job.data) if _reads(job) else []),

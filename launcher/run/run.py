@@ -29,7 +29,6 @@ from launcher.planner.plan_job import before_torch, plan_checked, planning
 from launcher.run import (
     execute,
     frozen_request,
-    hand_over,
     launch,
     layout_files,
     memory_check,
@@ -37,6 +36,7 @@ from launcher.run import (
     resume,
     stand_in_tokens,
     status,
+    submit_to_cluster,
 )
 from launcher.run.settle import Chosen, Settled, home, open_ended, settle
 from launcher.runtime import console_log, log, run_folder
@@ -255,7 +255,7 @@ def freeze(request: Request, words: Sequence[str]) -> tuple[Job, Plan]:
 
 def _until(job: Job) -> Until:
     """How far a run is prepared: on a cluster its ranks do not start here."""
-    return "start" if hand_over.key(job) is None else "plan"
+    return "start" if submit_to_cluster.key(job) is None else "plan"
 
 
 @contextmanager
@@ -283,7 +283,7 @@ def _make_tokens(request: Request, others: FollowerRanks | None) -> None:
     """Makes the tokens that the plan reads and a step makes, after all other checks of the request."""
     if not stand_in_tokens.makers(request.job):
         return
-    if (key := hand_over.key(request.job)) is not None:
+    if (key := submit_to_cluster.key(request.job)) is not None:
         text = "the plan is made here, and reads tokens that a step of the job would make; make them first"
         raise RequestError((Problem(key, text, "launch=auto 'steps=[prepare]'"),))
     with stand_in_tokens.with_stand_ins(request) as supposed:
@@ -351,7 +351,7 @@ def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, 
     assert ready.plan is not None
     with _reopen(ready.settled, folder) as record:
         _describe(ready, command, record)
-        message, more = hand_over.hand_over(ready.settled.job, ready.plan, folder)
+        message, more = submit_to_cluster.hand_over(ready.settled.job, ready.plan, folder)
         record.say("submitted" if more else "written", **more)
     say(f"{short(ready.plan)}\n{message}")
     return {}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.plan.capacity import Free
+from launcher.plan.fits_machine import Free
 
 NONE = 1 << 60
 """A version 1 limit from this on means no limit: the largest number of pages."""

@@ -18,7 +18,7 @@ from launcher.objective.losses import ClassLoss, cross_entropy
 from launcher.parallel import grad_norm, mesh
 from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
-from launcher.plan.cut.params import full_precision_names
+from launcher.plan.cut.tensor_placement import full_precision_names
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World, deterministic

@@ -17,7 +17,7 @@ from launcher.__main__ import BEGIN, OF_A_RUN, main
 from launcher.job import completion
 from launcher.job.args import FLAGS, SHELLS
 from launcher.job.completion import script
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.schema import keys as schema_keys
 from tests.test_surface import keys
 

@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.compose import BadRequest, compose
-from launcher.job.config_files import CONF, RECIPES
+from launcher.job.config_folders import CONF, RECIPES
 from launcher.job.cures.report import as_yaml, render
 from launcher.job.schema.logger import Logger, Trackio, Wandb
 

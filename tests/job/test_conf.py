@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from launcher.job.compose import compose
-from launcher.job.config_files import CONF, RECIPES, ConfigFiles
+from launcher.job.config_folders import CONF, RECIPES, ConfigFiles
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.job import Job
 

@@ -9,7 +9,7 @@ import pytest
 from launcher.__main__ import check_words, main
 from launcher.errors import RequestError
 from launcher.job.completion import noted
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.help import explain, options
 from launcher.job.schema.job import Job
 

@@ -7,7 +7,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from launcher.job import yaml_limits
-from launcher.job.config_files import CONF, RECIPES
+from launcher.job.config_folders import CONF, RECIPES
 
 FILES = sorted([*CONF.rglob("*.yaml"), *RECIPES.rglob("*.yaml")])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.job.config_files import CONF, short
+from launcher.job.config_folders import CONF, short
 
 ROOT = Path(__file__).parents[2]
 

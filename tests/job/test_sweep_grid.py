@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import RequestError
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.sweep_grid import Cell, Interval, axes, grid, repeated, values
 
 

@@ -12,7 +12,7 @@ import pytest
 import launcher.__main__
 from launcher.errors import RequestError
 from launcher.job.compose import Depth
-from launcher.job.config_files import RECIPES
+from launcher.job.config_folders import RECIPES
 from tests.mistakes import answers
 from tests.mistakes.answers import answer, composed, next_command, refused, rows
 from tests.tiers import some_of

@@ -9,7 +9,7 @@ from torch import nn
 from launcher.job.schema.components import Optim
 from launcher.optim.build import Grouped
 from launcher.plan.cut.param_groups import param_groups
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout

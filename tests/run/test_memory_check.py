@@ -12,7 +12,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.plan.capacity import Free
+from launcher.plan.fits_machine import Free
 from launcher.planner.plan_job import plan_job
 from launcher.run import memory_check
 from launcher.run.launch import Start

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.job.compose import compose
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.run import frozen_request
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan.capacity import Free
+from launcher.plan.fits_machine import Free
 from launcher.runtime.machine import available_memory, ram
 
 MB = 1 << 20

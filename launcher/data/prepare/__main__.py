@@ -11,7 +11,7 @@ from launcher.data.prepare.prepare import prepare, problems
 from launcher.data.prepare.shards import ProgressReporter
 from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, refuse
 from launcher.job.compose import Request, compose, late
-from launcher.job.config_files import CONF
+from launcher.job.config_folders import CONF
 from launcher.job.cures.report import render
 from launcher.job.origins import Origins
 from launcher.job.schema.redact import typed

@@ -18,8 +18,8 @@ from launcher.extras.device_matrix.step_memory import StageBytes, sharded_memory
 from launcher.extras.device_matrix.traffic import sharded_traffic
 from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
-from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stages import BoundaryTensor
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import model as model_refusals

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stages import BoundaryTensor
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.memory.memory import Memory, StateSize, memory
 from launcher.plan.memory.rank_loads import StageMessages, stage_messages
 from launcher.plan.memory.walk import MemoryInUse

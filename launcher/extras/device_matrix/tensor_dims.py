@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.plan.tensor_parallel.reader import entry_names
+from launcher.plan.tensor_parallel.strategy_reader import entry_names
 from launcher.plan.values.text import many
 
 

@@ -20,8 +20,8 @@ from launcher.extras.device_matrix.sharded_graph import (
     settled,
     taken,
 )
-from launcher.plan.cut.params import Placed, Tie
 from launcher.plan.cut.stages import BoundaryTensor
+from launcher.plan.cut.tensor_placement import Placed, Tie
 from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.sizes import Sizes
 from launcher.plan.time.traffic import Event, Traffic, added_up, between_copies, between_stages, scalars

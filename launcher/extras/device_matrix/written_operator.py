@@ -25,7 +25,7 @@ from launcher.extras.device_matrix.tensor_dims import (
     text,
 )
 from launcher.plan.tensor_parallel.operators import KEY
-from launcher.plan.tensor_parallel.reader import named_matrix
+from launcher.plan.tensor_parallel.strategy_reader import named_matrix
 from launcher.plan.values.resolved import StrategyOrigin
 
 WORDS = ("in", "out", "input", "output", "makes", "matrix", "axes")

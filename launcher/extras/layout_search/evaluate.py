@@ -13,7 +13,7 @@ from launcher.extras.layout_search.candidates import Candidates, LayoutCandidate
 from launcher.job.schema.job import Job
 from launcher.job.schema.search import AUTO
 from launcher.plan import recompute_auto
-from launcher.plan.memory.device_memory import tightest
+from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.plan import Plan
 from launcher.plan.time.prediction import predict
 from launcher.plan.time.speeds import Speeds

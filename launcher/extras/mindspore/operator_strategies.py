@@ -16,7 +16,7 @@ from launcher.plan.tensor_parallel.operators import (
     ShardedOperator,
     TensorParallelPlan,
 )
-from launcher.plan.tensor_parallel.reader import DP, TP, Axes
+from launcher.plan.tensor_parallel.strategy_reader import DP, TP, Axes
 from launcher.plan.values.resolved import Origins, StrategyOrigin
 from launcher.untrusted.files import DIMS, brief
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.job.schema import redact
 from launcher.job.schema.job import Job
-from launcher.plan.capacity import HEAP, Free, fit
+from launcher.plan.fits_machine import HEAP, Free, fit
 from launcher.plan.plan import Plan
 from launcher.plan.to_json import as_json
 from launcher.run.launch import device

@@ -14,7 +14,7 @@ from launcher.extras.sweep.forecast import Forecast, forecast
 from launcher.job import sweep_grid
 from launcher.job.args import Args
 from launcher.job.compose import BadRequest, Request, compose, late
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.origins import Origins
 from launcher.job.overrides import shell
 from launcher.job.schema import redact
@@ -23,7 +23,7 @@ from launcher.job.schema.objective import figure
 from launcher.job.schema.search import GRID, Sweep
 from launcher.job.sweep_grid import OWN, Cell, SweepAxis
 from launcher.optional import install_command
-from launcher.run import hand_over
+from launcher.run import submit_to_cluster
 
 MEASURED = ("step_ms", "tokens_per_s", "samples_per_s", "memory_mb")
 """Measurements in the rows of a run, and of a complete run."""
@@ -123,7 +123,7 @@ def _prune(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
 
 def _elsewhere(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     """Reports settings that do not work for cells on a cluster."""
-    keys = dict.fromkeys(hand_over.key(job) for job in jobs)
+    keys = dict.fromkeys(submit_to_cluster.key(job) for job in jobs)
     key = next((key for key in keys if key is not None), None)
     if key is None:
         return

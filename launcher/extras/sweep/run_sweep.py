@@ -21,7 +21,7 @@ from launcher.job.overrides import shell
 from launcher.job.schema import redact
 from launcher.job.schema.search import GRID
 from launcher.job.sweep_grid import Cell
-from launcher.run import hand_over
+from launcher.run import submit_to_cluster
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Preempted
 from launcher.runtime.run_folder import at_work, locked
@@ -49,7 +49,7 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     # the folder of the sweep, with a folder per cell
     at = folder.open_folder(args.sweep_dir, sweep_request.words)
     with _alone(at):
-        if hand_over.key(sweep_request.first.job) is not None:
+        if submit_to_cluster.key(sweep_request.first.job) is not None:
             return _hand_over(sweep_request, checked, at)
         return _run(sweep_request, checked, at, _command(args, command))
 

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from launcher.errors import Problem
 from launcher.job import intended_value
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures import suggestions
 from launcher.job.cures.suggestions import NOT_NEGATED
 from launcher.job.origins import Origins

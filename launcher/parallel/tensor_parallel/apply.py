@@ -18,7 +18,7 @@ from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear
 from launcher.parallel.trace.model_facts import ADAPTER, adds
 from launcher.plan.plan import Plan
 from launcher.plan.tensor_parallel.operators import ShardedOperator, all_reduced, splits, tp_dim
-from launcher.plan.tensor_parallel.reader import Axes
+from launcher.plan.tensor_parallel.strategy_reader import Axes
 
 
 def spread(model: nn.Module, plan: Plan) -> Axis:

@@ -40,7 +40,7 @@ from launcher.plan.tensor_parallel.operators import (
     splits,
     tp_dim,
 )
-from launcher.plan.tensor_parallel.reader import axes_text
+from launcher.plan.tensor_parallel.strategy_reader import axes_text
 from launcher.plan.values.facts import TensorSpec
 
 Lengths = tuple[int, ...]

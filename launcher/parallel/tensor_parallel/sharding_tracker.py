@@ -17,7 +17,7 @@ from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState, OpCall, OpInput, OpRow, after
 from launcher.plan.tensor_parallel.operators import KEY, Operator, ShardedOperator
-from launcher.plan.tensor_parallel.reader import axes_text
+from launcher.plan.tensor_parallel.strategy_reader import axes_text
 
 UNITS: dict[Any, str] = {
     F.linear: "linear", F.embedding: "embedding", F.layer_norm: "layer_norm", F.rms_norm: "rms_norm",

@@ -8,13 +8,7 @@ from functools import lru_cache
 
 from launcher.job.schema.job import Job
 from launcher.plan.balance.layer_chain import Cut, LayerChain
-from launcher.plan.balance.partition import balanced, promising
-from launcher.plan.cut import stages
-from launcher.plan.cut.params import placed
-from launcher.plan.cut.stage_config import owner
-from launcher.plan.cut.stages import Stage
-from launcher.plan.cut.traced_model import TracedModel
-from launcher.plan.memory.before_cut import (
+from launcher.plan.balance.part_memory import (
     BoundaryBytes,
     InFlight,
     PartMemory,
@@ -24,6 +18,13 @@ from launcher.plan.memory.before_cut import (
     moments,
     tensor,
 )
+from launcher.plan.balance.part_times import Parts, PartTimes, predicted, unitless
+from launcher.plan.balance.partition import balanced, promising
+from launcher.plan.cut import stages
+from launcher.plan.cut.stage_config import owner
+from launcher.plan.cut.stages import Stage
+from launcher.plan.cut.tensor_placement import placed
+from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.refusals import model as model_refusals
 from launcher.plan.schedule import schedules
@@ -31,7 +32,6 @@ from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.schedule.simulate import TopologicalOrder, makespan, order
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.operators import splits
-from launcher.plan.time.before_cut import Parts, PartTimes, predicted, unitless
 from launcher.plan.time.speeds import speeds
 from launcher.plan.values.setting import precision
 from launcher.plan.values.text import bytes_text

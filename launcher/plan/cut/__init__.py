@@ -1,11 +1,11 @@
 """The model cut into stages, and the parameters of each."""
 
 __all__ = [
-    "params",
+    "debug_graphs",
+    "debug_graphs_svg",
     "sequence_chunks",
     "stage_config",
-    "stage_graph",
-    "stage_graph_svg",
     "stages",
+    "tensor_placement",
     "traced_model",
 ]

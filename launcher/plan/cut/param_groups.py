@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Group, Lion, Momentum, Muon
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.sizes import Note
 from launcher.plan.values.module_names import best_key, matches, prefixes
 from launcher.plan.values.optimizer import OptimizerSettings, ParamGroup

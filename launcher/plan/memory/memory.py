@@ -10,7 +10,7 @@ from launcher.job.schema.components import Optim
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import SGD, Adafactor, Lion, Momentum, Muon, any_momentum
 from launcher.plan.cut.param_groups import orthogonal
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.memory.walk import MemoryInUse
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.dtypes import ITEMSIZE

@@ -8,9 +8,9 @@ from functools import cached_property
 from math import prod
 
 from launcher.plan.communication.fusion import Bucket, GatherGroup
-from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers, segments
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.cut_model import CutModel
 from launcher.plan.memory.memory import Memory
 from launcher.plan.memory.walk import (

@@ -8,9 +8,9 @@ from math import prod
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Certify
-from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import covers
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.cut_model import CutModel
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.dtypes import ITEMSIZE

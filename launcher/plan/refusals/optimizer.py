@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.cut_model import CutModel
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.facts import Graph

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.plan.schedule.lanes import Lane, Stretch, messages
 from launcher.plan.schedule.schedules import Action
 from launcher.plan.schedule.simulate import Event, Timeline
-from launcher.plan.schedule.svg import MANY, NAMES, svg
+from launcher.plan.schedule.timeline_svg import MANY, NAMES, svg
 
 __all__ = ["chrome", "svg", "text"]
 

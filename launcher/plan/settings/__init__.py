@@ -17,8 +17,8 @@ from launcher.plan import drill
 from launcher.plan import sizes as engine_mode
 from launcher.plan.communication.fusion import Communication
 from launcher.plan.cut import param_groups
-from launcher.plan.cut.params import Placed
-from launcher.plan.memory import device_memory
+from launcher.plan.cut.tensor_placement import Placed
+from launcher.plan.memory import fits_cluster
 from launcher.plan.settings import (
     checkpoint,
     comm_fusion,
@@ -65,7 +65,7 @@ def sizes(
     ``switches_file``: the file that has switches of ``transformer_opt``. ``engine``: how operators are cut,
     if files or the model decided it.
     """
-    problems = [*engine_mode.problems(job), *checkpoint.problems(job), *device_memory.problems(job)]
+    problems = [*engine_mode.problems(job), *checkpoint.problems(job), *fits_cluster.problems(job)]
     got, wrong = grid.sizes(job, engine)
     problems += wrong
     problems += pipeline.problems(job, got)

@@ -8,7 +8,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import CommFusion, Fusion, FusionIndex, Network
 from launcher.plan.communication.fusion import Communication, Limits
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.setting import ALONE, Setting
 from launcher.plan.values.text import bytes_text, many

@@ -13,7 +13,7 @@ from launcher.job.schema.optim import Adafactor, Muon
 from launcher.plan import sizes as engine_mode
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.sizes import searches
-from launcher.plan.tensor_parallel import reader
+from launcher.plan.tensor_parallel import strategy_reader
 from launcher.plan.values.resolved import OVER_TP, EngineChoice
 from launcher.plan.values.text import many
 
@@ -29,7 +29,7 @@ def over_slices(job: Job, engine: EngineChoice) -> EngineChoice | None:
     par = job.parallel
     if engine.over_matrices or not par.operators or par.grid.tp is not None:
         return None
-    written = reader.strategies(par.operators)
+    written = strategy_reader.strategies(par.operators)
     if len(written) < len(par.operators) or not all(s.sliced for s in written.values()):
         return None
     out = EngineChoice("device_matrix", "the slices fit no axis tp of this model")
@@ -55,14 +55,14 @@ def _why_matrices(job: Job) -> str:
         return f"{engine_mode.MODE_KEY}={par.mode} searches for strategies"
     if _other_dims(par.dataset_strategy):
         return "parallel.dataset_strategy cuts other dims than the samples, or names axes"
-    written = reader.strategies(par.operators).values()
+    written = strategy_reader.strategies(par.operators).values()
     if any(s.over_matrix for s in written):
         return f"{OPERATORS} has device matrices"
     if par.grid.tp is not None:
         return ""
 
     # what the slices imply
-    tp, clash = reader.degree(par.operators)
+    tp, clash = strategy_reader.degree(par.operators)
     if tp is None and written and all(s.sliced for s in written):
         return f"the slices of {OPERATORS} imply no size of tp"
     if clash:
@@ -79,7 +79,7 @@ def _other_dims(strategy: Any) -> bool:
     return isinstance(strategy, Mapping) or any(n > 1 for dims in strategy for n in dims[1:])
 
 
-def _other_batches(job: Job, written: Iterable[reader.WrittenStrategy], tp: int) -> bool:
+def _other_batches(job: Job, written: Iterable[strategy_reader.WrittenStrategy], tp: int) -> bool:
     """Whether an operator cuts samples into a number of slices that the ranks of dp and tp do not give."""
     if job.launch.nproc is None:
         return False
@@ -92,7 +92,7 @@ def _other_batches(job: Job, written: Iterable[reader.WrittenStrategy], tp: int)
 def least(job: Job) -> int:
     """The fewest ranks of a stage that fit all strategies."""
     sizes = [1]
-    for strategy in reader.strategies(job.parallel.operators).values():
+    for strategy in strategy_reader.strategies(job.parallel.operators).values():
         for counts in (strategy.matrix, *strategy.inputs):
             if all(type(n) is int and n > 0 for n in counts):
                 sizes.append(prod(counts))

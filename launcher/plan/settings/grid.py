@@ -13,7 +13,7 @@ from launcher.plan.schedule.schedules import RULES
 from launcher.plan.settings import device_matrix, hsdp, pipeline
 from launcher.plan.settings.device_matrix import choose_engine
 from launcher.plan.sizes import Note, Sizes
-from launcher.plan.tensor_parallel import reader
+from launcher.plan.tensor_parallel import strategy_reader
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.resolved import EngineChoice
 from launcher.plan.values.text import many
@@ -26,7 +26,7 @@ SEARCHED = "parallel.mode=recursive_programming"
 def tp_degree(job: Job, notes: list[Note], problems: list[Problem]) -> int:
     """Returns the size of tp: as requested, or as the slices of the operators imply; 1 if neither says it."""
     requested, operators = job.parallel.grid.tp, job.parallel.operators
-    implied, clash = reader.degree(operators)
+    implied, clash = strategy_reader.degree(operators)
 
     # contradictions among the operators, a missing size of tp, and a contradiction between both
     if clash:

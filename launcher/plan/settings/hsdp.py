@@ -9,7 +9,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.communication.fusion import Communication
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.schedule.schedules import Rule
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.setting import Setting

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.job.schema.job import Job
-from launcher.plan.cut.params import Placed, Tie
+from launcher.plan.cut.tensor_placement import Placed, Tie
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.setting import Setting
 

@@ -10,7 +10,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.objective import figure
 from launcher.job.schema.steps import Evaluate, Export
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import many

@@ -16,7 +16,7 @@ from launcher.plan.cut import stage_config, stages
 from launcher.plan.cut.stage_config import components, together, why
 from launcher.plan.cut.stages import Stage
 from launcher.plan.cut.traced_model import TracedModel
-from launcher.plan.memory import device_memory
+from launcher.plan.memory import fits_cluster
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.settings import pipeline
 from launcher.plan.sizes import Note, Sizes
@@ -134,7 +134,7 @@ def automatic(
         raise RequestError((_too_few(job, sizes, model, groups),))
 
     if like is None or any(m not in like for group in groups for m in group):
-        room = None if sizes.engine.over_matrices else device_memory.room(job)
+        room = None if sizes.engine.over_matrices else fits_cluster.room(job)
         balanced = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
         runs = enumerate(pairwise(balanced.cut))
         chosen = {m: stage for stage, (i, j) in runs for group in groups[i:j] for m in group}

@@ -9,7 +9,7 @@ from shlex import quote
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.keys import did_you_mean
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.values.setting import Setting
 
 KEY = "parallel.shared"

@@ -19,7 +19,7 @@ from launcher.plan.tensor_parallel.operators import (
     resolve,
     unwrapped,
 )
-from launcher.plan.tensor_parallel.reader import TP, Axes, Reading, axes_text
+from launcher.plan.tensor_parallel.strategy_reader import TP, Axes, Reading, axes_text
 from launcher.plan.values.facts import ModelStructure
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout, rank_spans

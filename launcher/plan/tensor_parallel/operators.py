@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.plan.tensor_parallel.reader import DP, TP, Axes, Reading, axes_text, readings
+from launcher.plan.tensor_parallel.strategy_reader import DP, TP, Axes, Reading, axes_text, readings
 from launcher.plan.values.facts import ModelStructure, Param
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.module_names import globs, no_such_module

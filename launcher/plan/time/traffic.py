@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.plan.communication.fusion import Bucket, Communication, GatherGroup
-from launcher.plan.cut.params import Placed, Tie
 from launcher.plan.cut.stages import BoundaryTensor
+from launcher.plan.cut.tensor_placement import Placed, Tie
 from launcher.plan.cut_model import CutModel
 from launcher.plan.schedule.schedules import Row
 from launcher.plan.sizes import Sizes

@@ -17,7 +17,7 @@ from launcher.parallel.sequence import Carry
 from launcher.parallel.split_backward import Deferral, DeferredProduct
 from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.runtime.torch_private.selftest import verify
-from launcher.runtime.torch_private.stage import Base, outputs_kept, resize
+from launcher.runtime.torch_private.stage_of_torch_2_11 import Base, outputs_kept, resize
 
 verify()  # first, as a failing import below would explain less
 

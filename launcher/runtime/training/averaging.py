@@ -10,7 +10,7 @@ from torch import Tensor
 
 from launcher.parallel.mesh import local
 from launcher.parallel.parallel_model import ParallelModel
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 
 
 class WeightAverage:

@@ -18,7 +18,7 @@ from launcher.parallel.deferred_init.fill import unlike
 from launcher.parallel.mesh import grad, local
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.certify_copy import Copy
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Box
 from launcher.runtime.cluster.messages import gather, gather_tensors

@@ -15,8 +15,8 @@ import torch
 from launcher.errors import RequestError, RunError
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
-from launcher.plan.capacity import LighterLayout, lighter
-from launcher.plan.memory.device_memory import KEY as MEMORY
+from launcher.plan.fits_machine import LighterLayout, lighter
+from launcher.plan.memory.fits_cluster import KEY as MEMORY
 from launcher.plan.memory.memory import Memory
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import GB, bytes_text

@@ -14,7 +14,7 @@ from launcher.extras.layout_search.show import Ranking, notes, nothing, text
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel
-from launcher.plan.memory.device_memory import tightest
+from launcher.plan.memory.fits_cluster import tightest
 from launcher.planner.plan_job import plan_job
 from launcher.planner.trace_model import Traces
 

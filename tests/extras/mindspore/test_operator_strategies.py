@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher.extras.mindspore import operator_strategies
 from launcher.extras.mindspore.operator_strategies import strategies
 from launcher.plan.tensor_parallel.operators import resolve
-from launcher.plan.tensor_parallel.reader import degree
+from launcher.plan.tensor_parallel.strategy_reader import degree
 from launcher.plan.values.facts import ModelStructure, Param
 from launcher.plan.values.grid import Grid
 from tests.extras.mindspore.truth import FIXTURES, exactly

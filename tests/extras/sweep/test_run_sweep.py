@@ -21,7 +21,7 @@ from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.extras.sweep.run_sweep import sweep
 from launcher.job.args import Args
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 from launcher.runtime.run_folder import locked
 from tests.tiers import exhaustive
 

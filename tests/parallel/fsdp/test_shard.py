@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from launcher.parallel import mesh
-from launcher.plan.cut.params import Tie
+from launcher.plan.cut.tensor_placement import Tie
 from launcher.plan.values.grid import Grid
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, build, job, own, step

@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import prod
 
 import pytest
+from tests.plan.cut.test_params import laid, sizes
 
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muon
@@ -14,7 +15,6 @@ from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.facts import Role
 from launcher.plan.values.text import bytes_text
 from tests.optim.grouped import tensor
-from tests.plan.cut.test_params import laid, sizes
 from tests.plan.made import chain, skeleton
 
 MODEL = skeleton(

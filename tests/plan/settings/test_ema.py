@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.plan.cut.test_params import laid, sizes
+
 from launcher.plan.settings.monitored_metrics import ema_param_problems
 from launcher.plan.values.facts import TensorSpec
-from tests.plan.cut.test_params import laid, sizes
 from tests.plan.made import chain, job, skeleton
 
 MODEL = skeleton({"a.weight": (4,), "b.weight": (4,)}, frozen=["b.weight"])

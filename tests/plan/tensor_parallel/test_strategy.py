@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from launcher.plan.tensor_parallel.reader import degree
+from launcher.plan.tensor_parallel.strategy_reader import degree
 
 
 def test_the_size_of_tp_is_that_of_the_slices():

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
 
-from launcher.plan.cut.params import Placed
+from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.schedule.schedules import Row, Schedule
 from launcher.plan.values.dtypes import ITEMSIZE, WIDTH
 from launcher.plan.values.facts import Graph, Node

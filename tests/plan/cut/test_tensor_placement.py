@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cut.params import Placed, Tie, placed, ties
 from launcher.plan.cut.stages import Stage, cut, place
+from launcher.plan.cut.tensor_placement import Placed, Tie, placed, ties
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.facts import Graph, ModelStructure
 from launcher.plan.values.grid import Grid

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from launcher.job.schema.job import Job
-from launcher.plan.capacity import PROCESS, Fit, Free, fit, least, lighter, problems
+from launcher.plan.fits_machine import PROCESS, Fit, Free, fit, least, lighter, problems
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job

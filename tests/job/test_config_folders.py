@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.compose import compose
-from launcher.job.config_files import ConfigFiles
+from launcher.job.config_folders import ConfigFiles
 
 
 def test_folders_below_a_recipe_are_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

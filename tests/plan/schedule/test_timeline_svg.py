@@ -9,7 +9,7 @@ import pytest
 
 from launcher.plan.schedule.lanes import Lane
 from launcher.plan.schedule.simulate import Timeline
-from launcher.plan.schedule.svg import MANY, ROW, svg
+from launcher.plan.schedule.timeline_svg import MANY, ROW, svg
 from tests.plan.schedule.drawn import TIMELINES, drawn, every, lanes
 
 SVG = "{http://www.w3.org/2000/svg}"

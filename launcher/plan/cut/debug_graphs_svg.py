@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
-from launcher.plan.cut.stage_graph import ORDER_ONLY, RECEIVED, SHAPES, Call, StageGraph, shapes
+from launcher.plan.cut.debug_graphs import ORDER_ONLY, RECEIVED, SHAPES, Call, StageGraph, shapes
 from launcher.plan.values.text import bytes_text, scaled
 
 FILLS = {
