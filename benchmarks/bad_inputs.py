@@ -14,9 +14,9 @@ from benchmarks.checkpoints import chunks, grid, save_strategy
 from launcher.checkpoint import Entry, Strategy
 from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.extras.mindspore.rank_files import held_boxes
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.tensor_spec import TensorSpec
 
 MARK = "pickle-was-run"
 SHAPES = {"embed": (256, 128), "down": (128, 256), "norm": (128,)}

@@ -19,9 +19,9 @@ from launcher.checkpoint.write import RankWriter
 from launcher.extras.mindspore.from_ours import merged_file
 from launcher.extras.mindspore.rank_files import held_boxes
 from launcher.extras.mindspore.strategy_file import write_strategy
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
+from launcher.plan.values.tensor_spec import TensorSpec
 
 HIDDEN = 1024
 LAYER = {

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import class_dims
+from launcher.plan.values.class_dims import class_dims
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed

@@ -20,8 +20,8 @@ from launcher.checkpoint.tensorfile.safetensors import arrange
 from launcher.extras.images.idx import read as read_idx
 from launcher.extras.images.idx_files import complete_shape
 from launcher.extras.mindspore.protobuf import packet
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.untrusted.files import LONGEST_TEXT
 from tests.data.sample_files import write_idx
 from tests.untrusted import DEVICE, KINDS, PIPE, READERS, bounded, planted, refusal

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from launcher.checkpoint.layout.shards import slabs
 from launcher.checkpoint.tensorfile.safetensors import words
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
+from launcher.plan.values.tensor_spec import TensorSpec
 
 BUFFER = 1 << 20
 """Bytes; a buffer this small is still in the processor's cache when it is digested and when it is written."""

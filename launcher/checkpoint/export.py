@@ -16,7 +16,7 @@ from launcher.checkpoint.tensorfile.disk import sync
 from launcher.checkpoint.tensorfile.safetensors import Blob, blob_at, mapped, read_header, write_stream
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.plan.settings.encryption import ANYONE, Trust
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 ALIASES = "launcher.aliases"
 

@@ -47,8 +47,8 @@ from launcher.checkpoint.tensorfile.safetensors import (
 )
 from launcher.checkpoint.write import rank_files, saved_boxes
 from launcher.plan.settings.encryption import ANYONE, Trust
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from launcher.checkpoint.manifest import EXTRA, FILE_OF, rank_file, stamp, text_
 from launcher.checkpoint.tensorfile.disk import WriteBehind, now, sync
 from launcher.checkpoint.tensorfile.encryption import load_key
 from launcher.checkpoint.tensorfile.safetensors import Blob, FileRecord, described, sliced, write_stream
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
+from launcher.plan.values.tensor_spec import TensorSpec
 
 Chunks = Callable[[str, Box], Iterable[memoryview]]
 """Returns the bytes of a box of the named tensor, in order; the next chunk may overwrite a chunk."""

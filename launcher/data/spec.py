@@ -28,7 +28,7 @@ from launcher.job.schema.components import (
     apart,
 )
 from launcher.optional import image_files
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from launcher.data.source import Source

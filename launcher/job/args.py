@@ -94,7 +94,7 @@ def parse(argv: Sequence[str]) -> Args:
 
 
 def _not_local(word: str, value: str) -> list[Problem]:
-    from launcher.job.schema.base import local  # imports pydantic
+    from launcher.job.schema.paths import local
 
     try:
         local(value)
@@ -112,7 +112,7 @@ def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> t
     """The number of words ``after`` the flag that are its value, and the problem to report."""
     from launcher.job.config_folders import ConfigFiles
     from launcher.job.cures.suggestions import why_not
-    from launcher.job.schema.keys import did_you_mean, nearest
+    from launcher.job.schema.misspelled import did_you_mean, nearest
     from launcher.job.stray_arguments import KnownNames, flag
 
     name = word.partition("=")[0]

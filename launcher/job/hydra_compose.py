@@ -30,7 +30,7 @@ from launcher.job.config_folders import ConfigFiles, short
 from launcher.job.cures.suggestions import choice
 from launcher.job.merge import CHOSEN, WordsOfFiles
 from launcher.job.overrides import LISTS, quoted, shell, written
-from launcher.job.schema.keys import nearest
+from launcher.job.schema.misspelled import nearest
 from launcher.job.schema.redact import text as redacted
 from launcher.job.yaml_limits import Hostile, check, load
 

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from launcher.job.schema import keys
-from launcher.job.schema.base import RUN
-from launcher.job.schema.keys import nearest
+from launcher.job.schema.misspelled import nearest
+from launcher.job.schema.paths import RUN
 
 NOTHING = ("none", "nil", "null", "nan", "nothing")
 OFF = ("off", "no", "never", "false", "disable", "disabled", "unlimited", "inf", "infinity")

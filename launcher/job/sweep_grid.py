@@ -21,7 +21,7 @@ from launcher.job.overrides import OPERATORS, paste, read, written
 from launcher.job.schema import keys, redact
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
-from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.search import AUTO, AXES, RECOMPUTE
 from launcher.job.stray_arguments import KnownNames, sift
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from launcher.errors import Problem, RequestError, user_error
 from launcher.job.schema.components import Target
-from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.schema.misspelled import did_you_mean, nearest
 
 T = TypeVar("T")
 OWN = "launcher"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import HuggingFace
-from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.schema.misspelled import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from launcher.errors import RunError
 from launcher.job.schema.objective import CrossEntropy
-from launcher.plan.values.facts import class_dims
+from launcher.plan.values.class_dims import class_dims
 
 PLAIN = CrossEntropy()
 

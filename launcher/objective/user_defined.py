@@ -17,7 +17,7 @@ from launcher.job.schema.components import Target
 from launcher.job.schema.objective import figure
 from launcher.job.targets import build
 from launcher.objective.losses import ClassShards, Output, at_least_float32, each, formed, tensors
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 Pair = tuple[Tensor, Tensor]
 

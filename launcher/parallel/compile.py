@@ -23,7 +23,7 @@ from launcher.parallel.recompute import RecomputedForward
 from launcher.parallel.stages import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.cut.stages import covers
-from launcher.plan.values.setting import STAGE, Compilation
+from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.text import many
 
 if TYPE_CHECKING:

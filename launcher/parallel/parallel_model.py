@@ -31,9 +31,9 @@ from launcher.parallel.tied_gradients import Tied, tie
 from launcher.parallel.trace.code_between_modules import Tracer
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.optimizer import ParamGroup
+from launcher.plan.values.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from launcher.parallel.compile import CompileTimes

@@ -24,7 +24,7 @@ from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot, untouched
 from launcher.parallel.sequence import Carry
 from launcher.parallel.tensor_parallel.collectives import Axis, CollectiveResults
-from launcher.plan.values.setting import Recomputed
+from launcher.plan.values.recomputed_module import Recomputed
 
 NO_HOOKS = "don't yet support saved tensor hooks"
 """Part of torch.func's message under a checkpoint."""

@@ -31,7 +31,8 @@ from launcher.parallel.trace.code_between_modules import RUNNING, refusing
 from launcher.parallel.trace.zero_inputs import run_module
 from launcher.plan.cut.sequence_chunks import SequencePieces, balanced, equal, shortened
 from launcher.plan.cut.stages import covers
-from launcher.plan.values.facts import Graph, Node, TensorSpec
+from launcher.plan.values.model_graph import Graph, Node
+from launcher.plan.values.tensor_spec import TensorSpec
 
 Kept = tuple[Tensor, ...]
 

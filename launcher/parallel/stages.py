@@ -22,7 +22,7 @@ from launcher.parallel.trace.model_facts import meta
 from launcher.plan.cut.stages import BoundaryTensor, Stage
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 class StageModule(nn.Module):

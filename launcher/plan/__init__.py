@@ -8,6 +8,7 @@ __all__ = [
     "changed_settings",
     "drill",
     "fits_machine",
+    "lighter_layouts",
     "plan",
     "recompute_auto",
     "sample_checks",

@@ -12,8 +12,9 @@ from launcher.job.schema.job import Debug, Ema, Job, Train
 from launcher.job.schema.optim import WSD, Constant, CosineRestarts
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.steps import Certify
-from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.setting import precision
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.note import Note
+from launcher.plan.values.precision import precision
 
 TOLERANCE: Final = {"fp64": 1e-12, "fp32": 1e-6, "bf16": 8 * 2.0**-8, "fp16": 8 * 2.0**-11}
 """The largest error that is allowed, by precision.

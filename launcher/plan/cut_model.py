@@ -13,8 +13,9 @@ from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
 from launcher.plan.cut.tensor_placement import Placed, Tie, by_stage
 from launcher.plan.schedule.schedules import RULES, Schedule
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.facts import Graph
-from launcher.plan.values.setting import Compilation, Precision
+from launcher.plan.values.compilation import Compilation
+from launcher.plan.values.model_graph import Graph
+from launcher.plan.values.precision import Precision
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from launcher.plan.balance.part_times import Rerun, rerun, step_time
 from launcher.plan.communication import gather_order
 from launcher.plan.communication.fusion import Bucket, Communication, GatherGroup, buckets, groups, sums
 from launcher.plan.communication.gather_order import AHEAD, Gathering, Visit, gatherings, visits
-from launcher.plan.cut import param_groups, stage_config, stages
+from launcher.plan.cut import param_groups, stages, uncut_modules, written_stages
 from launcher.plan.cut.stages import BoundaryTensor, Stage
 from launcher.plan.cut.tensor_placement import Placed, Tie, placed, ties
 from launcher.plan.cut.traced_model import TracedModel
@@ -29,6 +29,7 @@ from launcher.plan.schedule import schedules
 from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.settings import (
+    checkpoint,
     comm_fusion,
     compile,
     dataset_strategy,
@@ -44,7 +45,7 @@ from launcher.plan.settings.dataset_strategy import BatchReading, BatchRole, rol
 from launcher.plan.settings.loss import Objective
 from launcher.plan.settings.pipeline import ScheduleChoice
 from launcher.plan.settings.stage_config import StageRequest
-from launcher.plan.sizes import Note, Sizes
+from launcher.plan.sizes import Sizes
 from launcher.plan.step_order import Phase
 from launcher.plan.tensor_parallel.operators import TensorParallelPlan, splits
 from launcher.plan.time import step_work as work_of_step
@@ -52,10 +53,15 @@ from launcher.plan.time.prediction import Prediction, predict
 from launcher.plan.time.speeds import speeds
 from launcher.plan.time.step_work import StepWork, step_flops, step_work
 from launcher.plan.time.traffic import Traffic, messages, scatters, traffic
-from launcher.plan.values.facts import EmbeddingLookup, Graph, ModelStructure, TensorSpec
+from launcher.plan.values.compilation import Compilation
+from launcher.plan.values.model_graph import EmbeddingLookup, Graph, ModelStructure
+from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits, ParamGroup
+from launcher.plan.values.precision import Precision, precision
+from launcher.plan.values.recomputed_module import Recomputed
 from launcher.plan.values.resolved import EngineChoice, SwitchesFile
-from launcher.plan.values.setting import Compilation, Precision, Recomputed, Setting, precision
+from launcher.plan.values.setting import Setting
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.training_summary import TrainingSummary, training
 
 VERSION = 1
@@ -202,14 +208,14 @@ def ask(
     if problems or wrong or sizes is None:
         raise RequestError((*problems, *wrong))
     config = job.parallel.pipeline.stage_config
-    flat = None if config == "auto" else stage_config.flatten(config)
+    flat = None if config == "auto" else written_stages.flatten(config)
     return StageRequest(sizes, flat, switches_file=switches_file)
 
 
 def impossible(request: StageRequest) -> list[Problem]:
     """Returns the problems that a plan would report for any model."""
     config = request.config or {}
-    return stage_config.impossible(config, request.sizes.grid["pp"], request.sizes.chunks) if config else []
+    return written_stages.impossible(config, request.sizes.grid["pp"], request.sizes.chunks) if config else []
 
 
 def leaves(request: StageRequest, skeleton: ModelStructure, stacks: bool = True) -> tuple[str, ...] | None:
@@ -220,9 +226,9 @@ def leaves(request: StageRequest, skeleton: ModelStructure, stacks: bool = True)
     """
     sizes, config = request.sizes, request.config
     if config is None:
-        return stage_config.units(skeleton, sizes.virtual, stacks) if sizes.virtual > 1 else None
-    refuse(stage_config.complaints(config, skeleton, sizes.grid["pp"], sizes.chunks))
-    return tuple(sorted(stage_config.leaves(config, skeleton))) if sizes.virtual > 1 else None
+        return uncut_modules.units(skeleton, sizes.virtual, stacks) if sizes.virtual > 1 else None
+    refuse(written_stages.complaints(config, skeleton, sizes.grid["pp"], sizes.chunks))
+    return tuple(sorted(uncut_modules.leaves(config, skeleton))) if sizes.virtual > 1 else None
 
 
 def plan(
@@ -426,7 +432,7 @@ def _late(job: Job, model: TracedModel, at: CutModel, step: Prediction | None) -
         *param_groups.notes(job.optim, at.params),
         *evaluation.notes(job, model.skeleton, model.graph),
         *steps.idle(job, at.sizes.steps),
-        *(steps.unsaved(job, at.sizes.steps, step.seconds) if step is not None else ()),
+        *(checkpoint.unsaved(job, at.sizes.steps, step.seconds) if step is not None else ()),
         *certify_copy.notes(job, at.sizes),
         *random_draws.notes(job, model.graph.effects, at.sizes),
         *compile.notes(at.compilation),

@@ -19,8 +19,8 @@ from launcher.plan.memory.rank_loads import RankLoad
 from launcher.plan.memory.walk import StageLoad
 from launcher.plan.plan import Plan
 from launcher.plan.settings.recompute import KEY
-from launcher.plan.sizes import Note
-from launcher.plan.values.facts import Segment
+from launcher.plan.values.model_graph import Segment
+from launcher.plan.values.note import Note
 from launcher.plan.values.text import bytes_text, many
 
 Choice = dict[str, str]

@@ -10,8 +10,10 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Predict
 from launcher.plan.plan import Plan
 from launcher.plan.refusals.evaluation import evaluated_by
-from launcher.plan.values.facts import TensorSpec, class_dims
-from launcher.plan.values.text import listed, many
+from launcher.plan.values.class_dims import class_dims
+from launcher.plan.values.module_names import listed
+from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.plan.values.text import many
 
 NUMBERS = ("int64", "uint8")
 """The dtypes of class indices that torch's cross entropy accepts."""

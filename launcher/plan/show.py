@@ -17,124 +17,13 @@ from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.settings import compile
-from launcher.plan.tensor_parallel.operators import Comm, Cut, ShardedOperator, TensorParallelPlan, tp_dim
-from launcher.plan.tensor_parallel.strategy_reader import axes_text
-from launcher.plan.time.prediction import Prediction
+from launcher.plan.show_operators import Rows, operator_rows, repeated
+from launcher.plan.show_prediction import prediction_rows
 from launcher.plan.time.traffic import KINDS
-from launcher.plan.values.facts import TensorSpec
-from launcher.plan.values.setting import Recomputed, Setting
-from launcher.plan.values.text import bytes_text, listed, many, scaled, seconds_text, spans
-
-NAMES = {"all_gather": "all-gather", "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter"}
-Rows = Iterator[tuple[str, str]]
-
-
-def operator_rows(flow: TensorParallelPlan, output: Sequence[TensorSpec], ways: int) -> Rows:
-    """Yields one row for operators that are alike, and one for what all of them send.
-
-    ``output``: the model's output on a rank; ``ways``: the size of ``tp``.
-    """
-    alike: dict[tuple[object, ...], list[ShardedOperator]] = {}
-    for s in flow.spreads:
-        o = s.operator
-        alike.setdefault((o.key, o.kind, o.weights, s.arrives, s.takes, s.makes, s.gives), []).append(s)
-    for same in alike.values():
-        yield "operators", _row(same)
-    if flow.output is not None:
-        size = sum(t.nbytes // t.shape[-1] for t in output)  # one number for each position
-        sent = f"2 all-reduces forward ({bytes_text(3 * size)})"
-        yield "operators", f"loss: over {ways} parts of the classes; {sent}"
-    if flow.spreads:
-        yield "operators", f"together: {_sent([c for s in flow.spreads for c in s.comms])} a micro batch"
-
-
-def repeated(sent: Sequence[tuple[str, int]]) -> str:
-    """Returns as text collectives of which only the kind and the bytes are known.
-
-    >>> repeated([("all_reduce", 1024), ("all_reduce", 1024)])
-    '2 all-reduces (2.0 KB)'
-    """
-    kinds = dict.fromkeys(op for op, _ in sent)
-    sizes = {op: [n for kind, n in sent if kind == op] for op in kinds}
-    return ", ".join(f"{many(len(ns), NAMES[op])} ({bytes_text(sum(ns))})" for op, ns in sizes.items())
-
-
-def _row(same: list[ShardedOperator]) -> str:
-    first = same[0]
-    o = first.operator
-    kinds = {"": o.kind, "column": "linear by columns", "row": "linear by rows"}
-    kind = kinds.get(o.mode, f"embedding by {o.mode}")
-    count = f" ({many(len(same), 'module')})" if len(same) > 1 else ""
-    cut = ", ".join(f"{n} {axes_text(axes)}" for n, axes in o.weights if tp_dim(axes) is not None)
-    sent = [c for s in same for c in s.comms]
-    ways = f"{_change(first.arrives, first.takes)} in, {_out(first)} out"
-    text = ", ".join(part for part in (f"{o.key}{count}: {kind}", cut, ways) if part)
-    return f"{text}; {_sent(sent)}" if sent else text
-
-
-def _change(before: Cut, after: Cut) -> str:
-    return _words(before) if before == after else f"{_words(before)} -> {_words(after)}"
-
-
-def _out(s: ShardedOperator) -> str:
-    return f"terms -> {_words(s.gives)}" if s.sums else _change(s.makes, s.gives)
-
-
-def _words(cut: Cut) -> str:
-    return "whole" if cut is None else f"dim {cut} cut"
-
-
-def _sent(comms: Sequence[Comm]) -> str:
-    """Returns as text how many collectives of each kind run, and the bytes of the full tensors in them."""
-    if not comms:
-        return "nothing sent"
-    order = sorted(comms, key=lambda c: (c.phase != "forward", c.op))
-    out = []
-    for (phase, op), some in groupby(order, key=lambda c: (c.phase, c.op)):
-        group = list(some)
-        out.append(f"{many(len(group), NAMES[op])} {phase} ({bytes_text(sum(c.nbytes for c in group))})")
-    return ", ".join(out)
-
-
-LARGEST_TERMS = 3
-WAITS = {
-    "kernels": "the devices",
-    "collectives over tp": "the links between ranks of tp",
-    "pipeline bubble": "other stages",
-    "gradients and weights on the network": "the links between data-parallel ranks",
-    "optimizer": "the memory of the devices",
-    "overheads": "the host",
-    "allocator near its limit": "the allocator: less memory is faster",
-}
-"""What each term waits for."""
-
-
-def prediction_rows(step: Prediction | None) -> Iterator[tuple[str, str]]:
-    """Yields the rows; none if ``step`` is ``None``: the request does not state the speeds of devices."""
-    if step is None:
-        return
-    count, unit = (step.samples, "samples") if step.tokens is None else (step.tokens, "tokens")
-    rate = count / step.seconds
-    speed = f"{_short(rate)} {unit}/s, {_short(rate / step.devices)} a device"
-    took = f"{seconds_text(step.seconds)} a step on {step.cluster}"
-    yield "time", f"{took}: {speed}, MFU {step.mfu:.1%} (predicted)"
-    largest = sorted(step.terms, key=lambda t: -t.seconds)[:LARGEST_TERMS]
-    parts = [
-        f"{t.name} {t.seconds / step.seconds:.0%} (for {WAITS[t.name]})"
-        for t in largest
-        if t.seconds >= step.seconds / 200
-    ]
-    yield "time", f"waits: {', '.join(parts)}"
-
-
-def _short(n: float) -> str:
-    """
-    >>> _short(39_012.3), _short(88.31)
-    ('39.0k', '88')
-    """
-    number, prefix = scaled(n)
-    return f"{number}{prefix}"
-
+from launcher.plan.values.module_names import listed
+from launcher.plan.values.recomputed_module import Recomputed
+from launcher.plan.values.setting import Setting
+from launcher.plan.values.text import bytes_text, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
 SHORT = 44

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from shlex import quote
 
-from launcher.errors import Problem
-from launcher.job.schema.job import Job
 from launcher.plan.schedule.schedules import placement
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import OVER_TP, EngineChoice
-
-
-@dataclass(frozen=True)
-class Note:
-    """A default that was resolved, or anything else that the reader of a plan should know."""
-
-    key: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.key} {self.text}"
-
-    @property
-    def default(self) -> bool:
-        """Whether the note says how the plan resolved a default.
-
-        >>> Note("parallel.hsdp.shard_size", "-1 -> 4: the data-parallel group").default
-        True
-        """
-        return self.text.startswith(("null -> ", "auto -> ", "-1 -> "))
 
 
 @dataclass(frozen=True)
@@ -75,19 +52,3 @@ class Sizes:
     def replicas(self) -> int:
         """The number of data-parallel ranks; each reads its own samples."""
         return self.grid["dp_replicate"] * self.grid["dp_shard"]
-
-
-MODE_KEY = "parallel.mode"
-
-
-def searches(job: Job) -> bool:
-    """Whether a search finds the strategies of operators that have none."""
-    return job.parallel.mode != "semi_auto"
-
-
-def problems(job: Job) -> Iterator[Problem]:
-    """Yields a problem if the search would ignore the strategies that are written."""
-    mode = job.parallel.mode
-    if mode == "recursive_programming" and job.parallel.operators:
-        text = f"{mode} finds every strategy itself; sharding_propagation keeps those that are written"
-        yield Problem(MODE_KEY, text, quote(f"{MODE_KEY}=sharding_propagation"))

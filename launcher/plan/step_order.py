@@ -8,6 +8,7 @@ from shlex import quote
 from typing import cast
 
 from launcher.errors import Problem
+from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Step
 from launcher.plan.verbs import (
     CHECKPOINT,
@@ -158,3 +159,9 @@ def _may_be_next(step: Step, remaining: Collection[Step], done: set[str]) -> boo
     if verb(step).trains:
         return all(not loads(s) or needs(s) for s in remaining)
     return where(step) == "ranks" or all(where(s) != "ranks" for s in remaining)
+
+
+def comes_after(job: Job, key: str, name: str) -> bool:
+    """Whether the step ``name`` comes after that of ``key``."""
+    names = list(job.steps)
+    return names.index(key.removeprefix("steps.")) < names.index(name)

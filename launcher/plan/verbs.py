@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from launcher.job.schema import steps
-from launcher.job.schema.base import BEST, Settings
+from launcher.job.schema.base import Settings
+from launcher.job.schema.paths import BEST
 from launcher.job.schema.steps import Step
 
 Where = Literal["ranks", "alone", "files"]

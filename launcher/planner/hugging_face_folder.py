@@ -28,9 +28,10 @@ from launcher.job.schema.components import DocumentSetting, HuggingFace, apart
 from launcher.job.schema.job import Job
 from launcher.optional import install_command
 from launcher.plan.plan import Plan
-from launcher.plan.sizes import Note
 from launcher.plan.values.dtypes import COMPUTE, DTYPE
-from launcher.plan.values.facts import ModelStructure, Param, TensorSpec
+from launcher.plan.values.model_graph import ModelStructure, Param
+from launcher.plan.values.note import Note
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.untrusted.files import read_json
 from launcher.untrusted.hub import download_hint

@@ -19,9 +19,10 @@ from launcher.plan.plan import Plan
 from launcher.plan.tensor_parallel import files, strategy_reader
 from launcher.plan.tensor_parallel.files import KEY, SHARD, ParamLayouts, on_grid
 from launcher.plan.tensor_parallel.strategy_reader import TP
-from launcher.plan.values.facts import ModelStructure, TensorSpec
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.model_graph import ModelStructure
 from launcher.plan.values.resolved import Resolved
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import many
 from launcher.untrusted.files import RefusedFile, read_bytes
 

@@ -19,19 +19,20 @@ from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.models.defaults import resolve as resolve_model
 from launcher.optional import matrices
 from launcher.plan import drill, recompute_auto, sample_checks
-from launcher.plan.cut import stage_config
+from launcher.plan.cut import written_stages
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import optimizer
 from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.settings.device_matrix import over_slices
 from launcher.plan.settings.stage_config import StageRequest
-from launcher.plan.sizes import Note
 from launcher.plan.values.dtypes import COMPUTE, DTYPE
-from launcher.plan.values.facts import ModelStructure, TensorSpec
+from launcher.plan.values.model_graph import ModelStructure
+from launcher.plan.values.module_names import listed
+from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.resolved import EngineChoice, Resolved
-from launcher.plan.values.text import listed
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import device_kernels, equal_layers, hugging_face_folder, resolve, user_classes
 from launcher.planner.param_layouts import check_stored_layouts, with_threshold
 from launcher.planner.recompute_auto import drawn_graph, solved
@@ -265,18 +266,18 @@ def _undivided(
         return leaves, []
     out, undivided = recompute.undivided(job.parallel.recompute, skeleton, leaves, request.sizes.virtual)
     text = f"auto: {listed(undivided)} on one stage each, because recomputed modules are not cut"
-    return out, [Note(stage_config.KEY, text)] if undivided else []
+    return out, [Note(written_stages.KEY, text)] if undivided else []
 
 
 def _unwrapped(request: StageRequest, skeleton: ModelStructure) -> tuple[StageRequest, list[Note]]:
     """Removes the prefix of MindSpore's wrapper from module names in the request."""
     if request.config is None:
         return request, []
-    names = stage_config.unwrapped(request.config, skeleton, request.sizes.virtual)
+    names = written_stages.unwrapped(request.config, skeleton, request.sizes.virtual)
     if names == request.config:
         return request, []
-    text = f"{stage_config.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model"
-    return replace(request, config=names), [Note(stage_config.KEY, text)]
+    text = f"{written_stages.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model"
+    return replace(request, config=names), [Note(written_stages.KEY, text)]
 
 
 def _mismatched(job: Job, made: Plan) -> list[Problem]:
@@ -300,7 +301,7 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
 
 def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
     shut = ", ".join(u for u in coarse if u not in fine)
-    return Note(stage_config.KEY, f"auto: {shut} stays in one piece, because it cannot be cut: {why.text}")
+    return Note(written_stages.KEY, f"auto: {shut} stays in one piece, because it cannot be cut: {why.text}")
 
 
 def _tried(job: Job, skeleton: ModelStructure) -> OptimizerTraits | None:

@@ -10,8 +10,8 @@ from typing import Protocol
 from launcher.errors import RequestError
 from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
-from launcher.plan.cut import stage_config
-from launcher.plan.fits_machine import lighter
+from launcher.plan.cut import uncut_modules
+from launcher.plan.lighter_layouts import lighter
 from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.plan import Plan
 from launcher.plan.recompute_auto import (
@@ -25,7 +25,8 @@ from launcher.plan.recompute_auto import (
     with_policies,
 )
 from launcher.plan.values.dtypes import DTYPE
-from launcher.plan.values.facts import Graph, TensorSpec
+from launcher.plan.values.model_graph import Graph
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import GB
 from launcher.planner.trace_model import ModelRead
 
@@ -130,7 +131,7 @@ def drawn_graph(
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.trace import model_facts
 
-    units = frozenset(stage_config.units(model.skeleton))
+    units = frozenset(uncut_modules.units(model.skeleton))
     dtype = model_facts.dtype_of(DTYPE[job.train.precision])
     try:
         with model_facts.default_dtype(dtype), unmarked(model.marks), leaving(model.module):

@@ -10,8 +10,8 @@ from launcher.errors import Problem, RequestError, user_error
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import Constant
-from launcher.plan.sizes import Note
 from launcher.plan.tensor_parallel.strategy_reader import TP
+from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import many
 

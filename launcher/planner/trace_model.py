@@ -22,9 +22,11 @@ from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.settings.stage_config import StageRequest
 from launcher.plan.tensor_parallel import files as layouts_of_files
 from launcher.plan.tensor_parallel.operators import Operator, TensorParallelPlan, resolve, splits, uncalled
+from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.dtypes import DTYPE
-from launcher.plan.values.facts import Graph, ModelStructure, TensorSpec
-from launcher.plan.values.setting import STAGE, Compilation, Recomputed
+from launcher.plan.values.model_graph import Graph, ModelStructure
+from launcher.plan.values.recomputed_module import Recomputed
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import hugging_face_folder
 from launcher.planner.device_kernels import planned_kind
 from launcher.planner.param_layouts import laid_out

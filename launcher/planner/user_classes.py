@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import ModelTarget, Target, apart
 from launcher.job.schema.job import Job
-from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.targets import absent, check, locate, there
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import evaluation
-from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.note import Note
+from launcher.plan.values.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest, Depth, depth
 from launcher.job.config_folders import ConfigFiles
-from launcher.job.cures.paste import kept, pasted, settings, swept, whole_override
+from launcher.job.cures.keeps_meaning import kept, settings
+from launcher.job.cures.paste import pasted, swept, whole_override
 from launcher.job.cures.validation_errors import MORE, counted, placeholder
 from launcher.job.cures.validation_errors import SHOWN as SHOWN_KEYS
 from launcher.job.origins import Origins

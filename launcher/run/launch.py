@@ -11,7 +11,7 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel
 from launcher.plan import drill
-from launcher.plan.sizes import Note
+from launcher.plan.values.note import Note
 from launcher.plan.values.text import many
 from launcher.runtime.cluster.launch_env import place
 

@@ -13,8 +13,8 @@ from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.checkpoint.tensorfile.encryption import is_place, load_key
 from launcher.errors import Problem
-from launcher.job.schema.base import RUN, place
 from launcher.job.schema.job import Job
+from launcher.job.schema.paths import RUN, place
 from launcher.optional import matrices, mindspore
 from launcher.plan.cut.stages import covers
 from launcher.plan.plan import Plan

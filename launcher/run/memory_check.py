@@ -11,17 +11,8 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
 from launcher.plan import recompute_auto
-from launcher.plan.fits_machine import (
-    HEAP,
-    KEY,
-    Fit,
-    Free,
-    LighterLayout,
-    fit,
-    least,
-    lighter,
-    problems,
-)
+from launcher.plan.fits_machine import HEAP, KEY, Fit, Free, fit, least, problems
+from launcher.plan.lighter_layouts import LighterLayout, lighter
 from launcher.plan.memory.fits_cluster import KEY as ROOM
 from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.memory.memory import StateSize

@@ -12,7 +12,7 @@ from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.optional import lacking, metric_loggers
 from launcher.plan.plan import Plan
-from launcher.plan.sizes import Note
+from launcher.plan.values.note import Note
 from launcher.plan.verbs import output, verb, writes
 from launcher.run import launch, layout_files, resume, status, submit_to_cluster
 from launcher.run.settle import Settled, home

@@ -19,7 +19,7 @@ from launcher.errors import Problem, RequestError, printable, refuse
 from launcher.job.schema import redact
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.job import Job
-from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.optim import (
     SGD,
     Adafactor,
@@ -36,7 +36,7 @@ from launcher.plan.changed_settings import CHOSEN, DERIVED, UNSET, Difference, d
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.settings.encryption import trust
-from launcher.plan.sizes import Note
+from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.verbs import goes_on, loads, of_best, starts, verb
 from launcher.runtime.run_folder import at_work

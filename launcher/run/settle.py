@@ -12,7 +12,7 @@ from launcher.errors import refuse
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.plan.settings.encryption import trust
-from launcher.plan.sizes import Note
+from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.verbs import CHECKPOINT, needs, verb
 from launcher.planner.plan_job import settled

@@ -19,7 +19,7 @@ from launcher.console import say
 from launcher.errors import Problem, RunError
 from launcher.job.schema.job import Job, Slurm
 from launcher.plan.plan import Plan
-from launcher.plan.sizes import Note
+from launcher.plan.values.note import Note
 from launcher.run import frozen_request, slurm_files
 from launcher.run.slurm_files import RankLayout, RunPaths
 

@@ -49,8 +49,9 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGED
 from launcher.plan.settings.encryption import Trust
 from launcher.plan.values.dtypes import COMPUTE, DTYPE, HALF
-from launcher.plan.values.facts import TensorSpec
-from launcher.plan.values.text import bytes_text, listed, many
+from launcher.plan.values.module_names import listed
+from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.plan.values.text import bytes_text, many
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
 from launcher.steps.file_checks import FileChecks, Kind, RunFiles

@@ -13,8 +13,8 @@ from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import best_checkpoint
 from launcher.checkpoint.store import check_outside_checkpoints, latest, newest_in, newest_of_runs
 from launcher.errors import Problem, RequestError, RunError, error_text
-from launcher.job.schema.base import BEST, RUN, TAKEN
 from launcher.job.schema.job import Job
+from launcher.job.schema.paths import BEST, RUN, TAKEN
 from launcher.job.schema.steps import Step
 from launcher.plan.plan import Plan
 from launcher.plan.settings.encryption import Trust, trust

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import Problem, RunError, error_text
-from launcher.job.schema.base import place
 from launcher.job.schema.job import Job
+from launcher.job.schema.paths import place
 from launcher.job.schema.steps import Predict
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import bytes_text, many

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from launcher.checkpoint import Blob, Entry, RankRecord, Strategy, commit, partial, write_rank
 from launcher.checkpoint.tensorfile.safetensors import sliced, words, write_stream
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
+from launcher.plan.values.tensor_spec import TensorSpec
 
 Full = Mapping[str, bytes]
 

@@ -5,7 +5,7 @@ import torch
 
 from launcher.checkpoint.full_tensors import Blobs, Cast, FullTensors, cast_chunks, chunks, differing, exact
 from launcher.checkpoint.tensorfile.safetensors import Blob
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.refusal import refusal
 
 NAMES = ("bfloat16", "float16", "float32", "float64")

@@ -13,7 +13,7 @@ from launcher.data.open import open_data
 from launcher.data.spec import classes, input_specs, target_spec, vocab
 from launcher.errors import RequestError
 from launcher.job.schema.components import Cifar10, Idx, Mnist5k, RandomTokens, Target, Text, Tokens
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.data.sample_files import write_cifar, write_idx
 from tests.data.token_bytes import own
 

@@ -10,9 +10,9 @@ from launcher.job.schema.components import Optim
 from launcher.optim.build import Grouped
 from launcher.plan.cut.param_groups import param_groups
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.tensor_spec import TensorSpec
 
 ALONE = Grid.of(pp=1, dp_replicate=1, dp_shard=1, tp=1)
 

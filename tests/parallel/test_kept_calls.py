@@ -19,7 +19,7 @@ from launcher.models.language_model import Block
 from launcher.parallel.kept_calls import FUNCTIONS, KINDS
 from launcher.parallel.recompute import install
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.plan.values.setting import BY_OPERATION, Recomputed
+from launcher.plan.values.recomputed_module import BY_OPERATION, Recomputed
 
 PRODUCTS = ("matmul", "batched_matmul", "attention")
 

@@ -16,7 +16,7 @@ from launcher.job.schema.job import Job
 from launcher.parallel.recompute import install
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.plan import Plan
-from launcher.plan.values.setting import Recomputed
+from launcher.plan.values.recomputed_module import Recomputed
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps.certification.compare import Piece

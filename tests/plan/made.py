@@ -13,7 +13,8 @@ from launcher.job.schema.job import Job
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.settings.stage_config import StageRequest
-from launcher.plan.values.facts import Graph, ModelStructure, Node, Param, TensorSpec
+from launcher.plan.values.model_graph import Graph, ModelStructure, Node, Param
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 def job(*overrides: str) -> Job:

@@ -13,8 +13,8 @@ from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
-from launcher.plan.sizes import Note
-from launcher.plan.values.facts import Graph
+from launcher.plan.values.model_graph import Graph
+from launcher.plan.values.note import Note
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import chain, graph, job, planned, skeleton, words
 

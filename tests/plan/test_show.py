@@ -7,9 +7,9 @@ import pytest
 
 from launcher.plan.plan import Plan
 from launcher.plan.show import LEAST_LINES, SHORT, short, text
-from launcher.plan.sizes import Note
-from launcher.plan.values.facts import Graph, ModelStructure
-from launcher.plan.values.setting import Recomputed
+from launcher.plan.values.model_graph import Graph, ModelStructure
+from launcher.plan.values.note import Note
+from launcher.plan.values.recomputed_module import Recomputed
 from tests.plan.made import chain, graph, job, planned, skeleton
 
 ONE = graph("x: input x", "model: module . < x", "output: output output < model")

@@ -16,7 +16,7 @@ from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.job.compose import compose
 from launcher.job.schema.components import HuggingFace
 from launcher.optional import install_command
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import hugging_face_folder, resolve
 from launcher.planner.plan_job import plan_job
 from launcher.untrusted.hub import download_hint

@@ -10,7 +10,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint.read import open_checkpoint
 from launcher.job.compose import compose
-from launcher.job.schema.base import TAKEN
+from launcher.job.schema.paths import TAKEN
 from launcher.job.schema.steps import Evaluate
 from tests.run import llama
 from tests.run.launching import ROOT, metrics, status

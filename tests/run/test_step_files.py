@@ -13,7 +13,7 @@ from launcher.__main__ import main
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tensorfile.safetensors import write_stream
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.run.launching import BATCH, TINY, checkpoints, last, run, shape, status
 
 

@@ -32,8 +32,8 @@ from launcher.checkpoint.tensorfile.safetensors import (
 )
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.plan.settings.encryption import ANYONE, Trust
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.untrusted.files import RefusedFile, read_json, stands
 
 CONFIG = "config.json"

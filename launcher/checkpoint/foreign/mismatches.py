@@ -16,7 +16,7 @@ from launcher.checkpoint.full_tensors import castable
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.errors import Problem, printable
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 SHOWN = 6
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)

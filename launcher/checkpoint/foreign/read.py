@@ -26,9 +26,9 @@ from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
 from launcher.checkpoint.write import RankRecord, RankWriter
 from launcher.optional import mindspore
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.untrusted.files import irregular, stands
 from launcher.untrusted.hub import download_hint
 

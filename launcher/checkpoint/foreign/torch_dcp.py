@@ -19,8 +19,8 @@ from launcher.checkpoint.layout.shards import full_box, untiled
 from launcher.checkpoint.tensorfile.mmap_window import OPEN, Window
 from launcher.checkpoint.tensorfile.safetensors import ByteRange, described, mapped
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.untrusted.files import DIMS, RefusedFile, brief, irregular, read_bytes
 from launcher.untrusted.pickles import Bounded, RefusedPickle
 

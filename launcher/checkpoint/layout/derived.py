@@ -10,7 +10,7 @@ from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy, relaid, 
 from launcher.errors import Problem, RequestError
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGE
-from launcher.plan.settings.steps import unmergeable
+from launcher.plan.settings.transform_targets import unmergeable
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.optimizer import factor
 

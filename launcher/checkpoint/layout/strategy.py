@@ -12,9 +12,9 @@ import xxhash
 
 from launcher.checkpoint.layout.shards import home
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid, RankSpan
 from launcher.plan.values.layout import Layout, rank_spans
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 def meaning(layout: Layout) -> list[object]:

@@ -20,7 +20,7 @@ import xxhash
 from launcher.checkpoint.tensorfile.disk import WriteBehind, named_errors, now, reserve, start
 from launcher.checkpoint.tensorfile.encryption import EncryptedFile, Encryptor, is_sealed, sealed_size
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.untrusted.files import DIMS, LONGEST_TEXT, brief, opened, parsed
 
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]

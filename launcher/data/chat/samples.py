@@ -15,7 +15,7 @@ from launcher.data.source import Dataset, Source
 from launcher.data.tokens.packing import BLOCK, Numbers, packed
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Chat
-from launcher.plan.values.facts import IGNORED
+from launcher.plan.values.class_dims import IGNORED
 
 Samples = tuple[Numbers, Numbers]
 """The conversations, sorted so that those of a sample are adjacent, and where each sample begins and ends."""

@@ -18,7 +18,7 @@ from launcher.data.tokens.formats import window
 from launcher.data.tokens.packing import Packing, document_index
 from launcher.errors import RequestError
 from launcher.job.schema.components import Tokens
-from launcher.plan.values.facts import IGNORED
+from launcher.plan.values.class_dims import IGNORED
 
 
 class Windows(Source):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from launcher.errors import Problem
 from launcher.extras.calibration.constants import Works
 from launcher.extras.calibration.tiny_models import tiny_models
-from launcher.job.schema.base import place
 from launcher.job.schema.job import Job
+from launcher.job.schema.paths import place
 from launcher.job.schema.steps import Calibrate
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan

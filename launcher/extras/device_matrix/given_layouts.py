@@ -28,9 +28,9 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.settings.dataset_strategy import written
 from launcher.plan.tensor_parallel.files import KEY, ParamLayouts, cut_text
 from launcher.plan.tensor_parallel.operators import strategy_problem
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Layout, common_axes, rank_spans, within
 from launcher.plan.values.resolved import Origins
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)

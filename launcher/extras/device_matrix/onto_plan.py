@@ -26,10 +26,11 @@ from launcher.plan.refusals import model as model_refusals
 from launcher.plan.settings import transformer_opt
 from launcher.plan.settings.hsdp import LEVEL, LEVELS
 from launcher.plan.tensor_parallel.operators import unwrapped
+from launcher.plan.values.class_dims import class_dims
 from launcher.plan.values.dtypes import DTYPE, ITEMSIZE
-from launcher.plan.values.facts import TensorSpec, class_dims
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.setting import Setting
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import GB, many
 from launcher.planner.param_layouts import laid_out
 from launcher.planner.trace_model import ModelRead

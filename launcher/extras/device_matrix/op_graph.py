@@ -9,7 +9,7 @@ from math import prod
 from typing import TypeAlias, Union
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
 from launcher.extras.device_matrix.written import operator_names, read, unmatched
 from launcher.extras.device_matrix.written_operator import Written
 from launcher.job.schema.job import Job
-from launcher.plan.sizes import searches
+from launcher.plan.settings.mode import searches
 from launcher.plan.tensor_parallel.files import KEY as FILE
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.resolved import Resolved
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text
 
 HEAVY = frozenset(

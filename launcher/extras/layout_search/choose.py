@@ -17,7 +17,7 @@ from launcher.extras.layout_search.measure import measured, problems
 from launcher.extras.layout_search.search import search
 from launcher.extras.layout_search.show import Ranking
 from launcher.job.schema.job import Job
-from launcher.plan.sizes import Note
+from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved
 from launcher.planner.plan_job import planning
 from launcher.planner.resolve import with_steps

@@ -10,7 +10,7 @@ from textwrap import shorten
 from launcher.errors import Problem
 from launcher.extras.layout_search.candidates import KEYS, LayoutCandidate
 from launcher.extras.layout_search.evaluate import Predicted, RequestChange, SearchContext, best
-from launcher.plan.sizes import Note
+from launcher.plan.values.note import Note
 from launcher.plan.values.text import bytes_text, many, scaled, spans
 
 

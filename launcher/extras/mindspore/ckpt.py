@@ -37,7 +37,7 @@ from launcher.extras.mindspore.protobuf import (
     utf8_text,
     varint,
 )
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.untrusted.files import DIMS
 
 TEXT = "str"  # not a tensor dtype: a string that is saved among tensors, in UTF-32

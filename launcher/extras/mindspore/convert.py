@@ -39,7 +39,7 @@ from launcher.extras.mindspore.strategy_input import (
     only_names,
 )
 from launcher.plan.settings.encryption import ANYONE, Trust
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 Layouts = Callable[[Strategy], Strategy]
 """Computes the layout of the destination from that of the source."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.checkpoint.foreign.names import kind_of
 from launcher.checkpoint.tensorfile.safetensors import described
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:

@@ -33,9 +33,9 @@ from launcher.checkpoint.tensorfile.safetensors import (
 from launcher.extras.mindspore.ckpt import TEXT, Ckpt, open_ckpt, text_bytes, write_ckpt
 from launcher.extras.mindspore.encryption import CipherMode
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
+from launcher.plan.values.tensor_spec import TensorSpec
 
 SUFFIXES = (".safetensors", ".ckpt")
 

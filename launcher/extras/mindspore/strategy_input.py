@@ -10,7 +10,7 @@ from typing import TypeVar
 from launcher.checkpoint.layout.strategy import Strategy, whole_specs
 from launcher.extras.mindspore.strategy import Slicing, StrategyFile
 from launcher.extras.mindspore.to_ours import full_specs, to_strategy
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 Path_ = str | os.PathLike[str] | None
 StrategyInput = Strategy | StrategyFile

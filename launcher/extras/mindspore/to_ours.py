@@ -12,9 +12,9 @@ from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.extras.mindspore.from_ours import cuts
 from launcher.extras.mindspore.strategy import Slicing, StrategyFile
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid, RankSpan
 from launcher.plan.values.layout import DimSpans, Layout, common_axes, within
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.job import intended_value
 from launcher.job.overrides import paste
 from launcher.job.schema import keys as schema_keys
-from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.redact import secret
 
 _NONE = object()  # None may itself be the intended value

@@ -23,7 +23,7 @@ from launcher.job.schema import keys
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.components import Metric
 from launcher.job.schema.job import Job
-from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.python_errors import reason
 from launcher.job.schema.redact import HIDDEN, addresses, secret, values
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from launcher.job.schema.base import Count, FilePath, Flag, Fraction, Layers, Settings, Size
+from launcher.job.schema.base import Count, Flag, Fraction, Settings, Size
 from launcher.job.schema.objective import BCE, MSE, Accuracy, BitsPerByte, CrossEntropy, Perplexity, TopK
 from launcher.job.schema.optim import (
     SGD,
@@ -24,6 +24,20 @@ from launcher.job.schema.optim import (
     Muon,
     Polynomial,
 )
+from launcher.job.schema.paths import FilePath
+
+MOST_LAYERS = 1000
+"""The depth of DeepNet, the deepest model that has been published."""
+
+
+def _few_layers(layers: int) -> int:
+    """Refuses more layers than a plan follows in seconds."""
+    if layers > MOST_LAYERS:
+        raise ValueError(f"should be at most {MOST_LAYERS}: a plan follows each layer")
+    return layers
+
+
+Layers = Annotated[int, Field(ge=1, strict=True), AfterValidator(_few_layers)]
 
 
 class Target(Settings):

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from launcher.job.schema.base import RUN, Count, FilePath, Flag, Index, Ranks, Settings, checked, local
+from launcher.job.schema.base import Count, Flag, Index, Ranks, Settings
+from launcher.job.schema.paths import RUN, FilePath, checked, local
 
 Scheduler = Literal[
     "gpipe",

@@ -7,7 +7,8 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from launcher.job.schema.base import Count, FilePath, Flag, Goal, Index, Many, Settings
+from launcher.job.schema.base import Count, Flag, Goal, Index, Many, Settings
+from launcher.job.schema.paths import FilePath
 
 AUTO = "auto"
 PARALLEL = "parallel"

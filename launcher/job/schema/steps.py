@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from launcher.job.schema.base import RUN, Count, FilePath, Flag, Many, Ranks, Settings, checked
+from launcher.job.schema.base import Count, Flag, Many, Ranks, Settings
 from launcher.job.schema.cluster import Precision
 from launcher.job.schema.components import Paths
+from launcher.job.schema.paths import RUN, FilePath, checked
 
 
 class Train(Settings):

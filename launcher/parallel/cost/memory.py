@@ -23,7 +23,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot
 from launcher.parallel.split_backward import FORMS, Deferral, MatmulCall
-from launcher.plan.values.facts import Backward, Compiled
+from launcher.plan.values.model_graph import Backward, Compiled
 from launcher.plan.values.operations import Operations, Product, total
 
 

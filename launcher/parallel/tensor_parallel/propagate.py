@@ -41,7 +41,7 @@ from launcher.plan.tensor_parallel.operators import (
     tp_dim,
 )
 from launcher.plan.tensor_parallel.strategy_reader import axes_text
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 Lengths = tuple[int, ...]
 """The lengths of the pieces of a sequence; empty if sequences are not cut."""

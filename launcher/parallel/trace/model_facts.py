@@ -32,10 +32,11 @@ from launcher.parallel.trace.moving_state import moving
 from launcher.parallel.trace.specs import output_specs, spec, specs
 from launcher.parallel.trace.watch import ForwardObserver, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
-from launcher.plan.cut.stage_config import owner, units
 from launcher.plan.cut.stages import covers
+from launcher.plan.cut.uncut_modules import units
+from launcher.plan.cut.written_stages import owner
 from launcher.plan.tensor_parallel.operators import ADAPTED
-from launcher.plan.values.facts import (
+from launcher.plan.values.model_graph import (
     Backward,
     Effects,
     Graph,
@@ -45,10 +46,10 @@ from launcher.plan.values.facts import (
     Param,
     Role,
     Segment,
-    TensorSpec,
 )
 from launcher.plan.values.module_names import prefixes
 from launcher.plan.values.operations import Operations, total
+from launcher.plan.values.tensor_spec import TensorSpec
 
 ADAPTER = ("lora_A", "lora_B")
 

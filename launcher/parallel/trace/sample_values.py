@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_only
-from launcher.plan.values.facts import EmbeddingLookup
+from launcher.plan.values.model_graph import EmbeddingLookup
 
 aten = torch.ops.aten
 EMBEDDINGS = (aten.embedding.default, aten._embedding_bag.default)

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.modes import Dispatch, batched, draws, is_dropout, tree_leaves
-from launcher.plan.values.facts import StateChange
+from launcher.plan.values.model_graph import StateChange
 
 ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
 STALE = "and the optimizer, the ranks and checkpoints have the parameters of the constructor"

@@ -27,9 +27,9 @@ from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.state_effects import StateEffects
 from launcher.parallel.trace.world_reads import streams_now, world_reads
-from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import covers
-from launcher.plan.values.facts import Inner
+from launcher.plan.cut.written_stages import owner
+from launcher.plan.values.model_graph import Inner
 
 METHODS_THAT_READ = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr})
 """Functions that pass values to Python without an operation."""

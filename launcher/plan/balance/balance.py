@@ -21,10 +21,10 @@ from launcher.plan.balance.part_memory import (
 from launcher.plan.balance.part_times import Parts, PartTimes, predicted, unitless
 from launcher.plan.balance.partition import balanced, promising
 from launcher.plan.cut import stages
-from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import Stage
 from launcher.plan.cut.tensor_placement import placed
 from launcher.plan.cut.traced_model import TracedModel
+from launcher.plan.cut.written_stages import owner
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.refusals import model as model_refusals
 from launcher.plan.schedule import schedules
@@ -33,7 +33,7 @@ from launcher.plan.schedule.simulate import TopologicalOrder, makespan, order
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.operators import splits
 from launcher.plan.time.speeds import speeds
-from launcher.plan.values.setting import precision
+from launcher.plan.values.precision import precision
 from launcher.plan.values.text import bytes_text
 
 TRIED = 80_000

@@ -12,7 +12,7 @@ from math import prod
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.schedule.schedules import Row, Schedule
 from launcher.plan.values.dtypes import ITEMSIZE, WIDTH
-from launcher.plan.values.facts import Graph, Node
+from launcher.plan.values.model_graph import Graph, Node
 
 Run = tuple[int, int, int]
 """A stage, its first part, and the part after its last."""

@@ -14,8 +14,8 @@ from launcher.plan.tensor_parallel.operators import ShardedOperator
 from launcher.plan.time.prediction import PartSeconds, load
 from launcher.plan.time.speeds import Speeds
 from launcher.plan.time.step_work import ActionWork, loss, work_of
-from launcher.plan.values.facts import Graph, Node
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.model_graph import Graph, Node
 
 FLOPS_A_BYTE = 16
 """The flops that take as long as writing one byte: about the ratio of CPUs and GPUs in fp32."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.plan.cut.stage_config import owner, units
 from launcher.plan.cut.stages import Stage, covers
 from launcher.plan.cut.tensor_placement import Placed, by_stage
+from launcher.plan.cut.uncut_modules import units
+from launcher.plan.cut.written_stages import owner
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.operators import InputGradients, ShardedOperator, input_gradients_of
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import Graph, ModelStructure
+from launcher.plan.values.model_graph import Graph, ModelStructure
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from launcher.plan.communication.fusion import GatherGroup
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.sizes import Note
-from launcher.plan.values.facts import Graph
+from launcher.plan.values.model_graph import Graph
+from launcher.plan.values.note import Note
 from launcher.plan.values.text import some
 
 

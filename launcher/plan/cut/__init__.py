@@ -4,8 +4,9 @@ __all__ = [
     "debug_graphs",
     "debug_graphs_svg",
     "sequence_chunks",
-    "stage_config",
     "stages",
     "tensor_placement",
     "traced_model",
+    "uncut_modules",
+    "written_stages",
 ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import BoundaryTensor, Stage, around
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.values.facts import Graph, Node, Segment, TensorSpec
+from launcher.plan.cut.written_stages import owner
+from launcher.plan.values.model_graph import Graph, Node, Segment
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text, many, scaled, spans
 
 RECEIVED = "received"

@@ -12,11 +12,11 @@ from launcher.errors import Problem
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Group, Lion, Momentum, Muon
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.sizes import Note
-from launcher.plan.values.module_names import best_key, matches, prefixes
+from launcher.plan.values.module_names import best_key, listed, matches, prefixes
+from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerSettings, ParamGroup
 from launcher.plan.values.setting import Setting
-from launcher.plan.values.text import listed, many
+from launcher.plan.values.text import many
 
 KEY = "optim.groups"
 COMMON_KEYS = ("name", "groups", "nesterov")

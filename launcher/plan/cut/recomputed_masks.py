@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.plan.values.facts import Graph, Node
+from launcher.plan.values.model_graph import Graph, Node
 
 EXACT = frozenset({
     "unsqueeze", "squeeze", "getitem", "expand", "expand_as", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",

@@ -7,7 +7,8 @@ from itertools import pairwise
 from math import sqrt
 
 from launcher.plan.tensor_parallel.operators import TensorParallelPlan, tp_dim
-from launcher.plan.values.facts import Graph, TensorSpec
+from launcher.plan.values.model_graph import Graph
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)

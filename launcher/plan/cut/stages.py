@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from launcher.errors import Problem
-from launcher.plan.cut import stage_config
+from launcher.plan.cut import inplace_changes
+from launcher.plan.cut.inseparable_modules import components, together, why
 from launcher.plan.cut.recomputed_masks import masks
-from launcher.plan.cut.stage_config import KEY, components, owner, together, why
-from launcher.plan.values.facts import Graph, ModelStructure, Node, Segment, TensorSpec
+from launcher.plan.cut.written_stages import KEY, owner
+from launcher.plan.values.model_graph import Graph, ModelStructure, Node, Segment
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ def _latest_stage(graph: Graph, node: Node, requested: Mapping[str, int], change
     used = [requested.get(graph[m].target, 0) for m in node.inputs if graph[m].kind == "param"]
     mine = (node.reads | node.lies) & changed
     whose = (
-        [m for m in graph.nodes if m.kind == "module" and mine & stage_config.own(graph, m)] if mine else []
+        [m for m in graph.nodes if m.kind == "module" and mine & inplace_changes.own(graph, m)]
+        if mine
+        else []
     )
     return max([0, *used, *(requested.get(m.target, 0) for m in whose)])
 
@@ -227,7 +231,7 @@ def cut(
             for m in node.inputs:
                 need(m, at[node.name], node)
 
-    problems += stage_config.problems(graph, at)
+    problems += inplace_changes.problems(graph, at)
     crossing = [_crossing(graph, at, wants, s) for s in range(stages + 1)]
     order = [tuple(n.name for n in graph.nodes if n.name in runs[s]) for s in range(stages)]
     made = tuple(

@@ -8,12 +8,13 @@ from functools import cached_property
 from math import prod
 
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import Stage
+from launcher.plan.cut.written_stages import owner
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.dtypes import HALF, ITEMSIZE
-from launcher.plan.values.facts import ModelStructure, Param, Role, TensorSpec
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.model_graph import ModelStructure, Param, Role
+from launcher.plan.values.tensor_spec import TensorSpec
 
 ROLES: tuple[Role, ...] = ("embedding", "head", "adapter")
 """A tensor that has several roles counts as the first of them."""

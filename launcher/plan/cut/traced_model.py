@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.plan.cut.sequence_chunks import SequencePieces
-from launcher.plan.sizes import Note
 from launcher.plan.tensor_parallel.operators import UNCUT, TensorParallelPlan
-from launcher.plan.values.facts import Graph, ModelStructure
-from launcher.plan.values.setting import Recomputed
+from launcher.plan.values.model_graph import Graph, ModelStructure
+from launcher.plan.values.note import Note
+from launcher.plan.values.recomputed_module import Recomputed
 
 
 @dataclass(frozen=True)

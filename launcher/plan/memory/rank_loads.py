@@ -8,9 +8,9 @@ from functools import cached_property
 from math import prod
 
 from launcher.plan.communication.fusion import Bucket, GatherGroup
-from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers, segments
 from launcher.plan.cut.tensor_placement import Placed
+from launcher.plan.cut.written_stages import owner
 from launcher.plan.cut_model import CutModel
 from launcher.plan.memory.memory import Memory
 from launcher.plan.memory.walk import (
@@ -26,8 +26,9 @@ from launcher.plan.memory.walk import (
 from launcher.plan.schedule.schedules import Row
 from launcher.plan.schedule.simulate import Event, Timeline
 from launcher.plan.values.dtypes import ITEMSIZE, WIDTH
-from launcher.plan.values.facts import Graph, TensorSpec
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.model_graph import Graph
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)

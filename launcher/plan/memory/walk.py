@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.plan.schedule.schedules import Action, Row
-from launcher.plan.values.facts import Segment
+from launcher.plan.values.model_graph import Segment
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export
-from launcher.plan.sizes import Note
-from launcher.plan.values.facts import Graph, ModelStructure, StateChange, TensorSpec
-from launcher.plan.values.text import listed, many
+from launcher.plan.values.model_graph import Graph, ModelStructure, StateChange
+from launcher.plan.values.module_names import listed
+from launcher.plan.values.note import Note
+from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.plan.values.text import many
 from launcher.plan.verbs import evaluates
 
 

@@ -8,14 +8,17 @@ from math import prod
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Certify
-from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.tensor_placement import Placed
+from launcher.plan.cut.written_stages import owner
 from launcher.plan.cut_model import CutModel
-from launcher.plan.sizes import Note, Sizes
+from launcher.plan.sizes import Sizes
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import Graph, Inner, ModelStructure, StateChange, TensorSpec
-from launcher.plan.values.text import listed, many, some
+from launcher.plan.values.model_graph import Graph, Inner, ModelStructure, StateChange
+from launcher.plan.values.module_names import listed
+from launcher.plan.values.note import Note
+from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.plan.values.text import many, some
 from launcher.plan.verbs import verb
 
 KEY = "model"

@@ -8,8 +8,9 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.cut_model import CutModel
-from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.facts import Graph
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.model_graph import Graph
+from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.text import some
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.facts import Effects
-from launcher.plan.values.text import listed
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.model_graph import Effects
+from launcher.plan.values.module_names import listed
+from launcher.plan.values.note import Note
 
 DROPOUT = "draw in a torch.nn.Dropout module, which the certificate turns off"
 

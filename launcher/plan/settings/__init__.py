@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan import drill
-from launcher.plan import sizes as engine_mode
 from launcher.plan.communication.fusion import Communication
 from launcher.plan.cut import param_groups
 from launcher.plan.cut.tensor_placement import Placed
@@ -29,7 +28,10 @@ from launcher.plan.settings import (
     hsdp,
     layout_files,
     loss,
+    metrics,
+    mode,
     monitored_metrics,
+    packing,
     pipeline,
     precision,
     profiler,
@@ -37,10 +39,12 @@ from launcher.plan.settings import (
     steps,
     ties,
     transformer_opt,
+    weight_average,
 )
 from launcher.plan.sizes import Sizes
+from launcher.plan.values.recomputed_module import Recomputed
 from launcher.plan.values.resolved import EngineChoice, SwitchesFile
-from launcher.plan.values.setting import Recomputed, Setting
+from launcher.plan.values.setting import Setting
 
 __all__ = [
     "checkpoint",
@@ -50,9 +54,10 @@ __all__ = [
     "encryption",
     "hsdp",
     "layout_files",
+    "mode",
     "recompute",
     "stage_config",
-    "steps",
+    "transform_targets",
     "transformer_opt",
 ]
 
@@ -65,7 +70,7 @@ def sizes(
     ``switches_file``: the file that has switches of ``transformer_opt``. ``engine``: how operators are cut,
     if files or the model decided it.
     """
-    problems = [*engine_mode.problems(job), *checkpoint.problems(job), *fits_cluster.problems(job)]
+    problems = [*mode.problems(job), *checkpoint.problems(job), *fits_cluster.problems(job)]
     got, wrong = grid.sizes(job, engine)
     problems += wrong
     problems += pipeline.problems(job, got)
@@ -74,9 +79,9 @@ def sizes(
     problems += transformer_opt.problems(job, got, switches_file)
     problems += gradients.local_norm_problems(job)
     problems += compile.problems(job, got)
-    problems += loss.packing_problems(job)
-    problems += loss.metric_problems(job)
-    problems += monitored_metrics.ema_problems(job)
+    problems += packing.packing_problems(job)
+    problems += metrics.metric_problems(job)
+    problems += weight_average.ema_problems(job)
     problems += monitored_metrics.problems(job, got)
     problems += drill.problems(job, got)
     problems += profiler.problems(job, got)
@@ -86,7 +91,7 @@ def sizes(
 def param_problems(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     """Yields problems of settings that name parameters of the model."""
     yield from ties.param_problems(job, params)
-    yield from monitored_metrics.ema_param_problems(job, params)
+    yield from weight_average.ema_param_problems(job, params)
     yield from comm_fusion.param_problems(job, params)
     yield from param_groups.param_problems(job.optim, params)
 
@@ -100,9 +105,9 @@ def plan_rows(
     that are recomputed.
     """
     yield from gradients.deterministic_rows(job)
-    yield from loss.packing_rows(job)
+    yield from packing.packing_rows(job)
     yield from loss.loss_rows(job)
-    yield from loss.metric_rows(job)
+    yield from metrics.metric_rows(job)
     yield from pipeline.setting_rows(job, sizes)
     yield from recompute.setting_rows(job, recomputed)
     yield from hsdp.setting_rows(job, sizes, fused)
@@ -115,7 +120,7 @@ def plan_rows(
     yield from gradients.local_norm_rows(job, sizes, fused)
     yield from transformer_opt.setting_rows(job, sizes, fused)
     yield from checkpoint.setting_rows(job)
-    yield from monitored_metrics.ema_rows(job)
+    yield from weight_average.ema_rows(job)
     yield from monitored_metrics.setting_rows(job)
     yield from precision.setting_rows(job, sizes, fused)
     yield from comm_fusion.setting_rows(job, sizes, fused)

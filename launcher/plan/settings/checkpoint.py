@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from shlex import quote
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
+from launcher.plan import step_order
 from launcher.plan.settings.encryption import PLACE, place_text
-from launcher.plan.values.facts import ModelStructure
+from launcher.plan.values.model_graph import ModelStructure
+from launcher.plan.values.note import Note
 from launcher.plan.values.setting import Outcome, Setting
+
+HOUR = 3600  # seconds
+
 
 STREAM = "rng."
 """The prefix of a rank's random streams in checkpoints; a kind of device, "python" or "numpy" follows."""
@@ -90,3 +96,39 @@ def _state_of(name: str, learning: Sequence[str]) -> str | None:
         if re.fullmatch(rf"optim\..+\.{re.escape(param)}", name):
             return f"optimizer state of {param}"
     return None
+
+
+def unsaved(job: Job, steps: int, seconds: float) -> Iterator[Note]:
+    """Yields a note if a failure would lose an hour of training or more.
+
+    The training has ``steps`` steps that take ``seconds`` each, as predicted.
+    """
+    if job.checkpoint.every is not None or job.checkpoint.best is not None:
+        return
+
+    # the longest sequence of trainings without a save in between; each ``train`` has an equal share of steps
+    kinds = [step.kind for step in job.steps.values()]
+    rows = " ".join(kind for kind in kinds if kind in ("train", "save")).split("save")
+    longest = max(row.count("train") for row in rows)
+    hours = seconds * steps * longest / max(kinds.count("train"), 1) / HOUR
+    if hours < 1:
+        return
+
+    every = _round_down(HOUR / 2 / seconds)
+    cure = f"checkpoint.every={every} saves every {seconds * every / 60:.0f} minutes"
+    if rows[-1]:
+        names = [step_order.choice(name, step.kind) for name, step in job.steps.items()]
+        names.insert(len(kinds) - kinds[::-1].index("train"), "save")
+        cure += f" and {quote('steps=[' + ','.join(names) + ']')} at the end"
+    text = f"nothing is saved before the end: {hours:.1f} hours, as predicted, would be lost"
+    yield Note("checkpoint.every", f"null: {text}; {cure}")
+
+
+def _round_down(n: float) -> int:
+    """Returns the largest of 1, 2, 5, 10, 20, 50 and so on that is not above ``n``; at least 1.
+
+    >>> [_round_down(n) for n in (0.3, 1.9, 7, 545, 2000)]
+    [1, 1, 5, 500, 2000]
+    """
+    power: int = 10 ** max(len(str(int(n))) - 1, 0)
+    return max(digit for digit in (1, 2, 5) if digit * power <= max(n, 1)) * power

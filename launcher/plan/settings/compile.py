@@ -8,18 +8,19 @@ from fnmatch import fnmatchcase
 from launcher.errors import Problem
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Compile, Job
-from launcher.job.schema.keys import nearest
+from launcher.job.schema.misspelled import nearest
 from launcher.plan.communication.fusion import GatherGroup
-from launcher.plan.cut.stage_config import units
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.traced_model import TracedModel
+from launcher.plan.cut.uncut_modules import units
 from launcher.plan.cut_model import CutModel
 from launcher.plan.schedule.schedules import Rule
-from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.facts import Graph, ModelStructure
-from launcher.plan.values.module_names import uncallable
-from launcher.plan.values.setting import INDUCTOR, STAGE, Compilation
-from launcher.plan.values.text import listed, some
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.compilation import INDUCTOR, STAGE, Compilation
+from launcher.plan.values.model_graph import Graph, ModelStructure
+from launcher.plan.values.module_names import listed, uncallable
+from launcher.plan.values.note import Note
+from launcher.plan.values.text import some
 
 KEY = "train.compile"
 MODULES, BACKEND, MODE, FULLGRAPH = f"{KEY}.modules", f"{KEY}.backend", f"{KEY}.mode", f"{KEY}.fullgraph"

@@ -10,9 +10,8 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import Adafactor, Muon
-from launcher.plan import sizes as engine_mode
 from launcher.plan.schedule.schedules import RULES
-from launcher.plan.sizes import searches
+from launcher.plan.settings import mode
 from launcher.plan.tensor_parallel import strategy_reader
 from launcher.plan.values.resolved import OVER_TP, EngineChoice
 from launcher.plan.values.text import many
@@ -51,8 +50,8 @@ def choose_engine(job: Job) -> EngineChoice:
 def _why_matrices(job: Job) -> str:
     """The reason for device matrices; empty if one tp axis will do."""
     par = job.parallel
-    if searches(job):
-        return f"{engine_mode.MODE_KEY}={par.mode} searches for strategies"
+    if mode.searches(job):
+        return f"{mode.MODE_KEY}={par.mode} searches for strategies"
     if _other_dims(par.dataset_strategy):
         return "parallel.dataset_strategy cuts other dims than the samples, or names axes"
     written = strategy_reader.strategies(par.operators).values()
@@ -118,9 +117,9 @@ def ranks(job: Job, engine: EngineChoice, problems: list[Problem]) -> int | None
 def problems(job: Job, size: int | None) -> Iterator[Problem]:
     """Yields problems for settings that device matrices over the ``size`` ranks of a stage do not support."""
     par = job.parallel
-    if searches(job) and size == 1:
+    if mode.searches(job) and size == 1:
         text = f"{par.mode} has nothing to decide: each stage has one rank"
-        yield Problem(engine_mode.MODE_KEY, text, f"{engine_mode.MODE_KEY}=semi_auto")
+        yield Problem(mode.MODE_KEY, text, f"{mode.MODE_KEY}=semi_auto")
     for axis, n in (("dp_replicate", par.grid.dp_replicate), ("dp_shard", par.grid.dp_shard)):
         if n not in (None, 1):
             text = f"{n}: each operator divides all ranks of a stage in its own way"

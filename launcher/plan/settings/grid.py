@@ -12,9 +12,10 @@ from launcher.job.schema.steps import Train
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.settings import device_matrix, hsdp, pipeline
 from launcher.plan.settings.device_matrix import choose_engine
-from launcher.plan.sizes import Note, Sizes
+from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel import strategy_reader
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import EngineChoice
 from launcher.plan.values.text import many
 

@@ -11,7 +11,8 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.communication.fusion import Communication
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.schedule.schedules import Rule
-from launcher.plan.sizes import Note, Sizes
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.note import Note
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import bytes_text, many, some
 

@@ -12,7 +12,8 @@ from launcher.plan.schedule import schedules
 from launcher.plan.schedule.schedules import RULES, Rule, Schedule
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 from launcher.plan.settings import compile, hsdp
-from launcher.plan.sizes import Note, Sizes
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.note import Note
 from launcher.plan.values.setting import Setting
 
 KEY = "parallel.pipeline"

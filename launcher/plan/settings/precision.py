@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from launcher.job.schema.job import Job
 from launcher.plan.communication.fusion import Communication
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.setting import ALONE, Outcome, Precision, Setting, precision
+from launcher.plan.values.precision import Precision, precision
+from launcher.plan.values.setting import ALONE, Outcome, Setting
 
 COMMUNICATION, SYNC = "parallel.fp32_communication", "parallel.gradient_fp32_sync"
 

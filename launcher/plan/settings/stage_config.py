@@ -12,19 +12,20 @@ from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
 from launcher.plan import settings
 from launcher.plan.balance.balance import balanced_stages
-from launcher.plan.cut import stage_config, stages
-from launcher.plan.cut.stage_config import components, together, why
+from launcher.plan.cut import stages, uncut_modules, written_stages
+from launcher.plan.cut.inseparable_modules import components, together, why
 from launcher.plan.cut.stages import Stage
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.memory import fits_cluster
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.settings import pipeline
-from launcher.plan.sizes import Note, Sizes
-from launcher.plan.values.facts import Graph, ModelStructure
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.model_graph import Graph, ModelStructure
+from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Origins, SwitchesFile
 from launcher.plan.values.text import many
 
-KEY = stage_config.KEY
+KEY = written_stages.KEY
 
 Config = Mapping[str, int]
 """The requested stages, by names of modules or parameters."""
@@ -86,16 +87,16 @@ def _as_asked(
     """
     out: dict[str, int] = {}
     for module in called:
-        stage = stage_config.stage_of(config, module)
+        stage = written_stages.stage_of(config, module)
         if stage is None:
             inside = (p.name for p in skeleton.params if stages.covers(module, p.name))
-            stage = next((stage_config.stage_of(config, name) for name in inside), None)
+            stage = next((written_stages.stage_of(config, name) for name in inside), None)
         if stage is not None:
             out[module] = stage
 
     for name in sorted(glued):
-        stage = stage_config.stage_of(config, name)
-        if stage is not None and (name in config or not stage_config.owner(name)):
+        stage = written_stages.stage_of(config, name)
+        if stage is not None and (name in config or not written_stages.owner(name)):
             out[name] = stage
     return out
 
@@ -153,7 +154,7 @@ def _bytes(skeleton: ModelStructure) -> Counter[str]:
     """The bytes of the parameters inside of each module."""
     out = Counter[str]()
     for p in skeleton.params:
-        for module in stages.around(stage_config.owner(p.name)):
+        for module in stages.around(written_stages.owner(p.name)):
             out[module] += p.spec.nbytes
     return out
 
@@ -216,7 +217,9 @@ def _as_far(skeleton: ModelStructure, now: int, then: int, grouped: bool) -> boo
 
     Only then does it keep the same modules together.
     """
-    return not grouped or then == 1 or stage_config.units(skeleton, now) == stage_config.units(skeleton, then)
+    return (
+        not grouped or then == 1 or uncut_modules.units(skeleton, now) == uncut_modules.units(skeleton, then)
+    )
 
 
 def _typed(value: Any) -> str:

@@ -8,7 +8,7 @@ from shlex import quote
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.job.schema.keys import did_you_mean
+from launcher.job.schema.misspelled import did_you_mean
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.values.setting import Setting
 

@@ -20,9 +20,9 @@ from launcher.plan.tensor_parallel.operators import (
     unwrapped,
 )
 from launcher.plan.tensor_parallel.strategy_reader import TP, Axes, Reading, axes_text
-from launcher.plan.values.facts import ModelStructure
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout, rank_spans
+from launcher.plan.values.model_graph import ModelStructure
 from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
 
 FORMAT, VERSION = "launcher.operators", 2

@@ -10,8 +10,8 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.plan.tensor_parallel.strategy_reader import DP, TP, Axes, Reading, axes_text, readings
-from launcher.plan.values.facts import ModelStructure, Param
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.model_graph import ModelStructure, Param
 from launcher.plan.values.module_names import globs, no_such_module
 from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
 

@@ -15,10 +15,10 @@ from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.operators import ShardedOperator
 from launcher.plan.time.traffic import between_copies, between_replicas
-from launcher.plan.values.facts import Compiled, Graph, Node, Segment
+from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.model_graph import Compiled, Graph, Node, Segment
 from launcher.plan.values.operations import Operations, total
-from launcher.plan.values.setting import STAGE, Compilation
 
 LOSS = Operations(moved=28, kernels=12)
 """The bytes a logit of the conversion to float32, log-softmax and its backward, and the kernels of all."""

@@ -14,7 +14,7 @@ from launcher.plan.cut_model import CutModel
 from launcher.plan.schedule.schedules import Row
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.setting import Precision
+from launcher.plan.values.precision import Precision
 
 
 def reduced(p: Placed, dtypes: Precision) -> int:

@@ -4,14 +4,20 @@ No decision.
 """
 
 __all__ = [
+    "class_dims",
+    "compilation",
     "dtypes",
-    "facts",
     "grid",
     "layout",
+    "model_graph",
     "module_names",
+    "note",
     "operations",
     "optimizer",
+    "precision",
+    "recomputed_module",
     "resolved",
     "setting",
+    "tensor_spec",
     "text",
 ]

@@ -77,29 +77,3 @@ def some(names: Sequence[str]) -> str:
     """
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Lists module names, with consecutive numbers as a range and without the middle of a long list.
-
-    >>> listed(("embed", "layers.0", "layers.1", "layers.2", "norm"))
-    'embed, layers.0 .. layers.2, norm'
-    """
-    runs: list[tuple[str, str]] = []
-    for name in names:
-        if runs and _follows(runs[-1][1], name):
-            runs[-1] = (runs[-1][0], name)
-        else:
-            runs.append((name, name))
-    words = [a if a == b else f"{a} .. {b}" for a, b in runs]
-    return ", ".join(words if len(words) <= 8 else [*words[:4], "..", *words[-3:]])
-
-
-def _follows(name: str, other: str) -> bool:
-    """Whether ``other`` is ``name`` with the next number at its end.
-
-    >>> _follows("layers.9", "layers.10"), _follows("layer9", "layer10"), _follows("a.1", "b.2")
-    (True, False, False)
-    """
-    (above, _, a), (around, _, b) = name.rpartition("."), other.rpartition(".")
-    return above == around and a.isdecimal() and b.isdecimal() and int(b) == int(a) + 1

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.plan.values.setting import Compilation
+from launcher.plan.values.compilation import Compilation
 from launcher.runtime.cluster.world import bounded, usual_timeout, wait_for
 from launcher.runtime.torch_private.selftest import COMPILING, verify
 

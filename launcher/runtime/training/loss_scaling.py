@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.plan.values.setting import Precision
+from launcher.plan.values.precision import Precision
 
 PATIENCE = 2000
 """Steps without an overflow before the scale is doubled, as in torch's GradScaler."""

@@ -24,7 +24,8 @@ from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.cut.sequence_chunks import shortened
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import EmbeddingLookup, TensorSpec
+from launcher.plan.values.model_graph import EmbeddingLookup
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.runtime.torch_private import pipelining
 
 

@@ -23,8 +23,8 @@ from launcher.parallel.trace.specs import spec
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.settings.checkpoint import AVERAGE, STREAM
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.module_names import listed
 from launcher.plan.values.optimizer import factor
-from launcher.plan.values.text import listed
 from launcher.runtime import device as devices
 from launcher.runtime.cluster.messages import all_gather
 from launcher.runtime.training import module_state

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from launcher.checkpoint.tensorfile.safetensors import described, read_header
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import TensorSpec
-from launcher.plan.values.text import listed
+from launcher.plan.values.module_names import listed
+from launcher.plan.values.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np

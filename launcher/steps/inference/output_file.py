@@ -21,7 +21,7 @@ from launcher.checkpoint.tensorfile.safetensors import (
     read_header,
     write_stream,
 )
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.runtime.training.state import blob, unpacked
 
 OUTPUT = "output"

@@ -26,10 +26,10 @@ from launcher.data.source import Dataset
 from launcher.data.torch_datasets.stream import IndexedStream
 from launcher.errors import RequestError, RunError, refuse, user_error
 from launcher.job import targets
-from launcher.job.schema.base import place
 from launcher.job.schema.components import HuggingFace, Target
 from launcher.job.schema.job import Job
 from launcher.job.schema.objective import CrossEntropy
+from launcher.job.schema.paths import place
 from launcher.models.hugging_face import opened, unlike_settings
 from launcher.objective.build import build_loss, build_metrics
 from launcher.optim.build import build_optimizer

@@ -15,7 +15,7 @@ import torch
 from launcher.errors import RequestError, RunError
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
-from launcher.plan.fits_machine import LighterLayout, lighter
+from launcher.plan.lighter_layouts import LighterLayout, lighter
 from launcher.plan.memory.fits_cluster import KEY as MEMORY
 from launcher.plan.memory.memory import Memory
 from launcher.plan.plan import Plan

@@ -8,8 +8,8 @@ import pytest
 from launcher.checkpoint.foreign.hugging_face import FORMS, joined, split
 from launcher.checkpoint.full_tensors import Blobs
 from launcher.checkpoint.tensorfile.safetensors import Blob, words
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
+from launcher.plan.values.tensor_spec import TensorSpec
 
 SHAPES = {
     "model.layers.1.mlp.experts.gate_up_proj": (3, 8, 5),

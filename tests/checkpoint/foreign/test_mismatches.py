@@ -5,9 +5,9 @@ import pytest
 from launcher.checkpoint.foreign.mismatches import strange
 from launcher.checkpoint.foreign.names import NameTable
 from launcher.checkpoint.layout.strategy import Entry, Strategy
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.tensor_spec import TensorSpec
 
 WHOLE = Entry(Layout(Grid(()), (), ()), "float32")
 TABLE = Entry(Layout(Grid(()), (), ()), "float32", "param", ("head.weight",))

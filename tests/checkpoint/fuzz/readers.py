@@ -24,7 +24,7 @@ from launcher.extras.mindspore.ckpt import write_ckpt
 from launcher.extras.mindspore.encryption import KEYS, MODES, CipherMode
 from launcher.extras.mindspore.rank_files import RankSource, open_source
 from launcher.extras.mindspore.strategy_input import listed, of_slices, on_paper
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.saving import filled, save, small
 from tests.extras.mindspore.truth import FIXTURES
 

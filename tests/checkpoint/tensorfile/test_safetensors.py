@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from launcher.checkpoint.tensorfile.safetensors import CODES, Blob, FileWriter, blob_at, mapped, read_header
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.saving import write_file
 
 

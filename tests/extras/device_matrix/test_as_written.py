@@ -12,7 +12,7 @@ from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy, Ref, Value
 from launcher.extras.device_matrix.written import as_written, read
 from launcher.plan.tensor_parallel import files
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 N = 216
 MATMUL = OpRule((("m", "k"), ("k", "n")), (("m", "n"),), (("m", N), ("k", N), ("n", N)), sums=("k",))

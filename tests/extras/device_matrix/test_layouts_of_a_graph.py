@@ -19,8 +19,8 @@ from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
 from launcher.extras.device_matrix.written import operator_names, read, unmatched
 from launcher.extras.device_matrix.written_operator import Written
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.resolved import StrategyOrigin
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.extras.device_matrix import layouts
 
 RANKS = 8

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.extras.device_matrix.op_graph import Arg, OpGraph, OpNode, Ref, Value
 from launcher.extras.device_matrix.rules.table import rule_of, whole_rule
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 Shape = tuple[int, ...]
 

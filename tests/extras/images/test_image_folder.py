@@ -15,7 +15,7 @@ from launcher.data.checks import check
 from launcher.data.open import open_data
 from launcher.data.spec import check_fit, input_specs, target_spec
 from launcher.job.schema.components import Data, ImageFolder, ResNet
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.runtime.faults import RanksFailed
 from tests.data.torch_datasets.training import LAYOUTS, Batch, alone, assert_same, on_layout, order, trained
 from tests.extras.images.folders import SIDE, write

@@ -13,7 +13,7 @@ from launcher.extras.mindspore import strategy_file
 from launcher.extras.mindspore.ckpt import nbytes, open_ckpt
 from launcher.extras.mindspore.encryption import CipherMode
 from launcher.extras.mindspore.to_ours import full_specs, to_strategy
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.extras.mindspore.truth import FIXTURES
 
 LIMIT = 2 << 20  # bytes that a reader may use for an input of a few KB

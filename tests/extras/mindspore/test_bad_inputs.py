@@ -27,7 +27,7 @@ from launcher.checkpoint.tensorfile.disk import Unwritten
 from launcher.checkpoint.tensorfile.safetensors import read_header
 from launcher.extras.mindspore.ckpt import TEXT, open_ckpt, text_bytes, write_ckpt
 from launcher.extras.mindspore.strategy_input import of_whole
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, held, save
 from tests.extras.mindspore.small_net import Files, Home, cut_short, made, net, refused

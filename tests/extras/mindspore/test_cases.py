@@ -11,7 +11,7 @@ from launcher.checkpoint import Strategy, read_full
 from launcher.extras.mindspore.from_ours import merged_file, stage_files
 from launcher.extras.mindspore.strategy_file import parse, read_strategy, strategy_text
 from launcher.extras.mindspore.to_ours import full_specs, to_strategy
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.extras.mindspore.truth import CASES, FIXTURES, Array, array, blobs, case, index, rank_files
 
 WRONG = {"c16_bug_opt_shard_ascending_map"}  # what MindSpore wrote has wrong values

@@ -16,7 +16,7 @@ from launcher.checkpoint.tensorfile.safetensors import words
 from launcher.extras.mindspore.ckpt import NAMES, Ckpt, nbytes, open_ckpt, text_bytes, write_ckpt
 from launcher.extras.mindspore.protobuf import encoded, head, numbers, packet
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.extras.mindspore.truth import FIXTURES, exactly
 
 FORMATS = FIXTURES / "formats"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.extras.mindspore.ckpt import NAMES, write_ckpt
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.extras.mindspore.truth import exactly
 
 

@@ -10,7 +10,7 @@ from launcher.extras.mindspore import encryption
 from launcher.extras.mindspore.ckpt import Ckpt, open_ckpt, write_ckpt
 from launcher.extras.mindspore.encryption import MODES, CipherMode
 from launcher.optional import install_command
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.extras.mindspore.truth import FIXTURES, exactly
 
 FORMATS = FIXTURES / "formats"

@@ -11,9 +11,9 @@ from launcher.extras.mindspore.from_ours import merged_file, stage_files
 from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile
 from launcher.extras.mindspore.strategy_file import parse, read_strategy, strategy_text
 from launcher.extras.mindspore.to_ours import to_strategy
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.saving import matrices
 from tests.extras.mindspore.truth import FIXTURES, exactly
 

@@ -14,8 +14,8 @@ from launcher.extras.mindspore import operator_strategies
 from launcher.extras.mindspore.operator_strategies import strategies
 from launcher.plan.tensor_parallel.operators import resolve
 from launcher.plan.tensor_parallel.strategy_reader import degree
-from launcher.plan.values.facts import ModelStructure, Param
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.model_graph import ModelStructure, Param
 from tests.extras.mindspore.truth import FIXTURES, exactly
 from tests.plan.made import spec
 

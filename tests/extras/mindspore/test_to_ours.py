@@ -11,9 +11,9 @@ from launcher.checkpoint import Strategy
 from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, merge
 from launcher.extras.mindspore.strategy_file import parse, strategy_text
 from launcher.extras.mindspore.to_ours import full_specs, to_strategy
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.extras.mindspore.truth import exactly, index
 
 

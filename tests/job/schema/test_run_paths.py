@@ -9,7 +9,7 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema import keys
-from launcher.job.schema.base import local
+from launcher.job.schema.paths import local
 
 STEPS = keys.kinds(keys.at(("steps", "any"), {}))
 EVERY = dict(keys.noted()) | {

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from launcher.parallel.cost.memory import BackwardMeter
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import Compiled
+from launcher.plan.values.model_graph import Compiled
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job as asked
 

@@ -13,8 +13,8 @@ from launcher.errors import RequestError
 from launcher.parallel.tensor_parallel.propagate import follow
 from launcher.parallel.trace import model_facts
 from launcher.plan.tensor_parallel.operators import TensorParallelPlan, resolve
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.tensor_spec import TensorSpec
 
 COLUMN: dict[str, Any] = {"weight": ["tp", None]}
 ROW: dict[str, Any] = {"weight": [None, "tp"]}

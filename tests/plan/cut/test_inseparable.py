@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import RequestError
-from launcher.plan.cut.stage_config import components
+from launcher.plan.cut.inseparable_modules import components
 from launcher.plan.cut.stages import cut, place
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, plan
-from launcher.plan.values.facts import Graph, Node
+from launcher.plan.values.model_graph import Graph, Node
 from tests.plan.made import chain, graph, job, skeleton, spec, words
 
 KEY = "parallel.pipeline.stage_config"

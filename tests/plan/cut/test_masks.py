@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from launcher.plan.cut.recomputed_masks import masks
-from launcher.plan.values.facts import Graph, Node, TensorSpec
+from launcher.plan.values.model_graph import Graph, Node
+from launcher.plan.values.tensor_spec import TensorSpec
 
 SHORT, SQUARE = TensorSpec((2, 8), "int64"), TensorSpec((2, 8, 8), "bool")
 

@@ -13,8 +13,9 @@ from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Muon
 from launcher.plan.cut.param_groups import notes, param_groups, param_problems, setting_rows
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.values.facts import Role, TensorSpec
+from launcher.plan.values.model_graph import Role
 from launcher.plan.values.module_names import best_key
+from launcher.plan.values.tensor_spec import TensorSpec
 from tests.optim.grouped import tensor
 
 MODEL = [

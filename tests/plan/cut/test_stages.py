@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from launcher.plan.cut.stages import Stage, boundary, covers, cut, place
-from launcher.plan.values.facts import Graph, ModelStructure
+from launcher.plan.values.model_graph import Graph, ModelStructure
 from tests.plan.made import chain, graph, skeleton, spec
 
 KEY = "parallel.pipeline.stage_config"

@@ -9,8 +9,8 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cut.stages import Stage, cut, place
 from launcher.plan.cut.tensor_placement import Placed, Tie, placed, ties
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.facts import Graph, ModelStructure
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.model_graph import Graph, ModelStructure
 from tests.plan.made import chain, skeleton
 
 KB = (256,)  # float32

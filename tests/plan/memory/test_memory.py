@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import prod
 
 import pytest
-from tests.plan.cut.test_params import laid, sizes
+from tests.plan.cut.test_tensor_placement import laid, sizes
 
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muon
@@ -12,7 +12,7 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.memory.memory import Memory, StateSize, memory
 from launcher.plan.memory.walk import MemoryInUse
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import Role
+from launcher.plan.values.model_graph import Role
 from launcher.plan.values.text import bytes_text
 from tests.optim.grouped import tensor
 from tests.plan.made import chain, skeleton

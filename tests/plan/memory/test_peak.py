@@ -8,7 +8,7 @@ import pytest
 
 from launcher.plan.memory.walk import FsdpPolicy, Gather, MemoryInUse, PassBytes, StageLoad, fullest
 from launcher.plan.schedule.schedules import Action, Row
-from launcher.plan.values.facts import Backward, Segment
+from launcher.plan.values.model_graph import Backward, Segment
 
 TWO = (Segment("a", 100, Backward(40, 4, 60), 10), Segment("b", 200, Backward(50, 3, 70), 20))
 ONCE = PassBytes(TWO, out=5, loss=30)

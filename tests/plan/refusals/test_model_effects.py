@@ -11,7 +11,8 @@ from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Calibrate, Certify, Train
 from launcher.plan.refusals.model import untrained
-from launcher.plan.values.facts import Graph, ModelStructure, Param, TensorSpec
+from launcher.plan.values.model_graph import Graph, ModelStructure, Param
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner.plan_job import plan_job
 from tests.parallel.trace.test_state_effects import PP, net
 

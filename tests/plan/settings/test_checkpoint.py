@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from launcher.plan.settings.checkpoint import misnamed
-from launcher.plan.values.facts import ModelStructure, Param, TensorSpec
+from launcher.plan.values.model_graph import ModelStructure, Param
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 def told(*names: str, trainable: bool = True, device: str = "auto") -> list[str]:

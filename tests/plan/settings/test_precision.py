@@ -6,7 +6,7 @@ import pytest
 
 from launcher.plan.plan import ask
 from launcher.plan.settings.precision import setting_rows
-from launcher.plan.values.setting import precision
+from launcher.plan.values.precision import precision
 from tests.plan.made import job
 
 TWO = "launch.nproc=2"

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.plan import ask
-from launcher.plan.settings.steps import idle, unsaved
+from launcher.plan.settings.checkpoint import unsaved
+from launcher.plan.settings.steps import idle
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job, refusal, words
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.plan.tensor_parallel.files import ParamLayouts, degree, on_grid, resolved
-from launcher.plan.values.facts import ModelStructure, Param
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.model_graph import ModelStructure, Param
 from tests.checkpoint.saving import matrices
 from tests.plan.made import spec
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.plan.tensor_parallel.operators import Operator, resolve, splits
-from launcher.plan.values.facts import ModelStructure, Param
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.model_graph import ModelStructure, Param
 from tests.plan.made import spec
 
 KINDS = {"embed": "embedding", "up": "linear", "norm": "norm", "act": "elementwise", "head": "linear"}

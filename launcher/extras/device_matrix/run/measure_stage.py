@@ -20,7 +20,7 @@ from launcher.parallel.cost.kernels import FusedKernels
 from launcher.parallel.cost.memory import MetaMeter
 from launcher.parallel.fsdp.shard import HalfWeight, HalfWeights
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 Loss = Callable[[Tensor], Tensor]
 META = torch.device("meta")

@@ -11,7 +11,7 @@ from launcher.extras.device_matrix.rules.table import rule_of
 from launcher.extras.device_matrix.search.candidates import dims_of_model
 from launcher.extras.device_matrix.search.cost import CostModel, Layouts, graph_cost
 from launcher.extras.device_matrix.search.variables import as_written, variables
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
 
 
 class Maker:

@@ -6,7 +6,8 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.compose import compose
-from launcher.plan.cut.stage_config import complaints, flatten, leaves, owner, stage_of, units
+from launcher.plan.cut.uncut_modules import leaves, units
+from launcher.plan.cut.written_stages import complaints, flatten, owner, stage_of
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import skeleton, words
 

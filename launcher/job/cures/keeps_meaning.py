@@ -1,0 +1,104 @@
+"""Decides whether a cure keeps what the user meant."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.origins import Origins
+from launcher.job.overrides import parse
+from launcher.job.schema import keys
+from launcher.job.schema.misspelled import nearest
+
+WEIGHT_SOURCES = {"train", "load", "import"}
+"""The steps that give a model weights worth saving."""
+
+
+def kept(problem: Problem, origins: Origins, late: bool) -> bool:
+    """Whether the cure keeps what the user has set, or moves it to the nearest possible value.
+
+    A value that is valid by itself (``late``) but conflicts with others is never changed: nothing tells which
+    one was meant. Otherwise a new value for the key itself is safe, and so is moving an unknown key
+    elsewhere.
+    """
+    changes = list(settings(shlex.split(problem.cure)))
+    if not late:
+        if not problem.key:
+            return True
+        if not settable(problem.key.split("."), origins):
+            return not any(
+                key == "recipe" and _typed_otherwise(key, value, origins) for key, value in changes
+            )
+        changes = [(key, value) for key, value in changes if not overlap(key, problem.key)]
+    return all(_kept(key, value, origins) for key, value in changes)
+
+
+def _typed_otherwise(key: str, new: Any, origins: Origins) -> bool:
+    """Whether the command line sets ``key`` to another value."""
+    origin = origins.of(key)
+    return origin is not None and origin.typed and origins.value(key) != new
+
+
+def settable(parts: Sequence[str], origins: Origins) -> bool:
+    """Whether the schema has this key for the chosen model, data set, optimizer and steps.
+
+    Below a user's own class any key is an argument.
+    """
+    note = keys.at(parts, origins.data)
+    if note is None:
+        above = (origins.value(".".join(parts[:n])) for n in range(1, len(parts)))
+        return any(isinstance(node, Mapping) and "_target_" in node for node in above)
+    is_choice = bool(keys.kinds(note))
+    return not is_choice or keys.settings(note, origins.value(".".join(parts))) is not None
+
+
+def overlap(key: str, other: str) -> bool:
+    """Whether the keys are equal, or one is below the other."""
+    return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
+
+
+def _kept(key: str, new: Any, origins: Origins) -> bool:
+    """Whether ``new`` preserves the meaning of what the user set at ``key``."""
+    old = origins.value(key)
+    if old is None or old == new or not _set_by_user(key, origins):
+        return True
+
+    # a cure may add steps, but none for weights that the request does not train, load or save
+    if key == "steps" and isinstance(old, dict) and isinstance(new, list):
+        worth = bool(WEIGHT_SOURCES & set(new)) or "save" in old
+        return set(old) <= set(new) and (set(old) == set(new) or worth)
+
+    # a number may move to a near one, a misspelt word to the right one, a folder into it, a list to any list
+    if isinstance(old, bool) or isinstance(new, bool) or new is None:
+        return False
+    if isinstance(old, int | float) and isinstance(new, int | float):
+        return old / 2 <= new <= old * 2 and new != 1
+    if isinstance(old, str) and isinstance(new, str):
+        known = old in keys.literals(keys.at(key.split("."), origins.data))
+        inside = new.startswith(f"{old.rstrip('/')}/")
+        return not known and (inside or nearest(old, [new]) is not None)
+    return isinstance(old, list | tuple) and isinstance(new, list | tuple)
+
+
+def _set_by_user(key: str, origins: Origins) -> bool:
+    """Whether the user's command line or files set ``key`` or a key below it."""
+    last = [*origins.all(key)[-1:], *(p[-1] for k, p in origins.places.items() if k.startswith(f"{key}."))]
+    return any(place.typed or not place.shipped for place in last)
+
+
+def settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yields every key that the overrides in ``words`` set, and its new value; ``None`` for a deleted key."""
+    for word in words:
+        if "=" in word or word.startswith("~"):
+            parsed = parse(word)
+            yield from _leaves(parsed.key_or_group, None if parsed.is_delete() else parsed.value())
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _leaves(f"{key}.{name}", below)
+    else:
+        yield key, value

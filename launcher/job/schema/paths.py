@@ -1,0 +1,80 @@
+"""Paths in settings: which are valid, and those in the run folder.
+
+A request is made before its run folder has a name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+RUN = "run:"
+BEST = "best"
+"""Stands for the checkpoint that ``checkpoint.best`` keeps; a folder of that name is ./best."""
+TAKEN = (
+    "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "drill", "drill.json",
+    "errors", "exports", "graphs", "job.sbatch", "job.yaml", "loggers", "logs", "memory.svg",
+    "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "report.html", "request.yaml",
+    "sky.yaml", "status.json", "strategy", "tensorboard", "timeline.json", "timeline.svg",
+    "transformed", "versions.json",
+)  # fmt: skip
+"""Names in the run folder that the run and its steps use."""
+_UNEXPANDED = re.compile(r"~[\w.-]*(/|$)|\$\w+(/|$)")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+LONGEST_NAME, LONGEST_PATH = 255, 4000
+"""The most bytes of a name, and of a path, that file systems take."""
+
+
+def local(path: str) -> str:
+    """Returns ``path``; raises ``ValueError`` if it is none that this machine could have as it is written.
+
+    URLs such as ``s3://``, ``~`` and ``$HOME`` would name new folders of these names. A line break would
+    begin a line of its own in a batch file.
+    """
+    if not path.strip():
+        raise ValueError("should not be empty")
+    if any(ord(c) < 32 or ord(c) == 127 for c in path):
+        raise ValueError("should be a path without line breaks and other control characters")
+    try:
+        longest = max(len(name.encode()) for name in path.split("/"))
+    except UnicodeEncodeError:
+        raise ValueError("should be a path in UTF-8") from None
+    if longest > LONGEST_NAME or len(path) > LONGEST_PATH:
+        raise ValueError(f"should be a path of at most {LONGEST_PATH} letters, and names of {LONGEST_NAME}")
+    if _UNEXPANDED.match(path):
+        why = f"should be a path: {path.partition('/')[0]} is a word of the shell"
+        raise ValueError(f"{why}; write the folder that it stands for, or ./{path} for one of this name")
+    if (match := _SCHEME.match(path)) is None:
+        return path
+    if match[1] == "file":
+        raise ValueError(f"should be a path: write {path[len(match[0]) :]} without file://")
+    raise ValueError(
+        f"should be a path of this machine: {match[1]}:// is not read or written; "
+        "mount it, or copy the files, and name the folder"
+    )
+
+
+FilePath = Annotated[str, AfterValidator(local)]
+"""The type of every setting that names a file or a folder."""
+
+
+def checked(path: str) -> str:
+    """Returns ``path``; raises ``ValueError`` if ``run:`` has an invalid name, or one that the run uses."""
+    parts = local(path).removeprefix(RUN).split("/")
+    if path.startswith(RUN):
+        if any(not part or part.startswith(".") for part in parts):
+            raise ValueError(f"should be {RUN}NAME, a name in the run folder")
+        if parts[0] in TAKEN:
+            raise ValueError(f"the run itself writes {parts[0]} in its folder")
+    return path
+
+
+def place(path: str, run: str) -> str:
+    """The path of ``path`` if the run folder is ``run``.
+
+    >>> place("run:norms", "runs/digits/0001"), place("/data/norms", "runs/digits/0001")
+    ('runs/digits/0001/norms', '/data/norms')
+    """
+    return f"{run}/{path.removeprefix(RUN)}" if path.startswith(RUN) else path

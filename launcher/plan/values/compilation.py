@@ -1,0 +1,34 @@
+"""The modules that are compiled, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INDUCTOR = "inductor"
+STAGE = ""
+"""Stands for each whole stage in ``Compilation.modules``."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """The modules that are compiled, each by itself, and the arguments of ``torch.compile``.
+
+    ``modules`` are names in the model; ``STAGE`` stands for every stage as a whole. ``fullgraph``: each
+    module has to be one graph, or the run fails; otherwise the parts that torch cannot compile run eagerly.
+    ``dynamic``: ``None`` leaves the choice to torch. ``timeout_s``: how long, in seconds, ranks wait for each
+    other in the first step, which compiles. ``loss``: the training loss is compiled too, on the ranks that
+    compute it.
+    """
+
+    modules: tuple[str, ...]
+    backend: str
+    mode: str
+    fullgraph: bool
+    dynamic: bool | None
+    timeout_s: float
+    loss: bool = False
+
+    @property
+    def joins(self) -> bool:
+        """Whether the backend fuses kernels; those other than inductor may run each operation by itself."""
+        return self.backend == INDUCTOR
