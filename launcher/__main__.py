@@ -136,18 +136,18 @@ def _of_a_run(words: list[str]) -> int:
     """Carries out a command about the folder of a run, or of a sweep."""
     if has("sweep_commands"):
         return sweep_commands.carry_out(words)
-    from launcher.run import commands
+    from launcher.run import status_logs_cancel
 
-    return commands.carry_out(words)
+    return status_logs_cancel.carry_out(words)
 
 
 def _check_of_a_run(words: Sequence[str]) -> None:
     if has("sweep_commands"):
         sweep_commands.check(words)
         return
-    from launcher.run import commands
+    from launcher.run import status_logs_cancel
 
-    commands.check(words)
+    status_logs_cancel.check(words)
 
 
 def _only_prints(args: Args) -> bool:

@@ -25,7 +25,8 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from launcher.errors import RunError, user_error
+from launcher.errors import RunError
+from launcher.user_errors import user_error
 
 AHEAD = 2
 """The most tasks that one child has at a time, so that it does not wait while this process is busy."""

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the layer with the longest prefix; what stands directly in launcher/ is wiring.
 LAYERS = {
     "launcher.errors": "errors",
+    "launcher.user_errors": "errors",
     "launcher.optional": "errors",
     "launcher.untrusted": "untrusted",
     "launcher.workers": "workers",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher.data.checks import resolve
 from launcher.data.model_tokenizer import check_tokenizer
-from launcher.errors import Problem, RequestError, owned
+from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import (
     AutoParallelMLP,
     Chat,
@@ -29,6 +29,7 @@ from launcher.job.schema.components import (
 )
 from launcher.optional import image_files
 from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.user_errors import owned
 
 if TYPE_CHECKING:
     from launcher.data.source import Source

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
-from launcher.errors import Problem, RequestError, user_error
+from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Target
 from launcher.job.schema.misspelled import did_you_mean, nearest
+from launcher.user_errors import user_error
 
 T = TypeVar("T")
 OWN = "launcher"

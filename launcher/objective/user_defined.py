@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from launcher.errors import Problem, RequestError, RunError, owned
+from launcher.errors import Problem, RequestError, RunError
 from launcher.job.schema.components import Target
 from launcher.job.schema.objective import figure
 from launcher.job.targets import build
 from launcher.objective.losses import ClassShards, Output, at_least_float32, each, formed, tensors
 from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.user_errors import owned
 
 Pair = tuple[Tensor, Tensor]
 

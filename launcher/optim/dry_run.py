@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from launcher.errors import RequestError, user_error
+from launcher.errors import RequestError
 from launcher.optim.build import keep_rates, scale_lr
 from launcher.optim.state_packing import pack, unpack, unpackable
 from launcher.plan.values.optimizer import OptimizerTraits
+from launcher.user_errors import user_error
 
 Build = Callable[[list[nn.Parameter]], Optimizer]
 Shape = tuple[int, ...]

@@ -8,10 +8,11 @@ from math import ceil, cos, isfinite, nan, pi, sqrt
 from numbers import Real
 from reprlib import repr as short
 
-from launcher.errors import Problem, RunError, owned
+from launcher.errors import Problem, RunError
 from launcher.job.schema.components import Schedule, Target
 from launcher.job.schema.optim import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
 from launcher.job.targets import build
+from launcher.user_errors import owned
 
 
 def factors(settings: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[int], float]:

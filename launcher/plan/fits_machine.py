@@ -8,7 +8,7 @@ from math import prod
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.memory.memory import StateSize
+from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.text import bytes_text, spans

@@ -21,7 +21,8 @@ from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.cut_model import CutModel
 from launcher.plan.drill import DrillFault
 from launcher.plan.memory import fits_cluster
-from launcher.plan.memory.memory import Memory, StateSize, memory
+from launcher.plan.memory.memory import Memory, memory
+from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.memory.rank_loads import RankLoad, rank_loads
 from launcher.plan.refusals import evaluation, optimizer, random_draws
 from launcher.plan.refusals import model as model_refusals
@@ -47,7 +48,8 @@ from launcher.plan.settings.pipeline import ScheduleChoice
 from launcher.plan.settings.stage_config import StageRequest
 from launcher.plan.sizes import Sizes
 from launcher.plan.step_order import Phase
-from launcher.plan.tensor_parallel.operators import TensorParallelPlan, splits
+from launcher.plan.tensor_parallel.operators import splits
+from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan
 from launcher.plan.time import step_work as work_of_step
 from launcher.plan.time.prediction import Prediction, predict
 from launcher.plan.time.speeds import speeds

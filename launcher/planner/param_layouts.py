@@ -16,8 +16,8 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp, Parallel
 from launcher.optional import mindspore
 from launcher.plan.plan import Plan
-from launcher.plan.tensor_parallel import files, strategy_reader
-from launcher.plan.tensor_parallel.files import KEY, SHARD, ParamLayouts, on_grid
+from launcher.plan.tensor_parallel import strategies_of_layouts, strategy_reader
+from launcher.plan.tensor_parallel.strategies_of_layouts import KEY, SHARD, ParamLayouts, on_grid
 from launcher.plan.tensor_parallel.strategy_reader import TP
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.model_graph import ModelStructure
@@ -77,7 +77,7 @@ def _degrees(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> tup
         return stored.grid[TP], stored.grid.sizes.get(SHARD, 1) if used else 1
     else:
         shards = 1
-    return files.degree((e.layout for e in stored.entries.values()), sharded=sharded), shards
+    return strategies_of_layouts.degree((e.layout for e in stored.entries.values()), sharded=sharded), shards
 
 
 def _over_matrices(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> bool:
@@ -86,7 +86,7 @@ def _over_matrices(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) 
         return True
     tp, _ = _degrees(stored, sharded=sharded)
     layouts = [entry.layout for entry in _entries(stored).entries.values() if entry.kind == "param"]
-    return not files.fits_axes(layouts, tp)
+    return not strategies_of_layouts.fits_axes(layouts, tp)
 
 
 def _entries(stored: Strategy | mindspore.StrategyFile) -> Strategy:

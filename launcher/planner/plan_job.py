@@ -33,7 +33,15 @@ from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner import device_kernels, equal_layers, hugging_face_folder, resolve, user_classes
+from launcher.planner import (
+    device_kernels,
+    equal_layers,
+    hugging_face_folder,
+    hugging_face_operators,
+    router_losses,
+    train_steps,
+    user_classes,
+)
 from launcher.planner.param_layouts import check_stored_layouts, with_threshold
 from launcher.planner.recompute_auto import drawn_graph, solved
 from launcher.planner.request_files import inlined
@@ -113,8 +121,8 @@ def before_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> Checke
         *hugging_face_folder.check(job, vocab(job.data), classes(job.data)),
         *recompute_auto.unknown(job),
     ]
-    problems += [*resolve.problems(job), *user_classes.nowhere(job)]
-    supposed = resolve.with_placeholder_steps(resolve.with_placeholder_operators(job))
+    problems += [*hugging_face_operators.problems(job), *user_classes.nowhere(job)]
+    supposed = train_steps.with_placeholder_steps(hugging_face_operators.with_placeholder_operators(job))
     return CheckedRequest(resolved, _ask(resolved.with_job(supposed), problems))
 
 
@@ -175,9 +183,11 @@ def plan_like(
 def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     """The plan of a request that has passed all earlier checks."""
     resolved, job, request = checked.resolved, checked.job, checked.needs
-    if resolve.operators_are_open(job) or resolve.steps_are_open(job):
-        written = resolve.written(job) if resolve.operators_are_open(job) else job
-        resolved = resolve.with_steps(resolved.with_job(written))
+    if hugging_face_operators.operators_are_open(job) or train_steps.steps_are_open(job):
+        written = (
+            hugging_face_operators.written(job) if hugging_face_operators.operators_are_open(job) else job
+        )
+        resolved = train_steps.with_steps(resolved.with_job(written))
         job = resolved.job
         request = replace(_ask(resolved), like=request.like)
     refuse(_unlike(job, own=True))
@@ -413,9 +423,9 @@ def _planned(
         notes.append(Note("debug.onerank", text))
     if (fault := drill.fault(job, request.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))
-    notes += [*resolve.steps_note(resolved), *hugging_face_folder.note(job), *optimizer.note(traits)]
+    notes += [*train_steps.steps_note(resolved), *hugging_face_folder.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, forward.graph)
-    notes += resolve.untrained_losses(job)
+    notes += router_losses.untrained_losses(job)
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from launcher.data.spec import input_specs, vocab
-from launcher.errors import Problem, RequestError, RunError, owned, refuse
+from launcher.errors import Problem, RequestError, RunError, refuse
 from launcher.job.schema.components import HuggingFace, Target, foreign
 from launcher.job.schema.job import Job
 from launcher.plan.cut.sequence_chunks import SequencePieces, grain
@@ -20,8 +20,9 @@ from launcher.plan.refusals import model as model_refusals
 from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.settings.stage_config import StageRequest
-from launcher.plan.tensor_parallel import files as layouts_of_files
-from launcher.plan.tensor_parallel.operators import Operator, TensorParallelPlan, resolve, splits, uncalled
+from launcher.plan.tensor_parallel import strategies_of_layouts
+from launcher.plan.tensor_parallel.operators import Operator, resolve, splits
+from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan, uncalled
 from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.dtypes import DTYPE
 from launcher.plan.values.model_graph import Graph, ModelStructure
@@ -30,6 +31,7 @@ from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import hugging_face_folder
 from launcher.planner.device_kernels import planned_kind
 from launcher.planner.param_layouts import laid_out
+from launcher.user_errors import owned
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -190,7 +192,7 @@ def _operators(
     file = laid_out(job, skeleton, grid.size)
     if file is None:
         return resolve(job.parallel.operators, skeleton, grid, request.strategies)
-    return layouts_of_files.resolved(job.parallel.operators, skeleton, grid, file, request.strategies)
+    return strategies_of_layouts.resolved(job.parallel.operators, skeleton, grid, file, request.strategies)
 
 
 def follow(

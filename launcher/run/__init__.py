@@ -1,16 +1,17 @@
 """One request from its plan to its last step, here or as a job of Slurm: checks, run folder, phases."""
 
 __all__ = [
-    "commands",
     "cures",
     "curve",
     "execute",
     "frozen_request",
     "launch",
+    "launch_device",
     "memory_check",
     "run",
     "settle",
     "slurm",
     "slurm_files",
+    "status_logs_cancel",
     "submit_to_cluster",
 ]

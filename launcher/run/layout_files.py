@@ -18,8 +18,8 @@ from launcher.job.schema.paths import RUN, place
 from launcher.optional import matrices, mindspore
 from launcher.plan.cut.stages import covers
 from launcher.plan.plan import Plan
-from launcher.plan.settings import layout_files
-from launcher.plan.tensor_parallel import files
+from launcher.plan.settings import rank_groups
+from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.runtime import run_folder
 
 
@@ -118,7 +118,7 @@ def _operators(plan: Plan, path: str) -> bytes:
             )
         return matrices.operators_json(plan.sharding).encode()
     if not path.endswith(MINDSPORES_JSON):
-        return files.as_json(plan.operators, tp).encode()
+        return operator_strategy_file.as_json(plan.operators, tp).encode()
 
     def stage_of(module: str) -> int:
         inside = (s.index for s in plan.stages if any(covers(m, module) for m in s.modules))
@@ -130,16 +130,16 @@ def _operators(plan: Plan, path: str) -> bytes:
 def _group_file(plan: Plan, rank: int | None, path: str) -> bytes:
     if _mindspores(path):
         return mindspore.groups_text(_groups(plan, rank))
-    return layout_files.as_json(plan.sizes.grid, plan.ties, plan.params).encode()
+    return rank_groups.as_json(plan.sizes.grid, plan.ties, plan.params).encode()
 
 
 def _groups(plan: Plan, rank: int | None) -> mindspore.GroupFile:
     """The groups of ``rank``, or of all ranks, with the ranks that it, or rank 0, can restore from."""
-    groups = layout_files.groups(plan.sizes.grid, plan.ties)
+    groups = rank_groups.groups(plan.sizes.grid, plan.ties)
     rank_sets = (ranks for group in groups for ranks in group.ranks if len(ranks) > 1)
     named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in rank_sets}
     mine = {name: ranks for name, ranks in named.items() if rank is None or rank in ranks}
-    alike = layout_files.alike(plan.sizes.grid, plan.params)
+    alike = rank_groups.alike(plan.sizes.grid, plan.params)
     return mindspore.GroupFile(mine, next(same for same in alike if (rank or 0) in same))
 
 

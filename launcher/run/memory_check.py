@@ -15,7 +15,7 @@ from launcher.plan.fits_machine import HEAP, KEY, Fit, Free, fit, least, problem
 from launcher.plan.lighter_layouts import LighterLayout, lighter
 from launcher.plan.memory.fits_cluster import KEY as ROOM
 from launcher.plan.memory.fits_cluster import tightest
-from launcher.plan.memory.memory import StateSize
+from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.settings import recompute
 from launcher.plan.values.dtypes import ITEMSIZE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.plan.cut import debug_graphs, debug_graphs_svg
-from launcher.plan.memory import memory_svg, rank_loads
+from launcher.plan.memory import memory_curves, memory_svg
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import chrome
 from launcher.plan.schedule.timeline_svg import svg
@@ -24,7 +24,7 @@ def pictures(plan: Plan) -> dict[str, str]:
     }
 
     if plan.sharding is None:
-        curves = rank_loads.curves(
+        curves = memory_curves.curves(
             estimate.loads,
             estimate.memory,
             plan.sizes.grid,

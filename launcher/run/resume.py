@@ -2,164 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.checkpoint.layout.derived import of_plan, taken
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over
-from launcher.data.checks import with_data_read
-from launcher.errors import Problem, RequestError, printable, refuse
-from launcher.job.schema import redact
+from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.job import Job
-from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.optim import (
     SGD,
     Adafactor,
     AdamW,
-    Constant,
-    CosineRestarts,
     Lion,
     Momentum,
     Muon,
     any_momentum,
 )
-from launcher.optim.schedule import factor
-from launcher.plan.changed_settings import CHOSEN, DERIVED, UNSET, Difference, differences
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.settings.encryption import trust
 from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
-from launcher.plan.verbs import goes_on, loads, of_best, starts, verb
+from launcher.plan.verbs import CHECKPOINT, goes_on, loads, needs, of_best, starts, verb
+from launcher.run.resume_changes import ACCEPT, changes, sets, unknown
 from launcher.runtime.run_folder import at_work
 from launcher.steps.file_checks import no_manifest
 
-ACCEPT = "checkpoint.accept_changes"
-LONGEST_VALUE = 60
-
-
-def unknown(job: Job) -> Iterator[Problem]:
-    """Names in ``accept_changes`` that are no setting."""
-    from launcher.job.schema import keys as schema_keys
-
-    known = [
-        *schema_keys.everywhere(),
-        *(f"{s}.{name}" for s in CHOSEN for name in _arguments(getattr(job, s))),
-    ]
-    for key in job.checkpoint.accept_changes:
-        if key not in known:
-            meant = nearest(key, known)
-            suggestion = did_you_mean(meant)
-            right = [meant if k == key else k for k in job.checkpoint.accept_changes]
-            cure = _pasted(ACCEPT, right) if meant else ""
-            yield Problem(ACCEPT, f"there is no setting {key!r}{suggestion}", cure)
-
-
-def _arguments(settings: Any) -> Collection[str]:
-    return ("_target_", *settings.arguments) if isinstance(settings, Target) else ()
-
-
-def changes(
-    checkpoint: Checkpoint, job: Job, plan: Plan, overrides: Sequence[str], misfit: bool
-) -> tuple[list[Problem], list[Note]]:
-    """Refused changes, and notes for the plan. ``misfit``: the weights do not fit the model."""
-    saved, done = checkpoint.state.get("settings"), int(checkpoint.state["step"])
-    if saved is None:
-        text = "the checkpoint is too old to say how it was trained, so nothing is compared"
-        return [], [Note("checkpoint", f"{checkpoint.folder}: {text}")]
-    try:
-        changed = differences(saved if isinstance(saved, dict) else {}, with_data_read(job), plan)
-    except ValueError as error:
-        return [Problem("", f"{checkpoint.folder}: {error}")], []
-
-    # changes that matter to trained weights and are not accepted
-    accepted = job.checkpoint.accept_changes
-    refused = [d for d in changed if d.why and done and not _covered(d.key, accepted)]
-    keep = [d.key for d in refused if not _back(d, saved, job) or sets(overrides, d.key)]
-    every = _pasted(ACCEPT, [*accepted, *keep])
-
-    # the cures: accept intended changes, revert the others
-    problems = []
-    for d in refused:
-        own = _pasted(ACCEPT, [*accepted, d.key])
-        fixed = misfit and d.key.partition(".")[0] in ("model", "train")
-        text = f"{_value_text(d.new)}: {checkpoint.folder} was trained with {_value_text(d.old)}: {d.why}"
-        if d.key in keep:
-            problems.append(Problem(d.key, text, "" if fixed else every))
-        else:
-            also = "" if fixed else f"; {own} allows the change"
-            problems.append(Problem(d.key, f"{text}{also}", _back(d, saved, job)))
-    return problems, [_note(d, checkpoint.folder.name, done, job) for d in changed if d not in refused]
-
-
-def sets(overrides: Sequence[str], key: str) -> bool:
-    """Whether one of ``overrides`` sets ``key``, or a part or section of it."""
-    words = (o.partition("=")[0].lstrip("+~") for o in overrides)
-    return any(_covered(key, [word]) or _covered(word, [key]) for word in words)
-
-
-def _covered(key: str, keys: Collection[str]) -> bool:
-    return any(key == k or key.startswith(f"{k}.") for k in keys)
-
-
-def _back(d: Difference, saved: Mapping[str, Any], job: Job) -> str:
-    """The override that restores the old value, if there is one."""
-    section, _, last = d.key.partition(".")
-    if d.key in CHOSEN or last in ("name", "_target_"):
-        section_values = {k.partition(".")[2]: v for k, v in saved.items() if k.startswith(f"{section}.")}
-        return _pasted(section, section_values) if section_values else ""
-    if d.key in DERIVED:
-        now = job.model_dump(mode="json")["parallel"]
-        for name in d.key.split(".")[1:]:
-            now = now[name]
-        return _pasted(d.key, saved[d.key]) if saved.get(d.key, now) != now else ""
-    return "" if d.old == UNSET else _pasted(d.key, d.old)
-
-
-def _pasted(key: str, value: Any) -> str:
-    """An override; "" if it would contain a hidden secret."""
-    from launcher.job.overrides import paste  # imports Hydra, which joining ranks do not need
-
-    return "" if redact.HIDDEN in json.dumps(value) else paste(key, value)
-
-
-def _value_text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    text = printable(text)
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 4]} ..."
-
-
-def _note(d: Difference, name: str, done: int, job: Job) -> Note:
-    change = f"{_value_text(d.old)} -> {_value_text(d.new)}: since {name}"
-    if d.key == "train.steps":
-        return Note(d.key, f"{change}{_curve(d, done, job)}")
-    if d.why and done:
-        return Note(d.key, f"{change}, as checkpoint.accept_changes says: {d.why}")
-    return Note(d.key, change if done else f"{change}, before any training")
-
-
-def _curve(d: Difference, done: int, job: Job) -> str:
-    """The effect of a changed number of steps on a schedule that spans all of them."""
-    schedule = job.schedule
-    if isinstance(schedule, Constant | CosineRestarts | Target):  # independent of the number of steps
-        return ""
-    if not isinstance(d.old, int) or done >= d.new:
-        return ""
-    new, old = (factor(schedule, done, total) for total in (d.new, d.old))
-    text = f"; schedule={schedule.name} depends on the total number of steps, so the curve changes"
-    rates = f": step {done + 1} is at {new:.3g} of optim.lr, on the curve so far it is at {old:.3g}"
-    return text if new == old else f"{text}{rates}"
-
-
-RESUME, ENCRYPT, ACCEPT = "checkpoint.resume", "checkpoint.encrypt", "checkpoint.accept_changes"
+RESUME, ENCRYPT = "checkpoint.resume", "checkpoint.encrypt"
 
 
 @dataclass(frozen=True)
@@ -426,3 +301,21 @@ def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Chec
     keeps = ", ".join(sorted(may)) or "nothing"
     name = optim.target if isinstance(optim, Target) else optim.name
     return f"{name}: it keeps {keeps} for each parameter, {checkpoint.folder} has {', '.join(sorted(has))}"
+
+
+def _of_finished_run(job: Job) -> tuple[Job, tuple[Note, ...]]:
+    """``job`` with the last checkpoint of its folder, for steps that read one if no step makes one."""
+    rows = {name: verb(step) for name, step in job.steps.items()}
+    makes = any(row.trains or row.leaves == CHECKPOINT or row.copies for row in rows.values())
+    reads = [n for n, row in rows.items() if row.source == "src" and needs(job.steps[n]) == CHECKPOINT]
+    if makes or not reads or job.run_dir is None:
+        return job, ()
+    try:
+        last = latest(Path(job.run_dir) / "checkpoints", trust(job))
+    except (ValueError, OSError):  # reported where it is read
+        last = None
+    if last is None:
+        return job, ()
+    new = {n: job.steps[n].model_copy(update={"src": str(last)}) for n in reads}
+    notes = tuple(Note(f"steps.{n}.src", f"null -> {last}: the last of run_dir") for n in reads)
+    return job.model_copy(update={"steps": {**job.steps, **new}}), notes

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.checkpoint.store import latest
 from launcher.errors import refuse
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
-from launcher.plan.settings.encryption import trust
 from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved
-from launcher.plan.verbs import CHECKPOINT, needs, verb
 from launcher.planner.plan_job import settled
 from launcher.run import launch, memory_check, resume, status
+from launcher.run.resume import _of_finished_run
 from launcher.runtime import run_folder
 
 if TYPE_CHECKING:
@@ -100,24 +98,6 @@ def _with_cache(job: Job) -> Job:
     from launcher.data.prepare.text_cache import with_cache  # imports tokenizers
 
     return with_cache(job)
-
-
-def _of_finished_run(job: Job) -> tuple[Job, tuple[Note, ...]]:
-    """``job`` with the last checkpoint of its folder, for steps that read one if no step makes one."""
-    rows = {name: verb(step) for name, step in job.steps.items()}
-    makes = any(row.trains or row.leaves == CHECKPOINT or row.copies for row in rows.values())
-    reads = [n for n, row in rows.items() if row.source == "src" and needs(job.steps[n]) == CHECKPOINT]
-    if makes or not reads or job.run_dir is None:
-        return job, ()
-    try:
-        last = latest(Path(job.run_dir) / "checkpoints", trust(job))
-    except (ValueError, OSError):  # reported where it is read
-        last = None
-    if last is None:
-        return job, ()
-    new = {n: job.steps[n].model_copy(update={"src": str(last)}) for n in reads}
-    notes = tuple(Note(f"steps.{n}.src", f"null -> {last}: the last of run_dir") for n in reads)
-    return job.model_copy(update={"steps": {**job.steps, **new}}), notes
 
 
 def _again(job: Job, config: str, others: FollowerRanks | None) -> Job:

@@ -256,9 +256,9 @@ def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
 
     def judge(new: Path) -> None:
         if itself := opens_by_itself(requested, run.job):
-            from launcher.steps.model import build_session
+            from launcher.steps.model import exported_folder
 
-            build_session.check_settings(itself, new)
+            exported_folder.check_settings(itself, new)
         if step.check:
             figures.update(_compared(step, run, new, itself, say=lines.append))
 
@@ -280,13 +280,13 @@ def _compared(
     ``itself``: the model that transformers must get when it opens the folder. Raises ``RunError`` if a
     difference is too large.
     """
-    from launcher.steps.model import build_session, single_process
+    from launcher.steps.model import exported_folder, single_process
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     there = read(run, new)
     made = single_process.with_values(_exported_job(step, job), there)
     if itself is not None:
-        build_session.check_logits(made, itself, job, new)
+        exported_folder.check_logits(made, itself, job, new)
     trained = {} if _merged(step, job) else _trained(step, run)
     if dtypes := _check_rounding(trained, there):
         # the run's loss is that of the weights before rounding

@@ -17,7 +17,7 @@ from launcher.job.compose import compose
 from launcher.job.schema.components import HuggingFace
 from launcher.optional import install_command
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner import hugging_face_folder, resolve
+from launcher.planner import hugging_face_folder, router_losses
 from launcher.planner.plan_job import plan_job
 from launcher.untrusted.hub import download_hint
 
@@ -111,7 +111,9 @@ def test_the_plan_says_that_no_loss_of_routers_is_trained(
     config = SimpleNamespace(router_aux_loss_coef=coefficient)
     monkeypatch.setattr("launcher.models.hugging_face.config_of", lambda settings: config)
     words = ["recipe=lm_single", "model=hf", f"model.path={folder(tmp_path / 'm')}", "model.weights=false"]
-    found = [str(n) for n in resolve.untrained_losses(compose([*words, "data=random_tokens", "steps=[train]"]).job)]
+    found = [
+        str(n) for n in router_losses.untrained_losses(compose([*words, "data=random_tokens", "steps=[train]"]).job)
+    ]
     text = "model router_aux_loss_coef 0.1 of its config has no effect: no loss of routers is trained"
     assert found == ([text] if told else [])
 

@@ -10,7 +10,7 @@ from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.models import hugging_face
-from launcher.planner import resolve
+from launcher.planner import hugging_face_operators
 
 STYLES = {
     "model.layers.*.self_attn.q_proj": "colwise", "model.layers.*.self_attn.o_proj": "rowwise",
@@ -43,16 +43,16 @@ HF = ("model=hf", "model.path=x")
     ],
 )
 def test_a_request_that_cannot_have_it_is_refused(words: tuple[str, ...], text: str) -> None:
-    assert [str(p) for p in resolve.problems(job(*words))] == [f"parallel.operators: {text}"]
+    assert [str(p) for p in hugging_face_operators.problems(job(*words))] == [f"parallel.operators: {text}"]
 
 
 def test_nothing_is_refused_of_one_that_does_not_ask() -> None:
-    assert list(resolve.problems(job("operators=megatron"))) == []
+    assert list(hugging_face_operators.problems(job("operators=megatron"))) == []
 
 
 def test_before_transformers_is_asked_something_is_cut() -> None:
     asked = job(*HF, "parallel.grid.tp=2")
-    assert resolve.with_placeholder_operators(asked).parallel.operators == {"auto": COLUMNS}
+    assert hugging_face_operators.with_placeholder_operators(asked).parallel.operators == {"auto": COLUMNS}
 
 
 def told(monkeypatch: pytest.MonkeyPatch, styles: dict[str, str], heads: tuple[int, ...]) -> None:
@@ -65,7 +65,7 @@ def test_styles_become_strategies_and_heads_that_have_no_halves_are_gathered(
     heads: tuple[int, ...], queries: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told(monkeypatch, STYLES, heads)
-    found = resolve.written(job(*HF, "parallel.grid.tp=2")).parallel.operators
+    found = hugging_face_operators.written(job(*HF, "parallel.grid.tp=2")).parallel.operators
     assert found == {
         "model.layers.*.self_attn.q_proj": queries, "model.layers.*.self_attn.o_proj": ROWS, "lm_head": COLUMNS,
     }  # fmt: skip
@@ -74,19 +74,19 @@ def test_styles_become_strategies_and_heads_that_have_no_halves_are_gathered(
 def test_weights_of_experts_are_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     mlp = "model.layers.*.mlp.experts"
     told(monkeypatch, {**STYLES, mlp: "moe_tp_experts", f"{mlp}.down_proj": "rowwise"}, (4,))
-    found = resolve.written(job(*HF, "parallel.grid.tp=2")).parallel.operators
+    found = hugging_face_operators.written(job(*HF, "parallel.grid.tp=2")).parallel.operators
     assert not any("experts" in glob for glob in found)
 
 
 def test_what_is_named_beside_it_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, STYLES, (4,))
     asked = job(*HF, "parallel.grid.tp=2", "parallel.operators.lm_head={weight: [null, tp]}")
-    assert resolve.written(asked).parallel.operators["lm_head"] == ROWS
+    assert hugging_face_operators.written(asked).parallel.operators["lm_head"] == ROWS
 
 
 def test_an_architecture_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, {}, (4,))
     with pytest.raises(RequestError) as error:
-        resolve.written(job(*HF, "parallel.grid.tp=2"))
+        hugging_face_operators.written(job(*HF, "parallel.grid.tp=2"))
     text = "auto: the config of x says nothing about tp: name modules one by one"
     assert [str(p) for p in error.value.problems] == [f"parallel.operators: {text}"]

@@ -20,8 +20,8 @@ from launcher.extras.mindspore.to_ours import to_strategy
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.settings import layout_files as rank_groups
-from launcher.plan.tensor_parallel import files
+from launcher.plan.settings import rank_groups
+from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.planner.plan_job import plan_job
 from launcher.run import layout_files
 from launcher.runtime.training.metrics_file import read
@@ -54,7 +54,9 @@ def test_its_files_are_in_the_run_folder_and_hold_the_next_run(first: Path, tmp_
     assert {p.name for p in first.iterdir()} >= ASKED
     plan = plan_job(compose(WORDS).job)
     assert load(first / "params.json") == of_plan(plan)
-    assert (first / "operators.json").read_text() == files.as_json(plan.operators, plan.sizes.grid["tp"])
+    assert (first / "operators.json").read_text() == operator_strategy_file.as_json(
+        plan.operators, plan.sizes.grid["tp"]
+    )
     assert (first / "groups.json").read_text() == rank_groups.as_json(plan.sizes.grid, plan.ties, plan.params)
     assert [[(row["step"], row.keys()) for row in rank] for rank in norms(first)] == [
         [(n, {"step", "norm"}) for n in (1, 2)]

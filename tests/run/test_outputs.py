@@ -16,7 +16,7 @@ from launcher.extras.mindspore.from_ours import merged_file
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.job.compose import compose
 from launcher.plan.plan import Plan
-from launcher.plan.settings.layout_files import as_json
+from launcher.plan.settings.rank_groups import as_json
 from launcher.planner.plan_job import plan_job
 from launcher.run import layout_files
 from launcher.run.status import RunStatus, reopen

@@ -17,9 +17,10 @@ from threading import Lock
 from types import TracebackType
 from typing import Any
 
-from launcher.errors import RunError, users_frame
+from launcher.errors import RunError
 from launcher.untrusted import files
 from launcher.untrusted.files import RefusedFile, opened
+from launcher.user_errors import users_frame
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BROKEN = (errno.EROFS, errno.EIO, errno.ESTALE)

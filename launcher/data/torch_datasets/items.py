@@ -14,7 +14,8 @@ from torch.utils.data import default_collate
 
 from launcher.data.shuffle import Indices
 from launcher.data.source import Source
-from launcher.errors import Problem, RequestError, RunError, user_error
+from launcher.errors import Problem, RequestError, RunError
+from launcher.user_errors import user_error
 
 INPUT_KEYS = ("input", "inputs", "x", "image", "pixel_values")
 RETURN = "return a tensor, an array or a number"

@@ -20,7 +20,7 @@ from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
 from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.memory.memory import StateSize
+from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import model as model_refusals
 from launcher.plan.settings import transformer_opt

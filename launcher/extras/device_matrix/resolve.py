@@ -27,7 +27,7 @@ from launcher.extras.device_matrix.written import operator_names, read, unmatche
 from launcher.extras.device_matrix.written_operator import Written
 from launcher.job.schema.job import Job
 from launcher.plan.settings.mode import searches
-from launcher.plan.tensor_parallel.files import KEY as FILE
+from launcher.plan.tensor_parallel.strategies_of_layouts import KEY as FILE
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text

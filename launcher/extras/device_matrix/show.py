@@ -13,7 +13,7 @@ from launcher.extras.device_matrix.op_graph import OpRule, OpStrategy
 from launcher.extras.device_matrix.resolve import Sharding, StageSharding
 from launcher.extras.device_matrix.sharded_graph import ShardedGraph, moves
 from launcher.extras.device_matrix.written import as_written, main_operators, operator_names
-from launcher.plan.tensor_parallel.files import ASSIGNED, NAME_KEY, Searched, digest, text
+from launcher.plan.tensor_parallel.operator_strategy_file import ASSIGNED, NAME_KEY, Searched, digest, text
 from launcher.plan.values.text import bytes_text, many, seconds_text
 
 NAMES = {

@@ -15,7 +15,8 @@ from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
 from launcher.extras.device_matrix.tensor_dims import UnfitError, text
 from launcher.extras.device_matrix.written_operator import Written, WrittenOperator, nearest_cure, strategy_of
 from launcher.job.schema.misspelled import did_you_mean, nearest
-from launcher.plan.tensor_parallel.operators import KEY, StrategyLookup
+from launcher.plan.tensor_parallel.operators import KEY
+from launcher.plan.tensor_parallel.strategy_lookup import StrategyLookup
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
 

@@ -20,7 +20,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved
 from launcher.planner.plan_job import planning
-from launcher.planner.resolve import with_steps
+from launcher.planner.train_steps import with_steps
 from launcher.run import launch, memory_check
 from launcher.run.settle import Chosen, open_ended
 from launcher.runtime.processes.fork_server import serving

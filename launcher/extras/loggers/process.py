@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import yaml
 
 from launcher.checkpoint.tensorfile.disk import write_text
-from launcher.errors import Problem, user_error
+from launcher.errors import Problem
 from launcher.extras.loggers.sinks import (
     FOLDER,
     MLflowLogger,
@@ -39,6 +39,7 @@ from launcher.job.schema.logger import MLflow, Trackio, Wandb
 from launcher.optional import install_command
 from launcher.plan.values.text import many
 from launcher.runtime.signals import STOPS
+from launcher.user_errors import user_error
 
 _log = logging.getLogger(__name__)
 

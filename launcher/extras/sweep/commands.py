@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.errors import DONE, Problem, RequestError, RunError
 from launcher.extras.sweep import folder
 from launcher.plan.values.text import many
-from launcher.run import commands, slurm
+from launcher.run import slurm, status_logs_cancel
 
 NOTHING = "no run of its own yet"
 
@@ -19,8 +19,8 @@ def carry_out(words: Sequence[str]) -> int:
     check(words)
     at = Path(words[1])
     if not _is_sweep(at):
-        return commands.carry_out(words)
-    commands.show({"status": _status, "cancel": _cancel}[words[0]](at, _cells(at)))
+        return status_logs_cancel.carry_out(words)
+    status_logs_cancel.show({"status": _status, "cancel": _cancel}[words[0]](at, _cells(at)))
     return DONE
 
 
@@ -28,7 +28,7 @@ def check(words: Sequence[str]) -> None:
     """Raises ``RequestError`` if the command cannot take the folder."""
     name, *rest = words
     if len(rest) != 1 or not _is_sweep(Path(rest[0])):
-        commands.check(words)
+        status_logs_cancel.check(words)
     elif name == "logs":
         at = Path(rest[0])
         one = next(iter(_cells(at)), at)
@@ -48,7 +48,7 @@ def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:
     """Yields one line per cell, then the number of cells in each state."""
     pruned, states = folder.pruned(at), Counter[str]()
     for cell in cells:
-        state, *more = list(commands.progress(cell)) or [NOTHING]
+        state, *more = list(status_logs_cancel.progress(cell)) or [NOTHING]
         if cell.name in pruned:
             state = f"pruned: {pruned[cell.name]}"
         states[state.partition(":")[0]] += 1
@@ -59,7 +59,7 @@ def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:
 
 def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
     """Cancels all Slurm jobs of the cells in one call."""
-    candidates = (commands.cancellable(cell) for cell in cells)
+    candidates = (status_logs_cancel.cancellable(cell) for cell in cells)
     recorded = dict.fromkeys(number for number in candidates if number is not None)
     alive = slurm.jobs() if recorded else frozenset()  # a killed job has not recorded that it ended
     numbers = [number for number in recorded if number in alive]

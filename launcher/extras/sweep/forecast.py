@@ -14,7 +14,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.fits_machine import HEAP, Free, fit
 from launcher.plan.plan import Plan
 from launcher.plan.to_json import as_json
-from launcher.run.launch import device
+from launcher.run.launch_device import device
 from launcher.run.memory_check import local_ranks
 
 PLANNED = (

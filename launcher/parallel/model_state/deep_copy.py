@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import swap_tensors
 
-from launcher.errors import owned
+from launcher.user_errors import owned
 
 M = TypeVar("M", bound=nn.Module)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

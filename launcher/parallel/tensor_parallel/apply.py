@@ -17,7 +17,8 @@ from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand, wit
 from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear
 from launcher.parallel.trace.model_facts import ADAPTER, adds
 from launcher.plan.plan import Plan
-from launcher.plan.tensor_parallel.operators import ShardedOperator, all_reduced, splits, tp_dim
+from launcher.plan.tensor_parallel.operators import splits, tp_dim
+from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator, all_reduced
 from launcher.plan.tensor_parallel.strategy_reader import Axes
 
 

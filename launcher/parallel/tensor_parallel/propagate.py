@@ -29,17 +29,8 @@ from launcher.parallel.trace.model_facts import NORMS, meta
 from launcher.parallel.trace.watch import looking
 from launcher.parallel.trace.zero_inputs import looks, zeros
 from launcher.plan.cut.sequence_chunks import shortened
-from launcher.plan.tensor_parallel.operators import (
-    ADAPTED,
-    KEY,
-    Comm,
-    Cut,
-    Operator,
-    ShardedOperator,
-    TensorParallelPlan,
-    splits,
-    tp_dim,
-)
+from launcher.plan.tensor_parallel.operators import ADAPTED, KEY, Cut, Operator, splits, tp_dim
+from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperator, TensorParallelPlan
 from launcher.plan.tensor_parallel.strategy_reader import axes_text
 from launcher.plan.values.tensor_spec import TensorSpec
 

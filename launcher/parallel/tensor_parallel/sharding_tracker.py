@@ -16,7 +16,8 @@ from launcher.parallel.dispatch import modes
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState, OpCall, OpInput, OpRow, after
-from launcher.plan.tensor_parallel.operators import KEY, Operator, ShardedOperator
+from launcher.plan.tensor_parallel.operators import KEY, Operator
+from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator
 from launcher.plan.tensor_parallel.strategy_reader import axes_text
 
 UNITS: dict[Any, str] = {

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from launcher.errors import Problem, RequestError, user_error
+from launcher.errors import Problem, RequestError
 from launcher.parallel.cost.kernels import Meter
 from launcher.parallel.dispatch.containers import tensors
 from launcher.parallel.dispatch.modes import default_dtype, evaluating, of_error
@@ -28,6 +28,7 @@ from launcher.parallel.trace.zero_inputs import InMemory, Observers, cast, run_m
 from launcher.plan.cut.stages import covers
 from launcher.plan.refusals.model import DTYPES
 from launcher.plan.values.operations import Operations
+from launcher.user_errors import user_error
 
 RUNNING = torch.float32
 """The default dtype while a forward runs, whatever that of the weights: torch's."""

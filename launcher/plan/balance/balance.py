@@ -25,7 +25,7 @@ from launcher.plan.cut.stages import Stage
 from launcher.plan.cut.tensor_placement import placed
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.cut.written_stages import owner
-from launcher.plan.memory.memory import StateSize
+from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.refusals import model as model_refusals
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.schedules import Schedule

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 from launcher.plan.cut.stages import Stage, around
 from launcher.plan.schedule.simulate import Cost
-from launcher.plan.tensor_parallel.operators import ShardedOperator
+from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator
 from launcher.plan.time.prediction import PartSeconds, load
 from launcher.plan.time.speeds import Speeds
 from launcher.plan.time.step_work import ActionWork, loss, work_of

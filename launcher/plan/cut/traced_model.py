@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.plan.cut.sequence_chunks import SequencePieces
-from launcher.plan.tensor_parallel.operators import UNCUT, TensorParallelPlan
+from launcher.plan.tensor_parallel.sharded_operators import UNCUT, TensorParallelPlan
 from launcher.plan.values.model_graph import Graph, ModelStructure
 from launcher.plan.values.note import Note
 from launcher.plan.values.recomputed_module import Recomputed

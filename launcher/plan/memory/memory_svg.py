@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import groupby
 from math import ceil, floor
 
-from launcher.plan.memory.rank_loads import MemoryCurve, MemoryPeriod
-from launcher.plan.schedule import lanes
+from launcher.plan.memory.memory_curves import MemoryCurve, MemoryPeriod
+from launcher.plan.schedule import chart_axis
 from launcher.plan.values.text import bytes_text, many, spans
 
 GB = 1 << 30
@@ -65,8 +65,12 @@ def svg(curves: Sequence[MemoryCurve], room: int | None = None, *, seconds: bool
     ]
     for i, curve in enumerate(curves):
         lines += _chart(curve, picture, TOP + ROW * i)
-    ticks = lanes.seconds(picture.span) if seconds else lanes.numbers("actions, in their order", picture.span)
-    lines += lanes.drawn(ticks, left=LEFT, inner=WIDE, bottom=TOP + ROW * len(curves))
+    ticks = (
+        chart_axis.seconds(picture.span)
+        if seconds
+        else chart_axis.numbers("actions, in their order", picture.span)
+    )
+    lines += chart_axis.drawn(ticks, left=LEFT, inner=WIDE, bottom=TOP + ROW * len(curves))
     return "\n".join([*lines, "</svg>\n"])
 
 
@@ -102,7 +106,7 @@ def _chart(curve: MemoryCurve, picture: _Picture, top: int) -> Iterator[str]:
     yield f'<text x="16" y="{top + 13}">{who}</text>'
 
     # the scale of bytes has two labels: 0 and the largest round number
-    upper = lanes.ticks(picture.most / GB)[-1]
+    upper = chart_axis.ticks(picture.most / GB)[-1]
     for n in dict.fromkeys((0.0, upper)):
         y = top + picture.y(round(n * GB))
         yield f'<text class="left" x="{LEFT - 6}" y="{y + 4:.1f}">{n:g} GB</text>'

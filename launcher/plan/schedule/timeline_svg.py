@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
 
-from launcher.plan.schedule import lanes as time_axis
+from launcher.plan.schedule import chart_axis as time_axis
 from launcher.plan.schedule.lanes import Lane, Stretch
 from launcher.plan.schedule.schedules import Kind
 from launcher.plan.schedule.simulate import Event, Timeline

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from launcher.job.schema.job import Job
 from launcher.plan.communication.fusion import Bucket, Communication, GatherGroup
 from launcher.plan.sizes import Sizes
-from launcher.plan.tensor_parallel.operators import EVERY
+from launcher.plan.tensor_parallel.input_gradients import EVERY
 from launcher.plan.values.setting import Outcome, Status
 from launcher.plan.values.text import many
 

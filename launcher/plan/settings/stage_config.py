@@ -17,7 +17,7 @@ from launcher.plan.cut.inseparable_modules import components, together, why
 from launcher.plan.cut.stages import Stage
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.memory import fits_cluster
-from launcher.plan.memory.memory import StateSize
+from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.settings import pipeline
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.model_graph import Graph, ModelStructure

@@ -14,8 +14,8 @@ from launcher.job.schema.misspelled import did_you_mean
 from launcher.plan.communication.fusion import Communication
 from launcher.plan.settings import comm_fusion, overlap
 from launcher.plan.sizes import Sizes
-from launcher.plan.tensor_parallel import operators
-from launcher.plan.tensor_parallel.operators import ShardedOperator, all_reduced
+from launcher.plan.tensor_parallel import input_gradients
+from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator, all_reduced
 from launcher.plan.values.resolved import SwitchesFile
 from launcher.plan.values.setting import Setting, Status
 from launcher.plan.values.text import bytes_text
@@ -132,7 +132,7 @@ def _hint(name: str) -> str:
 def _fits(expected: str, value: Any) -> bool:
     if expected == LEVEL:
         return type(value) is int and 0 <= value <= 3
-    named = expected == NAMES and isinstance(value, str) and operators.known(value)
+    named = expected == NAMES and isinstance(value, str) and input_gradients.known(value)
     return isinstance(value, bool) or named
 
 
@@ -183,7 +183,7 @@ def overlapped(job: Job, fused: Communication) -> tuple[str, ...]:
 
 def _collectives(job: Job) -> frozenset[str]:
     """The collectives whose overlap with weight gradients is requested."""
-    return operators.named(asked_for(job).get(MATMUL, False))
+    return input_gradients.named(asked_for(job).get(MATMUL, False))
 
 
 def overlaps(job: Job, sizes: Sizes, fused: Communication) -> tuple[str, ...]:

@@ -1,3 +1,10 @@
 """``parallel.operators``: each module over the axis ``tp``, as written, from files, or from the model."""
 
-__all__ = ["files", "operators", "strategy_reader"]
+__all__ = [
+    "operator_strategy_file",
+    "operators",
+    "sharded_operators",
+    "strategies_of_layouts",
+    "strategy_lookup",
+    "strategy_reader",
+]

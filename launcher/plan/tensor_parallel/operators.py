@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
+from launcher.plan.tensor_parallel.strategy_lookup import StrategyLookup, _written_under
 from launcher.plan.tensor_parallel.strategy_reader import DP, TP, Axes, Reading, axes_text, readings
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.model_graph import ModelStructure, Param
-from launcher.plan.values.module_names import globs, no_such_module
+from launcher.plan.values.module_names import no_such_module
 from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
 
 KEY = "parallel.operators"
@@ -153,27 +153,6 @@ def strategy_problem(key: str, origin: StrategyOrigin | None, text: str, cure: s
     return Problem(f"{KEY}.{key}", text, cure)
 
 
-@dataclass(frozen=True)
-class StrategyLookup:
-    """Finds the strategy of a module: by the request's names, then its globs (last one first), then files."""
-
-    names: frozenset[str]
-    patterns: tuple[str, ...]
-    from_files: frozenset[str]
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], origins: Origins) -> StrategyLookup:
-        requested = [k for k in config if k not in origins]
-        return cls(frozenset(requested), globs(requested), frozenset(config.keys() - {*requested}))
-
-    def key(self, module: str) -> str | None:
-        """Returns the name or glob of the strategy for ``module``, or ``None``."""
-        if module in self.names:
-            return module
-        glob = next((k for k in self.patterns if fnmatchcase(module, k)), None)
-        return module if glob is None and module in self.from_files else glob
-
-
 def _operator(
     module: _Module, key: str, value: Mapping[str, Any], grid: Grid, origin: StrategyOrigin | None
 ) -> Operator | Problem:
@@ -211,12 +190,6 @@ def _operator(
         output=reading.output,
         where=origin.setting if origin is not None else f"{KEY}.{key}",
     )
-
-
-def _written_under(module: str, key: str, origin: StrategyOrigin | None) -> str:
-    """Returns the name or glob that the plan shows: that of a file if it matches the module."""
-    under = origin.key if origin is not None else ""
-    return under if under and fnmatchcase(module, under) else key
 
 
 def _orders(kind: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -350,170 +323,5 @@ def _ties(operators: Sequence[Operator], skeleton: ModelStructure) -> list[Probl
     return out
 
 
-def uncalled(operators: Sequence[Operator], leaves: Sequence[str] | None) -> list[Problem]:
-    """Returns the problems of operators that are cut into stages: no stage calls them as one module."""
-    return [
-        Problem(o.where, f"{o.module} is cut into pipeline stages; name modules inside it")
-        for o in operators
-        if leaves is not None and not any(o.module == m or o.module.startswith(m + ".") for m in leaves)
-    ]
-
-
 Cut = int | None
 """The dim of an activation that ``tp`` cuts; ``None`` if every rank has the full tensor."""
-
-
-@dataclass(frozen=True)
-class Comm:
-    """A collective over ``tp`` in one micro batch; ``nbytes``: the full tensor that it reduces or gathers."""
-
-    op: str
-    phase: str
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class ShardedOperator:
-    """How an operator runs over ``tp``.
-
-    Its input ``arrives`` in one layout and is redistributed to the one that it ``takes``; its output is
-    redistributed from the layout that it ``makes`` to the one that it ``gives``. ``sums``: the output on each
-    rank is a term of a sum over ``tp``. ``comms`` are the collectives that this needs. ``dims``: the number
-    of dims of its input and of its output.
-    """
-
-    operator: Operator
-    arrives: Cut
-    takes: Cut
-    makes: Cut
-    sums: bool
-    gives: Cut
-    comms: tuple[Comm, ...] = ()
-    dims: tuple[int, int] = (0, 0)
-
-
-def all_reduced(spread: ShardedOperator) -> bool:
-    """Whether the output is summed over ``tp`` and each rank then has the full tensor."""
-    return spread.sums and spread.gives is None
-
-
-@dataclass(frozen=True)
-class TensorParallelPlan:
-    """The tensor-parallel plan of a model: its operators in the order in which they run.
-
-    ``partial``: uncut parameters (first names) whose gradient on each rank is a term of a sum over ``tp``.
-    ``output`` is the dim of the model's output that ``tp`` cuts. ``bias_in_terms``: an output that an
-    all-reduce sums over ``tp`` gets its bias before the sum, on the first rank; otherwise after it, on each
-    rank. ``overlapped``: modules that send their input gradient while they compute their weight gradient.
-    """
-
-    spreads: tuple[ShardedOperator, ...] = ()
-    partial: tuple[str, ...] = ()
-    output: Cut = None
-    bias_in_terms: bool = False
-    overlapped: tuple[str, ...] = ()
-
-
-UNCUT = TensorParallelPlan()
-"""The plan of a model of which ``tp`` cuts nothing."""
-
-
-COLLECTIVES = {
-    "AllReduce": "all_reduce",
-    "ReduceScatter": "reduce_scatter",
-    "MorphReduceScatter": "reduce_scatter",
-    "AllGather": "all_gather",
-    "MorphAllGather": "all_gather",
-    "AlltoAll": "all_to_all",
-    "AlltoAllV": "all_to_all",
-}
-"""MindSpore's names of our collectives. No operator here sends an all-to-all."""
-
-EVERY = frozenset(COLLECTIVES.values())
-
-
-@dataclass(frozen=True)
-class InputGradients:
-    """Modules that send the gradient of their input over ``tp``.
-
-    The modules ``beside`` send it while they compute their weight gradient. The ``compiled`` ones wait until
-    it is sent, and so do all modules if backwards are split (``late``).
-    """
-
-    beside: tuple[str, ...] = ()
-    compiled: tuple[str, ...] = ()
-    late: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.beside) + len(self.compiled) + len(self.late)
-
-
-def named(value: bool | str) -> frozenset[str]:
-    """Returns the collectives that a switch selects: all, none, or those that it names.
-
-    >>> sorted(named("AllReduce, MorphReduceScatter"))
-    ['all_reduce', 'reduce_scatter']
-    """
-    if isinstance(value, bool):
-        return EVERY if value else frozenset()
-    return frozenset(COLLECTIVES[name.strip()] for name in value.split(",") if name.strip())
-
-
-def known(value: str) -> bool:
-    """Whether ``value`` names at least one collective and nothing else."""
-    names = [name.strip() for name in value.split(",") if name.strip()]
-    return bool(names) and all(name in COLLECTIVES for name in names)
-
-
-def input_gradients_of(
-    spreads: Iterable[ShardedOperator],
-    ops: Collection[str],
-    learn: Collection[str],
-    compiled: Collection[str],
-    *,
-    late: bool,
-) -> InputGradients:
-    """Returns how operators that send by one of ``ops`` send their input gradients.
-
-    Args:
-        spreads: the operators that are cut over ``tp``.
-        ops: collectives.
-        learn: names of the parameters that are trained.
-        compiled: operators that torch compiles.
-        late: weight gradients are computed after a split backward has sent the input gradients.
-    """
-    modules = [s.operator.module for s in spreads if sends(s) in ops and _learns(s, learn)]
-    if late:
-        return InputGradients(late=tuple(modules))
-    return InputGradients(
-        beside=tuple(m for m in modules if m not in compiled),
-        compiled=tuple(m for m in modules if m in compiled),
-    )
-
-
-def sends(s: ShardedOperator) -> str | None:
-    """Returns the collective by which a linear layer sends the gradient of its input, or ``None``.
-
-    If consecutive layers share one input, the first of them sends it.
-    """
-    back = [c.op for c in s.comms if c.phase == "backward"]
-    if s.operator.kind != "linear":
-        return None
-    if s.operator.mode == "column":
-        return back[0] if back and s.makes else None
-    if s.takes is None or s.takes == s.arrives:
-        return None
-
-    # an input that arrives uncut may have no gradient, while the gradient of the output is gathered
-    cut_anew = s.gives is not None and (s.sums or s.gives != s.makes)
-    out = [c for c in s.comms if c.phase == "forward" and c.op != "all_reduce"] if cut_anew else []
-    return "all_gather" if s.arrives is not None or len(back) > len(out) else None
-
-
-def _learns(s: ShardedOperator, learn: Collection[str]) -> bool:
-    """Whether the layer has a weight gradient to compute meanwhile.
-
-    The bias of a row-parallel layer does not count, because it is added after the sum.
-    """
-    names = ("weight",) if s.operator.mode == "row" else ("weight", "bias")
-    return any(f"{s.operator.module}.{name}" in learn for name in names)

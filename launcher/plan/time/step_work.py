@@ -13,7 +13,7 @@ from launcher.plan.cut_model import CutModel
 from launcher.plan.memory.memory import Memory
 from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.sizes import Sizes
-from launcher.plan.tensor_parallel.operators import ShardedOperator
+from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator
 from launcher.plan.time.traffic import between_copies, between_replicas
 from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.grid import Grid

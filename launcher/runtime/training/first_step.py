@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.plan.values.compilation import Compilation
 from launcher.runtime.cluster.world import bounded, usual_timeout, wait_for
 from launcher.runtime.torch_private.selftest import COMPILING, verify
+from launcher.runtime.training.compile_cache import keep_compiled
 
 if TYPE_CHECKING:
     from launcher.parallel.compile import CompileTimes
 
 _log = logging.getLogger(__name__)
-FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-OWNER_ONLY = 0o700
 
 
 class FirstStep:
@@ -59,26 +56,3 @@ class FirstStep:
         self.done = True
         if times is not None:
             _log.info("train.compile: %s", times.summary())
-
-
-def keep_compiled() -> None:
-    """Caches inductor's output below the user's cache folder, so that the next start can reuse it.
-
-    torch's default is below ``/tmp``, where others could place code that we load. ``TORCHINDUCTOR_CACHE_DIR``
-    takes precedence.
-    """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # only if something is compiled
-
-    # torch also writes its default there
-    if os.environ.get(FOLDER, default_cache_dir()) != default_cache_dir():
-        return
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "launcher" / "compile"
-    try:
-        folder.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to another user")
-    except OSError as error:
-        _log.warning("compiled code is not cached for the next start: %s; %s names a folder", error, FOLDER)
-        return
-    os.environ[FOLDER] = str(folder)

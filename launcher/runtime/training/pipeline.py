@@ -26,7 +26,7 @@ from launcher.plan.cut.sequence_chunks import shortened
 from launcher.plan.plan import Plan
 from launcher.plan.values.model_graph import EmbeddingLookup
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.runtime.torch_private import pipelining
+from launcher.runtime.torch_private import pipelining, runtime_stage
 
 
 class PipelineRuntime:
@@ -308,7 +308,7 @@ def _stages(
     pieces: tuple[int, ...] = (),
     *,
     made: Sequence[TensorSpec],
-) -> list[pipelining.RuntimeStage]:
+) -> list[runtime_stage.RuntimeStage]:
     """The runtime stages of this rank; ``made``: a last-stage rank's share of the model's output."""
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
@@ -324,7 +324,7 @@ def _stages(
         if index < len(plan.stages) - 1:
             after, gives = _flat(plan, index)
 
-        stage = pipelining.RuntimeStage(
+        stage = runtime_stage.RuntimeStage(
             part.module,
             index,
             len(plan.stages),

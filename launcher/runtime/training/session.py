@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher.errors import RunError, user_error
+from launcher.errors import RunError
 from launcher.optional import drill
 from launcher.parallel.grad_norm import Norm
 from launcher.parallel.parallel_model import ParallelModel
@@ -29,6 +29,7 @@ from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.runtime.training.profiler import ProfileWindow
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.throughput import DeviceFigures, RankTimes
+from launcher.user_errors import user_error
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Box
 from launcher.runtime.cluster.messages import gather, gather_tensors
 from launcher.runtime.code_versions import package_version
-from launcher.steps.certification.oracle import model
+from launcher.steps.certification.oracle import initial_weights
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle.samples import Narrow, ReferenceSamples
 from launcher.steps.certification.oracle.training import Cut, Prepare, ReferenceResult, ReferenceTraining
@@ -364,7 +364,7 @@ class Judge:
             )
 
         # values that no construction makes, and missing tensors
-        complaints = model.complaints(plain, construct, made)
+        complaints = initial_weights.complaints(plain, construct, made)
         for name in {p.name for p in self.plan.params} & plain.keys() - made.keys():
             complaints.setdefault(name, "there is none")
         exact = models.kept_as(made, exact, precision)

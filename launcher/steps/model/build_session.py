@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
-import xxhash
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from launcher.checkpoint.foreign.hugging_face import joined, model_type, names_in_folder, read_hf
-from launcher.checkpoint.foreign.mismatches import few
 from launcher.checkpoint.foreign.read import pieces_of_rank
 from launcher.checkpoint.full_tensors import Blobs, Cast, RenamedTensors, differing
 from launcher.checkpoint.layout.derived import taken
@@ -24,13 +20,11 @@ from launcher.data.checks import with_data_read
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.data.torch_datasets.stream import IndexedStream
-from launcher.errors import RequestError, RunError, refuse, user_error
-from launcher.job import targets
-from launcher.job.schema.components import HuggingFace, Target
+from launcher.errors import RunError, refuse
+from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.job.schema.objective import CrossEntropy
 from launcher.job.schema.paths import place
-from launcher.models.hugging_face import opened, unlike_settings
 from launcher.objective.build import build_loss, build_metrics
 from launcher.optim.build import build_optimizer
 from launcher.optim.sharded import pieces_of
@@ -44,7 +38,6 @@ from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import streams_misnamed
 from launcher.plan.settings.encryption import Trust, trust
-from launcher.plan.values.dtypes import DTYPE
 from launcher.plan.values.text import bytes_text
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.messages import all_gather
@@ -57,8 +50,10 @@ from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
 from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.runtime.training.save_thread import Saver
-from launcher.runtime.training.session import Callbacks, Session
+from launcher.runtime.training.session import Session
 from launcher.runtime.training.throughput import RankTimes, device_figures
+from launcher.steps.model.callbacks import build_callbacks
+from launcher.steps.model.same_data import check
 from launcher.steps.model.shared_construction import SharedMetaModels
 
 
@@ -85,63 +80,6 @@ def read(s: Session, model: HuggingFace) -> None:
         s.emit({"text": f"weights of {model.path}: rank 0 holds {bytes_text(size)} of them"})
 
 
-T = TypeVar("T")
-SAMPLES = 2
-EXACT = 1e-5
-"""The allowed share of the largest logit: both run the same kernels on the same values."""
-
-
-def check_settings(trained: HuggingFace, folder: Path) -> None:
-    """Raises ``RunError`` if the files beside the weights cannot be read or describe another model."""
-    _tried(lambda: _read_beside(folder))
-    if differences := _tried(lambda: unlike_settings(trained, str(folder))):
-        raise RunError(
-            f"export: the config.json that was written reads back as another model: {few(differences)}"
-        )
-
-
-def _read_beside(folder: Path) -> None:
-    from tokenizers import Tokenizer
-    from transformers import GenerationConfig
-
-    if (file := folder / "tokenizer.json").is_file():
-        Tokenizer.from_file(str(file))
-    if (folder / "generation_config.json").is_file():
-        GenerationConfig.from_pretrained(str(folder), local_files_only=True)
-
-
-@torch.no_grad()
-def check_logits(made: nn.Module, trained: HuggingFace, job: Job, folder: Path) -> None:
-    """Raises ``RunError`` unless the folder's model has the logits of ``made``, the trained model."""
-    theirs, unlike = _tried(lambda: opened(trained, str(folder), dtype_of(DTYPE[job.train.precision])))
-    if unlike:
-        text = "weights of the written folder do not fit the model that transformers makes of it"
-        raise RunError(f"export: {text}: {few(unlike)}")
-
-    # the first held-out samples
-    val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
-    indices = torch.arange(min(SAMPLES, len(val))).numpy()
-    inputs = [x.to(theirs.dtype) if x.is_floating_point() else x for x in val.inputs(indices)]
-    ours, read = (_logits(model, inputs) for model in (made, theirs))
-    gap, largest = float((ours - read).abs().max()), float(ours.abs().max())
-    if not gap <= EXACT * largest:
-        text = f"export: transformers reads what was written as another model: logits are {gap:.1e} apart"
-        raise RunError(f"{text}, of at most {largest:.1e}")
-
-
-def _logits(model: nn.Module, inputs: list[Tensor]) -> Tensor:
-    out: Tensor = model.eval()(*inputs)
-    return out.double()
-
-
-def _tried(read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except Exception as error:  # any error of transformers or tokenizers, as none is documented
-        message = " ".join(str(error).split())
-        raise RunError(f"export: transformers cannot read what was written: {message[:300]}") from error
-
-
 def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]) -> Path | None:
     """The newest undamaged checkpoint, or ``None``. All ranks call it.
 
@@ -158,60 +96,6 @@ def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[s
         if world.rank == 0:
             say(f"{path.name} is passed over: {wrong[0]}")
     return None
-
-
-def check(data: Dataset) -> None:
-    """Raises ``RunError`` on every rank if lengths or the first sample differ. All ranks call it."""
-    mine = len(data.train), len(data.val), _first(data)
-    every = all_gather(mine, tuple[int, int, str])
-    other = next((rank for rank, theirs in enumerate(every) if theirs != every[0]), None)
-    if other is None:
-        return
-    (train, val, _), (their_train, their_val, _) = every[0], every[other]
-    text = "its first sample is another one"
-    if (train, val) != (their_train, their_val):
-        text = f"it has {their_train} training and {their_val} held-out samples, rank 0 has {train} and {val}"
-    why = "every rank must see all samples, and gets its own: do not split the data by rank"
-    raise RunError(f"the data of rank {other} are not those of rank 0: {text}; {why}")
-
-
-def _first(data: Dataset) -> str:
-    """128 bits of the first sample's values."""
-    hasher, row = xxhash.xxh3_128(), np.arange(1)
-    for t in (*data.train.inputs(row), data.train.targets(row)):
-        hasher.update(f"{t.dtype} {tuple(t.shape)}".encode())
-        hasher.update(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return hasher.hexdigest()
-
-
-EVERY_RANK = "every_rank"
-"""The attribute that a class sets to True to be called on every rank, not only on the first."""
-
-
-def build_callbacks(job: Job, steps: int, world: World, folder: Path) -> Callbacks | None:
-    """The callbacks of this rank. Raises ``RunError`` if one cannot be constructed."""
-    if not job.callbacks:
-        return None
-    each = [
-        (f"callbacks.{i} {target.target}", _built(target, i, job.security.allow))
-        for i, target in enumerate(job.callbacks)
-        if world.rank == 0 or _everywhere(target, i, job.security.allow)
-    ]
-    return Callbacks(each, steps=steps, folder=folder, rank=world.rank)
-
-
-def _everywhere(target: Target, i: int, allow: tuple[str, ...]) -> bool:
-    cls = targets.locate(target.target, allow, object, key=f"callbacks.{i}._target_")
-    return getattr(cls, EVERY_RANK, False) is True
-
-
-def _built(target: Target, i: int, allow: tuple[str, ...]) -> object:
-    try:
-        return targets.build(target, allow, object, key=f"callbacks.{i}._target_")
-    except RequestError as error:
-        raise RunError(str(error)) from error
-    except (Exception, SystemExit) as error:  # user code may raise anything
-        raise RunError(f"callbacks.{i} {target.target} cannot be built: {user_error(error)}") from error
 
 
 def build(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy, Ref, Value
 from launcher.extras.device_matrix.written import as_written, read
-from launcher.plan.tensor_parallel import files
+from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.plan.values.tensor_spec import TensorSpec
 
 N = 216
@@ -39,10 +39,10 @@ def test_what_is_written_is_read_back_through_a_file(data: st.DataObject, matrix
     found = data.draw(cuts(matrix, "mkn"))
     strategy = OpStrategy(matrix, tuple((letter, axes) for letter, axes in found.items() if axes))
     leaves = TensorLayout(matrix, tuple(data.draw(cuts(matrix, "01")).values())) if out else None
-    rows = {"up": {**as_written(strategy, MATMUL, leaves), files.NAME_KEY: "u*"}}
+    rows = {"up": {**as_written(strategy, MATMUL, leaves), operator_strategy_file.NAME_KEY: "u*"}}
 
-    text = files.text(rows, tp=None)
-    tp, config, origins = files.parsed(json.loads(text), "parallel.operator_strategy.load", "o.json")
+    text = operator_strategy_file.text(rows, tp=None)
+    tp, config, origins = operator_strategy_file.parsed(json.loads(text), "parallel.operator_strategy.load", "o.json")
     assert (tp, origins["up"].key) == (None, "u*")
     (got,), problems = read(config, GRAPH, [MATMUL], names=["up:mm"], ranks=prod(matrix), origins=origins)
     assert problems == []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tests.plan.cut.test_tensor_placement import HSDP, KB, TIED, laid, sizes
-
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.communication.fusion import Bucket, GatherGroup, Limits, buckets, groups
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.model_graph import Graph, ModelStructure
+from tests.plan.cut.test_tensor_placement import HSDP, KB, TIED, laid, sizes
 from tests.plan.made import chain, graph, skeleton
 
 ALONE = Limits(False, None, 64 << 20)

@@ -4,17 +4,18 @@ from dataclasses import replace
 from math import prod
 
 import pytest
-from tests.plan.cut.test_tensor_placement import laid, sizes
 
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muon
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.memory.memory import Memory, StateSize, memory
+from launcher.plan.memory.memory import Memory, memory
+from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.memory.walk import MemoryInUse
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.model_graph import Role
 from launcher.plan.values.text import bytes_text
 from tests.optim.grouped import tensor
+from tests.plan.cut.test_tensor_placement import laid, sizes
 from tests.plan.made import chain, skeleton
 
 MODEL = skeleton(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.plan.cut.test_tensor_placement import laid, sizes
-
 from launcher.plan.settings.weight_average import ema_param_problems
 from launcher.plan.values.tensor_spec import TensorSpec
+from tests.plan.cut.test_tensor_placement import laid, sizes
 from tests.plan.made import chain, job, skeleton
 
 MODEL = skeleton({"a.weight": (4,), "b.weight": (4,)}, frozen=["b.weight"])

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from launcher.parallel import mesh
 from launcher.plan.plan import Plan
-from launcher.plan.settings import layout_files as by_axis
+from launcher.plan.settings import rank_groups as by_axis
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from tests.parity import job

@@ -13,7 +13,7 @@ from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
-from launcher.plan.tensor_parallel import files
+from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.planner.plan_job import plan_job
 from launcher.run.layout_files import write
 from tests.parity import job
@@ -65,7 +65,7 @@ def test_what_is_read_back_is_the_same_plan(tmp_path: Path) -> None:
     told, there = plan_job(small(operators=MLP, grid={"tp": 2})), loaded(path)
     assert (there.params, there.sizes.grid) == (told.params, told.sizes.grid)
     assert there.estimate.memory == told.estimate.memory
-    assert files.as_json(there.operators, 2) == TEXT
+    assert operator_strategy_file.as_json(there.operators, 2) == TEXT
 
 
 def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
-from launcher.runtime.training.first_step import FOLDER, keep_compiled
+from launcher.runtime.training.compile_cache import FOLDER, keep_compiled
 from launcher.steps import train
 from launcher.steps.model.build_session import build
 from tests.parity import job

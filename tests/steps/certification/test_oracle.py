@@ -18,9 +18,8 @@ from launcher.data.shuffle import batch_indices
 from launcher.job.schema.components import Target
 from launcher.job.schema.optim import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
 from launcher.optim.schedule import factor
+from launcher.steps.certification.oracle import initial_weights, rules
 from launcher.steps.certification.oracle import model as models
-from launcher.steps.certification.oracle import model as start
-from launcher.steps.certification.oracle import rules
 from launcher.steps.certification.oracle.samples import First, Narrow, held_out
 from launcher.steps.certification.oracle.training import Cut, ReferenceTraining
 from launcher.steps.certify import _undropped
@@ -28,7 +27,7 @@ from tests.parity import job
 from tests.steps.certified import of
 from tests.steps.nets import Draws
 
-FOLDER = Path(start.__file__).parent
+FOLDER = Path(initial_weights.__file__).parent
 MAY_IMPORT = {
     "launcher.job.schema.job", "launcher.job.schema.components",  # what was asked
     "launcher.job.schema.objective", "launcher.job.schema.optim",
@@ -201,7 +200,7 @@ def test_another_draw_from_the_same_distribution_is_no_complaint(kind: str) -> N
     wrong = [
         found
         for n in range(60)
-        if (found := start.complaints(seeded(draw, 0), lambda k: seeded(draw, k), seeded(draw, 1000 + n)))
+        if (found := initial_weights.complaints(seeded(draw, 0), lambda k: seeded(draw, k), seeded(draw, 1000 + n)))
     ]
     assert wrong == []
 
@@ -234,7 +233,7 @@ WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
 def test_weights_that_no_construction_makes_are_named_with_the_figure_that_is_off(case: str) -> None:
     kind, change, said = WRONG[case]
     draw = DRAWS[kind]
-    found = start.complaints(seeded(draw, 0), lambda k: seeded(draw, k), {"w": change(seeded(draw, 99)["w"])})
+    found = initial_weights.complaints(seeded(draw, 0), lambda k: seeded(draw, k), {"w": change(seeded(draw, 99)["w"])})
     assert {name: re.sub(r"(?<= )\d[\d.e-]*(?=,| to|$)", "N", text) for name, text in found.items()} == {"w": said}
 
 

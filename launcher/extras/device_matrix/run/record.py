@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.random import fork_rng
 
-from launcher.errors import Problem, RequestError, refuse, user_error
+from launcher.errors import Problem, RequestError, refuse
 from launcher.extras.device_matrix.op_graph import Arg, Name, OpGraph, OpNode, Ref, Value
 from launcher.extras.device_matrix.run.compare_recording import lost
 from launcher.parallel.dispatch.modes import default_dtype, of_error
@@ -21,6 +21,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.code_between_modules import LOOKS, RUNNING, failing
 from launcher.parallel.trace.specs import spec
 from launcher.parallel.trace.zero_inputs import looks
+from launcher.user_errors import user_error
 
 
 def settle_regions(graphs: torch.nn.Module, key: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.tensor_parallel.files import ParamLayouts, degree, on_grid, resolved
+from launcher.plan.tensor_parallel.strategies_of_layouts import ParamLayouts, degree, on_grid, resolved
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.model_graph import ModelStructure, Param

@@ -1,0 +1,25 @@
+"""Losses of routers that a model's config requests but the launcher does not train."""
+
+from __future__ import annotations
+
+from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.job import Job
+from launcher.plan.values.note import Note
+
+ROUTER_LOSSES = (
+    "router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha", "aux_loss_coef", "moe_aux_loss_coeff",
+)  # fmt: skip
+"""Config keys with the weight of a router loss, if transformers computes the loss."""
+
+
+def untrained_losses(job: Job) -> list[Note]:
+    """Notes the losses that the config requests but the launcher does not train."""
+    if not isinstance(job.model, HuggingFace):
+        return []
+    from launcher.models.hugging_face import config_of
+
+    config = config_of(job.model)
+    named = [(key, getattr(config, key, None)) for key in ROUTER_LOSSES]
+    losses = [f"{key} {value}" for key, value in named if isinstance(value, int | float) and value]
+    text = f"{', '.join(losses)} of its config has no effect: no loss of routers is trained"
+    return [Note("model", text)] if losses else []

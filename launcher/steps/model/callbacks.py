@@ -1,0 +1,42 @@
+"""The callbacks of a rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.errors import RequestError, RunError
+from launcher.job import targets
+from launcher.job.schema.components import Target
+from launcher.job.schema.job import Job
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.session import Callbacks
+from launcher.user_errors import user_error
+
+EVERY_RANK = "every_rank"
+"""The attribute that a class sets to True to be called on every rank, not only on the first."""
+
+
+def build_callbacks(job: Job, steps: int, world: World, folder: Path) -> Callbacks | None:
+    """The callbacks of this rank. Raises ``RunError`` if one cannot be constructed."""
+    if not job.callbacks:
+        return None
+    each = [
+        (f"callbacks.{i} {target.target}", _built(target, i, job.security.allow))
+        for i, target in enumerate(job.callbacks)
+        if world.rank == 0 or _everywhere(target, i, job.security.allow)
+    ]
+    return Callbacks(each, steps=steps, folder=folder, rank=world.rank)
+
+
+def _everywhere(target: Target, i: int, allow: tuple[str, ...]) -> bool:
+    cls = targets.locate(target.target, allow, object, key=f"callbacks.{i}._target_")
+    return getattr(cls, EVERY_RANK, False) is True
+
+
+def _built(target: Target, i: int, allow: tuple[str, ...]) -> object:
+    try:
+        return targets.build(target, allow, object, key=f"callbacks.{i}._target_")
+    except RequestError as error:
+        raise RunError(str(error)) from error
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise RunError(f"callbacks.{i} {target.target} cannot be built: {user_error(error)}") from error

@@ -1,0 +1,75 @@
+"""Opens an exported Hugging Face folder, and compares its model with the trained one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from launcher.checkpoint.foreign.mismatches import few
+from launcher.data.open import open_data
+from launcher.errors import RunError
+from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.job import Job
+from launcher.models.hugging_face import opened, unlike_settings
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.values.dtypes import DTYPE
+
+T = TypeVar("T")
+SAMPLES = 2
+EXACT = 1e-5
+"""The allowed share of the largest logit: both run the same kernels on the same values."""
+
+
+def check_settings(trained: HuggingFace, folder: Path) -> None:
+    """Raises ``RunError`` if the files beside the weights cannot be read or describe another model."""
+    _tried(lambda: _read_beside(folder))
+    if differences := _tried(lambda: unlike_settings(trained, str(folder))):
+        raise RunError(
+            f"export: the config.json that was written reads back as another model: {few(differences)}"
+        )
+
+
+def _read_beside(folder: Path) -> None:
+    from tokenizers import Tokenizer
+    from transformers import GenerationConfig
+
+    if (file := folder / "tokenizer.json").is_file():
+        Tokenizer.from_file(str(file))
+    if (folder / "generation_config.json").is_file():
+        GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+
+
+@torch.no_grad()
+def check_logits(made: nn.Module, trained: HuggingFace, job: Job, folder: Path) -> None:
+    """Raises ``RunError`` unless the folder's model has the logits of ``made``, the trained model."""
+    theirs, unlike = _tried(lambda: opened(trained, str(folder), dtype_of(DTYPE[job.train.precision])))
+    if unlike:
+        text = "weights of the written folder do not fit the model that transformers makes of it"
+        raise RunError(f"export: {text}: {few(unlike)}")
+
+    # the first held-out samples
+    val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
+    indices = torch.arange(min(SAMPLES, len(val))).numpy()
+    inputs = [x.to(theirs.dtype) if x.is_floating_point() else x for x in val.inputs(indices)]
+    ours, read = (_logits(model, inputs) for model in (made, theirs))
+    gap, largest = float((ours - read).abs().max()), float(ours.abs().max())
+    if not gap <= EXACT * largest:
+        text = f"export: transformers reads what was written as another model: logits are {gap:.1e} apart"
+        raise RunError(f"{text}, of at most {largest:.1e}")
+
+
+def _logits(model: nn.Module, inputs: list[Tensor]) -> Tensor:
+    out: Tensor = model.eval()(*inputs)
+    return out.double()
+
+
+def _tried(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except Exception as error:  # any error of transformers or tokenizers, as none is documented
+        message = " ".join(str(error).split())
+        raise RunError(f"export: transformers cannot read what was written: {message[:300]}") from error
