@@ -119,7 +119,7 @@ MUST_NOT_TOUCH = {
 # What others may open of the folders whose ``__all__`` has names for users; elsewhere ``__all__`` says it.
 OPEN = {
     "launcher.checkpoint": {
-        "chunked", "export", "full_tensors", "manifest", "read", "store", "transform", "verify", "write",
+        "cast", "chunked", "export", "full_tensors", "manifest", "read", "store", "transform", "verify", "write",
     },
     "launcher.parallel": {
         "broadcast", "byte_collectives", "compile", "grad_norm", "half_precision", "mesh", "output_share",

@@ -22,7 +22,7 @@ from launcher.checkpoint.layout.strategy_file import load
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tensorfile.disk import copy
 from launcher.checkpoint.tensorfile.encryption import load_key
-from launcher.data import text_files
+from launcher.data import text_tokenizer
 from launcher.data.checks import absent, check
 from launcher.errors import error_text
 from launcher.extras.images.cifar import read_pickle
@@ -85,7 +85,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "switches": ("p.json", lambda f: None, lambda f: _problems(request_files._switches(str(f / "p.json"))[1])),
     "status": ("status.json", lambda f: None, lambda f: run_folder.read_status(f)),
     "sweep": ("sweep.json", lambda f: None, sweep_folder.known_cells),
-    "tokenizer": ("t.json", lambda f: None, lambda f: text_files.load(f / "t.json")),
+    "tokenizer": ("t.json", lambda f: None, lambda f: text_tokenizer.load(f / "t.json")),
     "tokenizer that is asked for": (
         "t.json",
         lambda f: None,

@@ -7,8 +7,8 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from launcher.checkpoint.cast import cast_chunks
 from launcher.checkpoint.foreign.lora_adapters import Adapters, chunks, merged
-from launcher.checkpoint.full_tensors import cast_chunks
 from launcher.checkpoint.layout.derived import sources
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_outside_checkpoints

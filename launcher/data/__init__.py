@@ -2,12 +2,12 @@
 
 __all__ = [
     "checks",
-    "file_checks",
+    "file_kinds",
     "image_source",
     "mnist5k",
     "open",
     "shuffle",
     "source",
     "spec",
-    "vocabulary",
+    "vocab_size",
 ]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 
-from launcher.data import text_files
-from launcher.data.text_files import TOKENIZER
+from launcher.data import text_tokenizer
+from launcher.data.text_tokenizer import TOKENIZER
 from launcher.errors import Problem
 from launcher.job.schema.components import Chat, Data, HuggingFace, Model, Text
 
@@ -66,7 +66,7 @@ def _another(own: Path, used: Path) -> Iterator[Problem]:
 def _vocabulary(file: Path) -> dict[str, int] | None:
     """The id of each token; ``None`` for a file that is not a tokenizer, which its reader reports."""
     try:
-        vocabulary: dict[str, int] = text_files.load(file).get_vocab(with_added_tokens=True)
+        vocabulary: dict[str, int] = text_tokenizer.load(file).get_vocab(with_added_tokens=True)
     except (ValueError, OSError):
         return None
     return vocabulary

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from launcher.data import text_files
+from launcher.data import text_files, text_tokenizer
 from launcher.data.prepare import text_cache
 from launcher.data.prepare.text_cache import TextTokens
 from launcher.data.source import Dataset, entropy
+from launcher.data.text_tokenizer import decode_bytes, encode_bytes
 from launcher.data.tokens.windows import Windows
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Text
@@ -35,15 +35,6 @@ def _bytes(settings: Text) -> Dataset:
     )
 
 
-def encode_bytes(text: str) -> list[int]:
-    return list(text.encode())
-
-
-def decode_bytes(ids: Sequence[int]) -> str:
-    """Decodes bytes. Those that are not UTF-8, as an untrained model produces, become U+FFFD."""
-    return bytes(ids).decode("utf-8", errors="replace")
-
-
 def _learned(settings: Text) -> Dataset:
     made = text_cache.opened(settings) or _tokens(settings)
     tokenizer = made.tokenizer
@@ -56,10 +47,10 @@ def _learned(settings: Text) -> Dataset:
         raise RequestError((Problem("data.path", text, "data.tokenizer=bytes data.vocab_size=256"),))
 
     def encode(text: str) -> list[int]:
-        return [int(i) for i in text_files.encode(tokenizer, text)]
+        return [int(i) for i in text_tokenizer.encode(tokenizer, text)]
 
-    sizes = text_files.token_bytes(tokenizer) if settings.tokenizer_file is None else None
-    decode = partial(text_files.decode, tokenizer)
+    sizes = text_tokenizer.token_bytes(tokenizer) if settings.tokenizer_file is None else None
+    decode = partial(text_tokenizer.decode, tokenizer)
     return Dataset(train, val, entropy(val), encode=encode, decode=decode, token_bytes=sizes)
 
 
@@ -67,7 +58,7 @@ def _tokens(settings: Text) -> TextTokens:
     """Tokenizes the text in this process, without a cache."""
     parts = [part.tobytes().decode() for part in text_files.split(settings)]
     if settings.tokenizer_file is None:
-        tokenizer = text_files.train(parts[0], settings.vocab_size)
+        tokenizer = text_tokenizer.train(parts[0], settings.vocab_size)
     else:
-        tokenizer = text_files.load(Path(settings.tokenizer_file))
-    return TextTokens(tokenizer, *(text_files.encode(tokenizer, part) for part in parts))
+        tokenizer = text_tokenizer.load(Path(settings.tokenizer_file))
+    return TextTokens(tokenizer, *(text_tokenizer.encode(tokenizer, part) for part in parts))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.data.checks import resolve
 from launcher.data.model_tokenizer import check_tokenizer
 from launcher.errors import Problem, RequestError
+from launcher.errors import Problem
 from launcher.job.schema.components import (
     AutoParallelMLP,
     Chat,
@@ -32,7 +33,7 @@ from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.user_errors import owned
 
 if TYPE_CHECKING:
-    from launcher.data.source import Source
+    pass
 
 
 def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tuple[TensorSpec, ...]:
@@ -51,7 +52,9 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
         case Cifar10():
             return (TensorSpec((batch, 3, 32, 32), "float32"),)
         case _:
-            return _sampled(settings, batch, allow)[0]
+            from launcher.data.torch_datasets.first_samples import sample_specs  # imports torch
+
+            return sample_specs(settings, batch, allow)[0]
 
 
 def target_spec(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> TensorSpec:
@@ -60,7 +63,9 @@ def target_spec(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> Tens
         case Text() | RandomTokens() | Tokens() | Chat():
             return TensorSpec((batch, settings.seq_len), "int64")
         case Target():
-            return _sampled(settings, batch, allow)[1]
+            from launcher.data.torch_datasets.first_samples import sample_specs  # imports torch
+
+            return sample_specs(settings, batch, allow)[1]
         case _:
             return TensorSpec((batch,), "int64")
 
@@ -75,70 +80,6 @@ def classes(settings: Data) -> int | None:
     if isinstance(settings, ImageFolder):
         return len(image_files.class_folders(settings.root)) or None
     return 10 if isinstance(settings, Mnist5k | Cifar10) else vocab(settings)
-
-
-def _sampled(
-    settings: Target, batch: int, allow: tuple[str, ...]
-) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-    from launcher.data.torch_datasets.items import problems
-    from launcher.data.torch_datasets.open import opened as open_own
-
-    opened = open_own(settings, seed=0, allow=allow)
-    with owned("data._target_", f"{settings.target}: its samples cannot be counted"):
-        samples = len(opened.train)
-    if not samples:
-        text = "its split train has no samples, so there is nothing to train on"
-        cure = "its len() must be the number of samples"
-        raise RequestError((Problem("data", f"{settings.target}: {text}; {cure}"),))
-    with problems():
-        inputs, target = _first(opened.train, settings.target, batch)
-        val = _first(opened.val, settings.target, batch) if len(opened.val) else (inputs, target)
-    if val != (inputs, target):
-        text = f"samples of the split train are {_formats(inputs, target)}, of val {_formats(*val)}"
-        why = "both splits must have the same kind"
-        raise RequestError((Problem("data", f"{settings.target}: {text}; {why}"),))
-    return inputs, target
-
-
-SOME = 2
-"""The number of samples read of a user's own class: two show which dim is that of samples."""
-
-
-def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-    """The specs of its first samples, with a batch dim of ``batch``. Raises ``RequestError``."""
-    import numpy as np
-    from torch import Tensor
-
-    with owned("data._target_", f"{name}: its samples cannot be counted"):
-        n = min(SOME, max(1, len(source)))
-    with owned("data._target_", f"{name}: its samples cannot be read"):
-        inputs, target = source.inputs(np.arange(n)), source.targets(np.arange(n))
-
-    # each input and the targets must be one tensor, samples along dim 0
-    if not isinstance(inputs, tuple | list):
-        text = f"inputs() returns {type(inputs).__name__}"
-        cure = "return a tuple with one tensor for each input of the model"
-        raise RequestError((Problem("data", f"{name}: {text}; {cure}"),))
-    for method, t in (*(("inputs", t) for t in inputs), ("targets", target)):
-        if not isinstance(t, Tensor):
-            text = f"{method}() returns {type(t).__name__} where a tensor was expected"
-            raise RequestError((Problem("data", f"{name}: {text}"),))
-        if t.shape[:1] != (n,):
-            text = f"{method}() of {n} indices returns a tensor of shape {tuple(t.shape)}"
-            cure = "dim 0 must be the samples: return one for each index, in order"
-            raise RequestError((Problem("data", f"{name}: {text}; {cure}"),))
-
-    # replace dim 0 with the batch size
-    *specs, last = [
-        TensorSpec((batch, *t.shape[1:]), str(t.dtype).removeprefix("torch.")) for t in (*inputs, target)
-    ]
-    return tuple(specs), last
-
-
-def _formats(inputs: tuple[TensorSpec, ...], target: TensorSpec) -> str:
-    return " -> ".join(
-        (", ".join(f"{t.dtype} {t.shape[1:]}" for t in inputs), f"{target.dtype} {target.shape[1:]}")
-    )
 
 
 OwnModel = LanguageModel | TiedPair | ResNet | AutoParallelMLP

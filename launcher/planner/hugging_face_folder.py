@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.cast import castable
 from launcher.checkpoint.foreign.hugging_face import (
     CONFIG,
     joined,
@@ -19,7 +20,7 @@ from launcher.checkpoint.foreign.hugging_face import (
 )
 from launcher.checkpoint.foreign.mismatches import few
 from launcher.checkpoint.foreign.read import unequal_ties
-from launcher.checkpoint.full_tensors import Blobs, RenamedTensors, castable
+from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
 from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.safetensors import described

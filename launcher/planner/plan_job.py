@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.data.checks import check, with_data_read
 from launcher.data.checks import resolve as resolve_data
 from launcher.data.spec import check_fit, classes, vocab
-from launcher.data.vocabulary import with_vocabulary
+from launcher.data.vocab_size import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Chat, Target, foreign
 from launcher.job.schema.job import Job
@@ -412,7 +412,7 @@ def _planned(
     if fallback:
         notes.append(Note(*fallback.split(" ", 1)))
     if isinstance(job.data, Chat):
-        from launcher.data.chat.tokens import learnt  # imports jinja2, which takes 80 ms
+        from launcher.data.chat.checks import learnt
 
         if text := learnt(job.data):
             notes.append(Note("data.path", text))

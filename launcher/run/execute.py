@@ -110,7 +110,7 @@ def _reads_data(job: Job, remaining: Sequence[Phase]) -> bool:
 def _prepare(job: Job) -> None:
     """Makes once, in this process, the tokens that every rank reads."""
     from launcher.data.prepare import text_cache
-    from launcher.data.prepare.shards import ProgressReporter
+    from launcher.data.prepare.progress import ProgressReporter
 
     with ProgressReporter(job.logger.progress, say) as speed:
         if isinstance(job.data, Chat):

@@ -63,7 +63,7 @@ def with_stand_ins(request: Request) -> Iterator[Request]:
 def make(job: Job, done: tuple[str, ...]) -> None:
     """Runs ``makers``, except steps that an earlier start has ``done``."""
     from launcher.data.prepare.prepare import prepare
-    from launcher.data.prepare.shards import ProgressReporter
+    from launcher.data.prepare.progress import ProgressReporter
 
     for name, step in makers(job).items():
         if name not in done:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.checkpoint.cast import WIDTHS
 from launcher.checkpoint.export import check_file, export
 from launcher.checkpoint.foreign.hugging_face import (
     CONFIG,
@@ -34,7 +35,6 @@ from launcher.checkpoint.foreign.lora_adapters import (
     write_peft,
 )
 from launcher.checkpoint.foreign.names import from_ours, renamed
-from launcher.checkpoint.full_tensors import WIDTHS
 from launcher.checkpoint.layout.derived import of_plan, sources, taken
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match, single
 from launcher.checkpoint.manifest import unvouched

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from launcher.checkpoint.cast import Cast, differing, exact
 from launcher.checkpoint.foreign.mismatches import strange
 from launcher.checkpoint.foreign.names import renamed, to_ours
 from launcher.checkpoint.foreign.read import form_of, import_whole, outline, read_incoming
 from launcher.checkpoint.foreign.strategies import open_strategy
-from launcher.checkpoint.full_tensors import Cast, FullTensors, RenamedTensors, differing, exact
+from launcher.checkpoint.full_tensors import FullTensors, RenamedTensors
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.store import latest, point, step_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.data.prepare import prepare as checks
 from launcher.data.prepare.prepare import prepare
-from launcher.data.prepare.shards import ProgressReporter
+from launcher.data.prepare.progress import ProgressReporter
 from launcher.errors import Problem
 from launcher.job.schema.steps import Prepare
 from launcher.steps.file_checks import FileChecks, RunFiles

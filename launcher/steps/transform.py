@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.checkpoint.foreign.strategies import open_strategy
-from launcher.checkpoint.foreign.transform import (
+from launcher.checkpoint.foreign.one_file_per_rank import (
     RankFormat,
-    aimed,
     check_free_for_ranks,
     check_rank_places,
-    is_foreign,
-    to_checkpoint,
     to_rank_files,
     writer,
 )
+from launcher.checkpoint.foreign.read import aimed, is_foreign, to_checkpoint
+from launcher.checkpoint.foreign.strategies import open_strategy
 from launcher.checkpoint.layout.derived import followed, of_plan, target_strategy
 from launcher.checkpoint.layout.strategy import Strategy, match, whole_specs
 from launcher.checkpoint.manifest import unvouched

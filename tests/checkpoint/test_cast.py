@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from launcher.checkpoint.full_tensors import Blobs, Cast, FullTensors, cast_chunks, chunks, differing, exact
+from launcher.checkpoint.cast import Cast, cast_chunks, differing, exact
+from launcher.checkpoint.full_tensors import Blobs, FullTensors, chunks
 from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.refusal import refusal

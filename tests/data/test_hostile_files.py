@@ -9,8 +9,8 @@ import pickle
 import numpy as np
 import pytest
 
-from launcher.data import text_files
-from launcher.data.file_checks import BadFile
+from launcher.data import text_tokenizer
+from launcher.data.file_kinds import BadFile
 from launcher.extras.images import cifar_files
 
 
@@ -44,4 +44,4 @@ def test_a_tokenizer_without_tokens_is_none(tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}))
     with pytest.raises(ValueError, match="not a tokenizer: it has no tokens"):
-        text_files.load(file)
+        text_tokenizer.load(file)

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from launcher.data.open import open_data
-from launcher.data.plain_text import decode_bytes, encode_bytes
 from launcher.errors import RequestError
 from launcher.job.schema.components import Text
-
-
-@given(st.text())
-def test_bytes_there_and_back(text):
-    assert decode_bytes(encode_bytes(text)) == text
-
-
-def test_bytes_that_are_no_text_are_shown_as_such():
-    assert decode_bytes([65, 255, 66]) == "A\N{REPLACEMENT CHARACTER}B"
 
 
 def test_bpe_that_leaves_too_few_tokens_says_so(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.data import text_files
+from launcher.data import text_tokenizer
 from launcher.data.plain_text import open_text
 from launcher.errors import RunError
 from launcher.job.schema.components import Text
@@ -46,9 +46,9 @@ def test_classes_may_be_dim_1():
 
 def test_bytes_of_tokens_are_those_of_the_text():
     text = "To be, or not to be: that is the question; täglich grüßt — 你好\r\n" * 40
-    tokenizer = text_files.train(text, 300)
-    sizes = text_files.token_bytes(tokenizer)
-    assert sum(sizes[i] for i in text_files.encode(tokenizer, text)) == len(text.encode())
+    tokenizer = text_tokenizer.train(text, 300)
+    sizes = text_tokenizer.token_bytes(tokenizer)
+    assert sum(sizes[i] for i in text_tokenizer.encode(tokenizer, text)) == len(text.encode())
     assert max(sizes) > 3
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy.typing as npt
 
+from launcher.checkpoint.cast import cast_chunks
 from launcher.checkpoint.chunked import slices
 from launcher.checkpoint.foreign.lora_adapters import Adapters, chunks, merged
 from launcher.checkpoint.foreign.names import Renamed, Table, renamed
-from launcher.checkpoint.full_tensors import FullTensors, cast_chunks
+from launcher.checkpoint.full_tensors import FullTensors
 from launcher.checkpoint.layout.derived import sources
 from launcher.checkpoint.layout.shards import full_box
 from launcher.checkpoint.read import Reader, open_checkpoint

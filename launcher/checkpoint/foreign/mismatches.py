@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import chain, islice
 from shlex import quote
 
+from launcher.checkpoint.cast import castable
 from launcher.checkpoint.foreign.names import FROM_LLAMA, NameTable, Renamed, attempted, both, to_ours
-from launcher.checkpoint.full_tensors import castable
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.errors import Problem, printable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,10 +16,11 @@ import numpy.typing as npt
 from launcher.checkpoint.chunked import gathered
 from launcher.checkpoint.foreign.hugging_face import INDEX, SINGLE_FILE, read_hf
 from launcher.checkpoint.foreign.names import Table, kind_of, renamed
+from launcher.checkpoint.foreign.strategies import open_strategy
 from launcher.checkpoint.foreign.torch_dcp import METADATA_FILE, read_dcp
 from launcher.checkpoint.full_tensors import Blobs, FullTensors, RenamedTensors, chunks
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match
-from launcher.checkpoint.store import check_destination, fresh, newest_in, seal
+from launcher.checkpoint.store import check_apart, check_destination, fresh, newest_in, seal
 from launcher.checkpoint.tensorfile.disk import WriteBehind
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import Blob
@@ -86,6 +87,19 @@ def form_of(path: Path) -> ForeignForm:
 
     hugging_face = f"a Hugging Face folder ({SINGLE_FILE} or {INDEX})"
     raise ValueError(f"{path}: not {hugging_face}, a torch DCP folder ({METADATA_FILE}) or rank_<k> folders")
+
+
+def is_foreign(path: Path, strategy: str | None) -> bool:
+    """Whether ``foreign`` can read ``path``; false for an unfinished checkpoint of ours."""
+    if is_checkpoint(path) or not path.exists():
+        return False
+    if strategy is None and any(path.glob("rank_*/model.safetensors")):
+        return False
+    try:
+        form_of(path)
+    except ValueError:
+        return False
+    return True
 
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
@@ -265,6 +279,60 @@ def import_whole(
     read = sum(specs[theirs].nbytes for theirs in names.values())
     written = sum(f.size for f in files.values())
     return Report(dst, len(files), bytes_read=read, bytes_written=written, peak=workers * PEAK)
+
+
+def to_checkpoint(
+    src: Path,
+    dst: Path,
+    to: mindspore.StrategyInput | mindspore.Layouts,
+    strategy: str | None,
+    *,
+    overwrite: bool = False,
+    key: str | None = None,
+    workers: int = 1,
+) -> Report:
+    """Writes a foreign checkpoint ``src`` as our checkpoint ``dst`` of step 0. Raises as ``transform`` does.
+
+    The report's ``left`` are the entries of ``src`` that are not tensors.
+    """
+    check_apart(src, dst)
+    source, target = aimed(src, to, strategy)
+    wholes = [source.read_full() for _ in range(workers)]
+    report = import_whole(
+        wholes[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=wholes[1:]
+    )
+    return replace(report, left=source.others)
+
+
+def aimed(
+    src: Path, to: mindspore.StrategyInput | mindspore.Layouts, strategy: str | None, *, verify: bool = True
+) -> tuple[Foreign, Strategy]:
+    """Opens ``src`` and returns it with the requested layout.
+
+    Tensors that the strategies do not list are in the layout as full tensors on every rank.
+    """
+    stage = None
+    if not callable(to) and strategy is not None and src.is_dir():
+        files = {
+            rank: mindspore.open_source(path, verify=False).specs
+            for rank, path in mindspore.rank_paths(src).items()
+        }
+        stage = mindspore.by_stage(open_strategy("src_strategy", strategy), to, files)
+    if stage is not None:
+        text = f"the source is only stage {stage} of a pipeline, not a full checkpoint"
+        raise ValueError(f"{text}; give format ckpt or safetensors for rank files")
+
+    source = foreign(src, None if strategy is None else Path(strategy), verify=verify)
+    target = mindspore.laid_out(to, source.strategy)
+    match(source.strategy, target)
+
+    # tensors that the strategies do not list are full on every rank
+    specs = source.read_full().specs if source.loose else {}
+    loose = {
+        n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype)
+        for n in source.loose
+    }
+    return source, Strategy(target.grid, {**target.entries, **loose})
 
 
 def pieces_of_rank(src: FullTensors, target: Strategy, rank: int) -> Iterator[tuple[str, Blob]]:

@@ -3,4 +3,4 @@
 Tokens are made once, before the ranks start. Nothing here imports torch but the samples themselves.
 """
 
-__all__ = ["tokens"]
+__all__ = ["checks", "tokens"]

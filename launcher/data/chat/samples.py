@@ -1,4 +1,4 @@
-"""Opens ``data=chat``: turns its settings into samples."""
+"""The samples of ``data=chat``: conversations, packed or one each, some of them held out."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 from launcher.data.chat import tokens as chat_tokens
 from launcher.data.chat.template import chat_tokenizer
 from launcher.data.chat.tokens import ChatTokens, in_memory
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.data.shuffle import Indices
 from launcher.data.source import Dataset, Source
-from launcher.data.tokens.packing import BLOCK, Numbers, packed
+from launcher.data.tokens.bin_packing import BLOCK, Numbers, packed
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Chat
 from launcher.plan.values.class_dims import IGNORED

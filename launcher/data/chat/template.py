@@ -19,8 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, processors
 
-from launcher.data import text_files
-from launcher.data.chat.conversations import ASSISTANT, BadRow, Conversation, Message
+from launcher.data import text_tokenizer
+from launcher.data.chat.conversation_files import ASSISTANT, BadRow, Conversation, Message
 from launcher.job.schema.components import Chat
 from launcher.untrusted.bounded import TooLong, bounded
 from launcher.untrusted.files import LONGEST_TEXT, read_json, read_text
@@ -319,7 +319,7 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
         plain.compile()
         return ChatTokenizer(None, plain, BYTES_END + 1, BYTES_END)
     path = Path(settings.tokenizer_file)
-    tokenizer = _without_truncation(text_files.load(path))
+    tokenizer = _without_truncation(text_tokenizer.load(path))
     config = _config(path)
     special = _special(config)
     source = _template(settings, config, _beside(path))

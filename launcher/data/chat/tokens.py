@@ -1,4 +1,4 @@
-"""Conversations as labelled tokens: encoded, cached, checked."""
+"""Conversations as labelled tokens, cut or left out where they are too long, and cached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 
 import jinja2
@@ -17,15 +16,16 @@ import tokenizers
 import xxhash
 from numpy.typing import NDArray
 
-from launcher.data.chat.conversations import BadRow, DataRow, OtherForm, conversation, files, read_rows
+from launcher.data.chat.conversation_files import BadRow, DataRow, conversation, files, read_rows
 from launcher.data.chat.template import CONFIG, TEMPLATE, ChatTokenizer, Labelled, chat_tokenizer
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.data.prepare import shards
-from launcher.data.prepare.corpus import Position
-from launcher.data.prepare.prepare import content_digest, writing
-from launcher.data.prepare.shards import Progress, ProgressReporter
-from launcher.data.prepare.tasks import cores, encoders
-from launcher.errors import Problem, RunError, error_text
+from launcher.data.prepare.child_processes import cores, encoders
+from launcher.data.prepare.documents import Position
+from launcher.data.prepare.prepare import writing
+from launcher.data.prepare.progress import Progress, ProgressReporter
+from launcher.data.prepare.text_corpus import content_digest
+from launcher.errors import RunError
 from launcher.job.schema.components import Chat, Paths
 
 SKIP = "data.on_bad=skip leaves out bad rows and counts them"
@@ -279,108 +279,9 @@ def _folder(settings: Chat) -> Path:
     return Path(settings.cache) / xxhash.xxh3_128_hexdigest(json.dumps(made).encode())
 
 
-ROWS_CHECKED = 50
-"""The number of rows that are checked at the start of each path: a corpus of another form shows it there."""
-
-
-def check_chat(settings: Chat) -> Iterator[Problem]:
-    by = None
-    try:
-        by = chat_tokenizer(settings)
-    except (ValueError, OSError) as error:
-        key = "data.tokenizer_file"
-        if settings.template is not None and settings.template in str(error):
-            key = "data.template"
-        yield Problem(key, error_text(error))
-    if by is not None and settings.vocab_size is not None and by.size > settings.vocab_size:
-        text = f"{settings.vocab_size}: the tokenizer has {by.size} tokens"
-        yield Problem("data.vocab_size", text, f"data.vocab_size={by.size}")
-    for key, paths in (("data.path", settings.path), ("data.val", settings.val)):
-        if key == "data.path" or paths is not None:
-            yield from _of_path(settings, by, key, paths)
-
-
-def learnt(settings: Chat) -> str:
-    """Describes which text of the first usable row is trained on; empty if no row is usable."""
-    try:
-        by = chat_tokenizer(settings)
-        for row in islice(read_rows(settings, settings.path), ROWS_CHECKED):
-            try:
-                return f"{Path(row.place).name} trains {by.learnt(*by.labelled(conversation(row.data)))}"
-            except BadRow:
-                continue
-    except (BadFile, ValueError, OSError):
-        return ""  # the checks of the data report these errors
-    return ""
-
-
 def vocabulary(settings: Chat) -> int | None:
     """The tokenizer's number of tokens; ``None`` if the tokenizer cannot be read."""
     try:
         return chat_tokenizer(settings).size
     except (ValueError, OSError):
         return None
-
-
-def _labelled(by: ChatTokenizer, row: DataRow) -> Labelled:
-    """The tokens of a row, and which are trained on. Raises ``BadRow`` if that is none."""
-    ids, counted = by.labelled(conversation(row.data))
-    if not counted[1:].any():
-        raise BadRow("the assistant says nothing in it")
-    return ids, counted
-
-
-def _usable(by: ChatTokenizer, row: DataRow) -> bool:
-    try:
-        _labelled(by, row)
-    except BadRow:
-        return False
-    return True
-
-
-def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | None) -> Iterator[Problem]:
-    try:
-        corpus_files = files(paths)
-        first = list(islice(read_rows(settings, paths), ROWS_CHECKED + 1))
-    except BadFile as error:
-        yield Problem(key, str(error))
-        return
-    except OSError as error:
-        yield Problem(key, error_text(error))
-        return
-    if not first:
-        yield Problem(key, f"{corpus_files[0].path}: it has no rows")
-        return
-    if by is None:
-        return
-    bad = []
-    endless: list[tuple[DataRow, str]] = []
-    ends = False
-    for row in first[:ROWS_CHECKED]:
-        try:
-            ids, counted = _labelled(by, row)
-            ends = ends or by.ends_a_turn(ids, counted)
-            endless.append((row, by.learnt(ids, counted)))
-        except BadRow as error:
-            other = isinstance(error, OtherForm)
-            why = error.advice(corpus_files[row.file].path) if isinstance(error, OtherForm) else str(error)
-            why = f"{row.place}: {why}"
-            if settings.on_bad == "error":
-                leaves_some = not other and any(_usable(by, one) for one in first)
-                yield Problem(key, f"{why}; {SKIP}", "data.on_bad=skip") if leaves_some else Problem(key, why)
-                return
-            bad.append(why)
-            continue
-        if settings.too_long == "error" and len(ids) > settings.seq_len + 1:
-            room = f"data.seq_len={settings.seq_len} has room for {settings.seq_len + 1}"
-            yield Problem(
-                "data.seq_len", f"{row.place}: {len(ids)} tokens, and {room}; {FIT}", "data.too_long=cut"
-            )
-            return
-    if endless and not ends:
-        row, text = endless[0]
-        why = "no trained turn ends with a special token, so the model would never learn to stop"
-        way = "the template has to write one where the assistant's turn ends (within {% generation %})"
-        yield Problem("data.template", f"{why}: {row.place} trains {text}; {way}")
-    if len(bad) == len(first):
-        yield Problem(key, f"none of its rows can be trained on: {bad[0]}")

@@ -4,4 +4,4 @@ One process reads and writes in order, so the tokens do not depend on the number
 Nothing here imports torch.
 """
 
-__all__ = ["prepare", "shards", "text_cache"]
+__all__ = ["prepare", "progress", "text_cache"]

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from launcher.console import say, tell
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.prepare import prepare, problems
-from launcher.data.prepare.shards import ProgressReporter
+from launcher.data.prepare.progress import ProgressReporter
 from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, refuse
 from launcher.job.compose import Request, compose, late
 from launcher.job.config_folders import CONF

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,27 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
-from launcher.data import text_files
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.data.prepare import shards
-from launcher.data.prepare.corpus import Bad, Kind, Position, TextBlock, blocks, documents, keys_of_text
-from launcher.data.prepare.corpus_files import LINES, CorpusFile, corpus_file, named, packing_errors, unpacked
-from launcher.data.prepare.encode import NoEnd, Recipe, Vocabulary, trained_end, vocabulary
-from launcher.data.prepare.shards import Progress, ProgressReporter
+from launcher.data.prepare.child_processes import Encoded, cores, encode, encoders
+from launcher.data.prepare.corpus_formats import CorpusFile, corpus_file, named, packing_errors, unpacked
+from launcher.data.prepare.documents import Bad, TextBlock, documents, keys_of_text
+from launcher.data.prepare.encode import Recipe
+from launcher.data.prepare.progress import Progress, ProgressReporter
 from launcher.data.prepare.tables import check_column, columns_of_text
-from launcher.data.prepare.tasks import Encode, Encoded, TrainTokenizer, cores, encode, encoders, train
+from launcher.data.prepare.text_corpus import VERSION, TextCorpus
+from launcher.data.prepare.train_tokenizer import corpus_vocabulary
+from launcher.data.prepare.vocabulary import NoEnd, Vocabulary, vocabulary
 from launcher.data.tokens.formats import TokenWriter
 from launcher.errors import Problem, RunError, error_text
 from launcher.job.schema.steps import Prepare
-from launcher.untrusted.files import opened, read_text
-from launcher.workers import Workers
 
-VERSION = 1  # the version of the prepared format: folders of another one are made again
-SAMPLE = 32 << 20  # bytes of text that BPE is trained on
-SAMPLED = 32  # the maximum number of files that they come from
-CHUNK = 8 << 20  # bytes digested at once
 Say = Callable[[str], None]
 
 
@@ -92,72 +86,6 @@ def occupied(dst: Path, overwrite: bool) -> str | None:
     return None if overwrite else f"{other}; overwrite=true replaces it"
 
 
-@dataclass(frozen=True)
-class TextCorpus:
-    """A corpus. ``digest``: of all that the tokens depend on. ``seen``: size and mtime of each file."""
-
-    settings: Prepare
-    files: tuple[CorpusFile, ...]
-    digest: str
-    seen: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def from_files(cls, settings: Prepare, files: Sequence[CorpusFile]) -> TextCorpus:
-        """Computes the digest. Reads every file."""
-        options = settings.model_dump(
-            include={"field", "documents", "tokenizer", "vocab_size", "shard_tokens"}
-        )
-        options["end"] = trained_end(settings) if settings.tokenizer == "bpe" else None
-        if settings.tokenizer == "file":
-            made = vocabulary(settings)
-            options |= {"tokenizer_json": made.tokenizer, "end": made.end}
-        seen = tuple(_seen(file.path) for file in files)
-        read = [(file.form, file.packing, content_digest(file.path)) for file in files]
-        digest = xxhash.xxh3_128_hexdigest(json.dumps([VERSION, options, read]).encode())
-        return cls(settings, tuple(files), digest, seen)
-
-    @property
-    def skips(self) -> bool:
-        return self.settings.on_bad == "skip"
-
-    def is_in(self, manifest: dict[str, Any]) -> bool:
-        """Whether ``manifest`` says that this corpus is in its folder."""
-        return manifest.get("digest") == self.digest and (self.skips or not manifest.get("skipped"))
-
-    def check_unchanged(self) -> None:
-        """Raises ``RunError`` if a file has changed since its digest was taken."""
-        for file, seen in zip(self.files, self.seen, strict=True):
-            if _seen(file.path) != seen:
-                raise RunError(f"{file.path}: it changed while it was read; start again")
-
-    def blocks(self, at: Position) -> Iterator[TextBlock]:
-        return blocks(self.files, at, field=self.settings.field, documents=self.settings.documents)
-
-    def task(self, block: TextBlock) -> Encode:
-        """The task that encodes a block."""
-        form = self.files[block.start.file].form
-        kind: Kind = "jsonl" if form == "jsonl" else "values" if form not in LINES else "text"
-        if form == "text" and self.settings.documents == "line":
-            kind = "lines"
-        first = block.start.offset == 0
-        return Encode(kind, block.data, self.settings.field, first=first, ends=block.ends)
-
-    def place(self, block: TextBlock, row: int) -> str:
-        """Where a row of a block is: FILE:LINE, as editors read it, or FILE: row NUMBER of a table."""
-        file = self.files[block.start.file]
-        number = block.start.row + row + 1
-        return f"{file.path}:{number}" if file.form in LINES else f"{file.path}: row {number}"
-
-
-def content_digest(path: Path) -> str:
-    """xxh3 (128 bits) of a file's content, in bounded memory."""
-    digest = xxhash.xxh3_128()
-    with opened(path) as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _make(corpus: TextCorpus, folder: Path, say: Say, speed: ProgressReporter) -> PreparedTokens:
     settings = corpus.settings
     start = time.monotonic()
@@ -166,7 +94,7 @@ def _make(corpus: TextCorpus, folder: Path, say: Say, speed: ProgressReporter) -
         say(f"{settings.dst}: continues after {done.shards} complete files of tokens")
 
     with encoders(settings.workers or cores()) as crew:
-        made = _vocabulary(corpus, folder, crew)
+        made = corpus_vocabulary(corpus, folder, crew)
         speed.begin(corpus.files, done)
         tasks = ((block, corpus.task(block)) for block in corpus.blocks(done.position))
         encoded = encode(crew, Recipe(made.tokenizer, made.end), tasks)
@@ -185,35 +113,6 @@ def _make(corpus: TextCorpus, folder: Path, say: Say, speed: ProgressReporter) -
     shards.publish(folder, Path(settings.dst), said_so)
     seconds = time.monotonic() - start
     return replace(_from_manifest(said_so), anew=True, nbytes=done.nbytes - begun.nbytes, seconds=seconds)
-
-
-def _vocabulary(corpus: TextCorpus, folder: Path, crew: Workers) -> Vocabulary:
-    """The vocabulary; writes its tokenizer.json to ``folder``. A trained tokenizer is trained only once."""
-    file = folder / shards.TOKENIZER
-    trained = None
-    if corpus.settings.tokenizer == "bpe":
-        trained = read_text(file, text_files.LONGEST) if file.is_file() else train(crew, _sample(corpus))
-    made = vocabulary(corpus.settings, trained)
-    if made.tokenizer is not None:
-        shards.write_text(file, made.tokenizer)
-    return made
-
-
-def _sample(corpus: TextCorpus) -> TrainTokenizer:
-    """A task that trains on the first bytes of up to ``SAMPLED`` files, equally many of each."""
-    settings = corpus.settings
-    assert settings.vocab_size is not None
-    step = -(-len(corpus.files) // SAMPLED)
-    some = range(0, len(corpus.files), step)
-    taken = []
-    for index in some:
-        size = 0
-        for block in corpus.blocks(Position(index)):
-            if block.start.file != index or size >= SAMPLE // len(some):
-                break
-            taken.append(corpus.task(block))
-            size += block.nbytes
-    return TrainTokenizer(taken, settings.vocab_size, trained_end(settings))
 
 
 def _shard(
@@ -251,11 +150,6 @@ def _from_manifest(manifest: dict[str, Any]) -> PreparedTokens:
     """What a folder's manifest says."""
     counts = {key: int(manifest[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
     return PreparedTokens(**counts, end=str(manifest["end_of_document"]), anew=False)
-
-
-def _seen(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 def _listed(corpus: TextCorpus) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from launcher.data.file_checks import BadFile
-from launcher.data.prepare.corpus_files import CorpusFile
+from launcher.data.file_kinds import BadFile
+from launcher.data.prepare.corpus_formats import CorpusFile
 from launcher.untrusted.files import check, opened
 
 BATCH = 1 << 20  # bytes of text read at once, unless one row has more

@@ -15,14 +15,15 @@ import xxhash
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from launcher.data import text_files
+from launcher.data import text_files, text_tokenizer
 from launcher.data.prepare import shards
-from launcher.data.prepare.corpus import BLOCK, Position
-from launcher.data.prepare.corpus_files import CorpusFile
+from launcher.data.prepare.child_processes import EncodeLines, TrainText, cores, encode, encoders, train
+from launcher.data.prepare.corpus_formats import CorpusFile
+from launcher.data.prepare.documents import BLOCK, Position
 from launcher.data.prepare.encode import Recipe
-from launcher.data.prepare.prepare import content_digest, writing
-from launcher.data.prepare.shards import Progress, ProgressReporter
-from launcher.data.prepare.tasks import EncodeLines, TrainText, cores, encode, encoders, train
+from launcher.data.prepare.prepare import writing
+from launcher.data.prepare.progress import Progress, ProgressReporter
+from launcher.data.prepare.text_corpus import content_digest
 from launcher.data.tokens.formats import TokenWriter, mapped, token_file
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
@@ -84,7 +85,7 @@ def opened(settings: Text) -> TextTokens | None:
     if not _complete(folder):
         return None
     train, val = (mapped(token_file(folder / name, dtype="uint16")) for name in (TRAIN, VAL))
-    return TextTokens(text_files.load(folder / shards.TOKENIZER), train, val)
+    return TextTokens(text_tokenizer.load(folder / shards.TOKENIZER), train, val)
 
 
 def _folder(settings: Text) -> Path:
@@ -116,7 +117,7 @@ def _make(
         if settings.tokenizer_file is None:
             tokenizer = train(crew, TrainText(settings))
         else:
-            tokenizer = str(text_files.load(Path(settings.tokenizer_file)).to_str())
+            tokenizer = str(text_tokenizer.load(Path(settings.tokenizer_file)).to_str())
         shards.write_text(folder / shards.TOKENIZER, tokenizer)
         size = 1 + max(Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True).values())
 

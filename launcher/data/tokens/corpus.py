@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
+from launcher.data.tokens.bin_packing import document_index
 from launcher.data.tokens.formats import token_file
 from launcher.data.tokens.megatron import TokenFile
-from launcher.data.tokens.packing import document_index
 from launcher.errors import Problem, error_text
 from launcher.job.schema.components import Paths, Tokens
 from launcher.untrusted.hub import download_hint

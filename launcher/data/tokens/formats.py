@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from launcher.data.file_checks import BadFile, by_start
+from launcher.data.file_kinds import BadFile, by_start
 from launcher.data.tokens import megatron
 from launcher.data.tokens.megatron import TokenFile
 from launcher.errors import RunError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.data.mnist5k import size_problems
 from launcher.errors import Problem
 from launcher.extras.images import cifar_files, idx_files

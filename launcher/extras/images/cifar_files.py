@@ -8,7 +8,7 @@ import pickletools
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.untrusted.files import irregular, opened, read_bytes, stands
 
 RECORD = 1 + 3 * 32 * 32

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.data.shuffle import Indices, permutation
 from launcher.data.source import Dataset, Source, entropy
 from launcher.errors import RunError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.errors import Problem, error_text
 from launcher.job.schema.components import ImageFolder
 from launcher.optional import install_command

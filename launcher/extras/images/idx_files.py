@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.untrusted.files import RefusedFile, opened, stands
 
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from launcher.checkpoint.cast import Cast, differing
 from launcher.checkpoint.foreign.hugging_face import joined, model_type, names_in_folder, read_hf
 from launcher.checkpoint.foreign.read import pieces_of_rank
-from launcher.checkpoint.full_tensors import Blobs, Cast, RenamedTensors, differing
+from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
 from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.store import latest, older
 from launcher.checkpoint.tensorfile.encryption import load_key

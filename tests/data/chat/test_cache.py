@@ -12,7 +12,7 @@ from launcher.__main__ import main
 from launcher.data.chat import tokens
 from launcher.data.chat.template import chat_tokenizer
 from launcher.data.chat.tokens import ROWS, in_memory
-from launcher.data.prepare.shards import ProgressReporter
+from launcher.data.prepare.progress import ProgressReporter
 from tests.data.chat.chats import CHATML, TURNS, asked, messages, written
 
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, processors
 from launcher.__main__ import main
 from launcher.data.chat import tokens
 from launcher.data.chat.samples import open_chat
-from launcher.data.prepare.shards import ProgressReporter
+from launcher.data.prepare.progress import ProgressReporter
 from launcher.job.schema.components import Chat
 from tests.data.chat.chats import (
     CHATML,

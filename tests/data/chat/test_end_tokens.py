@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from launcher.data.chat.tokens import check_chat, learnt
+from launcher.data.chat.checks import check_chat, learnt
 from launcher.job.schema.components import Chat
 
 SPECIAL = ["<|user|>", "<|assistant|>", "<|im_start|>", "<|im_end|>", "<|eos|>"]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from launcher.data.chat.conversations import BadRow, Conversation
+from launcher.data.chat.conversation_files import BadRow, Conversation
 from launcher.data.chat.template import ChatTemplate
 
 SAID = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), 1)

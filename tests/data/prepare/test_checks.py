@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main as launcher
-from launcher.data.prepare import corpus_files
+from launcher.data.prepare import corpus_formats
 from launcher.data.prepare.__main__ import main
 from launcher.data.prepare.prepare import problems
 from launcher.job.schema.steps import Prepare
@@ -97,7 +97,7 @@ def test_a_table_has_the_column_and_it_has_text(tmp_path):
     ("name", "head", "need"), [("a.parquet", b"PAR1", "pyarrow"), ("a.txt.zst", b"\x28\xb5\x2f\xfd", "zstandard")]
 )
 def test_what_is_not_installed_is_said_with_what_to_install(tmp_path, monkeypatch, name, head, need):
-    monkeypatch.setattr(corpus_files, "find_spec", lambda module: None)
+    monkeypatch.setattr(corpus_formats, "find_spec", lambda module: None)
     (tmp_path / name).write_bytes(head)
     text = f"{need}, which reads it, is not installed: {install_command('data')}"
     assert found(tmp_path, src=str(tmp_path / name))[0] == f"steps.prepare.src: {name}: {text}"

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from launcher.data import text_files
+from launcher.data import text_tokenizer
 from launcher.data.prepare import encode
 from launcher.data.prepare.encode import Encoder, Recipe
 from tests.data.prepare.corpora import END, ODD, TEXT
@@ -24,7 +24,7 @@ PATTERNS = {
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }  # fmt: skip
 ENDED = [f"{part}{end}" for part in TEXT[:60_000].split("\n\n") for end in ("\n\n", "  \n", " \n", "\r\n")]
-TRAINED = text_files.train_on(ENDED, 500, [END]).to_str()  # several spaces are one token where they are one word
+TRAINED = text_tokenizer.train_on(ENDED, 500, [END]).to_str()  # several spaces are one token where they are one word
 CHARS = st.one_of(st.sampled_from("ab'sS 1\n\n\r\t.-/日🙂"), st.characters(exclude_categories=["Cs"]))
 
 
@@ -75,5 +75,5 @@ def test_no_document_is_cut_off_whatever_its_tokenizer_says_but_lines_of_a_text_
     wanted = whole.encode(text, add_special_tokens=False).ids
     assert Encoder(Recipe(cut.to_str(), end=0))([text], end=False).tolist() == wanted
     lines = Encoder(Recipe(cut.to_str(), end=0, cuts=True)).lines(text)
-    assert lines.tolist() == text_files.encode(cut, text).tolist()
+    assert lines.tolist() == text_tokenizer.encode(cut, text).tolist()
     assert len(lines) == 6

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.shards import published, working_folder
 from launcher.data.tokens.corpus import corpus
 from launcher.errors import RunError
@@ -161,8 +161,8 @@ def test_lines_of_a_text_that_are_no_utf8_are_left_out(tmp_path):
 
 
 def test_a_line_that_is_too_long_is_not_held_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.data.prepare.corpus.BLOCK", 1000)
-    monkeypatch.setattr("launcher.data.prepare.corpus.LONGEST_LINE", 4000)
+    monkeypatch.setattr("launcher.data.prepare.documents.BLOCK", 1000)
+    monkeypatch.setattr("launcher.data.prepare.documents.LONGEST_LINE", 4000)
     file, texts = tokenizer(tmp_path), ["one", "a" * 6000, "two", "b" * 2500]
     src = jsonl(tmp_path / "a.jsonl", texts)
     common = {"src": str(src), "dst": str(tmp_path / "out"), "tokenizer_file": str(file), "workers": 1}

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.data.open import open_data
 from launcher.data.prepare import text_cache
-from launcher.data.prepare.shards import ProgressReporter
+from launcher.data.prepare.progress import ProgressReporter
 from launcher.job.compose import compose
 from launcher.job.schema.components import Text
 from launcher.run.run import rehearse

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data.tokens import packing as module
+from launcher.data.tokens import bin_packing as module
+from launcher.data.tokens.bin_packing import best_fit, document_index
 from launcher.data.tokens.formats import token_file
-from launcher.data.tokens.packing import best_fit, document_index
 from tests.data.token_bytes import own
 
 END = 0

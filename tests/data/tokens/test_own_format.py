@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.data.tokens.formats import WRITE_CHUNK, TokenWriter, check_digest, mapped, token_file
 from launcher.data.tokens.megatron import TokenFile
 from tests.data.token_bytes import own

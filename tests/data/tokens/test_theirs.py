@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data.file_checks import BadFile
+from launcher.data.file_kinds import BadFile
 from launcher.data.tokens import megatron as reader
 from launcher.data.tokens.formats import check_digest, mapped, token_file
 from tests.data.token_bytes import little, llm_c, megatron, own

@@ -1,4 +1,4 @@
-"""Documents, and how they are packed into windows."""
+"""Which documents share a window: best fit decreasing, and the index of a file's windows."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from launcher.data.file_checks import BadFile
-from launcher.data.prepare.corpus_files import CorpusFile, corpus_file, named, packing_errors, unpacked
+from launcher.data.file_kinds import BadFile
+from launcher.data.prepare.corpus_formats import CorpusFile, corpus_file, named, packing_errors, unpacked
 from launcher.data.prepare.tables import columns, records
 from launcher.job.schema.components import Chat, Paths
 

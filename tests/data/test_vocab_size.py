@@ -9,7 +9,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.data.spec import vocab
-from launcher.data.vocabulary import with_vocabulary
+from launcher.data.vocab_size import with_vocabulary
 from launcher.errors import RequestError
 from launcher.planner.plan_job import before_torch, plan_job, settled
 from tests.data.token_bytes import little, own

@@ -1,4 +1,4 @@
-"""Says what is wrong with a data file."""
+"""Kinds of data files by name and first bytes, and the way to use each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks of the child processes that encode."""
+"""The child processes that encode or train a tokenizer, one per core, and their tasks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data import text_files
-from launcher.data.prepare.corpus import Bad, Kind, documents
+from launcher.data import text_files, text_tokenizer
+from launcher.data.prepare.documents import Bad, Kind, documents
 from launcher.data.prepare.encode import Encoder, Recipe
 from launcher.job.schema.components import Text
 from launcher.workers import Interpreter, Workers, workers
@@ -113,6 +113,6 @@ def _encoded(recipe: Recipe, task: Encode | EncodeLines) -> Encoded:
 def _trained(task: TrainTokenizer | TrainText) -> str:
     if isinstance(task, TrainText):
         part, _ = text_files.split(task.settings)
-        return str(text_files.train(part.tobytes().decode(), task.settings.vocab_size).to_str())
+        return str(text_tokenizer.train(part.tobytes().decode(), task.settings.vocab_size).to_str())
     texts = [t for b in task.blocks for t in documents(b.kind, b.data, b.field, b.first).texts]
-    return str(text_files.train_on(texts, task.vocab_size, [task.end_of_document]).to_str())
+    return str(text_tokenizer.train_on(texts, task.vocab_size, [task.end_of_document]).to_str())

@@ -1,4 +1,4 @@
-"""The files of a corpus: their form and their compression, by name."""
+"""The formats of corpus files: form and compression by name, checked by the first bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
-from launcher.data.file_checks import BadFile, by_start
+from launcher.data.file_kinds import BadFile, by_start
 from launcher.data.tokens.corpus import files_of
 from launcher.job.schema.components import Paths
 from launcher.optional import install_command

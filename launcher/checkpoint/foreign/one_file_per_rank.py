@@ -1,24 +1,23 @@
-"""Rewrites a checkpoint of any program in another layout, as our checkpoint or as one file per rank."""
+"""Rewrites a checkpoint of any program as one file per rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from launcher.checkpoint.chunked import gathered
-from launcher.checkpoint.foreign.read import Foreign, foreign, form_of, import_whole
+from launcher.checkpoint.foreign.read import foreign, form_of, is_foreign
 from launcher.checkpoint.foreign.strategies import open_strategy
-from launcher.checkpoint.layout.strategy import Entry, Strategy, match
+from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.store import check_apart, check_destination
 from launcher.checkpoint.tensorfile.disk import WriteBehind
-from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
+from launcher.checkpoint.transform import PEAK, Report
 from launcher.optional import mindspore
 from launcher.plan.settings.encryption import ANYONE, Trust
-from launcher.plan.values.layout import Layout
 
 STRATEGY = "strategy.json"
 """The file beside rank files that describes their layout."""
@@ -33,73 +32,6 @@ class RankFormat:
 
     suffix: Literal["safetensors", "ckpt"]
     prefix: str
-
-
-def is_foreign(path: Path, strategy: str | None) -> bool:
-    """Whether ``foreign`` can read ``path``; false for an unfinished checkpoint of ours."""
-    if is_checkpoint(path) or not path.exists():
-        return False
-    if strategy is None and any(path.glob("rank_*/model.safetensors")):
-        return False
-    try:
-        form_of(path)
-    except ValueError:
-        return False
-    return True
-
-
-def to_checkpoint(
-    src: Path,
-    dst: Path,
-    to: mindspore.StrategyInput | mindspore.Layouts,
-    strategy: str | None,
-    *,
-    overwrite: bool = False,
-    key: str | None = None,
-    workers: int = 1,
-) -> Report:
-    """Writes a foreign checkpoint ``src`` as our checkpoint ``dst`` of step 0. Raises as ``transform`` does.
-
-    The report's ``left`` are the entries of ``src`` that are not tensors.
-    """
-    check_apart(src, dst)
-    source, target = aimed(src, to, strategy)
-    wholes = [source.read_full() for _ in range(workers)]
-    report = import_whole(
-        wholes[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=wholes[1:]
-    )
-    return replace(report, left=source.others)
-
-
-def aimed(
-    src: Path, to: mindspore.StrategyInput | mindspore.Layouts, strategy: str | None, *, verify: bool = True
-) -> tuple[Foreign, Strategy]:
-    """Opens ``src`` and returns it with the requested layout.
-
-    Tensors that the strategies do not list are in the layout as full tensors on every rank.
-    """
-    stage = None
-    if not callable(to) and strategy is not None and src.is_dir():
-        files = {
-            rank: mindspore.open_source(path, verify=False).specs
-            for rank, path in mindspore.rank_paths(src).items()
-        }
-        stage = mindspore.by_stage(_source_strategy(strategy), to, files)
-    if stage is not None:
-        text = f"the source is only stage {stage} of a pipeline, not a full checkpoint"
-        raise ValueError(f"{text}; give format ckpt or safetensors for rank files")
-
-    source = foreign(src, _path(strategy), verify=verify)
-    target = mindspore.laid_out(to, source.strategy)
-    match(source.strategy, target)
-
-    # tensors that the strategies do not list are full on every rank
-    specs = source.read_full().specs if source.loose else {}
-    loose = {
-        n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype)
-        for n in source.loose
-    }
-    return source, Strategy(target.grid, {**target.entries, **loose})
 
 
 def to_rank_files(
@@ -144,10 +76,10 @@ def writer(
             )
         return mindspore.of_checkpoint(src, None, to, trust)
     if src.is_dir() and form_of(src) == "mindspore":
-        return mindspore.of_rank_folders(src, _source_strategy(strategy), to, verify=verify)
+        return mindspore.of_rank_folders(src, open_strategy("src_strategy", strategy), to, verify=verify)
 
     # the source has full tensors; each rank reads its pieces of them
-    checkpoint = foreign(src, _path(strategy), verify=verify)
+    checkpoint = foreign(src, None if strategy is None else Path(strategy), verify=verify)
     after = mindspore.laid_out(to, checkpoint.strategy)
     names = match(checkpoint.strategy, after)
 
@@ -172,11 +104,3 @@ def check_rank_places(src: Path, dst: Path, overwrite: bool) -> None:
 def check_free_for_ranks(dst: Path, overwrite: bool) -> None:
     """Raises as ``check_rank_places`` does for ``dst`` alone."""
     check_destination(dst, overwrite, lambda path: any(path.glob("rank_*")), "folder of rank files")
-
-
-def _source_strategy(strategy: str | None) -> mindspore.StrategyInput | None:
-    return open_strategy("src_strategy", strategy)
-
-
-def _path(strategy: str | None) -> Path | None:
-    return None if strategy is None else Path(strategy)

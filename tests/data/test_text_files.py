@@ -9,8 +9,8 @@ import os
 
 import pytest
 
-from launcher.data import text_files
-from launcher.data.checks import check_absent, check_text
+from launcher.data import text_tokenizer
+from launcher.data.text_files import check_absent, check_text
 from launcher.job.schema.components import Text
 
 
@@ -22,7 +22,7 @@ def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
         [problem] = [*check_text(settings), *check_absent(settings)]
         return str(problem.key), problem.text, problem.cure
 
-    text_files.train("to be or not to be\n" * 50, 270).save(str(tmp_path / "tokenizer.json"))
+    text_tokenizer.train("to be or not to be\n" * 50, 270).save(str(tmp_path / "tokenizer.json"))
     assert said(tmp_path / "no.json", 300) == ("data.tokenizer_file", f"{tmp_path / 'no.json'}: no such file", "")
     assert said(tmp_path / "tokenizer.json", 256) == (
         "data.vocab_size",
@@ -35,7 +35,7 @@ def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
         f"data.tokenizer_file={tmp_path / 'tokenizer.json'}",
     )
     with pytest.raises(ValueError, match=f"{tmp_path}: a folder; name the file, {tmp_path}/tokenizer.json"):
-        text_files.load(tmp_path)
+        text_tokenizer.load(tmp_path)
     (tmp_path / "bad.json").write_text("{}")
     key, text, cure = said(tmp_path / "bad.json", 300)
     assert (key, cure) == ("data.tokenizer_file", "")

@@ -1,4 +1,4 @@
-"""Blocks and documents of a text corpus."""
+"""Reads a text corpus block by block, and the documents and lines of a block; leaves out bad ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Literal
 
-from launcher.data.file_checks import BadFile
-from launcher.data.prepare.corpus_files import LINES, CorpusFile, packing_errors, unpacked
+from launcher.data.file_kinds import BadFile
+from launcher.data.prepare.corpus_formats import LINES, CorpusFile, packing_errors, unpacked
 from launcher.data.prepare.tables import column_values
 
 BLOCK = 1 << 20  # bytes
