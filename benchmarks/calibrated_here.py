@@ -37,7 +37,7 @@ def rounds(seconds: float) -> tuple[list[Round], MeasuredMachine]:
 def _work(
     world: World, seconds: float, copies: Sequence[tuple[Copy, Plan]], folder: Path
 ) -> tuple[list[Round], MeasuredMachine]:
-    from launcher.extras.calibration.measure import machine_of, measured, samples
+    from launcher.extras.calibration.timing_rounds import machine_of, measured, samples
     from launcher.extras.calibration.training_steps import trainings
 
     (copy, replicas), (_, stages) = copies

@@ -18,7 +18,6 @@ from launcher.errors import Problem, refuse
 if TYPE_CHECKING:
     from launcher.extras.calibration import refit as calibration
     from launcher.extras.device_matrix import operator_sharding as matrices
-    from launcher.extras.drill import drill
     from launcher.extras.drill import report as drill_report
     from launcher.extras.images import checks as image_files
     from launcher.extras.images import datasets as images
@@ -72,7 +71,7 @@ HAND_OVERS = {"kubernetes": "launcher.extras.k8s.k8s"}
 COMMANDS = {
     "calibration": "launcher.extras.calibration.refit",
     "charts": "launcher.extras.report.chart",
-    "drill": "launcher.extras.drill.drill",
+    "drill": "launcher.extras.drill.fault_injection",
     "drill_report": "launcher.extras.drill.report",
     "layout_search": "launcher.extras.layout_search.choose",
     "run_page": "launcher.extras.report.page",

@@ -47,7 +47,7 @@ def run_copies(
 
     Raises ``RunError`` on every rank if it was too noisy.
     """
-    from launcher.extras.calibration.measure import CalibrationSettings, calibrated
+    from launcher.extras.calibration.timing_rounds import CalibrationSettings, calibrated
     from launcher.extras.calibration.training_steps import trainings
 
     settings = CalibrationSettings(Path(place(step.to, str(folder))), step.seconds, step.spread)

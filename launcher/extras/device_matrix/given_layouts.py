@@ -10,9 +10,11 @@ from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem, refuse
-from launcher.extras.device_matrix.layout import TensorLayout, at_rest, global_layout, primes
-from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
-from launcher.extras.device_matrix.tensor_dims import (
+from launcher.extras.device_matrix.hsdp import at_rest, global_layout
+from launcher.extras.device_matrix.layout import TensorLayout, primes
+from launcher.extras.device_matrix.op_graph import OpGraph
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
+from launcher.extras.device_matrix.written_dims import (
     UnfitError,
     device_matrix,
     named_axes,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import RequestError, refuse
 from launcher.extras.device_matrix.given_layouts import KnownParams, over_stage
-from launcher.extras.device_matrix.layout import global_layout
+from launcher.extras.device_matrix.hsdp import global_layout, hsdp_setting
 from launcher.extras.device_matrix.op_graph import OpGraph
 from launcher.extras.device_matrix.resolve import Sharding, StageGraphs, StageSharding, Terms, resolve
 from launcher.extras.device_matrix.rules.table import rule_of
@@ -24,7 +24,6 @@ from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import model as model_refusals
 from launcher.plan.settings import transformer_opt
-from launcher.plan.settings.hsdp import LEVEL, LEVELS
 from launcher.plan.tensor_parallel.operators import unwrapped
 from launcher.plan.values.class_dims import class_dims
 from launcher.plan.values.dtypes import DTYPE, ITEMSIZE
@@ -32,6 +31,7 @@ from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import GB, many
+from launcher.plan.values.text import GB
 from launcher.planner.param_layouts import laid_out
 from launcher.planner.trace_model import ModelRead
 
@@ -52,7 +52,7 @@ def add_sharding(resolved: Resolved, made: Plan, sharding: Sharding, measured: S
         tuple(_crossings(crossings, stage))
         for crossings, stage in zip(made.boundaries, sharding.stages, strict=True)
     )
-    settings = (*made.settings, *_hsdp(job, sharding))
+    settings = (*made.settings, *hsdp_setting(job, sharding.params.values()))
     traffic = sharded_traffic(
         sharding,
         made.sizes,
@@ -78,21 +78,6 @@ def add_sharding(resolved: Resolved, made: Plan, sharding: Sharding, measured: S
         settings=settings,
         estimate=replace(made.estimate, traffic=traffic, memory=memory, step=None),
     )
-
-
-def _hsdp(job: Job, sharding: Sharding) -> Iterator[Setting]:
-    """What the optimizer level amounts to: each parameter is sharded over its own replicas."""
-    hsdp = job.parallel.hsdp
-    if hsdp is None:
-        return
-    level = hsdp.optimizer_level
-    shared = [p for p in sharding.params.values() if p.shared]
-    if shared:
-        text = f"{LEVELS[level]}; {many(len(shared), 'parameter')} over the ranks that repeat them"
-        yield Setting(LEVEL, level, "applied", text)
-    else:
-        text = "no parameter is sharded: none is repeated, large enough and divisible"
-        yield Setting(LEVEL, level, "degraded", text)
 
 
 def _placed(p: Placed, made: Plan, sharding: Sharding) -> Placed:

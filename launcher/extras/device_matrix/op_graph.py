@@ -1,15 +1,15 @@
-"""Operators of a stage, and their dimensions by letters."""
+"""The operators of a stage, and the values that they take and make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from typing import TypeAlias, Union
 
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -115,93 +115,3 @@ class OpGraph:
     def makes(self, node: OpNode) -> tuple[tuple[int, ...], ...]:
         """Shapes of the tensors that it makes."""
         return tuple(self.values[v].shape for v in node.outs)
-
-
-Letters = tuple[str, ...]
-"""An index letter for each dim of one tensor; "" for a dim that every rank needs in full."""
-
-
-@dataclass(frozen=True)
-class OpRule:
-    """The ways in which one operator may be cut.
-
-    ``ins`` and ``outs``: letters of the tensors it takes and makes. ``sizes``: for each letter, the number
-    that its slices have to divide. A letter of a dim that a view merges or splits stands for the outermost
-    part: in ``[8, 3 * 4] -> [8, 3, 4]``, dim 1 of both tensors has the same letter, of size 3. ``sums``:
-    letters that are summed over: if one is cut, each rank has a term of the output. ``inside``: letters whose
-    cut needs collectives inside of the operator (softmax over its classes). ``kernel``: what a rank runs on
-    its parts; "" is the operator itself, with the sizes of the parts among its arguments.
-
-    >>> OpRule((("m", "k"), ("n", "k")), (("m", "n"),), (("k", 4), ("m", 8), ("n", 2)), sums=("k",)).letters
-    ('k', 'm', 'n')
-    """
-
-    ins: tuple[Letters, ...]
-    outs: tuple[Letters, ...]
-    sizes: tuple[tuple[str, int], ...]
-    sums: tuple[str, ...] = ()
-    inside: tuple[str, ...] = ()
-    kernel: str = ""
-
-    @property
-    def letters(self) -> Letters:
-        return tuple(letter for letter, _ in self.sizes)
-
-    @cached_property
-    def size(self) -> dict[str, int]:
-        return dict(self.sizes)
-
-
-@dataclass(frozen=True)
-class OpStrategy:
-    """How one operator is cut over the ranks of a stage: for each letter, ``axes`` of the device ``matrix``.
-
-    Axes are in order, outermost first. A letter without axes is not cut. Ranks along an axis that no letter
-    uses repeat the computation.
-    """
-
-    matrix: tuple[int, ...]
-    axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
-
-    @cached_property
-    def of(self) -> dict[str, tuple[int, ...]]:
-        return dict(self.axes)
-
-    @property
-    def ranks(self) -> int:
-        return prod(self.matrix)
-
-    @property
-    def used(self) -> tuple[int, ...]:
-        """The axes that cut a letter, ascending."""
-        return tuple(sorted(a for _, axes in self.axes for a in axes))
-
-    def cut(self, letters: Letters) -> TensorLayout:
-        """The layout of a tensor with these letters."""
-        return TensorLayout(self.matrix, tuple(self.of.get(letter, ()) for letter in letters))
-
-    def takes(self, rule: OpRule, place: int) -> TensorLayout:
-        """The layout in which it takes tensor ``place``."""
-        return self.cut(rule.ins[place])
-
-    def makes(self, rule: OpRule, place: int) -> TensorLayout:
-        """The layout of output ``place``, partial over the axes of letters that are summed over."""
-        out = self.cut(rule.outs[place])
-        terms = tuple(sorted(a for letter in rule.sums for a in self.of.get(letter, ())))
-        return TensorLayout(out.matrix, out.dims, terms)
-
-    def gradient_terms(self, rule: OpRule, place: int) -> tuple[int, ...]:
-        """The axes over which the gradient of tensor ``place`` consists of terms of a sum.
-
-        These are the axes that cut the operator but not this tensor.
-        """
-        own = {a for axes in self.takes(rule, place).dims for a in axes}
-        return tuple(a for a in self.used if a not in own)
-
-    def fits(self, rule: OpRule) -> bool:
-        """Whether the slices of each letter divide its size."""
-        return all(n % self.slices(letter) == 0 for letter, n in rule.sizes)
-
-    def slices(self, letter: str) -> int:
-        """The number of slices that ``letter`` is cut into."""
-        return prod(self.matrix[a] for a in self.of.get(letter, ()))

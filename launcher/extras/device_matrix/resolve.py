@@ -17,8 +17,10 @@ from launcher.extras.device_matrix.given_layouts import (
     taken,
     used,
 )
-from launcher.extras.device_matrix.layout import ShardedParam, TensorLayout, at_rest
-from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy
+from launcher.extras.device_matrix.hsdp import ShardedParam, at_rest
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.search.cost import CostModel, Layouts
 from launcher.extras.device_matrix.search.explore import Searches, SearchResult
 from launcher.extras.device_matrix.search.reasons import Reason, merged

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from launcher.extras.device_matrix.layout import ShardedParam, TensorLayout
-from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
+from launcher.extras.device_matrix.hsdp import ShardedParam
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.op_graph import OpGraph
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.redistribution import Redistribution, back, redistribution
 from launcher.plan.values.dtypes import WIDTH
 

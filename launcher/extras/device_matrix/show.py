@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.op_graph import OpRule, OpStrategy
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.resolve import Sharding, StageSharding
 from launcher.extras.device_matrix.sharded_graph import ShardedGraph, moves
 from launcher.extras.device_matrix.written import as_written, main_operators, operator_names

@@ -11,8 +11,9 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
-from launcher.extras.device_matrix.tensor_dims import UnfitError, text
+from launcher.extras.device_matrix.op_graph import OpGraph
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
+from launcher.extras.device_matrix.written_dims import UnfitError, text
 from launcher.extras.device_matrix.written_operator import Written, WrittenOperator, nearest_cure, strategy_of
 from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.plan.tensor_parallel.operators import KEY

@@ -9,8 +9,9 @@ from shlex import quote
 from typing import Any
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy
-from launcher.extras.device_matrix.tensor_dims import (
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
+from launcher.extras.device_matrix.written_dims import (
     Axes,
     UnfitError,
     device_matrix,

@@ -1,14 +1,17 @@
-"""Finds the batch files of CIFAR-10, in its python or binary form."""
+"""The batch files of CIFAR-10, in its python or binary form: found and checked."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import pickletools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.data.file_kinds import BadFile
+from launcher.errors import Problem
+from launcher.job.schema.components import Cifar10
 from launcher.untrusted.files import irregular, opened, read_bytes, stands
 
 RECORD = 1 + 3 * 32 * 32
@@ -82,3 +85,22 @@ def _last_byte(file: Path) -> bytes:
     with opened(file) as stream:
         stream.seek(-1, os.SEEK_END)
         return stream.read()
+
+
+def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
+    mnist = "data.fallback=mnist5k trains on digits instead"
+    if not Path(settings.root).is_dir():
+        yield Problem("data.root", f"{settings.root}: there is no such folder; {mnist}")
+        return
+
+    batches = find(settings.root)
+    if batches is None:
+        text = "has no data_batch_1 or data_batch_1.bin, nor has the archive's folder in it"
+        yield Problem("data.root", f"{settings.root}: {text}")
+        return
+
+    for file in (*batches.train, *batches.test):
+        try:
+            check_complete(file, batches.binary)
+        except BadFile as error:
+            yield Problem("data.root", f"{file}: {error}")

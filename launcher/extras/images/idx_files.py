@@ -1,16 +1,21 @@
-"""Reads the header of an idx file and checks that the file contains what it promises."""
+"""IDX files: read by their headers, and checked against them and each other."""
 
 from __future__ import annotations
 
 import gzip
 import os
 import zlib
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
 from launcher.data.file_kinds import BadFile
+from launcher.data.mnist5k import size_problems
+from launcher.errors import Problem
+from launcher.job.schema.components import Idx
 from launcher.untrusted.files import RefusedFile, opened, stands
+from launcher.untrusted.hub import download_hint
 
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -88,3 +93,29 @@ def _size(file: Path) -> int:
     with opened(file) as stream:
         stream.seek(-4, os.SEEK_END)
         return int.from_bytes(stream.read(), "little")
+
+
+def check_idx(settings: Idx) -> Iterator[Problem]:
+    if not Path(settings.root).is_dir():
+        text = f"{settings.root}: there is no such folder{download_hint(settings.root, 'dataset')}"
+        yield Problem("data.root", text)
+        return
+
+    # check each pair of files; the size must hold the largest image of both
+    side = 0
+    for images, labels in (TRAIN, TEST):
+        shapes = []
+        for name, dims in ((images, 3), (labels, 1)):
+            try:
+                shapes.append(complete_shape(settings.root, name, dims))
+            except BadFile as error:
+                yield Problem("data.root", f"{Path(settings.root, name)}: {error}")
+
+        # the numbers of images and labels must agree
+        if len(shapes) == 2 and shapes[0][0] != shapes[1][0]:
+            have, labelled = shapes[0][0], shapes[1][0]
+            text = f"{have} images, but {labels} has {labelled} labels"
+            yield Problem("data.root", f"{Path(settings.root, images)}: {text}")
+
+        side = max((side, *(n for shape in shapes for n in shape[1:])))
+    yield from size_problems(side, settings.size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from launcher.extras.layout_search import candidates, show
 from launcher.extras.layout_search import measure as measuring
 from launcher.extras.layout_search.evaluate import Finalist
 from launcher.extras.layout_search.measure import measured, problems
-from launcher.extras.layout_search.search import search
+from launcher.extras.layout_search.search import processes, search
 from launcher.extras.layout_search.show import Ranking
 from launcher.job.schema.job import Job
 from launcher.plan.values.note import Note
@@ -28,7 +27,6 @@ from launcher.runtime.processes.fork_server import serving
 if TYPE_CHECKING:
     from launcher.run.external_ranks.leader import FollowerRanks
 
-MOST_PROCESSES = 8
 CLUSTER = "cluster.yaml"
 """The file beside the recipe of the best layout, if layouts were measured."""
 
@@ -130,8 +128,3 @@ def write(path: Path, chosen: Chosen, comments: Sequence[str]) -> None:
     measuring.write(path, chosen.job, tuple(comments))
     if chosen.cluster:
         write_bytes(path.with_name(CLUSTER), chosen.cluster.encode())
-
-
-def processes() -> int:
-    """One process per core."""
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -39,6 +40,7 @@ from launcher.extras.layout_search.evaluate import (
     evaluate,
     settle,
 )
+from launcher.extras.layout_search.if_none_fits import best_change
 from launcher.extras.layout_search.show import Ranking, nothing
 from launcher.job.schema.job import Job
 from launcher.job.schema.search import AUTO
@@ -259,9 +261,7 @@ def search(
         if not first:
             _leanest(ranking, work)
     if not first:
-        other = (
-            evaluation.best_change(job, partial(_least_bytes, traces=known)) if ranking.predictions else None
-        )
+        other = best_change(job, partial(_least_bytes, traces=known)) if ranking.predictions else None
         raise RequestError((nothing(ranking, other),))
     return first, ranking
 
@@ -388,6 +388,14 @@ def _finalists(ranking: Ranking, work: Planners, count: int) -> list[Finalist]:
 COLLECTED = 50_000
 """New objects before Python looks for cycles: plans make many objects but few cycles."""
 PLANNER = "a process that plans layouts for this search"
+
+
+MOST_PROCESSES = 8
+
+
+def processes() -> int:
+    """One process per core."""
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 class PlanningTask(Protocol):

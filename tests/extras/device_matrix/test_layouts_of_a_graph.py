@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import Problem
-from launcher.extras.device_matrix.layout import TensorLayout, at_rest
-from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpStrategy, Ref, Value
+from launcher.extras.device_matrix.hsdp import at_rest
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, Ref, Value
+from launcher.extras.device_matrix.op_rule import OpStrategy
 from launcher.extras.device_matrix.resolve import assign
 from launcher.extras.device_matrix.rules.table import rule_of
 from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.extras.layout_search.candidates import LayoutCandidate, space
-from launcher.extras.layout_search.evaluate import RequestChange
+from launcher.extras.layout_search.if_none_fits import RequestChange
 from launcher.extras.layout_search.search import search
 from launcher.extras.layout_search.show import Ranking, notes, nothing, text
 from launcher.job.compose import compose

@@ -5,8 +5,8 @@ Spatial dims stay whole.
 
 from __future__ import annotations
 
-from launcher.extras.device_matrix.op_graph import Letters
-from launcher.extras.device_matrix.rules.calls import (
+from launcher.extras.device_matrix.op_rule import Letters
+from launcher.extras.device_matrix.rules.letters import (
     LetteredCall,
     Lettering,
     OperatorCall,

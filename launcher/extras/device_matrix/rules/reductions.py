@@ -5,17 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from launcher.extras.device_matrix.op_graph import (
-    Arg,
-    Letters,
-    Name,
-    OpGraph,
-    OpNode,
-    OpRule,
-    OpStrategy,
-    Ref,
-)
-from launcher.extras.device_matrix.rules.calls import (
+from launcher.extras.device_matrix.op_graph import Arg, Name, OpGraph, OpNode, Ref
+from launcher.extras.device_matrix.op_rule import Letters, OpRule, OpStrategy
+from launcher.extras.device_matrix.rules.elementwise import elementwise
+from launcher.extras.device_matrix.rules.letters import (
     LetteredCall,
     Lettering,
     OperatorCall,
@@ -23,7 +16,6 @@ from launcher.extras.device_matrix.rules.calls import (
     lettered,
     without,
 )
-from launcher.extras.device_matrix.rules.elements import elementwise
 from launcher.extras.device_matrix.rules.views import whole_along
 from launcher.plan.values.dtypes import WIDTH
 

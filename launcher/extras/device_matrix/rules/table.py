@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule
-from launcher.extras.device_matrix.rules import elements, products, reductions, views
-from launcher.extras.device_matrix.rules.calls import (
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode
+from launcher.extras.device_matrix.op_rule import OpRule
+from launcher.extras.device_matrix.rules import elementwise, lookups, products, reductions, views
+from launcher.extras.device_matrix.rules.letters import (
     LetteredCall,
     Lettering,
     OperatorCall,
@@ -22,10 +23,10 @@ def _same(rule: RuleFunction, kinds: str) -> dict[str, RuleFunction]:
 
 
 RULES: dict[str, RuleFunction] = {
-    **dict.fromkeys(elements.KINDS, elements.elementwise),
-    **_same(elements.prelu, "prelu _prelu_kernel"),
-    **_same(elements.triangle, "tril triu"),
-    **_same(elements.as_complex, "view_as_complex view_as_real"),
+    **dict.fromkeys(elementwise.KINDS, elementwise.elementwise),
+    **_same(elementwise.prelu, "prelu _prelu_kernel"),
+    **_same(elementwise.triangle, "tril triu"),
+    **_same(elementwise.as_complex, "view_as_complex view_as_real"),
     **_same(products.linear, "linear"),
     **_same(products.matmul, "matmul mm bmm mv dot"),
     **_same(products.addmm, "addmm baddbmm addmv"),
@@ -85,13 +86,13 @@ RULES: dict[str, RuleFunction] = {
     **_same(products.by_place, "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"),
     **_same(products.by_place, "_upsample_nearest_exact1d _upsample_nearest_exact2d"),
     **_same(products.by_place, "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
-    **_same(elements.embedding, "embedding"),
-    **_same(elements.index_select, "index_select"),
-    **_same(elements.gather, "gather take_along_dim"),
-    **_same(elements.index, "index"),
-    **_same(elements.scatter, "scatter scatter_add scatter_reduce"),
-    **_same(elements.index_add, "index_add index_copy index_fill"),
-    **_same(elements.one_hot, "one_hot"),
+    **_same(lookups.embedding, "embedding"),
+    **_same(lookups.index_select, "index_select"),
+    **_same(lookups.gather, "gather take_along_dim"),
+    **_same(lookups.index, "index"),
+    **_same(lookups.scatter, "scatter scatter_add scatter_reduce"),
+    **_same(lookups.index_add, "index_add index_copy index_fill"),
+    **_same(lookups.one_hot, "one_hot"),
     **dict.fromkeys(reductions.REDUCTION_AT, reductions.pointwise),
     **_same(reductions.cross_entropy, "cross_entropy_loss"),
     **_same(reductions.nll_loss, "nll_loss nll_loss_nd nll_loss2d"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from launcher.extras.device_matrix.op_graph import Letters, Ref
-from launcher.extras.device_matrix.rules.calls import (
+from launcher.extras.device_matrix.op_graph import Ref
+from launcher.extras.device_matrix.op_rule import Letters
+from launcher.extras.device_matrix.rules.letters import (
     LetteredCall,
     Lettering,
     OperatorCall,

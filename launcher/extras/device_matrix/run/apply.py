@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from launcher.extras.device_matrix.all_to_all_v import rows_over
 from launcher.extras.device_matrix.communication_groups import meeting_ranks
-from launcher.extras.device_matrix.layout import ShardedParam, TensorLayout
+from launcher.extras.device_matrix.hsdp import ShardedParam
+from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.redistribution import Redistribution
 from launcher.extras.device_matrix.resolve import Sharding
 from launcher.extras.device_matrix.run.program import StageGroups, StageProgram, carry_out, redistribute

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from launcher.extras.device_matrix.op_graph import Arg, Ref
-from launcher.extras.device_matrix.run.kernels import (
+from launcher.extras.device_matrix.run.local_operators import (
     Collectives,
     LocalCall,
     Meeting,

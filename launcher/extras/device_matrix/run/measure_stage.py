@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.extras.device_matrix.layout import ShardedParam
+from launcher.extras.device_matrix.hsdp import ShardedParam
 from launcher.extras.device_matrix.resolve import StageSharding
 from launcher.extras.device_matrix.run.apply import Weights
 from launcher.extras.device_matrix.run.program import StageGroups, StageProgram

@@ -15,8 +15,8 @@ from torch import Tensor
 from launcher.extras.device_matrix.all_to_all_v import Rows, rows_over
 from launcher.extras.device_matrix.redistribution import Redistribution, Step
 from launcher.extras.device_matrix.rules.table import whole_rule
-from launcher.extras.device_matrix.run.kernels import LocalCall
-from launcher.extras.device_matrix.run.prepare import Kernel, prepare
+from launcher.extras.device_matrix.run.kernels import Kernel, prepare
+from launcher.extras.device_matrix.run.local_operators import LocalCall
 from launcher.extras.device_matrix.sharded_graph import RedistributionPair, ShardedGraph, settled, taken
 from launcher.plan.values.layout import Box
 

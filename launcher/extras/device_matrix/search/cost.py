@@ -8,9 +8,10 @@ from functools import cache, lru_cache
 from math import gcd, lcm, log, prod
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy, Value
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, Value
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.redistribution import redistribution
-from launcher.extras.device_matrix.search.candidates import forward_flops, is_view, reads
+from launcher.extras.device_matrix.search.operator_work import forward_flops, is_view, reads
 from launcher.job.schema.job import Job
 from launcher.plan.time.speeds import speeds
 from launcher.plan.values.dtypes import WIDTH

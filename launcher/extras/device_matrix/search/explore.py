@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
+from launcher.extras.device_matrix.op_graph import OpGraph
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.search.candidates import Cuts, dims_of_model, followed
 from launcher.extras.device_matrix.search.cost import CostModel, Layouts, StepCost, fixed_layouts, graph_cost
 from launcher.extras.device_matrix.search.reasons import Reason, Reasons

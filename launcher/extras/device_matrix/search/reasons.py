@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.op_graph import OpStrategy
+from launcher.extras.device_matrix.op_rule import OpStrategy
 from launcher.extras.device_matrix.redistribution import redistribution
-from launcher.extras.device_matrix.search.candidates import PRODUCTS, Dims, dims_of_model, ordered, strategy
+from launcher.extras.device_matrix.search.candidates import Dims, dims_of_model, ordered, strategy
 from launcher.extras.device_matrix.search.cost import (
     StepCost,
     made,
@@ -19,6 +19,7 @@ from launcher.extras.device_matrix.search.cost import (
     redistribution_cost,
     value_cost,
 )
+from launcher.extras.device_matrix.search.operator_work import PRODUCTS
 from launcher.extras.device_matrix.search.repeats import unnumbered
 from launcher.extras.device_matrix.search.tables import Pricer
 from launcher.extras.device_matrix.search.variables import constants

@@ -10,7 +10,8 @@ from math import prod
 import numpy as np
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy, Ref, Value
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, Ref, Value
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.search.cost import (
     CostModel,
     Layouts,

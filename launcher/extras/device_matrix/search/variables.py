@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
 
-from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
+from launcher.extras.device_matrix.op_graph import OpGraph
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.search.candidates import (
-    PRODUCTS,
     Cuts,
     Dims,
     DisjointSets,
@@ -17,6 +17,7 @@ from launcher.extras.device_matrix.search.candidates import (
     followed,
     strategy,
 )
+from launcher.extras.device_matrix.search.operator_work import PRODUCTS
 
 State = tuple[OpStrategy, ...]
 """A state of a variable: a strategy for each of its members."""

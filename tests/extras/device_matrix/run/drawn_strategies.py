@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from launcher.extras.device_matrix.layout import primes
-from launcher.extras.device_matrix.op_graph import OpRule
+from launcher.extras.device_matrix.op_rule import OpRule
 from launcher.extras.device_matrix.rules.table import rule_of
 from launcher.extras.device_matrix.run.record import record
 from launcher.job.schema.job import Job

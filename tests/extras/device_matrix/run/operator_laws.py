@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy
-from launcher.extras.device_matrix.run.kernels import Collectives, LocalCall, bound, torch_op
-from launcher.extras.device_matrix.run.prepare import prepare
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
+from launcher.extras.device_matrix.run.kernels import prepare
+from launcher.extras.device_matrix.run.local_operators import Collectives, LocalCall, bound, torch_op
 from launcher.extras.device_matrix.run.record import record
 from launcher.parallel.model_state.deep_copy import copied
 from tests.extras.device_matrix.run.simulated_ranks import Thread, Threads, assembled, part

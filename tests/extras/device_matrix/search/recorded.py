@@ -6,7 +6,8 @@ from functools import cache
 
 import torch
 
-from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
+from launcher.extras.device_matrix.op_graph import OpGraph
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.run.record import record
 from launcher.extras.device_matrix.search.candidates import dims_of_model, ordered, strategy
 from launcher.job.schema.components import LanguageModel

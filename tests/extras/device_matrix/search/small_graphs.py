@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
-from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy, Ref, Value
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, Ref, Value
+from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.rules.table import rule_of
 from launcher.extras.device_matrix.search.candidates import dims_of_model
 from launcher.extras.device_matrix.search.cost import CostModel, Layouts, graph_cost

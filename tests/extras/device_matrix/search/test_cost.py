@@ -7,9 +7,11 @@ from random import Random
 import pytest
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.op_graph import Name, OpGraph, OpNode, OpStrategy, Ref
-from launcher.extras.device_matrix.search.candidates import dims_of_model, forward_flops
+from launcher.extras.device_matrix.op_graph import Name, OpGraph, OpNode, Ref
+from launcher.extras.device_matrix.op_rule import OpStrategy
+from launcher.extras.device_matrix.search.candidates import dims_of_model
 from launcher.extras.device_matrix.search.cost import CostModel, Layouts, graph_cost
+from launcher.extras.device_matrix.search.operator_work import forward_flops
 from launcher.extras.device_matrix.search.variables import variables
 from launcher.extras.device_matrix.sharded_graph import moves, sharded
 from tests.extras.device_matrix.search.small_graphs import Maker, random_graph, rules_of

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.op_graph import OpGraph, OpStrategy
+from launcher.extras.device_matrix.op_graph import OpGraph
+from launcher.extras.device_matrix.op_rule import OpStrategy
 from launcher.extras.device_matrix.search.candidates import dims_of_model
 from launcher.extras.device_matrix.search.cost import CostModel, Layouts, graph_cost
 from launcher.extras.device_matrix.search.explore import propagate

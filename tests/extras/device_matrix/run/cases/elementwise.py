@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from launcher.extras.device_matrix.rules.elements import BINARY, UNARY
+from launcher.extras.device_matrix.rules.elementwise import BINARY, UNARY
 from tests.extras.device_matrix.run.cases.case import Case, fixed, index, positive, real
 
 aten = torch.ops.aten

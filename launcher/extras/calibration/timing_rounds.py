@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import RunError
-from launcher.extras.calibration import kernels, messages
+from launcher.extras.calibration import collectives, kernels
 from launcher.extras.calibration.constants import (
     FittedConstant,
     MeasuredMachine,
@@ -74,7 +74,7 @@ def samples(world: World, machine: MeasuredMachine) -> list[TimedWork]:
     own = machine.cores is None or world.local_rank < machine.cores
     return [
         *kernels.timed_kernels(device, own, first=world.local_rank == 0),
-        *messages.timed_messages(world, device, machine.cores),
+        *collectives.timed_messages(world, device, machine.cores),
     ]
 
 

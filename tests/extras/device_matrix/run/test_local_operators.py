@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.op_graph import OpStrategy
+from launcher.extras.device_matrix.op_rule import OpStrategy
 from launcher.extras.device_matrix.rules.table import RULES, rule_of, whole_rule
 from launcher.runtime.cluster.world import World
 from tests.extras.device_matrix.run.cases.case import Calls

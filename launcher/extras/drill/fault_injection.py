@@ -1,4 +1,4 @@
-"""A planned fault of this rank."""
+"""Injects the planned fault of a drill into this rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of communication: collectives over groups, messages, gradients beside a product."""
+"""Times of collectives: over groups, of single messages, and of gradients beside a product."""
 
 from __future__ import annotations
 

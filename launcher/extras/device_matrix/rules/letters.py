@@ -1,4 +1,4 @@
-"""One call of an operator as rules read it, and the construction of a rule from letters."""
+"""Makes the rule of one call of an operator from letters for the dims of its tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from functools import cached_property
 from math import gcd
 from typing import TypeAlias
 
-from launcher.extras.device_matrix.op_graph import Arg, Letters, OpGraph, OpNode, OpRule, Ref
+from launcher.extras.device_matrix.op_graph import Arg, OpGraph, OpNode, Ref
+from launcher.extras.device_matrix.op_rule import Letters, OpRule
 
 Shape = tuple[int, ...]
 
