@@ -16,7 +16,7 @@ from launcher.checkpoint import Entry, Strategy, commit
 from launcher.checkpoint.store import partial as unfinished
 from launcher.checkpoint.tensorfile.safetensors import mapped, read_header, write_stream
 from launcher.checkpoint.write import RankWriter
-from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.rank_files import held_boxes
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.grid import Grid

@@ -18,6 +18,7 @@ from launcher.errors import Problem, refuse
 if TYPE_CHECKING:
     from launcher.extras.calibration import refit as calibration
     from launcher.extras.device_matrix import operator_sharding as matrices
+    from launcher.extras.drill import fault_injection as drill
     from launcher.extras.drill import report as drill_report
     from launcher.extras.images import checks as image_files
     from launcher.extras.images import datasets as images
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from launcher.extras.report import chart as charts
     from launcher.extras.report import page as run_page
     from launcher.extras.starter import new_project as starter
-    from launcher.extras.sweep import commands as sweep_commands
     from launcher.extras.sweep import run_sweep as sweeps
+    from launcher.extras.sweep import status_and_cancel as sweep_commands
 
 __all__ = [
     "COMMANDS",
@@ -76,7 +77,7 @@ COMMANDS = {
     "layout_search": "launcher.extras.layout_search.choose",
     "run_page": "launcher.extras.report.page",
     "starter": "launcher.extras.starter.new_project",
-    "sweep_commands": "launcher.extras.sweep.commands",
+    "sweep_commands": "launcher.extras.sweep.status_and_cancel",
     "sweeps": "launcher.extras.sweep.run_sweep",
 }
 PARTS = ENGINES | FORMATS | LOGGERS | HAND_OVERS | COMMANDS

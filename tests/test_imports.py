@@ -51,7 +51,7 @@ LAYERS = {
     "launcher.testing": "testing",
     "launcher.extras": "extras",
     "launcher.extras.mindspore": "rank files",
-    "launcher.extras.mindspore.merge_strategies": "extras",  # a step
+    "launcher.extras.mindspore.merge_step": "extras",  # a step
     "launcher.extras.device_matrix": "matrices",
     "launcher.extras.device_matrix.operator_sharding": "extras",
     "launcher.extras.device_matrix.onto_plan": "extras",

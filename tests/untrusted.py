@@ -27,7 +27,8 @@ from launcher.data.checks import absent, check
 from launcher.errors import error_text
 from launcher.extras.images.cifar import read_pickle
 from launcher.extras.mindspore import strategy_file
-from launcher.extras.mindspore.strategy_file import read_stages, read_strategy
+from launcher.extras.mindspore.merge_strategies import read_stages
+from launcher.extras.mindspore.strategy_file import read_strategy
 from launcher.extras.sweep import folder as sweep_folder
 from launcher.job.schema.components import Cifar10, Idx, Text, Tokens
 from launcher.planner import request_files

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from launcher.checkpoint.full_tensors import FullTensors
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
+from launcher.plan.values.tensor_spec import TensorSpec
 
 WIDTHS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 """The bits of precision of each dtype that can be cast.

@@ -12,10 +12,7 @@ import numpy.typing as npt
 from launcher.checkpoint.chunked import gathered, slices
 from launcher.checkpoint.layout.shards import full_box
 from launcher.checkpoint.tensorfile.mmap_window import Window
-from launcher.checkpoint.tensorfile.safetensors import Blob, described
-from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.checkpoint.tensorfile.safetensors import Blob
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 from launcher.plan.values.tensor_spec import TensorSpec
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from launcher.data.checks import resolve
 from launcher.data.model_tokenizer import check_tokenizer
-from launcher.errors import Problem, RequestError
 from launcher.errors import Problem
 from launcher.job.schema.components import (
     AutoParallelMLP,
@@ -30,10 +28,6 @@ from launcher.job.schema.components import (
 )
 from launcher.optional import image_files
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.user_errors import owned
-
-if TYPE_CHECKING:
-    pass
 
 
 def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tuple[TensorSpec, ...]:

@@ -85,7 +85,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         needs=CHECKPOINT, leaves=EXPORTED, source="src", best=True, output="path", checks=True,
     ),
     "merge_strategies": Verb(
-        steps.MergeStrategies, "launcher.extras.mindspore.merge_strategies", "files",
+        steps.MergeStrategies, "launcher.extras.mindspore.merge_step", "files",
         CHECKPOINT, source="src", output="dst", checks=True,
     ),
     "verify": Verb(

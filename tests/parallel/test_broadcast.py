@@ -17,7 +17,7 @@ from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.errors import RunError
-from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.parallel import broadcast as sending
 from launcher.parallel import parallelize, parameter_broadcast

@@ -12,7 +12,7 @@ import pytest
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import load, text
 from launcher.errors import RequestError
-from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.job.compose import compose
 from launcher.plan.plan import Plan

@@ -18,7 +18,7 @@ from launcher.checkpoint.foreign.names import TO_LLAMA, renamed
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.read import open_checkpoint
 from launcher.extras.mindspore.ckpt import write_ckpt
-from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy_file import form_of, read_strategy, write_strategy
 from launcher.job.compose import compose
 from launcher.job.schema.steps import Evaluate, Export, Transform

@@ -14,7 +14,7 @@ from launcher.data.source import Source
 from launcher.data.tokens.bin_packing import Packing, document_index
 from launcher.data.tokens.corpus import FileWindows, total
 from launcher.data.tokens.formats import window
-from launcher.plan.values.facts import IGNORED
+from launcher.plan.values.class_dims import IGNORED
 
 
 class PackedDocuments(Source):

@@ -8,9 +8,10 @@ from torch import Tensor
 from launcher.data.source import Source
 from launcher.data.torch_datasets.items import problems
 from launcher.data.torch_datasets.open import opened as open_own
-from launcher.errors import Problem, RequestError, owned
+from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Target
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.user_errors import owned
 
 SOME = 2
 """The number of samples read of a user's own class: two show which dim is that of samples."""

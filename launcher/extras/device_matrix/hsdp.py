@@ -10,10 +10,10 @@ from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.settings.hsdp import LEVEL, LEVELS
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.setting import Setting
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import many
 
 

@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 
-from launcher.job.schema.parallel import Hsdp
-from launcher.plan.values.grid import Grid
-from launcher.plan.values.layout import Box, Layout
-from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.layout import Box
 
 

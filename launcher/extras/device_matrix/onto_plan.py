@@ -28,9 +28,7 @@ from launcher.plan.tensor_parallel.operators import unwrapped
 from launcher.plan.values.class_dims import class_dims
 from launcher.plan.values.dtypes import DTYPE, ITEMSIZE
 from launcher.plan.values.resolved import Resolved
-from launcher.plan.values.setting import Setting
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.plan.values.text import GB, many
 from launcher.plan.values.text import GB
 from launcher.planner.param_layouts import laid_out
 from launcher.planner.trace_model import ModelRead

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias, Union
 
-from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.plan.values.facts import TensorSpec
 
 
 @dataclass(frozen=True)

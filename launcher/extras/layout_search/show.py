@@ -9,11 +9,9 @@ from textwrap import shorten
 
 from launcher.errors import Problem
 from launcher.extras.layout_search.candidates import KEYS, LayoutCandidate
-from launcher.extras.layout_search.evaluate import Predicted, RequestChange, SearchContext, best
-from launcher.plan.values.note import Note
 from launcher.extras.layout_search.evaluate import Predicted, SearchContext, best
 from launcher.extras.layout_search.if_none_fits import RequestChange
-from launcher.plan.sizes import Note
+from launcher.plan.values.note import Note
 from launcher.plan.values.text import bytes_text, many, scaled, spans
 
 

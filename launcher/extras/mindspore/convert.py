@@ -15,6 +15,7 @@ from launcher.checkpoint.layout.strategy import Strategy, match, single, whole_s
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import fresh
 from launcher.checkpoint.tensorfile.disk import WriteBehind, sync, write_text
+from launcher.extras.mindspore.assumed_shapes import on_paper
 from launcher.extras.mindspore.rank_files import (
     HeldTensors,
     RankFiles,
@@ -35,7 +36,6 @@ from launcher.extras.mindspore.strategy_input import (
     listed,
     of_slices,
     of_whole,
-    on_paper,
     only_names,
 )
 from launcher.plan.settings.encryption import ANYONE, Trust

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.checkpoint.layout.strategy import STAGE, Strategy, stages
-from launcher.extras.mindspore.strategy import SAVED, OperatorParts, Slicing, StrategyFile, merge
+from launcher.extras.mindspore.strategy import SAVED, OperatorParts, Slicing, StrategyFile
 from launcher.plan.values.grid import Grid, RankSpan, axis_spans
 from launcher.plan.values.layout import DimSpans, Layout, joined
 
@@ -30,14 +30,6 @@ def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
     if problems:
         raise ValueError("MindSpore has no such layout:\n" + "\n".join(f"  {f}" for f in problems))
     return tuple(_file(strategy, slicings, stage) for stage in range(strategy.stages))
-
-
-def merged_file(strategy: Strategy) -> StrategyFile:
-    """Returns one file for all stages; if there are several, names are prefixed with their stage."""
-    files = stage_files(strategy)
-    if len(files) == 1:
-        return files[0]
-    return merge([(f"stage {i}", file) for i, file in enumerate(files)])
 
 
 def _file(strategy: Strategy, slicings: dict[str, Slicing], stage: int) -> StrategyFile:

@@ -1,5 +1,6 @@
 """What the core uses of MindSpore's files: the only module of this folder that it reaches."""
 
+from launcher.extras.mindspore.assumed_shapes import on_paper
 from launcher.extras.mindspore.convert import (
     Layouts,
     RankConversion,
@@ -9,7 +10,7 @@ from launcher.extras.mindspore.convert import (
     whole_tensors,
     write_ranks,
 )
-from launcher.extras.mindspore.from_ours import merged_file, stage_files
+from launcher.extras.mindspore.from_ours import stage_files
 from launcher.extras.mindspore.functions import (
     build_searched_strategy,
     load_segmented_checkpoints,
@@ -19,6 +20,7 @@ from launcher.extras.mindspore.functions import (
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
+from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.operator_strategies import (
     is_mindspores,
     node_strategies,
@@ -37,14 +39,7 @@ from launcher.extras.mindspore.rank_files import (
 )
 from launcher.extras.mindspore.strategy import StrategyFile
 from launcher.extras.mindspore.strategy_file import GroupFile, groups_text, read_strategy, strategy_text
-from launcher.extras.mindspore.strategy_input import (
-    StrategyInput,
-    by_stage,
-    listed,
-    of_whole,
-    on_paper,
-    only_names,
-)
+from launcher.extras.mindspore.strategy_input import StrategyInput, by_stage, listed, of_whole, only_names
 
 __all__ = [
     "GroupFile",

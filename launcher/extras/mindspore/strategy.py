@@ -109,7 +109,7 @@ class StrategyFile:
         for name, slicing in self.layouts.items():
             stage, own = _PREFIXED.fullmatch(name).groups()  # type: ignore[union-attr]
             out.setdefault(int(stage), {})[own] = slicing
-        missing = _holes(out)
+        missing = missing_stages(out)
         if missing:
             raise ValueError(f"stage {missing} of {max(out) + 1} is missing")
         return dict(sorted(out.items()))
@@ -129,47 +129,12 @@ class StrategyFile:
         return stages.pop()
 
 
-def merge(parts: Sequence[tuple[str, StrategyFile]]) -> StrategyFile:
-    """Merges the files of all stages, in the given order; each comes with its name for messages.
-
-    Raises ``ValueError`` if two files of one stage disagree or a stage is missing. A stage may have no
-    parameters, but its file must list an operator.
-    """
-    seen: dict[int, tuple[str, StrategyFile]] = {}
-    for origin, file in parts:
-        if file.merged:
-            raise ValueError(f"{origin}: already merged; give the files of single stages")
-        if not file.operators:
-            raise ValueError(f"{origin}: lists no operator, and only operators say which stage a file is of")
-        first, other = seen.setdefault(file.stage, (origin, file))
-        _agree(first, other, origin, file)
-
-    assert seen, parts
-    missing = _holes(seen)
-    if missing:
-        where = ", ".join(origin for origin, _ in parts)
-        raise ValueError(
-            f"{where}: stage {missing} of {max(seen) + 1} is missing; give the files of every stage"
-        )
-    operators = tuple(op for _, file in seen.values() for op in file.operators)
-    layouts = {f"{stage}-{name}": s for stage, (_, file) in seen.items() for name, s in file.layouts.items()}
-    return StrategyFile(MERGED, operators, layouts)
-
-
 def shown(dims: Iterable[Sequence[int]]) -> list[list[int]]:
     """Returns ``dims`` as a tensor map of lists, for messages."""
     return [list(dim) or [-1] for dim in dims]
 
 
-def _agree(first: str, a: StrategyFile, second: str, b: StrategyFile) -> None:
-    odd = [n for n in {**a.layouts, **b.layouts} if a.layouts.get(n) != b.layouts.get(n)]
-    if odd:
-        raise ValueError(
-            f"{first} and {second} are both of stage {a.stage} and disagree on {', '.join(sorted(odd))}"
-        )
-
-
-def _holes(stages: Collection[int]) -> str:
+def missing_stages(stages: Collection[int]) -> str:
     """Returns the missing stages as text, shortened because a file may contain a huge stage number."""
     last = max(stages)
     if last > 2 * len(stages) + 16:

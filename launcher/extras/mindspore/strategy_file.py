@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.extras.mindspore import protobuf
 from launcher.extras.mindspore.protobuf import BYTES, MOST_FIELDS, NUMBERS, ProtobufMessage, numbers, packet
-from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, StrategyForm, merge
+from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, StrategyForm
 from launcher.extras.mindspore.to_ours import expanded
 from launcher.untrusted.files import DIMS, brief, parsed, read_bytes
 
@@ -150,18 +150,6 @@ def strategy_text(file: StrategyFile, form: StrategyForm) -> bytes:
 def write_strategy(path: Path, file: StrategyFile, form: StrategyForm) -> None:
     """Writes or replaces the file; it is synced to disk on return."""
     write_bytes(path, strategy_text(file, form))
-
-
-def read_stages(paths: Sequence[Path]) -> tuple[StrategyFile, StrategyForm]:
-    """Reads the files of all stages as one merged file. Raises ``ValueError`` if they have two formats."""
-    data = {path: read_bytes(path) for path in paths}
-    if not data:
-        raise ValueError("no strategy file to merge")
-    forms = {path: form_of(text) for path, text in data.items()}
-    if len({*forms.values()}) > 1:
-        listing = ", ".join(f"{path} is {form}" for path, form in forms.items())
-        raise ValueError(f"two forms in one merge: {listing}; merge files of one form")
-    return merge([(str(path), parse(text, str(path))) for path, text in data.items()]), forms[paths[0]]
 
 
 @dataclass(frozen=True)

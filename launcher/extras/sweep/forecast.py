@@ -1,31 +1,18 @@
-"""What the plan of a cell predicts, and a digest that identifies cells with the same run."""
+"""What the plan of a cell predicts."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
-from launcher.job.schema import redact
+from launcher.extras.sweep.equal_runs import run_digest
 from launcher.job.schema.job import Job
 from launcher.plan.fits_machine import HEAP, Free, fit
 from launcher.plan.plan import Plan
-from launcher.plan.to_json import as_json
 from launcher.run.launch_device import device
 from launcher.run.memory_check import local_ranks
 
-PLANNED = (
-    "grid", "hsdp", "recompute", "operators", "mode", "pipeline.stages", "pipeline.stage_config",
-    "pipeline.scheduler", "pipeline.interleave", "pipeline.chunks", "pipeline.micro_batch_num",
-    "pipeline.seq_chunks", "pipeline.seq_split",
-)  # fmt: skip
-"""Settings below ``parallel`` whose resolved values are in the plan, however they are written."""
-WORDS = ("name", "notes", "settings", "scheduler")
-"""Parts of a plan that only describe how it was requested."""
-ASIDE = {"sweep", "search", "recipe", "run_dir", "runs", "show"}
 ENDLESS = Free(1 << 62)
 
 
@@ -85,24 +72,5 @@ def forecast(job: Job, plan: Plan) -> Forecast:
         mfu=None if step is None else step.mfu,
         samples=plan.sizes.global_batch,
         tokens=None if step is None else step.tokens,
-        digest=_digest(job, plan),
+        digest=run_digest(job, plan),
     )
-
-
-def _digest(job: Job, plan: Plan) -> str:
-    """A digest of the plan and the settings that may not be in it.
-
-    If in doubt, equal runs get different digests: running a cell twice is better than not at all.
-    """
-    settings: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude=ASIDE)
-    for key in PLANNED:
-        section: dict[str, Any] = settings["parallel"]
-        *above, name = key.split(".")
-        for part in above:
-            section = section[part]
-        section.pop(name)
-    planned = {k: v for k, v in json.loads(as_json(plan)).items() if k not in WORDS}
-    if planned["hsdp"] is not None:
-        del planned["hsdp"]["shard_size"]  # the grid determines it
-    text = json.dumps([redact.values(settings), planned], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from launcher.errors import Problem, RequestError, refuse
 from launcher.extras.sweep.forecast import Forecast, forecast
@@ -27,8 +26,6 @@ from launcher.run import submit_to_cluster
 
 MEASURED = ("step_ms", "tokens_per_s", "samples_per_s", "memory_mb")
 """Measurements in the rows of a run, and of a complete run."""
-TIMED = ("step_ms", "tokens_per_s", "samples_per_s", "seconds")
-"""Metrics that cells distort when they run at the same time."""
 
 
 def intervals(settings: Sweep, axes: Sequence[SweepAxis]) -> Iterator[Problem]:
@@ -65,11 +62,6 @@ def metric(settings: Sweep, jobs: Sequence[Job]) -> str:
     if settings.metric is not None:
         return settings.metric
     return "val_loss" if any(_validates(job) for job in jobs) else "loss"
-
-
-def side_by_side(settings: Sweep, metric: str) -> int | Literal["auto"]:
-    """How many cells run at a time; for ``auto``, one if the metric is their speed."""
-    return 1 if settings.parallel == "auto" and metric in TIMED else settings.parallel
 
 
 def _sampler(settings: Sweep, axes: Sequence[SweepAxis]) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.forecast import Forecast
-from launcher.extras.sweep.sampler import Row, RowReader
+from launcher.extras.sweep.metrics_rows import Row, RowReader
 from launcher.job import sweep_grid
 from launcher.job.sweep_grid import Cell
 from launcher.plan.certify_copy import TOLERANCE

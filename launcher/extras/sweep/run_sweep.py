@@ -10,9 +10,10 @@ from pathlib import Path
 
 from launcher.errors import Problem, RequestError
 from launcher.extras.sweep import cluster_cells, folder, requests
-from launcher.extras.sweep.cells import CellRuns, ResultsWriter, Slots, machine
+from launcher.extras.sweep.cells import CellRuns, ResultsWriter
 from launcher.extras.sweep.requests import CheckedCell, SweepRequest, composed, impossible, reason, together
 from launcher.extras.sweep.sampler import GridSampler, Sampler
+from launcher.extras.sweep.slots import Slots, machine, side_by_side
 from launcher.extras.sweep.summary import Watch, planned, reasons
 from launcher.job import sweep_grid
 from launcher.job.args import Args
@@ -87,7 +88,7 @@ def _run(
 ) -> int:
     settings = sweep_request.settings
     metric = requests.metric(settings, [r.job for r in sweep_request.cells.values()])
-    slots = Slots(machine(), requests.side_by_side(settings, metric))
+    slots = Slots(machine(), side_by_side(settings, metric))
     sampler = _sampler(sweep_request, checked, at, metric, slots)
     deadline = None if settings.minutes is None else time.monotonic() + 60 * settings.minutes
 

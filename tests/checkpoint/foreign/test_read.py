@@ -19,7 +19,7 @@ from launcher.checkpoint.foreign.read import form_of, import_whole, read_incomin
 from launcher.checkpoint.full_tensors import FullTensors, chunks
 from launcher.checkpoint.tensorfile.safetensors import words
 from launcher.extras.mindspore.ckpt import write_ckpt
-from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.layout import Box
 from tests.checkpoint.refusal import refusal

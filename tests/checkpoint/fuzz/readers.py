@@ -20,10 +20,11 @@ from launcher.checkpoint.tensorfile.encryption import BLOCK, EncryptedFile
 from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.verify import verify
 from launcher.extras.mindspore import strategy_file as group_file
+from launcher.extras.mindspore.assumed_shapes import on_paper
 from launcher.extras.mindspore.ckpt import write_ckpt
 from launcher.extras.mindspore.encryption import KEYS, MODES, CipherMode
 from launcher.extras.mindspore.rank_files import RankSource, open_source
-from launcher.extras.mindspore.strategy_input import listed, of_slices, on_paper
+from launcher.extras.mindspore.strategy_input import listed, of_slices
 from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.saving import filled, save, small
 from tests.extras.mindspore.truth import FIXTURES

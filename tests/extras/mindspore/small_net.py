@@ -14,7 +14,7 @@ from launcher.checkpoint import (
     transform_checkpoints,
 )
 from launcher.extras.mindspore.ckpt import write_ckpt
-from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy import StrategyForm
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.grid import Grid

@@ -22,7 +22,7 @@ from launcher.checkpoint import (
 )
 from launcher.checkpoint.foreign.strategies import open_strategy as read
 from launcher.checkpoint.layout.strategy_file import text
-from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.extras.mindspore.strategy_input import of_whole
 from launcher.plan.values.grid import Grid

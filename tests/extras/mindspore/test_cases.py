@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from launcher.checkpoint import Strategy, read_full
-from launcher.extras.mindspore.from_ours import merged_file, stage_files
+from launcher.extras.mindspore.from_ours import stage_files
+from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy_file import parse, read_strategy, strategy_text
 from launcher.extras.mindspore.to_ours import full_specs, to_strategy
 from launcher.plan.values.tensor_spec import TensorSpec

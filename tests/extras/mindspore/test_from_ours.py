@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Entry, Strategy
-from launcher.extras.mindspore.from_ours import merged_file, stage_files
+from launcher.extras.mindspore.from_ours import stage_files
+from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile
 from launcher.extras.mindspore.strategy_file import parse, read_strategy, strategy_text
 from launcher.extras.mindspore.to_ours import to_strategy

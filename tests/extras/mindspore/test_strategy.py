@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, merge
+from launcher.extras.mindspore.merge_strategies import merge
+from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile
 from tests.extras.mindspore.truth import exactly
 
 ROWS = Slicing((2,), ((0,), ()), shape=(4, 4))

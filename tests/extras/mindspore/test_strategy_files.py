@@ -7,8 +7,9 @@ import pytest
 
 from launcher.extras.mindspore import strategy_file
 from launcher.extras.mindspore import strategy_file as strategies
-from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, StrategyForm, merge
-from launcher.extras.mindspore.strategy_file import read_stages, read_strategy, write_strategy
+from launcher.extras.mindspore.merge_strategies import merge, read_stages
+from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, StrategyForm
+from launcher.extras.mindspore.strategy_file import read_strategy, write_strategy
 from tests.extras.mindspore.truth import FIXTURES, case, exactly
 
 REAL = FIXTURES / "real_strategy"

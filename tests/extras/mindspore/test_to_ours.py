@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Strategy
-from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, merge
+from launcher.extras.mindspore.merge_strategies import merge
+from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile
 from launcher.extras.mindspore.strategy_file import parse, strategy_text
 from launcher.extras.mindspore.to_ours import full_specs, to_strategy
 from launcher.plan.values.grid import Grid

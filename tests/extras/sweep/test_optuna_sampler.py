@@ -13,9 +13,9 @@ pytest.importorskip("optuna", reason="optuna is not installed")
 
 from launcher.extras.sweep import folder
 from launcher.extras.sweep.cell_process import CellResult
+from launcher.extras.sweep.metrics_rows import Reports
 from launcher.extras.sweep.optuna_sampler import OptunaSampler
 from launcher.extras.sweep.requests import CheckedCell, composed
-from launcher.extras.sweep.sampler import Reports
 from launcher.job.args import parse
 from tests.extras.sweep.test_settings import LINE
 

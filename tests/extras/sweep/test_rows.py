@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from launcher.extras.sweep.sampler import RowReader, measured, reports
+from launcher.extras.sweep.metrics_rows import RowReader, measured, reports
 
 
 def text(*steps: int, **more) -> str:

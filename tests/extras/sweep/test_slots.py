@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.extras.sweep.cells import CellSlot, LocalMachine, Slots, machine
 from launcher.extras.sweep.forecast import Forecast
+from launcher.extras.sweep.slots import CellSlot, LocalMachine, Slots, machine
 
 ONE = Forecast(
     ranks=1, nodes=1, threads=1, device="cpu", resident=10, memory=1, bubble=0.0, seconds=None, mfu=None, samples=1,
