@@ -43,7 +43,7 @@ LAYERS = {
     "launcher.data.prepare.__main__": "wiring",  # a command
     "launcher.optim": "optim",
     "launcher.objective": "objective",
-    "launcher.planner.hugging_face_folder": "request files",
+    "launcher.planner.hugging_face_checks": "request files",
     "launcher.planner.param_layouts": "request files",
     "launcher.planner.request_files": "request files",
     "launcher.planner": "planner",

@@ -33,15 +33,8 @@ from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner import (
-    device_kernels,
-    equal_layers,
-    hugging_face_folder,
-    hugging_face_operators,
-    router_losses,
-    train_steps,
-    user_classes,
-)
+from launcher.planner import device_kernels, equal_layers, hugging_face_operators, router_losses, train_steps, user_classes
+from launcher.planner import hugging_face_checks
 from launcher.planner.param_layouts import check_stored_layouts, with_threshold
 from launcher.planner.recompute_auto import drawn_graph, solved
 from launcher.planner.request_files import inlined
@@ -118,7 +111,7 @@ def before_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> Checke
     problems = [*problems, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False)]
     problems += wrong
     problems += [
-        *hugging_face_folder.check(job, vocab(job.data), classes(job.data)),
+        *hugging_face_checks.check(job, vocab(job.data), classes(job.data)),
         *recompute_auto.unknown(job),
     ]
     problems += [*hugging_face_operators.problems(job), *user_classes.nowhere(job)]
@@ -200,7 +193,7 @@ def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     with without_dynamo(), put_back(user_classes.files(job)), device_kernels.counted(job, request.sizes):
         made = _made(resolved, request, traces)
     check_stored_layouts(job, made)
-    refuse([*_mismatched(job, made), *hugging_face_folder.misfits(job, made)])
+    refuse([*_mismatched(job, made), *hugging_face_checks.misfits(job, made)])
     return replace(made, notes=(*made.notes, *noted)) if noted else made
 
 
@@ -423,7 +416,7 @@ def _planned(
         notes.append(Note("debug.onerank", text))
     if (fault := drill.fault(job, request.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))
-    notes += [*train_steps.steps_note(resolved), *hugging_face_folder.note(job), *optimizer.note(traits)]
+    notes += [*train_steps.steps_note(resolved), *hugging_face_checks.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, forward.graph)
     notes += router_losses.untrained_losses(job)
     note = None

@@ -28,7 +28,7 @@ from launcher.plan.values.dtypes import DTYPE
 from launcher.plan.values.model_graph import Graph, ModelStructure
 from launcher.plan.values.recomputed_module import Recomputed
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner import hugging_face_folder
+from launcher.planner import hugging_face_checks
 from launcher.planner.device_kernels import planned_kind
 from launcher.planner.param_layouts import laid_out
 from launcher.user_errors import owned
@@ -105,7 +105,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     )
     known = replace(known, traits=traits)
     refuse((*model_refusals.unfit(known), *misnamed(known, job.launch.device)))
-    known = hugging_face_folder.with_stored(job, known)
+    known = hugging_face_checks.with_stored(job, known)
     why = lost if job.parallel.deferred_init else ""
     return ModelRead(lambda: model, known, why, tape.marks, initial=first)
 

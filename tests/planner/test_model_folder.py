@@ -17,7 +17,8 @@ from launcher.job.compose import compose
 from launcher.job.schema.components import HuggingFace
 from launcher.optional import install_command
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner import hugging_face_folder, router_losses
+from launcher.planner import router_losses
+from launcher.planner import hugging_face_checks
 from launcher.planner.plan_job import plan_job
 from launcher.untrusted.hub import download_hint
 
@@ -25,12 +26,12 @@ from launcher.untrusted.hub import download_hint
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is says the machine; here only folders are looked at."""
-    monkeypatch.setattr(hugging_face_folder, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(hugging_face_checks, "find_spec", lambda name: ModuleSpec(name, None))
 
 
 def problems(folder: Path, *words: str) -> list[str]:
     typed = ["recipe=lm_single", "model=hf", f"model.path={folder}", "data=random_tokens", "data.vocab_size=64", *words]
-    return [str(p) for p in hugging_face_folder.check(compose([*typed, "steps=[train]"]).job, 64, 64)]
+    return [str(p) for p in hugging_face_checks.check(compose([*typed, "steps=[train]"]).job, 64, 64)]
 
 
 def folder(path: Path, config: object = None) -> Path:
@@ -136,7 +137,7 @@ def test_weights_that_are_cut_short(tmp_path: Path) -> None:
 
 
 def test_transformers_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hugging_face_folder, "find_spec", lambda name: None)
+    monkeypatch.setattr(hugging_face_checks, "find_spec", lambda name: None)
     text = f"model: hf: transformers is not installed: {install_command('hf')}"
     assert problems(folder(tmp_path / "m")) == [text]
 
@@ -200,7 +201,7 @@ def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
             bytes(specs[n].nbytes - 1) + bytes([last if n == names[1] else 0])
         )), {})  # fmt: skip
         job = asked.model_copy(update={"model": HuggingFace(name="hf", path=str(there))})
-        return [str(p) for p in hugging_face_folder.misfits(job, plan)]
+        return [str(p) for p in hugging_face_checks.misfits(job, plan)]
 
     assert found(0) == []
     text = f"{names[0]} and {names[1]} are one tensor of the model, and the folder has different values for them"

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.data.tokens.formats import TokenWriter
-from launcher.planner.hugging_face_folder import APART
+from launcher.planner.hugging_face_checks import APART
 
 pytestmark = pytest.mark.skipif(
     find_spec("transformers") is None, reason="not installed: transformers; make test-real installs it"
