@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.parallel import grad_norm, parallel_model, replicas, tied_gradients
+from launcher.parallel import grad_norm, gradient_buckets, parallel_model, tied_parameters
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import pipeline
 from tests.parity import (
@@ -321,18 +321,18 @@ def test_a_loss_scale_that_forgets_the_micro_batches_is_caught(monkeypatch):
 
 
 def test_a_tied_gradient_that_is_added_twice_is_caught(monkeypatch):
-    real = tied_gradients.Tied.reduce
+    real = tied_parameters.Tied.reduce
 
     def wrong(self):
         real(self)
         real(self)
 
-    monkeypatch.setattr(tied_gradients.Tied, "reduce", wrong)
+    monkeypatch.setattr(tied_parameters.Tied, "reduce", wrong)
     assert caught(r"over 1e-12: \{'norm': .*'embed\.weight': ")["embed.weight"] == TWICE
 
 
 def test_a_tied_gradient_that_is_not_added_is_caught(monkeypatch):
-    monkeypatch.setattr(tied_gradients.Tied, "reduce", lambda self: None)
+    monkeypatch.setattr(tied_parameters.Tied, "reduce", lambda self: None)
     caught(r"embed\.weight: copies differ")
 
 
@@ -351,7 +351,7 @@ def test_a_norm_that_counts_replicas_twice_is_caught(monkeypatch):
 
 def test_a_bucket_that_skips_its_last_parameter_is_caught(monkeypatch):
     def wrong(part, plan, meshes):
-        return [replicas.Bucketed(b.tensors[:-1], b.group) for b in replicas.fuse(part, plan, meshes)]
+        return [gradient_buckets.Bucketed(b.tensors[:-1], b.group) for b in gradient_buckets.fuse(part, plan, meshes)]
 
     monkeypatch.setattr(parallel_model, "fuse", wrong)
     caught("copies differ")

@@ -8,12 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.parallel.api import parallelize, sync_pipeline_shared_parameters
     from launcher.parallel.broadcast import parameter_broadcast
+    from launcher.parallel.user_script import parallelize, sync_pipeline_shared_parameters
 
 __all__ = ["parallelize", "parameter_broadcast", "sync_pipeline_shared_parameters"]
 
-_HOMES = {"parallelize": "api", "sync_pipeline_shared_parameters": "api", "parameter_broadcast": "broadcast"}
+_HOMES = {
+    "parallelize": "user_script",
+    "sync_pipeline_shared_parameters": "user_script",
+    "parameter_broadcast": "broadcast",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from launcher.errors import RunError
 from launcher.parallel import byte_collectives
-from launcher.parallel.api import Net, parallel_model_in
 from launcher.parallel.mesh import local, mine
+from launcher.parallel.user_script import Net, parallel_model_in
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 

@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from launcher.errors import RunError
-from launcher.parallel import kept_calls
-from launcher.parallel.kept_calls import SENT
+from launcher.parallel import selective_recompute
 from launcher.parallel.recompute import RecomputedForward
+from launcher.parallel.selective_recompute import SENT
 from launcher.parallel.stages import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.cut.stages import covers
@@ -210,7 +210,7 @@ def _again(forward: RecomputedForward) -> Callable[..., Any]:
             return checkpoint(plain, *args, use_reentrant=False, **kwargs)
 
         return run_all
-    contexts = partial(kept_calls.operation_contexts, keep)
+    contexts = partial(selective_recompute.operation_contexts, keep)
 
     def run_most(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)

@@ -15,19 +15,20 @@ from launcher.optional import matrices
 from launcher.parallel.checks import check, check_agreement
 from launcher.parallel.compile import compile_modules
 from launcher.parallel.deferred_init.fill import FullTensorOf, fill
-from launcher.parallel.dispatch.modes import Modes
+from launcher.parallel.dispatch.training_mode import Modes
 from launcher.parallel.fsdp.gather import GatherOrder, Prefetch, agree
 from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import HalfWeights, half_weights, shard
+from launcher.parallel.gradient_buckets import Bucketed, fuse, sums
 from launcher.parallel.half_precision import narrow_frozen
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.recompute import install
-from launcher.parallel.replicas import Bucketed, Statistics, fuse, statistics, sums
+from launcher.parallel.running_statistics import Statistics, statistics
 from launcher.parallel.stages import StagePart, flatten, split, traced
 from launcher.parallel.tensor_parallel.apply import distribute, spread
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.parallel.tied_gradients import Tied, tie
+from launcher.parallel.tied_parameters import Tied, tie
 from launcher.parallel.trace.code_between_modules import Tracer
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan

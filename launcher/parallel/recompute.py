@@ -15,13 +15,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel import kept_calls
+from launcher.parallel import selective_recompute
 from launcher.parallel.cost.saved_hooks import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import tree_leaves
-from launcher.parallel.kept_calls import RecomputedCalls, ReportKeptResults
 from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot, untouched
+from launcher.parallel.selective_recompute import RecomputedCalls, ReportKeptResults
 from launcher.parallel.sequence import Carry
 from launcher.parallel.tensor_parallel.collectives import Axis, CollectiveResults
 from launcher.plan.values.recomputed_module import Recomputed
@@ -171,8 +171,8 @@ class _Region:
         calls = self.of.calls
         counted = KEEPING.get() is not None or AGAIN.get() is not None
         if counted or calls.by_operation or self.of.recomputed.by_operation:
-            return kept_calls.operation_contexts(keep)
-        return kept_calls.contexts(self.of.recomputed.module, keep, calls, self.of.not_recomputable)
+            return selective_recompute.operation_contexts(keep)
+        return selective_recompute.contexts(self.of.recomputed.module, keep, calls, self.of.not_recomputable)
 
     @contextmanager
     def _running(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:

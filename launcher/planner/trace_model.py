@@ -28,6 +28,8 @@ from launcher.plan.values.dtypes import DTYPE
 from launcher.plan.values.model_graph import Graph, ModelStructure
 from launcher.plan.values.recomputed_module import Recomputed
 from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.plan.values.facts import Graph, ModelStructure, TensorSpec
+from launcher.plan.values.setting import STAGE, Compilation, Recomputed
 from launcher.planner import hugging_face_checks
 from launcher.planner.device_kernels import planned_kind
 from launcher.planner.param_layouts import laid_out
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from launcher.parallel.deferred_init.fill import InitialTensors
-    from launcher.parallel.trace.outside_reads import OutsideReads
+    from launcher.parallel.trace.clock_and_host_reads import OutsideReads
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,10 @@ class ModelRead:
 def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     """Builds the model without memory. Raises ``RequestError`` for models that no layout can train."""
     from launcher.parallel.deferred_init import fill
-    from launcher.parallel.deferred_init.record import build_in_memory, record
+    from launcher.parallel.deferred_init.constructor import build_in_memory, record
     from launcher.parallel.model_state.hooks import hooked_for_all
     from launcher.parallel.trace import model_facts
-    from launcher.parallel.trace.world_reads import world_reads
+    from launcher.parallel.trace.rank_reads import world_reads
 
     dtype = model_facts.dtype_of(DTYPE[job.train.precision])
     world: dict[str, None] = {}
@@ -84,7 +86,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
             model, tape = record(build, job.seed)
         lost = tape.why
         if foreign(job.model):
-            from launcher.parallel.deferred_init.fill import differing
+            from launcher.parallel.deferred_init.compare_builds import differing
             from launcher.parallel.deferred_init.uninitialized import problems
             from launcher.parallel.model_state.module_globals import files, put_back
 
@@ -288,7 +290,7 @@ def try_samples(
 @contextmanager
 def environment_reads() -> Iterator[None]:
     """Reports a model's reads of launcher environment variables to the observers of its forward."""
-    from launcher.parallel.trace.world_reads import VARIABLES, ask
+    from launcher.parallel.trace.rank_reads import VARIABLES, ask
 
     kind: Any = type(os.environ)
     get, has = kind.__getitem__, kind.__contains__
@@ -323,8 +325,8 @@ def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | 
 
 def _outside(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> OutsideReads:
     """Returns the functions outside of a user's model that its output depends on."""
+    from launcher.parallel.trace.clock_and_host_reads import OutsideReads, outside_reads
     from launcher.parallel.trace.model_facts import meta
-    from launcher.parallel.trace.outside_reads import OutsideReads, outside_reads
 
     if not isinstance(job.model, Target):
         return OutsideReads()

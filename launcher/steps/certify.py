@@ -20,8 +20,9 @@ from launcher.data.source import Dataset
 from launcher.errors import RunError
 from launcher.job.schema import steps
 from launcher.job.schema.job import Job
-from launcher.parallel.deferred_init import fill, record
-from launcher.parallel.dispatch.modes import default_dtype, is_dropout
+from launcher.parallel.deferred_init import compare_builds, constructor, fill
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.dispatch.training_mode import is_dropout
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.certify_copy import copies as copies_of
@@ -171,8 +172,8 @@ def _constructed(s: Setup) -> Mapping[str, Tensor]:
     build, seed = builder(s.job), s.plan.seed
     with s.drawn.as_first(s.job), default_dtype(dtype_of(DTYPE[s.plan.precision])):
         if s.plan.deferred:
-            return fill.plain_tensors(build, seed)
-        return fill.tensors(record.build_in_memory(build, seed))
+            return compare_builds.plain_tensors(build, seed)
+        return fill.tensors(constructor.build_in_memory(build, seed))
 
 
 class _NoNumbers(Exception):

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.parallel.api import Net
 from launcher.parallel.mesh import local
+from launcher.parallel.user_script import Net
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from tests.parity import job

@@ -8,7 +8,7 @@ from torch import nn
 
 from launcher.parallel.checks import check_agreement
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.deferred_init.record import record
+from launcher.parallel.deferred_init.constructor import record
 from launcher.parallel.deferred_init.tape import Tape
 from launcher.parallel.stages import StagePart
 from launcher.plan.cut.stages import Stage

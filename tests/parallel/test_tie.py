@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from launcher.optim.build import build_optimizer
+from launcher.parallel.gradient_buckets import total
 from launcher.parallel.mesh import local
-from launcher.parallel.replicas import total
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, build, job, own, pieces, step, whole
 from tests.ranks import on_ranks

@@ -13,7 +13,7 @@ import pytest
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.models.language_model import Block
-from launcher.parallel.deferred_init import record
+from launcher.parallel.deferred_init import constructor
 from launcher.parallel.tensor_parallel import propagate
 from launcher.parallel.trace import code_between_modules, model_facts
 from launcher.plan.cut import stages
@@ -106,7 +106,7 @@ def test_auto_reads_a_model_and_its_operators_once():
     j = deep(4, 4, recompute={"modules": "auto"}, **TP)
     j = j.model_copy(update={"cluster": j.cluster.model_copy(update={"memory_gb": room / GB})})
     with (
-        counting(record, "record") as read_once,
+        counting(constructor, "record") as read_once,
         counting(propagate, "follow") as followed,
         counting(model_facts, "graph") as traced,
     ):

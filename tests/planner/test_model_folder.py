@@ -19,6 +19,8 @@ from launcher.optional import install_command
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import router_losses
 from launcher.planner import hugging_face_checks
+from launcher.plan.values.facts import TensorSpec
+from launcher.planner import hugging_face_checks, resolve
 from launcher.planner.plan_job import plan_job
 from launcher.untrusted.hub import download_hint
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from launcher.__main__ import main
-from launcher.parallel.deferred_init import record
+from launcher.parallel.deferred_init import constructor
 from launcher.parallel.deferred_init.replay import replay
 from launcher.parallel.deferred_init.uninitialized import problems
 
@@ -42,7 +42,7 @@ def test_a_construction_that_is_seeded_is_replayed_to_the_bit(name: str) -> None
         torch.manual_seed(7)
         return constructed.build(name)
 
-    model, recorded = record.record(build, 5)
+    model, recorded = constructor.record(build, 5)
     assert recorded.why == ""
     want, meta = build(), tensors(model)
     assert names(model) == names(want)
@@ -55,7 +55,7 @@ def test_a_construction_that_is_seeded_is_replayed_to_the_bit(name: str) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_construction_that_is_not_is_distributed_alike(name: str) -> None:
-    model, recorded = record.record(lambda: constructed.build(name), 5)
+    model, recorded = constructor.record(lambda: constructed.build(name), 5)
     assert recorded.why == ""
     assert not problems(lambda: constructed.build(name), model, recorded)
     torch.manual_seed(5)

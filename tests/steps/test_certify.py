@@ -14,7 +14,7 @@ import torch
 
 from launcher.__main__ import main
 from launcher.job.schema.steps import Certify
-from launcher.parallel import tied_gradients
+from launcher.parallel import tied_parameters
 from launcher.steps.certification.compare import PARTS, Certificate, Finding, _far, _row, verdict
 from tests.run import llama
 from tests.run.launching import TINY, run
@@ -221,8 +221,8 @@ def test_an_import_is_certified_without_its_weights_and_its_tokenizer(tmp_path, 
 
 
 def test_a_run_whose_certificate_does_not_hold_ends_with_1_and_names_the_parameter(tmp_path, monkeypatch, capfd):
-    real = tied_gradients.Tied.reduce
-    monkeypatch.setattr(tied_gradients.Tied, "reduce", lambda self: (real(self), real(self)))
+    real = tied_parameters.Tied.reduce
+    monkeypatch.setattr(tied_parameters.Tied, "reduce", lambda self: (real(self), real(self)))
     folder = tmp_path / "run"
     assert main([*TINY, f"run_dir={folder}", "train.steps=1", *CERTIFY, "steps=[certify,train]"]) == 1
     told = "step 1: the gradient of embed.weight: 1.0e+00 from one process"

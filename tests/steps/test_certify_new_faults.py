@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from launcher.parallel import grad_norm, parallel_model, replicas, stages, tied_gradients
-from launcher.parallel.deferred_init import fill, record, replay
-from launcher.parallel.dispatch.modes import Modes
+from launcher.parallel import grad_norm, gradient_buckets, parallel_model, stages, tied_parameters
+from launcher.parallel.deferred_init import compare_builds, constructor, fill, replay
+from launcher.parallel.dispatch.training_mode import Modes
 from launcher.plan.refusals import model as model_effects
 from launcher.runtime.training import batches, loop, pipeline, state
 from launcher.steps import certify
@@ -41,12 +41,12 @@ def draws_of_its_own(patch: Patch) -> None:
 def replayed_by_strides(patch: Patch) -> None:
     """A view is taken where the recording says, wherever the numbers are; and no plan looks."""
     patch.setattr(replay, "_laid_out", lambda t, recorded: t)
-    patch.setattr(fill, "differing", lambda *_: "")
+    patch.setattr(compare_builds, "differing", lambda *_: "")
 
 
 def never_in_training(patch: Patch) -> None:
     """Nobody calls train(): modules stay in the mode that their maker left."""
-    patch.setattr(record, "in_training", lambda build: build())
+    patch.setattr(constructor, "in_training", lambda build: build())
 
     @classmethod  # type: ignore[misc]
     def as_they_are(cls: type[Modes], model: nn.Module, trial: nn.Module) -> Modes:
@@ -123,19 +123,19 @@ def buffers_not_loaded(patch: Patch) -> None:
 
 
 def tie_without_gradient(patch: Patch) -> None:
-    patch.setattr(tied_gradients.Tied, "reduce", lambda self: None)
+    patch.setattr(tied_parameters.Tied, "reduce", lambda self: None)
 
 
 def mean_for_sum(patch: Patch) -> None:
     """Gradients of replicas are averaged, although each is a share of the sum."""
-    real = replicas.total
+    real = gradient_buckets.total
 
     def wrong(tensors: Any, group: Any, dtype: Any = None) -> None:
         real(tensors, group, dtype)
         for t in tensors:
             t.grad /= torch.distributed.get_world_size(group)
 
-    patch.setattr(replicas, "total", wrong)
+    patch.setattr(gradient_buckets, "total", wrong)
 
 
 def asleep_after_a_validation(patch: Patch) -> None:
@@ -169,8 +169,11 @@ def last_sample_left_out(patch: Patch) -> None:
 
 
 def sent_in_fewer_bits(patch: Patch) -> None:
-    def wrong(part: Any, plan: Any, meshes: Any) -> list[replicas.Bucketed]:
-        return [replicas.Bucketed(b.tensors, b.group, torch.float32) for b in replicas.fuse(part, plan, meshes)]
+    def wrong(part: Any, plan: Any, meshes: Any) -> list[gradient_buckets.Bucketed]:
+        return [
+            gradient_buckets.Bucketed(b.tensors, b.group, torch.float32)
+            for b in gradient_buckets.fuse(part, plan, meshes)
+        ]
 
     patch.setattr(parallel_model, "fuse", wrong)
 

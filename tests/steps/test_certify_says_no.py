@@ -17,8 +17,8 @@ from launcher.data import source
 from launcher.job.schema.components import Schedule
 from launcher.job.schema.steps import Certify
 from launcher.optim import build as optimizers
-from launcher.parallel import grad_norm, parallel_model, tied_gradients
-from launcher.parallel import replicas as fuse
+from launcher.parallel import grad_norm, parallel_model, tied_parameters
+from launcher.parallel import gradient_buckets as fuse
 from launcher.parallel.deferred_init import fill
 from launcher.runtime.training import averaging, pipeline, state
 from launcher.runtime.training import batches as feed
@@ -62,13 +62,13 @@ def initialised_differently(patch: Patch) -> None:
 
 
 def added_twice(patch: Patch) -> None:
-    real = tied_gradients.Tied.reduce
+    real = tied_parameters.Tied.reduce
 
     def wrong(self: Any) -> None:
         real(self)
         real(self)
 
-    patch.setattr(tied_gradients.Tied, "reduce", wrong)
+    patch.setattr(tied_parameters.Tied, "reduce", wrong)
 
 
 def last_skipped(patch: Patch) -> None:

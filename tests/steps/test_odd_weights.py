@@ -21,7 +21,7 @@ from launcher.steps import train
 from launcher.steps.certification.compare import Piece, error, pieces
 from launcher.steps.certify import examine
 from launcher.steps.model import build_session
-from tests.parallel.trace.test_state_effects import net
+from tests.parallel.trace.test_tensor_side_effects import net
 from tests.parity import whole
 from tests.ranks import DRAWN, on_ranks
 from tests.tiers import some

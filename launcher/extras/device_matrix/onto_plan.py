@@ -242,7 +242,7 @@ def _recorded(module: nn.Module, inputs: Sequence[Tensor], ours: bool) -> StageG
     """Records both modes. In our models only torch modules may behave differently in evaluation."""
     from launcher.extras.device_matrix.run.equal_modules import record_ours
     from launcher.extras.device_matrix.run.record import record as recorded
-    from launcher.parallel.dispatch.modes import evaluating
+    from launcher.parallel.dispatch.training_mode import evaluating
     from launcher.parallel.trace.code_between_modules import modal
 
     record = record_ours if ours else recorded

@@ -1,17 +1,16 @@
-"""Fills shards with initial values, and compares samples with a plain construction."""
+"""Fills shards with initial values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from launcher.parallel.deferred_init import record
-from launcher.parallel.deferred_init.record import build_with_draws
+from launcher.parallel.deferred_init import constructor
 from launcher.parallel.deferred_init.replay import replay
 from launcher.parallel.deferred_init.tape import Tape
 from launcher.parallel.deferred_init.uninitialized import origins
@@ -66,10 +65,10 @@ def from_constructor(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Mod
 
     def in_memory() -> dict[str, torch.Tensor]:
         with default_dtype(dtype), torch.enable_grad():
-            return tensors(record.build_in_memory(build, plan.seed))
+            return tensors(constructor.build_in_memory(build, plan.seed))
 
     with default_dtype(dtype):
-        model, tape = record.record(build, plan.seed)
+        model, tape = constructor.record(build, plan.seed)
     names = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets its memory itself
     return model, InitialTensors(tape, names, None if plan.deferred else in_memory)
 
@@ -144,52 +143,3 @@ def _allocate(module: nn.Module, device: torch.device) -> None:
         for name in same:
             owner, _, attr = name.rpartition(".")
             module.get_submodule(owner)._parameters[attr] = before
-
-
-SMALL = 1 << 20
-"""Most elements of a model to compare on every plan; ``certify`` compares larger ones."""
-ROUNDINGS = 64
-"""Tolerance in roundings: kernels for other strides add up in another order."""
-
-Build = Callable[[], nn.Module]
-
-
-def differing(build: Build, model: nn.Module, tape: Tape) -> str:
-    """Return why a small ``model`` of ``record`` cannot be built from its tape, or "" if it can."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    if tape.why or sum(t.numel() for t in named.values()) > SMALL:
-        return ""
-    plain = plain_tensors(build, tape.seed)
-    made = ((n, replay(tape.log, t, n, tape.seed)) for n, t in named.items() if n in plain)
-    for name in unlike(made, plain):
-        return f"gives {name} other values when it is replayed"
-    return ""
-
-
-def plain_tensors(build: Build, seed: int) -> dict[str, Tensor]:
-    """Return every tensor of a plain construction, by first name, except those on the meta device."""
-    model = build_with_draws(build, seed)
-    named = (*model.named_parameters(), *model.named_buffers())
-    return {n: t for n, t in named if not t.is_meta}
-
-
-def unlike(made: Iterator[tuple[str, Tensor]], plain: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the names of tensors that differ from those of ``plain`` by more than rounding."""
-    for name, t in made:
-        if not same(t, plain[name]):
-            yield name
-
-
-@torch.no_grad()
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same values, up to ``ROUNDINGS`` roundings of the largest."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not (b.is_floating_point() or b.is_complex()):
-        return torch.equal(a, b)
-    eps = torch.finfo(b.dtype).eps
-    a, b = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (a, b))
-    a, b = a.double(), b.double()
-    finite = b[b.isfinite()].abs()
-    largest = finite.max().item() if finite.numel() else 0.0
-    return torch.allclose(a, b, rtol=0.0, atol=ROUNDINGS * eps * largest, equal_nan=True)

@@ -12,17 +12,8 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from launcher.parallel.deferred_init.replay import (
-    Draw,
-    Log,
-    NotReplayable,
-    Op,
-    Streams,
-    key,
-    replay,
-    start,
-    tensors,
-)
+from launcher.parallel.deferred_init.random_streams import Draw, Streams
+from launcher.parallel.deferred_init.replay import Log, NotReplayable, Op, key, replay, start, tensors
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_only
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from launcher.errors import Problem
-from launcher.parallel.deferred_init.record import build_in_memory, record
+from launcher.parallel.deferred_init.constructor import build_in_memory, record
 from launcher.parallel.deferred_init.replay import Log, key, replay
 from launcher.parallel.deferred_init.tape import BLANK, ConstantTensor, Tape, name_of
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves

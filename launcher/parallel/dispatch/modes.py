@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -27,19 +25,6 @@ class Dispatch(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
-
-
-def in_training(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return a new model as a training loop begins with it: after ``model.train()``.
-
-    ``model.to(device)`` has its effects too, for modules that override ``_apply``, such as to keep a buffer
-    in float32.
-    """
-    model = build()
-    if any(not type(m)._apply.__module__.startswith("torch.") for m in model.modules()):
-        model._apply(lambda t: t)
-    model.train()
-    return model
 
 
 def draws(func: Any, args: Any, kwargs: Any) -> bool:
@@ -67,57 +52,6 @@ def sparse_parts(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if t.layout in (torch.sparse_csc, torch.sparse_bsc):
             return t.ccol_indices(), t.row_indices(), t.values()
     return ()
-
-
-def is_dropout(module: nn.Module) -> bool:
-    """Whether ``module`` is one of torch's whose only draw is dropout, which can be turned off."""
-    known = isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention)
-    return known and type(module).forward.__module__.startswith("torch.")
-
-
-@dataclass(frozen=True)
-class Modes:
-    """The flags of each module after ``train()`` and after ``eval()`` of the full model.
-
-    A module may override ``train`` to keep a part in evaluation mode. Once it is split into stages, its own
-    ``train`` can no longer be called: ``switch`` calls that of its parts, and then sets the flags that it
-    gave them.
-    """
-
-    flags: tuple[tuple[nn.Module, bool, bool], ...]
-
-    @classmethod
-    def from_model(cls, model: nn.Module, trial: nn.Module) -> Modes:
-        """Read the flags that the modules of ``model`` get, by switching ``trial``, a copy of it.
-
-        ``model`` itself is in training mode: its own ``train`` may count, or merge weights.
-        """
-        trial.eval()
-        evaluating = [m.training for m in trial.modules()]
-        trial.train()
-        training = [m.training for m in trial.modules()]
-        return cls(tuple(zip(model.modules(), training, evaluating, strict=True)))
-
-    def switch(self, parts: Iterable[nn.Module], training: bool) -> None:
-        """Do to ``parts`` of the model what ``model.train(training)`` does."""
-        for part in parts:
-            part.train(training)
-        for module, trains, evaluates in self.flags:
-            module.training = trains if training else evaluates
-
-
-@contextmanager
-def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Put full models in evaluation mode; afterwards each module gets its previous mode again."""
-    models = tuple(models)
-    was = [(m, m.training) for model in models for m in model.modules()]
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, training in was:
-            module.training = training
 
 
 @contextmanager

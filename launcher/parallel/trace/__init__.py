@@ -1,13 +1,13 @@
 """What a forward does, traced on meta tensors: a model's facts, and a graph of the code between modules."""
 
 __all__ = [
+    "clock_and_host_reads",
     "code_between_modules",
     "graph_recorder",
     "mixing_samples",
     "model_facts",
-    "outside_reads",
+    "output_specs",
+    "rank_reads",
+    "run_on_values",
     "sample_values",
-    "specs",
-    "world_reads",
-    "zero_inputs",
 ]

@@ -14,7 +14,8 @@ from torch import fx, nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.cost.kernels import Meter
 from launcher.parallel.dispatch.containers import tensors
-from launcher.parallel.dispatch.modes import default_dtype, evaluating, of_error
+from launcher.parallel.dispatch.modes import default_dtype, of_error
+from launcher.parallel.dispatch.training_mode import evaluating
 from launcher.parallel.model_state.backward_state import moved
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, variables
@@ -22,9 +23,9 @@ from launcher.parallel.model_state.python_state import changed, counters, readin
 from launcher.parallel.trace.attribute_side_effects import SideChannels
 from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing
 from launcher.parallel.trace.moving_state import unentangled
-from launcher.parallel.trace.specs import spec
+from launcher.parallel.trace.output_specs import spec
+from launcher.parallel.trace.run_on_values import InMemory, Observers, cast, run_module
 from launcher.parallel.trace.watch import ForwardObserver, watching
-from launcher.parallel.trace.zero_inputs import InMemory, Observers, cast, run_module
 from launcher.plan.cut.stages import covers
 from launcher.plan.refusals.model import DTYPES
 from launcher.plan.values.operations import Operations

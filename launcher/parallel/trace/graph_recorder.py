@@ -29,7 +29,7 @@ from launcher.parallel.dispatch.containers import (
     tensors,
 )
 from launcher.parallel.dispatch.modes import tree_leaves, tree_map_only
-from launcher.parallel.trace.state_effects import STALE, TIE
+from launcher.parallel.trace.tensor_side_effects import STALE, TIE
 
 
 def on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:

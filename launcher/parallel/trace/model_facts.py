@@ -16,7 +16,6 @@ from launcher.parallel.cost.memory import BackwardMeter, Measured, product
 from launcher.parallel.dispatch.containers import NamedFunction, tensors
 from launcher.parallel.dispatch.modes import default_dtype as default_dtype
 from launcher.parallel.model_state.deep_copy import copied, hooks
-from launcher.parallel.trace.aliasing import memory, trained
 from launcher.parallel.trace.code_between_modules import (
     NO_COST,
     RUNNING,
@@ -28,10 +27,13 @@ from launcher.parallel.trace.code_between_modules import (
     trace,
     trace_ours,
 )
+from launcher.parallel.trace.memory_and_gradients import memory, trained
 from launcher.parallel.trace.moving_state import moving
-from launcher.parallel.trace.specs import output_specs, spec, specs
+from launcher.parallel.trace.output_specs import output_specs, spec, specs
+from launcher.parallel.trace.run_on_values import Observers, looks, run_module
 from launcher.parallel.trace.watch import ForwardObserver, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
+from launcher.plan.cut.stage_config import owner, units
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.uncut_modules import units
 from launcher.plan.cut.written_stages import owner

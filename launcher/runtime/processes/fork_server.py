@@ -40,7 +40,7 @@ Function = Callable[..., object]
 PLANNED_WITH = (
     "torch",
     "launcher.models.build",
-    "launcher.parallel.deferred_init.record",
+    "launcher.parallel.deferred_init.constructor",
     "launcher.parallel.stages",
     "launcher.parallel.tensor_parallel.apply",
     "launcher.parallel.trace.model_facts",

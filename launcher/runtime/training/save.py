@@ -18,7 +18,7 @@ from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
 from launcher.errors import RunError, error_text
 from launcher.parallel import byte_collectives
-from launcher.parallel.trace.specs import spec
+from launcher.parallel.trace.output_specs import spec
 from launcher.runtime.cluster.messages import decode, encode
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import module_state

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.data.source import Dataset
-from launcher.parallel.deferred_init.fill import unlike
+from launcher.parallel.deferred_init.compare_builds import unlike
 from launcher.parallel.mesh import grad, local
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.certify_copy import Copy

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.parallel.deferred_init import fill, record
+from launcher.parallel.deferred_init import constructor, fill
 from launcher.parallel.deferred_init.replay import replay
 from tests.parallel import makers
 
 
 def again(build: Any, seed: int = 0) -> dict[str, torch.Tensor]:
     """Every tensor of a model, each made alone."""
-    model, recorded = record.record(build, seed)
-    assert not record.unknown(model, recorded)
+    model, recorded = constructor.record(build, seed)
+    assert not constructor.unknown(model, recorded)
     assert all(t.is_meta for t in fill.tensors(model).values())
     return {n: replay(recorded.log, t, n, seed) for n, t in fill.tensors(model).items()}
 
 
 @pytest.mark.parametrize("name", list(vars(makers.Inits())["_parameters"]))
 def test_replayed_numbers_have_the_distribution_of_the_constructors(name):
-    mine, real = again(makers.Inits)[name], getattr(record.build_in_memory(makers.Inits, 0), name).detach()
+    mine, real = again(makers.Inits)[name], getattr(constructor.build_in_memory(makers.Inits, 0), name).detach()
     assert mine.shape == real.shape
     size = real.std().item()
     assert abs(mine.mean() - real.mean()) <= 0.15 * size
@@ -69,7 +69,7 @@ def test_two_tensors_made_of_one_draw_agree():
 
 def test_a_constructor_may_look_at_numbers_that_are_not_random():
     with torch.device("meta"):
-        model, _ = record.record(makers.Looking)
+        model, _ = constructor.record(makers.Looking)
     assert model.rates == makers.Looking().rates
     assert abs(again(makers.Looking)["w"].std() - 0.3) < 0.15
 
@@ -95,7 +95,7 @@ def test_another_seed_makes_other_numbers():
 
 def test_the_default_dtype_of_the_recording_holds_when_replayed():
     with fill.default_dtype(torch.float64):
-        model, recorded = record.record(makers.Inits)
+        model, recorded = constructor.record(makers.Inits)
     assert replay(recorded.log, model.normal, "normal", 0).dtype == torch.float64
 
 

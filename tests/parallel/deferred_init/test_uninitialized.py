@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.parallel.deferred_init import record
+from launcher.parallel.deferred_init import constructor
 from launcher.parallel.deferred_init.uninitialized import problems
 from tests.parallel import unrecorded
 
@@ -14,19 +14,19 @@ LOOSE = "gets different values each time the constructor runs, although torch, r
 
 @pytest.mark.parametrize("maker", [unrecorded.Unwritten, unrecorded.UnwrittenWhole])
 def test_memory_that_nobody_wrote_is_named_and_refused(maker):
-    found = problems(maker, *record.record(maker, 0))
+    found = problems(maker, *constructor.record(maker, 0))
     names = ["bad", "rows", "derived", "cache", "attribute"]
     assert list(map(str, found)) == [f"model: {n} {BLANK}; initialise it in the constructor" for n in names]
 
 
 def test_a_weight_on_the_meta_device_is_named_and_refused():
-    found = problems(unrecorded.OnMeta, *record.record(unrecorded.OnMeta, 0))
+    found = problems(unrecorded.OnMeta, *constructor.record(unrecorded.OnMeta, 0))
     text = "model: inner.weight is on the meta device, where it has no numbers; initialise it in the constructor"
     assert list(map(str, found)) == [text]
 
 
 @pytest.mark.parametrize("maker", [unrecorded.Unseeded, unrecorded.UnseededWhole])
 def test_numbers_that_no_seed_decides_are_named_and_refused(maker):
-    found = problems(maker, *record.record(maker, 0))
+    found = problems(maker, *constructor.record(maker, 0))
     cure = "seed their source, or keep no state between two constructions"
     assert list(map(str, found)) == [f"model: {n} {LOOSE}; {cure}" for n in ("w", "g")]

@@ -10,7 +10,7 @@ from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import plan_job
 from launcher.steps.certification.compare import error
-from tests.parallel.trace.test_state_effects import alone, trained
+from tests.parallel.trace.test_tensor_side_effects import alone, trained
 from tests.parity import own, whole
 from tests.ranks import on_ranks
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.planner.plan_job import plan_job
-from tests.parallel.trace.test_state_effects import net
+from tests.parallel.trace.test_tensor_side_effects import net
 
 
 def cell(lin: nn.Linear) -> Any:

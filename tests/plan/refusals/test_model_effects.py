@@ -14,7 +14,7 @@ from launcher.plan.refusals.model import untrained
 from launcher.plan.values.model_graph import Graph, ModelStructure, Param
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner.plan_job import plan_job
-from tests.parallel.trace.test_state_effects import PP, net
+from tests.parallel.trace.test_tensor_side_effects import PP, net
 
 TP = {"middle.lin": {"weight": ["tp", None]}, "b": {"weight": [None, "tp"]}}
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [

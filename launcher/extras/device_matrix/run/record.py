@@ -22,6 +22,8 @@ from launcher.parallel.trace.code_between_modules import LOOKS, RUNNING, failing
 from launcher.parallel.trace.specs import spec
 from launcher.parallel.trace.zero_inputs import looks
 from launcher.user_errors import user_error
+from launcher.parallel.trace.output_specs import spec
+from launcher.parallel.trace.run_on_values import looks
 
 
 def settle_regions(graphs: torch.nn.Module, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of a forward's inputs and outputs."""
+"""Shapes and dtypes of what a forward takes and returns, and its description in messages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from launcher.parallel.dispatch.modes import default_dtype as default_dtype
 from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 
 Specs = tuple[TensorSpec, ...] | None
 """``None`` for a value that is neither a tensor nor several."""

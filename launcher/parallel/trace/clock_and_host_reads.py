@@ -25,8 +25,8 @@ from launcher.parallel.trace.mixing_samples import (
     numbers_if_too_large,
     run,
 )
+from launcher.parallel.trace.run_on_values import in_memory, stand_ins
 from launcher.parallel.trace.sample_values import trying
-from launcher.parallel.trace.zero_inputs import in_memory, stand_ins
 
 
 @dataclass(frozen=True)

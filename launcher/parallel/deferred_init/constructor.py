@@ -23,9 +23,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
 from launcher.errors import Problem, RequestError, refuse
-from launcher.parallel.deferred_init.replay import key, seeded, tensors
+from launcher.parallel.deferred_init.random_streams import seeded
+from launcher.parallel.deferred_init.replay import key, tensors
 from launcher.parallel.deferred_init.tape import PlainDraws, Tape, remembered
-from launcher.parallel.dispatch.modes import in_training, tree_map_only
+from launcher.parallel.dispatch.modes import tree_map_only
+from launcher.parallel.dispatch.training_mode import in_training
 from launcher.parallel.model_state.deep_copy import hooks, keep
 from launcher.parallel.model_state.references import OWN, computed, forget, marks, overlaps, strangers
 

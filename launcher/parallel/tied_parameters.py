@@ -1,4 +1,4 @@
-"""Adds the gradients of tied parameters over the stages that share them."""
+"""Tied parameters on several stages: adds their gradients, and makes their copies equal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from launcher.parallel.gradient_buckets import total
 from launcher.parallel.mesh import Meshes, local
-from launcher.parallel.replicas import total
 from launcher.parallel.stages import StagePart
 from launcher.plan.plan import Plan
 

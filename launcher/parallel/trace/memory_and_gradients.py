@@ -1,4 +1,4 @@
-"""Finds how nodes of a trace are related besides their inputs: shared memory, and the path of gradients."""
+"""Finds the memory that nodes of a trace share, and the inputs that get a gradient through each node."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from launcher.errors import RequestError
 from launcher.job.schema.components import LanguageModel
 from launcher.models.language_model import Block
-from launcher.parallel.kept_calls import FUNCTIONS, KINDS
 from launcher.parallel.recompute import install
+from launcher.parallel.selective_recompute import FUNCTIONS, KINDS
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.values.recomputed_module import BY_OPERATION, Recomputed
 

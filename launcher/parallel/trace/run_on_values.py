@@ -1,4 +1,4 @@
-"""Runs a module that reads values, or autocast, on values in memory, while the rest is on meta tensors."""
+"""Runs a module that reads values, or autocast, on samples or zeros in memory; the rest is on meta tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.parallel.dispatch.modes import tree_map_only
 from launcher.parallel.model_state.deep_copy import copied, hooks, keep
 from launcher.parallel.trace.graph_recorder import Uncuttable
 from launcher.parallel.trace.sample_values import FEW, SampleValues, initial, trying
-from launcher.parallel.trace.state_effects import StateEffects
+from launcher.parallel.trace.tensor_side_effects import StateEffects
 from launcher.parallel.trace.watch import ForwardObserver
 
 Made = dict[int, torch.Tensor]

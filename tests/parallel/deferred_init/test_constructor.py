@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from launcher.errors import RequestError
-from launcher.parallel.deferred_init import record
-from launcher.parallel.deferred_init.fill import differing
+from launcher.parallel.deferred_init import constructor
+from launcher.parallel.deferred_init.compare_builds import differing
 from launcher.parallel.deferred_init.replay import replay
 from launcher.parallel.deferred_init.uninitialized import problems
 from launcher.parallel.dispatch.modes import default_dtype
@@ -49,7 +49,7 @@ def plain(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 @pytest.mark.parametrize("maker", constructors.EXACT, ids=lambda m: m.__name__)
 def test_what_is_replayed_is_bit_equal_to_a_plain_construction(maker):
     build = seeding(maker)
-    model, recorded = record.record(build, 5)
+    model, recorded = constructor.record(build, 5)
     assert recorded.why == ""
     assert not problems(build, model, recorded)
     want, meta = tensors(plain(build, 5)), tensors(model)
@@ -63,7 +63,7 @@ def test_what_is_replayed_is_bit_equal_to_a_plain_construction(maker):
 
 @pytest.mark.parametrize("maker", constructors.EXACT, ids=lambda m: m.__name__)
 def test_without_a_seed_of_its_own_the_path_is_the_same_and_the_numbers_are_alike(maker):
-    model, recorded = record.record(maker, 5)
+    model, recorded = constructor.record(maker, 5)
     want, meta = tensors(plain(maker, 5)), tensors(model)
     assert sorted(meta) == sorted(want)
     for name, t in meta.items():
@@ -80,28 +80,28 @@ def test_without_a_seed_of_its_own_the_path_is_the_same_and_the_numbers_are_alik
 
 @pytest.mark.parametrize("maker", constructors.EXACT, ids=lambda m: m.__name__)
 def test_what_is_replayed_is_what_a_plain_construction_makes_of_the_same_draws(maker):
-    model, recorded = record.record(maker, 5)
+    model, recorded = constructor.record(maker, 5)
     constructors.mask.cache_clear()
     assert differing(maker, model, recorded) == ""
 
 
 def test_a_constructor_that_is_not_replayed_as_it_runs_is_told():
-    model, recorded = record.record(constructors.LooksAtStrides, 5)
+    model, recorded = constructor.record(constructors.LooksAtStrides, 5)
     assert recorded.why == ""
     assert differing(constructors.LooksAtStrides, model, recorded) == "gives b other values when it is replayed"
 
 
 def test_attributes_of_modules_are_those_of_a_plain_construction():
-    model, _ = record.record(constructors.OtherSources, 5)
+    model, _ = constructor.record(constructors.OtherSources, 5)
     assert model.width == plain(constructors.OtherSources, 5).width
-    model, _ = record.record(seeding(constructors.Looks), 5)
+    model, _ = constructor.record(seeding(constructors.Looks), 5)
     assert model.same is True
-    model, _ = record.record(seeding(constructors.Numpy), 5)
+    model, _ = constructor.record(seeding(constructors.Numpy), 5)
     assert model.scale == plain(seeding(constructors.Numpy), 5).scale
 
 
 def test_equal_seeds_make_equal_layers():
-    model, recorded = record.record(constructors.Seeds, 5)
+    model, recorded = constructor.record(constructors.Seeds, 5)
     made = {n: replay(recorded.log, t, n, 5) for n, t in tensors(model).items()}
     for a, b in ("ab", "cd"):
         assert torch.equal(made[f"{a}.weight"], made[f"{b}.weight"])
@@ -111,11 +111,11 @@ def test_equal_seeds_make_equal_layers():
 @pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize("maker", unrecorded.WHOLE, ids=lambda m: m.__name__)
 def test_what_cannot_be_recorded_is_built_whole_and_says_why(maker, seed):
-    model, recorded = record.record(maker, seed)
+    model, recorded = constructor.record(maker, seed)
     assert recorded.why == unrecorded.WHOLE[maker]
     assert not problems(maker, model, recorded)
-    assert record.unknown(model, recorded) == list(tensors(model))
-    want, real = tensors(plain(maker, seed)), tensors(record.build_in_memory(maker, seed))
+    assert constructor.unknown(model, recorded) == list(tensors(model))
+    want, real = tensors(plain(maker, seed)), tensors(constructor.build_in_memory(maker, seed))
     assert all(torch.equal(real[n], want[n]) for n in want)
 
 
@@ -123,8 +123,8 @@ def test_a_whole_build_is_the_plain_one_and_leaves_the_streams_where_they_were()
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     want = torch.rand(1).item(), random.random(), np.random.rand()
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
-    record.record(constructors.OtherSources, 5)
-    made = tensors(record.build_in_memory(constructors.OtherSources, 5))
+    constructor.record(constructors.OtherSources, 5)
+    made = tensors(constructor.build_in_memory(constructors.OtherSources, 5))
     assert (torch.rand(1).item(), random.random(), np.random.rand()) == want
     assert all(torch.equal(made[n], t) for n, t in tensors(plain(constructors.OtherSources, 5)).items())
 
@@ -132,7 +132,7 @@ def test_a_whole_build_is_the_plain_one_and_leaves_the_streams_where_they_were()
 @pytest.mark.parametrize("default", ["cpu", "meta"])
 def test_the_default_device_outside_does_not_count(default):
     with torch.device(default):
-        model, recorded = record.record(seeding(constructors.AsksTheDefaultDevice), 5)
+        model, recorded = constructor.record(seeding(constructors.AsksTheDefaultDevice), 5)
     assert recorded.why == ""
     want = tensors(plain(seeding(constructors.AsksTheDefaultDevice), 5))
     assert torch.equal(replay(recorded.log, model.weight, "weight", 5), want["weight"])
@@ -140,14 +140,14 @@ def test_the_default_device_outside_does_not_count(default):
 
 def test_a_sparse_tensor_is_refused():
     with pytest.raises(RequestError) as error:
-        record.record(unrecorded.Sparse)
+        constructor.record(unrecorded.Sparse)
     assert str(error.value) == "model: links is sparse_coo; only dense tensors can be sharded; keep its dense parts"
 
 
 def test_a_module_that_does_something_of_its_own_when_it_is_moved_is_as_after_a_move():
     """``module.to(device)`` is what every loop calls first: the plan must know the dtype that is left then."""
     with default_dtype(torch.float64):
-        model, recorded = record.record(constructors.KeepsFloat32, 5)
+        model, recorded = constructor.record(constructors.KeepsFloat32, 5)
         want = constructors.KeepsFloat32().to("cpu")
         assert not differing(constructors.KeepsFloat32, model, recorded)
     assert recorded.why == ""

@@ -1,0 +1,89 @@
+"""The random streams of a constructor: where each recorded draw is in one, and the seed of each."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+
+def stream(seed: int, name: str) -> int:
+    """Return the seed of the random stream of ``name``: 63 bits of blake2b."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch, ``random`` and numpy, as ``manual_seed`` does, and restore their states afterwards.
+
+    Of torch only the generator of the CPU is seeded: a process that will fork must not touch a GPU's.
+    """
+    numpy = getattr(sys.modules.get("numpy"), "random", None)  # numpy imports it when it is first used
+    python = random.getstate()
+    legacy = numpy.get_state() if numpy else None
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        if numpy:
+            numpy.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy:
+                numpy.set_state(legacy)
+
+
+@dataclass(eq=False)
+class Seeded:
+    """A stream that the constructor seeded itself: its draws follow one another.
+
+    ``states`` has the states before the draws known so far, ``places`` the places of the operations that
+    draw.
+    """
+
+    states: dict[int, torch.Tensor]
+    places: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The ``at``-th draw from ``root``; ``None`` is the run's seed, where each draw has its own stream."""
+
+    root: Seeded | None
+    at: int
+
+
+class Streams:
+    """Follows the states of generators, which each recorded draw advances by one number to tell them apart.
+
+    So ``manual_seed``, generators, ``fork_rng`` and restored states mean what they mean in a plain build.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._any: dict[bytes, Draw] = {_print(torch.Generator().manual_seed(seed)): Draw(None, 0)}
+        self._next: dict[tuple[int, bytes], Draw] = {}
+        self._kept: list[torch.Generator] = []  # a freed generator's id could be reused
+
+    def draw(self, generator: torch.Generator | None) -> Draw:
+        """Return the next draw from ``generator``; ``None`` is the default one."""
+        generator = torch.default_generator if generator is None else generator
+        now = _print(generator)
+        draw = self._next.get((id(generator), now)) or self._any.get(now)
+        draw = draw or Draw(Seeded({0: generator.get_state()}), 0)
+        torch.rand(1, generator=generator)
+
+        self._kept.append(generator)
+        after = Draw(draw.root, draw.at + 1)
+        self._next[id(generator), _print(generator)] = self._any[_print(generator)] = after
+        return draw
+
+
+def _print(generator: torch.Generator) -> bytes:
+    return hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=16).digest()
