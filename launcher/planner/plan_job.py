@@ -33,10 +33,15 @@ from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner import device_kernels, equal_layers, hugging_face_operators, router_losses, train_steps, user_classes
-from launcher.planner import hugging_face_checks
-from launcher.plan.values.text import listed
-from launcher.planner import device_kernels, equal_layers, hugging_face_checks, resolve, user_classes
+from launcher.planner import (
+    device_kernels,
+    equal_layers,
+    hugging_face_checks,
+    hugging_face_operators,
+    router_losses,
+    train_steps,
+    user_classes,
+)
 from launcher.planner.param_layouts import check_stored_layouts, with_threshold
 from launcher.planner.recompute_auto import drawn_graph, solved
 from launcher.planner.request_files import inlined

@@ -28,8 +28,6 @@ from launcher.plan.values.dtypes import DTYPE
 from launcher.plan.values.model_graph import Graph, ModelStructure
 from launcher.plan.values.recomputed_module import Recomputed
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.plan.values.facts import Graph, ModelStructure, TensorSpec
-from launcher.plan.values.setting import STAGE, Compilation, Recomputed
 from launcher.planner import hugging_face_checks
 from launcher.planner.device_kernels import planned_kind
 from launcher.planner.param_layouts import laid_out

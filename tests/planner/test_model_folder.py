@@ -17,10 +17,7 @@ from launcher.job.compose import compose
 from launcher.job.schema.components import HuggingFace
 from launcher.optional import install_command
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner import router_losses
-from launcher.planner import hugging_face_checks
-from launcher.plan.values.facts import TensorSpec
-from launcher.planner import hugging_face_checks, resolve
+from launcher.planner import hugging_face_checks, router_losses
 from launcher.planner.plan_job import plan_job
 from launcher.untrusted.hub import download_hint
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from shlex import quote
 from typing import Any
 
 import torch
 
-from launcher.plan.tensor_parallel.operators import Cut
+from launcher.plan.tensor_parallel.operators import KEY, Cut
+from launcher.plan.tensor_parallel.strategy_reader import axes_text
 
 Shape = tuple[int, ...]
 
@@ -148,6 +150,20 @@ def _check_rule(call: OpCall) -> None:
         raise CutRefused(f"{text}: not known to work part by part")
     if not good:
         raise CutRefused(f"{call.name} needs all of dim {call.dim}, but a rank of tp has only a part of it")
+
+
+def refuse_cut_features(name: str, module: str, dims: int) -> None:
+    """Refuse, with a cure, an input that is cut on its features if the layer needs all of them.
+
+    Its error would show only a shape. ``dims``: the number of dims of the input.
+    """
+    text = f"{module} needs all features of its input, which arrives cut over tp"
+    if name == "linear":
+        cure = quote(f"{KEY}.{module}.weight=[null, tp]")
+        raise CutRefused(f"{text}; cut its weight on them too", KEY, cure)
+    if name in ("layer_norm", "rms_norm"):
+        cure = quote(f"{KEY}.{module}.input={axes_text(((),) * dims)}")
+        raise CutRefused(f"{text}; have them gathered before it", KEY, cure)
 
 
 def _always(call: OpCall) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from shlex import quote
 from typing import Any
 
 import torch
@@ -15,10 +14,17 @@ from torch.overrides import TorchFunctionMode
 from launcher.parallel.dispatch import modes
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState, OpCall, OpInput, OpRow, after
-from launcher.plan.tensor_parallel.operators import KEY, Operator
+from launcher.parallel.tensor_parallel.op_rules import (
+    CutRefused,
+    CutState,
+    OpCall,
+    OpInput,
+    OpRow,
+    after,
+    refuse_cut_features,
+)
+from launcher.plan.tensor_parallel.operators import Operator
 from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator
-from launcher.plan.tensor_parallel.strategy_reader import axes_text
 
 UNITS: dict[Any, str] = {
     F.linear: "linear", F.embedding: "embedding", F.layer_norm: "layer_norm", F.rms_norm: "rms_norm",
@@ -130,7 +136,7 @@ class FollowCalls(TorchFunctionMode):
         return out
 
     def _needs(self, name: str, args: Any) -> None:
-        """Refuse, with a cure, a layer that mixes the split last dim; its error would show only a shape."""
+        """Refuse, with a cure, a layer that mixes the split last dim."""
         at = self.run.where[-1]
         x = next((a for a in args if isinstance(a, Tensor)), None)
         if x is None or self.run.axis is None or at not in self.run.layers:
@@ -138,11 +144,4 @@ class FollowCalls(TorchFunctionMode):
         if self.run.state(x).cut != x.dim() - 1:
             return
 
-        # its features are split, and it needs all of them
-        text = f"{at} needs all features of its input, which arrives cut over tp"
-        if name == "linear":
-            cure = quote(f"{KEY}.{at}.weight=[null, tp]")
-            raise CutRefused(f"{text}; cut its weight on them too", KEY, cure)
-        if name in ("layer_norm", "rms_norm"):
-            cure = quote(f"{KEY}.{at}.input={axes_text(((),) * x.dim())}")
-            raise CutRefused(f"{text}; have them gathered before it", KEY, cure)
+        refuse_cut_features(name, at, x.dim())

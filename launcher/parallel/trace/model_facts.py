@@ -32,8 +32,6 @@ from launcher.parallel.trace.moving_state import moving
 from launcher.parallel.trace.output_specs import output_specs, spec, specs
 from launcher.parallel.trace.run_on_values import Observers, looks, run_module
 from launcher.parallel.trace.watch import ForwardObserver, watching
-from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
-from launcher.plan.cut.stage_config import owner, units
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.uncut_modules import units
 from launcher.plan.cut.written_stages import owner

@@ -19,9 +19,7 @@ from launcher.parallel.model_state.module_globals import files, put_back, variab
 from launcher.parallel.model_state.python_state import PythonState, changed, owns_generator, reading, snapshot
 from launcher.parallel.trace.run_on_values import OTHER, drawn, in_memory, stand_ins
 from launcher.parallel.trace.sample_values import FEW, SampleValues
-from launcher.parallel.trace.zero_inputs import OTHER, drawn, in_memory, stand_ins
 from launcher.plan.values.model_graph import MovingAttribute
-from launcher.plan.values.facts import MovingAttribute
 
 ROUNDS = 3
 """Number of forwards: the first fills caches, and the second may end a warm-up."""

@@ -9,7 +9,6 @@ import torch
 
 from launcher.parallel.dispatch.modes import default_dtype as default_dtype
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.plan.values.facts import TensorSpec
 
 Specs = tuple[TensorSpec, ...] | None
 """``None`` for a value that is neither a tensor nor several."""

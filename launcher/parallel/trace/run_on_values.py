@@ -1,4 +1,4 @@
-"""Runs a module that reads values, or autocast, on samples or zeros in memory; the rest is on meta tensors."""
+"""Runs a module that reads values, or autocast, on samples or zeros in memory. Others run on meta tensors."""
 
 from __future__ import annotations
 

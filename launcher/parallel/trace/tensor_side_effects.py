@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.dispatch.modes import Dispatch, batched, draws, is_dropout, tree_leaves
-from launcher.plan.values.model_graph import StateChange
 from launcher.parallel.dispatch.modes import Dispatch, batched, draws, tree_leaves
 from launcher.parallel.dispatch.training_mode import is_dropout
-from launcher.plan.values.facts import StateChange
+from launcher.plan.values.model_graph import StateChange
 
 ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
 STALE = "and the optimizer, the ranks and checkpoints have the parameters of the constructor"

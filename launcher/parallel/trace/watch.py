@@ -26,10 +26,7 @@ from launcher.parallel.model_state.python_state import Key, changed, owns_genera
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.rank_reads import streams_now, world_reads
 from launcher.parallel.trace.sample_values import SampleValues
-from launcher.parallel.trace.state_effects import StateEffects
-from launcher.parallel.trace.world_reads import streams_now, world_reads
 from launcher.parallel.trace.tensor_side_effects import StateEffects
-from launcher.plan.cut.stage_config import owner
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.written_stages import owner
 from launcher.plan.values.model_graph import Inner

@@ -19,11 +19,9 @@ from launcher.extras.device_matrix.run.compare_recording import lost
 from launcher.parallel.dispatch.modes import default_dtype, of_error
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.code_between_modules import LOOKS, RUNNING, failing
-from launcher.parallel.trace.specs import spec
-from launcher.parallel.trace.zero_inputs import looks
-from launcher.user_errors import user_error
 from launcher.parallel.trace.output_specs import spec
 from launcher.parallel.trace.run_on_values import looks
+from launcher.user_errors import user_error
 
 
 def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
