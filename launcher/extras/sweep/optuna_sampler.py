@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -144,7 +144,8 @@ class OptunaSampler:
         self._seen |= {first.digest} if first is not None else set()
         cells = self._named(made)
         trial.cells = tuple(cell.name for cell in cells)
-        self._repeats.extend(CheckedCell(cell, first) for cell in cells)
+        for cell, seed in zip(cells, seeds, strict=True):
+            self._repeats.append(CheckedCell(cell, first and replace(first, digest=f"{first.digest}-{seed}")))
 
     def _queue_refused(self, trial: _Trial, one: Cell, why: str) -> None:
         (cell,) = self._named((one,))

@@ -144,6 +144,15 @@ def test_repeats_have_a_mean_and_a_spread(tmp_path, command):
     assert {float(row["val_loss_spread"]) for row in found} == {0.5**0.5}
 
 
+def test_each_seed_of_a_proposal_is_a_run_of_its_own(tmp_path, command):
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    words = ("optim.lr=1,3", "sweep.sampler=random", "sweep.cells=2", "sweep.seeds=2", "seed=4", "sweep.minutes=1")
+    assert run(tmp_path / "grid", command, *words) == 0
+    found = rows(tmp_path / "grid")
+    assert [(row["repeat"], row["status"]) for row in found] == 2 * [("0", "done"), ("1", "done")]
+    assert {float(row["val_loss_spread"]) for row in found} == {0.5**0.5}
+
+
 def test_the_best_cell_is_a_recipe_that_can_be_planned(tmp_path, command, capsys):
     run(tmp_path / "grid", command, "optim.lr=3,1,2", "model.dim=32")
     best = (tmp_path / "grid/best.yaml").read_text()
