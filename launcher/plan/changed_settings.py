@@ -91,14 +91,15 @@ def class_of(key: str) -> tuple[str, ...]:
     return ()
 
 
-def recorded(job: Job, plan: Plan) -> dict[str, Any]:
+def recorded(job: Job, plan: Plan, contents: str | None = None) -> dict[str, Any]:
     """Returns the training settings that a checkpoint records; secrets are hidden.
 
-    ``job`` must name the data that is actually read.
+    ``job`` must name the data that is actually read; ``contents`` says what their files contain, if known.
     """
     flat = {key: value for key, value in _flat(job) if _compared(key)}
     flat["train.steps"] = plan.sizes.steps
-    return {**{key: redact.values(value, key) for key, value in flat.items()}, "derived": _derived(plan)}
+    derived = {**_derived(plan), "contents": contents}
+    return {**{key: redact.values(value, key) for key, value in flat.items()}, "derived": derived}
 
 
 def _compared(key: str) -> bool:
@@ -126,8 +127,12 @@ def _derived(plan: Plan) -> dict[str, Any]:
     return {"gradient_scale": scale, "micro_batches": micro_batches}
 
 
-def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Difference]:
+def differences(
+    saved: Mapping[str, Any], job: Job, plan: Plan, contents: str | None = None
+) -> list[Difference]:
     """Returns the settings that differ from ``saved``, in the order of the schema.
+
+    Files of data that have changed in their place count as another path.
 
     Raises ``ValueError`` unless ``saved`` has the form that ``recorded`` returns.
     """
@@ -147,6 +152,7 @@ def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Differen
     for key in dict.fromkeys((*mine, *saved)):
         if key not in apart and key.partition(".")[0] not in other:
             changes += _one(key, saved, mine, job)
+    changes += _contents(saved["derived"].get("contents"), contents, job, changes)
     return [*changes, *_scale(saved, mine), *_micro(saved["derived"], mine["derived"])]
 
 
@@ -199,6 +205,12 @@ def _default(job: Job, key: str) -> Any:
         value = getattr(value, name, None)
     fields = type(value).model_fields if isinstance(value, BaseModel) else {}
     return next((f.default for n, f in fields.items() if last in (n, f.alias)), _UNSET)
+
+
+def _contents(old: Any, new: str | None, job: Job, changes: list[Difference]) -> Iterator[Difference]:
+    key = "data.sources" if getattr(job.data, "sources", None) else "data.path"
+    if old is not None and new is not None and old != new and not {key, "data"} & {d.key for d in changes}:
+        yield Difference(key, old, new, SAMPLES)
 
 
 def _scale(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.checkpoint.read import Checkpoint
 from launcher.data.checks import with_data_read
+from launcher.data.contents import contents
 from launcher.errors import Problem, printable
 from launcher.job.schema import redact
 from launcher.job.schema.components import Target
@@ -53,7 +54,8 @@ def changes(
         text = "the checkpoint is too old to say how it was trained, so nothing is compared"
         return [], [Note("checkpoint", f"{checkpoint.folder}: {text}")]
     try:
-        changed = differences(saved if isinstance(saved, dict) else {}, with_data_read(job), plan)
+        read = with_data_read(job)
+        changed = differences(saved if isinstance(saved, dict) else {}, read, plan, contents(read.data))
     except ValueError as error:
         return [Problem("", f"{checkpoint.folder}: {error}")], []
 
@@ -98,7 +100,7 @@ def _back(d: Difference, saved: Mapping[str, Any], job: Job) -> str:
         for name in d.key.split(".")[1:]:
             now = now[name]
         return _pasted(d.key, saved[d.key]) if saved.get(d.key, now) != now else ""
-    return "" if d.old == UNSET else _pasted(d.key, d.old)
+    return _pasted(d.key, d.old) if d.key in saved and saved[d.key] == d.old else ""
 
 
 def _pasted(key: str, value: Any) -> str:

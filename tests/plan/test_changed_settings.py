@@ -111,6 +111,22 @@ def test_a_setting_that_there_was_not_then_had_its_default(mine):
     assert [(d.key, d.old) for d in differences(found, *mine)] == [("data.seq_len", UNSET)]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "keys"),
+    [
+        ("5 tokens", "7 tokens", ["data.path"]),
+        ("5 tokens", "5 tokens", []),
+        (None, "7 tokens", []),
+        ("5 tokens", None, []),
+    ],
+    ids=["changed", "the same", "an old checkpoint", "not files"],
+)
+def test_files_that_changed_in_their_place_are_other_data(old, new, keys, mine):
+    found = differences(recorded(*mine, old), *mine, new)
+    assert [d.key for d in found] == keys
+    assert all((d.old, d.new, d.why) == (old, new, REFUSED["data"]) for d in found)
+
+
 def test_a_secret_is_hidden(mine):
     asked, plan = mine
     secret = Target.model_validate({"_target_": "a.B", "api_key": "hush"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from launcher.checkpoint.store import latest, older
 from launcher.checkpoint.tensorfile.encryption import load_key
 from launcher.checkpoint.verify import damaged
 from launcher.data.checks import with_data_read
+from launcher.data.contents import contents
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.data.torch_datasets.stream import IndexedStream
@@ -149,7 +151,7 @@ def build(
         average=None if plan.ema is None else WeightAverage(model, plan.ema.decay, plan.ema.every),
         scaling=scaling(plan.dtypes),
         trust=_trust(job),
-        settings=recorded(with_data_read(job), plan),
+        settings=_recorded(job, plan, world),
         spare=job.checkpoint.on_error == "continue",
         saver=Saver() if saves_beside else None,
         first_step=first,
@@ -203,6 +205,12 @@ def _trust(job: Job) -> Trust:
     except ValueError as error:
         raise RunError(f"checkpoint.encrypt: {error}") from error
     return trusted
+
+
+def _recorded(job: Job, plan: Plan, world: World) -> dict[str, Any]:
+    """The settings that a checkpoint records; rank 0 writes them, so only it reads what the data contain."""
+    job = with_data_read(job)
+    return recorded(job, plan, None if world.rank else contents(job.data))
 
 
 def _local_norm(
