@@ -267,8 +267,13 @@ def script() -> NoReturn:
     a second; then it destroys torch, one of whose threads may abort a run that has ended well.
     """
     open_missing()
-    if not sys.flags.safe_path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # the user's classes are here, as for python -m launcher
+    try:
+        here = os.getcwd()
+    except OSError as error:  # every path that the request names, and the folder of its runs, may be relative
+        tell(f"error: the current folder cannot be used: {error.strerror}; change to a folder that exists")
+        sys.exit(REFUSED)
+    if not sys.flags.safe_path and here not in sys.path:
+        sys.path.insert(0, here)  # the user's classes are here, as for python -m launcher
     gc_thresholds.seldom()
     spare_streams()
     global _is_command

@@ -434,3 +434,12 @@ def test_a_request_that_cannot_be_composed_is_answered_without_torch(tmp_path):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path, env=where
     )
     assert done.stdout == "2 False\n"
+
+
+def test_a_current_folder_that_is_gone_is_a_line(tmp_path):
+    gone = tmp_path / "gone"
+    command = f"mkdir {gone} && cd {gone} && rmdir {gone} && exec {sys.executable} -m launcher show=config"
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, env=where)
+    text = "error: the current folder cannot be used: No such file or directory; change to a folder that exists\n"
+    assert (done.returncode, done.stderr) == (2, text)

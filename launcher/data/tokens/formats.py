@@ -25,6 +25,8 @@ HEADER = 256 * 4  # bytes: 256 numbers of int32
 FORMS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
 """The version, which is the header's second number, and the dtype, by its first number."""
 ITEMSIZE = {"uint16": 2, "uint32": 4}
+LEAST = 64  # tokens that show a wider dtype
+UPPER = 3  # the upper bytes of tokens below 2**18; the largest vocabularies have as many
 
 
 def has_header(start: bytes) -> bool:
@@ -45,10 +47,29 @@ def with_header(path: Path, start: bytes, size: int) -> TokenFile:
     return TokenFile(path, dtype, HEADER, tokens)
 
 
-def without_header(path: Path, size: int, dtype: str) -> TokenFile:
-    """A file of nanoGPT: tokens only. Raises ``BadFile``."""
+def _wider(start: bytes, size: int, dtype: str) -> str:
+    """The wider dtype of which ``start`` must be: all its upper bytes are near 0; "" if it is of ``dtype``.
+
+    Read as ``dtype``, every second token would be 0, and no error would say so.
+    """
+    for wide in ("int64", "uint32"):
+        width = np.dtype(wide).itemsize
+        usable = len(start) // width * width
+        if width <= ITEMSIZE[dtype] or size % width or usable < LEAST * width:
+            continue
+        parts = np.frombuffer(start[:usable], f"<u{ITEMSIZE[dtype]}").reshape(-1, width // ITEMSIZE[dtype])
+        if parts[:, 1:].max() <= UPPER < parts[:, 0].max():
+            return wide
+    return ""
+
+
+def without_header(path: Path, start: bytes, size: int, dtype: str) -> TokenFile:
+    """A file of nanoGPT, which begins with ``start``: tokens only. Raises ``BadFile``."""
     if size % ITEMSIZE[dtype]:
         raise BadFile(f"{size} bytes are not a whole number of tokens of data.dtype={dtype}")
+    if wide := _wider(start, size, dtype):
+        way = f"data.dtype={wide} reads them" if wide in ITEMSIZE else "write them as uint16 or uint32"
+        raise BadFile(f"its tokens are {wide}: read as data.dtype={dtype}, every second one is near 0; {way}")
     return TokenFile(path, dtype, 0, size // ITEMSIZE[dtype])
 
 
@@ -143,7 +164,7 @@ def token_file(path: Path, dtype: str) -> TokenFile:
     kind = by_start(start, least=4)
     if kind is not None:
         raise BadFile(f"{kind.kind} by its first bytes, not tokens alone: {READ}")
-    return without_header(path, size, dtype)
+    return without_header(path, start, size, dtype)
 
 
 @lru_cache(maxsize=OPEN)

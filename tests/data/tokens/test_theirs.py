@@ -47,6 +47,30 @@ def test_llm_c_files_have_a_header_of_256_numbers(tmp_path_factory, magic, versi
     assert mapped(token_file(path, "uint16")).tolist() == tokens
 
 
+@pytest.mark.parametrize(
+    ("written", "read", "way"),
+    [
+        ("uint32", "uint16", "data.dtype=uint32 reads them"),
+        ("int64", "uint16", "write them as uint16 or uint32"),
+        ("int64", "uint32", "write them as uint16 or uint32"),
+    ],
+)
+@pytest.mark.parametrize("vocab_size", [256, 128_256])
+def test_tokens_that_are_wider_than_they_are_read_are_refused(tmp_path, written, read, way, vocab_size):
+    path = tmp_path / "train.bin"
+    np.random.default_rng(0).integers(0, vocab_size, 500).astype(written).tofile(path)
+    with pytest.raises(BadFile) as error:
+        token_file(path, read)
+    assert str(error.value) == f"its tokens are {written}: read as data.dtype={read}, every second one is near 0; {way}"
+
+
+@pytest.mark.parametrize("tokens", [[7] * 500, [0, 1, 2, 3] * 100, [*range(500)]], ids=["one", "few", "many"])
+def test_tokens_of_the_width_that_is_read_are_read(tmp_path, tokens):
+    path = tmp_path / "train.bin"
+    np.array(tokens, np.uint16).tofile(path)
+    assert mapped(token_file(path, "uint16")).tolist() == tokens
+
+
 BAD_BIN = {
     "empty": (b"", "the file is empty"),
     "odd": (b"abc", "3 bytes are not a whole number of tokens of data.dtype=uint16"),
