@@ -12,7 +12,7 @@ from launcher.checkpoint.foreign.lora_adapters import Adapters, chunks, merged
 from launcher.checkpoint.layout.derived import sources
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_outside_checkpoints
-from launcher.checkpoint.tensorfile.disk import sync
+from launcher.checkpoint.tensorfile.disk import replaced
 from launcher.checkpoint.tensorfile.safetensors import Blob, blob_at, mapped, read_header, write_stream
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.plan.settings.encryption import ANYONE, Trust
@@ -66,16 +66,10 @@ def export(
 
     # write the file; it gets its final name once it is complete
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.partial")
-    try:
+    with replaced(path) as new:
         done = write_stream(new, specs, bytes_of, metadata)
         if judge is not None:
             judge(new)
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
     return Report(path, files=1, bytes_read=reader.bytes_read, bytes_written=done.size, peak=PEAK)
 
 

@@ -33,7 +33,16 @@ from launcher.checkpoint.manifest import (
     text_record,
     write_manifest,
 )
-from launcher.checkpoint.tensorfile.disk import clear, parsed, publish, read_bytes, remove, sync, write_text
+from launcher.checkpoint.tensorfile.disk import (
+    clear,
+    hidden,
+    parsed,
+    publish,
+    read_bytes,
+    remove,
+    sync,
+    write_text,
+)
 from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, check_key, derived, load_key
 from launcher.checkpoint.write import RankRecord
 from launcher.plan.settings.encryption import ANYONE, Trust
@@ -469,13 +478,12 @@ def fresh(final: Path) -> Iterator[Path]:
     replaced.
     """
     final = Path(os.path.realpath(final))
-    new = partial(final)
-    if new.exists():
-        shutil.rmtree(new)
+    new = hidden(final)
+    clear(new)
     new.mkdir(parents=True)
     try:
         yield new
-        publish(new, final)
+        publish(new, final, final.with_name(f".{final.name}.trash"))  # hidden, as ``new`` is
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise

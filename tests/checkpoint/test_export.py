@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from launcher.checkpoint import export, read_full
+from launcher.checkpoint.store import fresh
 from launcher.checkpoint.tensorfile.safetensors import Blob
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, save, small, strategies, tensors, write_file
@@ -57,6 +58,28 @@ def test_a_safetensors_file_there_is_replaced(src: Path, tmp_path: Path) -> None
     write_file(tmp_path / "model.safetensors", {"old": Blob.of("bool", (), b"a")}, {})
     export(src, tmp_path / "model.safetensors")
     assert len(read_full(tmp_path / "model.safetensors")) == 4
+
+
+def test_a_file_of_the_users_with_the_name_of_one_that_is_being_written_stays(src: Path, tmp_path: Path) -> None:
+    names = ("full.safetensors.partial", "full.partial.safetensors")
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    export(src, tmp_path / "full.safetensors")
+    assert [(tmp_path / name).read_text() for name in names] == ["mine", "mine"]
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "latest", "full.safetensors", *names}
+
+
+@pytest.mark.parametrize("suffix", ["partial", "trash"])
+def test_a_folder_of_the_users_with_the_name_of_one_that_is_being_written_stays(tmp_path: Path, suffix: str) -> None:
+    mine = tmp_path / f"a.{suffix}/mine"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    for content in ("old", "new"):
+        with fresh(tmp_path / "a") as new:
+            (new / "file").write_text(content)
+    assert mine.read_text() == "mine"
+    assert (tmp_path / "a/file").read_text() == "new"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", f"a.{suffix}"]
 
 
 def test_no_checkpoint_and_no_file_of_another_kind_is_written_over(src: Path, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_where_folders_cannot_be_swapped_the_old_one_is_whole_beside_its_name(
 
     new = made(dst.parent, act)
     for _ in deaths(dst.parent, act):
-        assert verify(dst if dst.exists() else dst.with_name("b.trash")) == []
+        assert verify(dst if dst.exists() else dst.with_name(".b.trash")) == []
         act()
         assert files(dst.parent) == new
 
@@ -192,12 +192,13 @@ def test_a_transform_syncs_behind_its_writing_and_all_before_the_manifest(
     save(tmp_path / "a", small(), filled(small()))
     seen.clear()
     transform(tmp_path / "a", tmp_path / "b", other())
-    before = dict(seen[: [path for path, _ in seen].index("b.partial/manifest.json")])
-    tensors = {f"b.partial/{path}" for path in files(tmp_path / "b") if path.startswith("rank_")}
-    folders = {f"b.partial/rank_{rank}" for rank in range(4)}
-    assert before.keys() > tensors | folders | {"b.partial", "b.partial/state.json"}
+    before = dict(seen[: [path for path, _ in seen].index(".b.partial/manifest.json")])
+    tensors = {f".b.partial/{path}" for path in files(tmp_path / "b") if path.startswith("rank_")}
+    folders = {f".b.partial/rank_{rank}" for rank in range(4)}
+    assert before.keys() > tensors | folders | {".b.partial", ".b.partial/state.json"}
     assert len({before[path] for path in tensors | folders}) == 1
-    assert before["b.partial/rank_0"] != before["b.partial/strategy/stage0.json"]  # which the writing thread waits for
+    # the writing thread waits for this one
+    assert before[".b.partial/rank_0"] != before[".b.partial/strategy/stage0.json"]
 
 
 def test_a_sync_that_fails_fails_the_transform_and_leaves_nothing(
@@ -206,13 +207,13 @@ def test_a_sync_that_fails_fails_the_transform_and_leaves_nothing(
     save(tmp_path / "a", small(), filled(small()))
 
     def broken(fd: int) -> None:
-        if synced(fd, tmp_path) == "b.partial/rank_0/optimizer.safetensors":
+        if synced(fd, tmp_path) == ".b.partial/rank_0/optimizer.safetensors":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(OSError, match="Input/output error") as caught:
         transform(tmp_path / "a", tmp_path / "b", other())
-    assert caught.value.filename == str(tmp_path / "b.partial/rank_0/optimizer.safetensors")
+    assert caught.value.filename == str(tmp_path / ".b.partial/rank_0/optimizer.safetensors")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("b")]
 
 
@@ -234,7 +235,8 @@ def test_where_room_cannot_be_taken_in_advance_files_are_written_all_the_same(
 def synced(fd: int, home: Path) -> str:
     """The file or folder behind ``fd``; a new text goes by the name that it gets."""
     path = Path(os.readlink(f"/proc/self/fd/{fd}")).relative_to(home)
-    return str(path.with_name(path.name[1:].rpartition(".")[0]) if path.name.startswith(".") else path)
+    new_text = path.name.startswith(".") and path.suffix != ".partial"
+    return str(path.with_name(path.name[1:].rpartition(".")[0]) if new_text else path)
 
 
 def void(_: object) -> None:
@@ -266,7 +268,7 @@ def test_a_transform_to_a_full_disk_says_what_was_needed_and_leaves_nothing(tmp_
     size = (tmp_path / "a" / "rank_1" / "model.safetensors").stat().st_size
     with pytest.raises(OSError, match="No space") as caught:
         transform(tmp_path / "a", disk / "b", large())
-    path = disk / "b.partial" / "rank_1" / "model.safetensors"
+    path = disk / ".b.partial" / "rank_1" / "model.safetensors"
     left = (256 << 10) - -(-size // 4096) * 4096 - 4096  # rank 0 has its file there, and that of the strategy
     assert str(caught.value) == (f"{path}: No space left on device: the file needs {size} bytes, {left} are free")
     assert files(disk) == {}

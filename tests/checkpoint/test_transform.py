@@ -93,7 +93,7 @@ def test_an_empty_folder_is_a_fine_destination(src: Path, tmp_path: Path) -> Non
 
 
 def test_what_a_killed_transform_left_is_no_obstacle(src: Path, tmp_path: Path) -> None:
-    (tmp_path / "b.partial" / "rank_9").mkdir(parents=True)
+    (tmp_path / ".b.partial" / "rank_9").mkdir(parents=True)
     transform(src, tmp_path / "b", small())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "latest"]
 
@@ -133,7 +133,7 @@ def test_a_full_disk_leaves_nothing_behind(src: Path, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "pwrite", full)
     monkeypatch.setattr("launcher.checkpoint.tensorfile.disk.free", lambda path: 100)
-    path = tmp_path / "b.partial" / "rank_0" / "model.safetensors"
+    path = tmp_path / ".b.partial" / "rank_0" / "model.safetensors"
     size = (src / "rank_0" / "model.safetensors").stat().st_size
     text = f"{path}: No space left on device: the file needs {size} bytes, 100 are free"
     assert refusal(lambda: transform(src, tmp_path / "b", small()), Unwritten) == text

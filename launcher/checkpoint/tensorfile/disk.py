@@ -131,6 +131,28 @@ def write_bytes(path: Path, data: bytes) -> None:
     sync(path.parent)
 
 
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yields the hidden name beside ``path`` of its new content; when the block ends, that replaces ``path``.
+
+    If the block raises, nothing is left. What a killed process has left under that name is replaced.
+    """
+    new = hidden(path)
+    clear(new)
+    try:
+        yield new
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def hidden(path: Path) -> Path:
+    """The name of what becomes ``path``: hidden, as a user's own ``NAME.partial`` may be beside it."""
+    return path.with_name(f".{path.name}.partial")
+
+
 def copy(src: Path, dst: Path) -> None:
     """Copies a file and syncs the copy to disk.
 
@@ -151,13 +173,13 @@ def sync(folder: Path) -> None:
         os.close(fd)
 
 
-def publish(new: Path, final: Path) -> None:
+def publish(new: Path, final: Path, trash: Path | None = None) -> None:
     """Gives the folder ``new`` its final name, replacing what has that name.
 
     This is one atomic step if the kernel and the file system can swap two names. If not, a kill between two
-    renames leaves the old folder, complete, as ``.trash``.
+    renames leaves the old folder, complete, as ``trash``; ``None``: ``NAME.trash``.
     """
-    trash = _trash(final)
+    trash = trash or _trash(final)
     swapped = os.path.lexists(final) and _swapped(new, final)
     if not swapped:
         if os.path.lexists(final):
@@ -181,9 +203,9 @@ def _trash(folder: Path) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Deletes a folder; if it is a link, deletes only the link."""
-    if folder.is_symlink():
-        folder.unlink()  # the folder that it leads to is the user's
+    """Deletes a folder or a file; if it is a link, deletes only the link."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()  # the folder that a link leads to is the user's
     elif folder.exists():
         shutil.rmtree(folder)
 

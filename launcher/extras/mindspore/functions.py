@@ -11,6 +11,7 @@ from launcher.checkpoint.foreign.strategies import open_strategy
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.store import check_apart, check_empty
 from launcher.checkpoint.tensorfile.disk import sync
+from launcher.checkpoint.tensorfile.disk import replaced, write_text
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.extras.mindspore.assumed_shapes import on_paper
 from launcher.extras.mindspore.convert import (
@@ -95,14 +96,8 @@ def transform_checkpoint_by_rank(
     # write the file; it gets its final name once it is complete
     transform = file_transform(paths, src, dst, rank_id)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.stem}.partial{path.suffix}")
-    try:
+    with replaced(path) as new:
         transform.write(rank_id, new)
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
 
 
 def transform_checkpoints(

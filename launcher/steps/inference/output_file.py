@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from launcher.checkpoint.tensorfile.disk import sync
+from launcher.checkpoint.tensorfile.disk import replaced
 from launcher.checkpoint.tensorfile.safetensors import (
     Blob,
     FileWriter,
@@ -80,15 +80,9 @@ def join_parts(folder: Path, parts: SampleParts, to: Path) -> int:
     """Joins all parts into ``to`` and deletes them; returns its size. ``to`` appears only when complete."""
     files = {p: part_file(folder, p) for p in range(parts.parts) if parts.count(p)}
     blobs = {p: blob_at(mapped(path), read_header(path), OUTPUT) for p, path in files.items()}
-    new = to.with_name(f"{to.name}.partial")
-    try:
+    with replaced(to) as new:
         _jsonl(new, parts, blobs) if to.suffix == ".jsonl" else _safetensors(new, parts, blobs)
         size = new.stat().st_size
-        new.replace(to)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    sync(to.parent)
     shutil.rmtree(folder)
     return size
 
