@@ -10,6 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
+from launcher.job.cures.suggestions import of_others
 from launcher.job.overrides import GROUPS, OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell, written
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.misspelled import did_you_mean, nearest
@@ -114,6 +115,9 @@ def _replaces(key: str, word: Any, override: Override, below: str) -> Problem:
             module, _, field = below.rpartition(".")
             strategies = {module: {field: override.value}}
         return Problem(override.key, f"{text}; give the strategies together", paste(key, strategies))
+    meant = of_others(override.key.split("."), [*schema_keys.everywhere()])
+    if meant is not None:
+        return Problem(override.key, f"{text}{did_you_mean(meant)}", paste(meant, override.value))
     return Problem(
         override.key, f"{text}; write the key there, or give all keys in place of {written(value)}"
     )

@@ -70,7 +70,7 @@ OTHERS = {
     ),
     "train.precision": ("dtype", "amp", "mixed_precision", "mixed_precision_param"),
     "train.eval_every": ("eval_interval", "eval_steps", "val_every", "val_check_interval", "validation.freq"),
-    "train.log_every": ("log_interval", "logging_steps", "print_every", "log_every_n_steps"),
+    "train.log_every": ("log_interval", "log_freq", "logging_steps", "print_every", "log_every_n_steps"),
     "schedule.warmup_steps": (
         "warmup", "num_warmup_steps", "warmup_iters", "lr_warmup_iters", "lr_warmup_steps",
     ),
@@ -156,6 +156,9 @@ _SCHEDULE = "schedule=NAME chooses cosine, linear, constant, wsd and others"
 _TOKENIZER = "data.tokenizer=file data.tokenizer_file=FILE reads a tokenizer.json"
 _DATA_PARALLEL = "data-parallel ranks are launch.nproc divided by stages and tp"
 
+_SAVE = "checkpoint.every=STEPS saves while training, steps=[train,save] at its end; run_dir is the folder"
+_LOAD = "checkpoint.resume=PATH goes on with a training; steps.load.path=PATH has the step load read weights"
+
 _CONTEXT = "context parallelism is not supported"
 _EXPERTS = "expert parallelism is not supported; every rank of a stage has all experts"
 _OFFLOAD = "offloading to the memory of the host is not supported"
@@ -198,6 +201,7 @@ UNLIKE = {
         "there is no such switch; parallel.operators says what tp cuts",
     ),
     **dict.fromkeys(("bf16", "fp16", "bf16.enabled", "fp16.enabled"), "write train.precision=bf16 or fp16"),
+    "save": _SAVE,
     **dict.fromkeys(
         ("min_lr", "eta_min", "lr_min"), "schedule.final is the share of optim.lr that is left at the end"
     ),
@@ -222,9 +226,7 @@ UNLIKE = {
         ("beta1", "beta2", "adam_beta1", "adam_beta2"), "optim.betas has both, as in optim.betas=[0.9,0.95]"
     ),
     **dict.fromkeys(("tokenizer_model", "tokenizer_type"), _TOKENIZER),
-    "load_checkpoint": (
-        "checkpoint.resume=PATH goes on with a training; steps.load.path=PATH has the step load read weights"
-    ),
+    **dict.fromkeys(("load", "load_checkpoint"), _LOAD),
     "dataset": "data=NAME chooses how samples are read, data.path or data.root the files",
     **dict.fromkeys(
         ("report_to", "enable_wandb", "enable_tensorboard"),
@@ -272,6 +274,23 @@ A name has its section where the name alone may mean something else.
 """
 
 
+SWITCHES = {half: f"train.precision={half}" for half in ("bf16", "fp16")}
+"""Switches of other programs that are one value of a setting here, by their names."""
+
+
+def of_others(parts: Sequence[str], valid: Collection[str]) -> str | None:
+    """The one of our ``valid`` keys that other programs call ``parts``; ``None`` if there is none."""
+    known = {parts[-1].lower().replace("-", "_"), ".".join(parts[-2:]).lower()}
+    return next((k for k, names in OTHERS.items() if known & set(names) and k in valid), None)
+
+
+def switch(parts: Sequence[str], value: object) -> str:
+    """The override that a switch of another program means when it is on; "" if it is none."""
+    names = [part.lower() for part in parts]
+    name = names[-2] if names[-1] == "enabled" and len(names) > 1 else names[-1]
+    return SWITCHES.get(name, "") if value is True else ""
+
+
 GENERIC = ("path", "dir", "name", "root", "format", "cache", "weights", "config", "size", "every", "steps")
 """Names with different meanings in different sections."""
 
@@ -295,8 +314,7 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     valid = [k for k in every if not data or schema_keys.at(k.split("."), data) is not None]
 
     # a name that other programs use
-    known = {leaf, parts[-1].lower().replace("-", "_"), ".".join((*parts[-2:-1], leaf)).lower()}
-    ours = next((k for k, names in OTHERS.items() if known & set(names) and k in valid), None)
+    ours = of_others((*parts[:-1], leaf), valid) or of_others(parts, valid)
     if ours is not None:
         return ours
 

@@ -126,7 +126,9 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
         ours = origin is not None and origin.shipped  # set by a recipe for another option
-        return Problem(key, f"unknown key{_valid_here(parts, bad, data)}", drop if ours else "")
+        meant = suggestions.switch(parts, value)
+        cure = f"{drop} {meant}".strip() if meant else drop if ours else ""
+        return Problem(key, f"unknown key{_valid_here(parts, bad, data)}", cure)
     text = f"unknown key{did_you_mean(right)}"
     if secret(key):
         return Problem(key, text)
