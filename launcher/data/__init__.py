@@ -2,6 +2,7 @@
 
 __all__ = [
     "checks",
+    "contents",
     "file_kinds",
     "image_source",
     "mnist5k",

@@ -9,8 +9,8 @@ from pathlib import Path
 import xxhash
 
 from launcher.data import text_files
-from launcher.data.chat import conversations
-from launcher.data.prepare.prepare import content_digest
+from launcher.data.chat import conversation_files
+from launcher.data.prepare.text_corpus import content_digest
 from launcher.data.tokens.corpus import corpus
 from launcher.data.tokens.megatron import TokenFile
 from launcher.job.schema.components import Chat, Data, Text, Tokens
@@ -30,8 +30,8 @@ def contents(settings: Data) -> str | None:
         case Text():
             return _of_texts([text_files.where(settings)], settings.tokenizer_file)
         case Chat():
-            held_out = [] if settings.val is None else conversations.files(settings.val)
-            files = [file.path for file in (*conversations.files(settings.path), *held_out)]
+            held_out = [] if settings.val is None else conversation_files.files(settings.val)
+            files = [file.path for file in (*conversation_files.files(settings.path), *held_out)]
             return _of_texts(files, settings.tokenizer_file)
         case Tokens():
             return _of_tokens(settings)

@@ -40,6 +40,9 @@ from launcher.untrusted.hub import download_hint
 KEY, WEIGHTS = "model.path", "model.weights"
 NEW = "model.weights=false"
 UNTIED = "model.config.tie_word_embeddings=false"
+DTYPES = {"dtype", "torch_dtype"}
+"""Keys of a ``config.json`` that would have no effect in ``model.config``."""
+GENERATION = "generation_config.json"
 APART = (
     "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "opt", "phi3",
     "qwen2", "qwen3",
@@ -61,7 +64,21 @@ def check(job: Job, tokens: int | None, classes: int | None) -> list[Problem]:
     """
     if not isinstance(job.model, HuggingFace):
         return []
-    return list(_check(job.model, tokens, classes, apart(job.data)))
+    exports = any(step.kind == "export" for step in job.steps.values())
+    generation = [*_generation(Path(job.model.path))] if exports else []
+    return [*_check(job.model, tokens, classes, apart(job.data)), *generation]
+
+
+def _generation(folder: Path) -> Iterator[Problem]:
+    """A file that transformers opens with a model, so that it could not open an export that has a copy."""
+    path = folder / GENERATION
+    if not path.is_file():
+        return
+    try:
+        read_json(path)
+    except (ValueError, OSError) as error:
+        text = f"{path}: an export would have a copy, which transformers cannot read"
+        yield Problem(KEY, f"{text}: {error_text(error).removeprefix(f'{path}: ')}")
 
 
 def _check(
@@ -96,6 +113,9 @@ def _config(
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         yield Problem(KEY, f"{path}: it has no model_type, so the kind of model is unknown")
         return
+    for key in DTYPES & model.config.keys():
+        text = f"{model.config[key]}: train.precision decides what the model computes in"
+        yield Problem(f"model.config.{key}", f"{text}, and steps.export.dtype what an export is written in")
     if wrong := [*_beyond(data | model.config)]:
         yield from (Problem(KEY, f"{path}: {text}") for text in wrong)
         return

@@ -13,10 +13,6 @@ from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over
 from launcher.errors import Problem, RequestError, refuse
-from launcher.data.checks import with_data_read
-from launcher.data.contents import contents
-from launcher.errors import Problem, RequestError, printable, refuse
-from launcher.job.schema import redact
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import (
@@ -28,8 +24,6 @@ from launcher.job.schema.optim import (
     Muon,
     any_momentum,
 )
-from launcher.optim.schedule import factor
-from launcher.plan.changed_settings import CHOSEN, DERIVED, Difference, differences
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.settings.encryption import trust

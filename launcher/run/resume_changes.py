@@ -16,7 +16,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.optim import Constant, CosineRestarts
 from launcher.optim.schedule import factor
-from launcher.plan.changed_settings import CHOSEN, DERIVED, UNSET, Difference, differences
+from launcher.plan.changed_settings import CHOSEN, DERIVED, Difference, differences
 from launcher.plan.plan import Plan
 from launcher.plan.values.note import Note
 

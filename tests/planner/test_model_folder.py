@@ -46,6 +46,24 @@ def test_a_whole_folder_is_fine(tmp_path: Path) -> None:
     assert problems(folder(tmp_path / "m")) == []
 
 
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_dtype_that_would_have_no_effect_is_refused(tmp_path: Path, key: str) -> None:
+    text = "train.precision decides what the model computes in, and steps.export.dtype what an export is written in"
+    assert problems(folder(tmp_path / "m"), f"model.config={{{key}: float16}}") == [
+        f"model.config.{key}: float16: {text}"
+    ]
+
+
+def test_a_file_that_would_make_an_export_unreadable_is_found_before_the_training(tmp_path: Path) -> None:
+    path = folder(tmp_path / "m")
+    (path / "generation_config.json").write_text("{bad")
+    assert problems(path) == []
+    words = ["recipe=lm_single", "model=hf", f"model.path={path}", "data=random_tokens", "data.vocab_size=64"]
+    (problem,) = hugging_face_checks.check(compose([*words, "steps=[train,save,export]"]).job, 64, 64)
+    text = f"{path}/generation_config.json: an export would have a copy, which transformers cannot read: "
+    assert (problem.key, problem.text[: len(text)]) == ("model.path", text)
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "none"
     assert problems(path) == [f"model.path: {path}: no such folder"]

@@ -10,8 +10,7 @@ from typing import Any
 from launcher.checkpoint.foreign.strategies import open_strategy
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.store import check_apart, check_empty
-from launcher.checkpoint.tensorfile.disk import sync
-from launcher.checkpoint.tensorfile.disk import replaced, write_text
+from launcher.checkpoint.tensorfile.disk import replaced
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.extras.mindspore.assumed_shapes import on_paper
 from launcher.extras.mindspore.convert import (
