@@ -20,8 +20,8 @@ from launcher.data.open import open_data
 from launcher.data.source import Source
 from launcher.data.tokens.formats import TokenWriter
 from launcher.errors import RequestError
-from launcher.job.schema.components import LanguageModel
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import LanguageModel
 from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan

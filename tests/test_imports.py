@@ -31,6 +31,7 @@ LAYERS = {
     "launcher.plan.values.layout": "facts",
     "launcher.plan.values.module_names": "facts",
     "launcher.plan.values.operations": "facts",
+    "launcher.plan.values.precision": "facts",
     "launcher.plan.values.optimizer": "facts",
     "launcher.plan.values.tensor_spec": "facts",
     "launcher.plan": "plan",

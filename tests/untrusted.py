@@ -30,7 +30,7 @@ from launcher.extras.mindspore import strategy_file
 from launcher.extras.mindspore.merge_strategies import read_stages
 from launcher.extras.mindspore.strategy_file import read_strategy
 from launcher.extras.sweep import folder as sweep_folder
-from launcher.job.schema.components import Cifar10, Idx, Text, Tokens
+from launcher.job.schema.data import Cifar10, Idx, Text, Tokens
 from launcher.planner import request_files
 from launcher.runtime import run_folder
 from tests.checkpoint.saving import filled, save, small

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.gpu.device import describe, synchronize
 from benchmarks.gpu.lab import Bench
 from benchmarks.gpu.request import planned, shape
-from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.models import LanguageModel
 from launcher.models.build import build_model
 from launcher.models.defaults import resolve
 from launcher.objective.losses import cross_entropy

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from benchmarks.gpu.lab import Bench
 from launcher.job.compose import compose
-from launcher.job.schema.components import LanguageModel, RandomTokens
+from launcher.job.schema.data import RandomTokens
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import LanguageModel
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 

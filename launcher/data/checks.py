@@ -8,7 +8,8 @@ from launcher.data.mnist5k import check_mnist5k
 from launcher.data.text_files import check_absent, check_text
 from launcher.data.tokens.corpus import corpus
 from launcher.errors import Problem
-from launcher.job.schema.components import Chat, Cifar10, Data, Idx, ImageFolder, Mnist5k, Text, Tokens
+from launcher.job.schema.components import Data
+from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, Text, Tokens
 from launcher.job.schema.job import Job
 from launcher.optional import image_files, lacking
 

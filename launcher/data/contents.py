@@ -13,7 +13,8 @@ from launcher.data.chat import conversation_files
 from launcher.data.prepare.text_corpus import content_digest
 from launcher.data.tokens.corpus import corpus
 from launcher.data.tokens.megatron import TokenFile
-from launcher.job.schema.components import Chat, Data, Text, Tokens
+from launcher.job.schema.components import Data
+from launcher.job.schema.data import Chat, Text, Tokens
 from launcher.untrusted.files import opened
 
 WHOLE = 1 << 20  # bytes of a file that is digested as a whole

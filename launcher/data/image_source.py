@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from launcher.data.mnist5k import read, where
 from launcher.data.shuffle import Indices, permutation
 from launcher.data.source import Dataset, Source, entropy
-from launcher.job.schema.components import Mnist5k
+from launcher.job.schema.data import Mnist5k
 
 
 class Images(Source):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import Problem
-from launcher.job.schema.components import Mnist5k
+from launcher.job.schema.data import Mnist5k
 from launcher.untrusted.files import opened
 
 SIDE = 28

@@ -9,7 +9,9 @@ from shlex import quote
 from launcher.data import text_tokenizer
 from launcher.data.text_tokenizer import TOKENIZER
 from launcher.errors import Problem
-from launcher.job.schema.components import Chat, Data, HuggingFace, Model, Text
+from launcher.job.schema.components import Data, Model
+from launcher.job.schema.data import Chat, Text
+from launcher.job.schema.models import HuggingFace
 
 OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """Files of tokenizers that are not saved as one ``tokenizer.json``."""

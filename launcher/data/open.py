@@ -9,17 +9,8 @@ from launcher.data.source import Dataset, open_random_tokens
 from launcher.data.tokens.windows import open_tokens
 from launcher.data.torch_datasets.open import open_own
 from launcher.errors import RequestError
-from launcher.job.schema.components import (
-    Chat,
-    Cifar10,
-    Data,
-    Idx,
-    ImageFolder,
-    Mnist5k,
-    RandomTokens,
-    Text,
-    Tokens,
-)
+from launcher.job.schema.components import Data
+from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, RandomTokens, Text, Tokens
 from launcher.optional import images
 
 

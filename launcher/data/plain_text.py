@@ -12,7 +12,7 @@ from launcher.data.source import Dataset, entropy
 from launcher.data.text_tokenizer import decode_bytes, encode_bytes
 from launcher.data.tokens.windows import Windows
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.components import Text
+from launcher.job.schema.data import Text
 
 
 def open_text(settings: Text) -> Dataset:

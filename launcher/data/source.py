@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from launcher.data.shuffle import Indices, batch_indices, in_epochs, in_order, mix
-from launcher.job.schema.components import RandomTokens
+from launcher.job.schema.data import RandomTokens
 
 CHUNK = 1024
 Reading = Literal["shuffled", "in epochs", "in order"]

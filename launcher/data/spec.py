@@ -7,25 +7,20 @@ from collections.abc import Iterator
 from launcher.data.checks import resolve
 from launcher.data.model_tokenizer import check_tokenizer
 from launcher.errors import Problem
-from launcher.job.schema.components import (
-    AutoParallelMLP,
+from launcher.job.schema.components import Data, Model
+from launcher.job.schema.data import (
     Chat,
     Cifar10,
-    Data,
-    HuggingFace,
     Idx,
     ImageFolder,
-    LanguageModel,
     Mnist5k,
-    Model,
     RandomTokens,
-    ResNet,
-    Target,
     Text,
-    TiedPair,
     Tokens,
     apart,
 )
+from launcher.job.schema.models import AutoParallelMLP, HuggingFace, LanguageModel, ResNet, TiedPair
+from launcher.job.schema.user_class import Target
 from launcher.optional import image_files
 from launcher.plan.values.tensor_spec import TensorSpec
 

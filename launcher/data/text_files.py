@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from launcher.data import file_kinds, text_tokenizer
 from launcher.data.file_kinds import file as nearby
 from launcher.errors import Problem
-from launcher.job.schema.components import Text
+from launcher.job.schema.data import Text
 from launcher.untrusted.files import irregular, opened, read_bytes
 from launcher.untrusted.hub import download_hint
 

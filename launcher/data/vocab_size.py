@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from launcher.data.spec import vocab
 from launcher.data.tokens.corpus import vocab_size
-from launcher.job.schema.components import Chat, LanguageModel, TiedPair, Tokens
+from launcher.job.schema.data import Chat, Tokens
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import LanguageModel, TiedPair
 
 HEADERS, TOKENIZER = "as the headers of its files say", "as many as its tokenizer has"
 

@@ -19,7 +19,7 @@ from launcher.job import overrides as override_words
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures.paste import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
-from launcher.job.hydra_compose import COMPLETE, CONFIG, Composed, hydrate, no_option
+from launcher.job.hydra_compose import COMPLETE, CONFIG, Composed, hydrate
 from launcher.job.merge import CHOSEN, expansion, keys, plain, put, replaced, words_first
 from launcher.job.origins import COMMAND_LINE, Origin, Origins, gather, of_files
 from launcher.job.overrides import LISTS, Override, paste, read, shell, written
@@ -31,6 +31,7 @@ from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.steps import named
 from launcher.job.stray_arguments import KnownNames, sift
 from launcher.job.targets import BASES, OURS, refusal
+from launcher.job.unknown_options import no_option
 from launcher.job.yaml_limits import Hostile
 
 _JOB = TypeAdapter(Job)  # unlike Job(...), it raises pydantic's error, which is explained here with origins

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from launcher.job.schema.components import (
-    AutoParallelMLP,
-    HuggingFace,
-    LanguageModel,
-    Model,
-    ResNet,
-    TiedPair,
-)
+from launcher.job.schema.components import Model
+from launcher.job.schema.models import AutoParallelMLP, HuggingFace, LanguageModel, ResNet, TiedPair
 from launcher.models.defaults import resolve
 from launcher.models.language_model import Decoder
 from launcher.models.lora import adapt

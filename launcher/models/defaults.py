@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.job.schema.components import LanguageModel, Model
+from launcher.job.schema.components import Model
+from launcher.job.schema.models import LanguageModel
 
 MULTIPLE = 64
 

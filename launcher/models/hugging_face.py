@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.misspelled import did_you_mean, nearest
+from launcher.job.schema.models import HuggingFace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

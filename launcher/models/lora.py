@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.components import Lora
+from launcher.job.schema.models import Lora
 from launcher.plan.values.module_names import is_glob, matches
 
 KEY = "model.lora.modules"

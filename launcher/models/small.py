@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.job.schema.components import AutoParallelMLP, ResNet, TiedPair
+from launcher.job.schema.models import AutoParallelMLP, ResNet, TiedPair
 from launcher.models.language_model import Conv, Embedding, Linear
 
 

@@ -8,6 +8,7 @@ import torch
 
 from launcher.job.schema import components as schema
 from launcher.job.schema import objective
+from launcher.job.schema.user_class import Target
 from launcher.objective import metrics
 from launcher.objective.losses import ClassLoss, ElementLoss, Loss
 from launcher.objective.user_defined import OwnLoss, OwnMetric
@@ -21,7 +22,7 @@ def build_loss(settings: schema.Loss, allow: tuple[str, ...] = (), device: torch
     match settings:
         case objective.CrossEntropy():
             return ClassLoss(settings)
-        case schema.Target():
+        case Target():
             return OwnLoss(settings, allow, device)
         case _:
             return ElementLoss(binary=isinstance(settings, objective.BCE))

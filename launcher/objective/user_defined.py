@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from launcher.errors import Problem, RequestError, RunError
-from launcher.job.schema.components import Target
 from launcher.job.schema.objective import figure
+from launcher.job.schema.user_class import Target
 from launcher.job.targets import build
 from launcher.objective.losses import ClassShards, Output, at_least_float32, each, formed, tensors
 from launcher.plan.values.tensor_spec import TensorSpec

@@ -12,8 +12,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.components import Optim
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muon
+from launcher.job.schema.user_class import Target
 from launcher.optim import adafactor, muon_lion
 from launcher.optim.sharded import LocalShards, TensorPieces, alone
 from launcher.plan.values.optimizer import ParamGroup

@@ -9,8 +9,9 @@ from numbers import Real
 from reprlib import repr as short
 
 from launcher.errors import Problem, RunError
-from launcher.job.schema.components import Schedule, Target
+from launcher.job.schema.components import Schedule
 from launcher.job.schema.optim import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
+from launcher.job.schema.user_class import Target
 from launcher.job.targets import build
 from launcher.user_errors import owned
 

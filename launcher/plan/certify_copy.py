@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from launcher.job.schema.components import Chat, LanguageModel, RandomTokens, Schedule, Target, Text
+from launcher.job.schema.components import Schedule
+from launcher.job.schema.data import Chat, RandomTokens, Text
 from launcher.job.schema.job import Debug, Ema, Job, Train
+from launcher.job.schema.models import LanguageModel
 from launcher.job.schema.optim import WSD, Constant, CosineRestarts
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.steps import Certify
+from launcher.job.schema.user_class import Target
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.note import Note
 from launcher.plan.values.precision import precision

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from launcher.job.schema.job import Job
 from launcher.plan.memory.fits_cluster import accelerators
 from launcher.plan.sizes import Sizes
-from launcher.plan.values.dtypes import COMPUTE
 from launcher.plan.values.model_graph import Graph
 from launcher.plan.values.note import Note
+from launcher.plan.values.precision import COMPUTE
 
 if TYPE_CHECKING:
     from launcher.parallel.cost.kernels import SupportedKernels

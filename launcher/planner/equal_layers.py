@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
 
-from launcher.job.schema.components import LanguageModel
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import LanguageModel
 from launcher.job.schema.parallel import Recompute
 
 SHALLOW = 3

@@ -25,13 +25,14 @@ from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.errors import Problem, error_text
-from launcher.job.schema.components import DocumentSetting, HuggingFace, apart
+from launcher.job.schema.data import DocumentSetting, apart
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import HuggingFace
 from launcher.optional import install_command
 from launcher.plan.plan import Plan
-from launcher.plan.values.dtypes import COMPUTE, DTYPE
 from launcher.plan.values.model_graph import ModelStructure, Param
 from launcher.plan.values.note import Note
+from launcher.plan.values.precision import COMPUTE, DTYPE
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.untrusted.files import read_json

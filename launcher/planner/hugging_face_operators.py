@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import HuggingFace
 from launcher.plan.tensor_parallel.strategy_reader import TP
 
 OPERATORS, AUTO = "parallel.operators", "auto"

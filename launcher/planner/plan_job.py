@@ -13,9 +13,11 @@ from launcher.data.checks import resolve as resolve_data
 from launcher.data.spec import check_fit, classes, vocab
 from launcher.data.vocab_size import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.components import Chat, Target, foreign
+from launcher.job.schema.components import foreign
+from launcher.job.schema.data import Chat
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel, Pipeline
+from launcher.job.schema.user_class import Target
 from launcher.models.defaults import resolve as resolve_model
 from launcher.optional import matrices
 from launcher.plan import drill, recompute_auto, sample_checks
@@ -26,11 +28,11 @@ from launcher.plan.refusals import optimizer
 from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.settings.device_matrix import over_slices
 from launcher.plan.settings.stage_config import StageRequest
-from launcher.plan.values.dtypes import COMPUTE, DTYPE
 from launcher.plan.values.model_graph import ModelStructure
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
+from launcher.plan.values.precision import COMPUTE, DTYPE
 from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import (

@@ -24,8 +24,8 @@ from launcher.plan.recompute_auto import (
     too_little,
     with_policies,
 )
-from launcher.plan.values.dtypes import DTYPE
 from launcher.plan.values.model_graph import Graph
+from launcher.plan.values.precision import DTYPE
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import GB
 from launcher.planner.trace_model import ModelRead

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import HuggingFace
 from launcher.plan.values.note import Note
 
 ROUTER_LOSSES = (

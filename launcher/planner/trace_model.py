@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.data.spec import input_specs, vocab
 from launcher.errors import Problem, RequestError, RunError, refuse
-from launcher.job.schema.components import HuggingFace, Target, foreign
+from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import HuggingFace
+from launcher.job.schema.user_class import Target
 from launcher.plan.cut.sequence_chunks import SequencePieces, grain
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import evaluation
@@ -24,8 +26,8 @@ from launcher.plan.tensor_parallel import strategies_of_layouts
 from launcher.plan.tensor_parallel.operators import Operator, resolve, splits
 from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan, uncalled
 from launcher.plan.values.compilation import STAGE, Compilation
-from launcher.plan.values.dtypes import DTYPE
 from launcher.plan.values.model_graph import Graph, ModelStructure
+from launcher.plan.values.precision import DTYPE
 from launcher.plan.values.recomputed_module import Recomputed
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import hugging_face_checks

@@ -9,9 +9,11 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING
 
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.components import ModelTarget, Target, apart
+from launcher.job.schema.data import apart
 from launcher.job.schema.job import Job
 from launcher.job.schema.misspelled import did_you_mean, nearest
+from launcher.job.schema.models import ModelTarget
+from launcher.job.schema.user_class import Target
 from launcher.job.targets import absent, check, locate, there
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import evaluation

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.store import latest, step_folder
 from launcher.console import gone, say
-from launcher.job.schema.components import Chat, Text
+from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.optional import drill_report
 from launcher.plan.certify_copy import Copy

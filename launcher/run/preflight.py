@@ -8,13 +8,13 @@ from typing import Any
 
 from launcher.data.checks import absent
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.components import Chat, Text
+from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.optional import lacking, metric_loggers
 from launcher.plan.plan import Plan
 from launcher.plan.values.note import Note
 from launcher.plan.verbs import output, verb, writes
-from launcher.run import launch, layout_files, resume, status, submit_to_cluster
+from launcher.run import launch, resume, status, submit_to_cluster, write_layout_files
 from launcher.run.settle import Settled, home
 from launcher.runtime import run_folder
 from launcher.steps import module
@@ -33,7 +33,7 @@ def before_plan(run: Settled) -> list[Problem]:
         *resume.named(job, run.overrides, run.done),
         *_step_problems(run),
         *(absent(job.data) if _reads(job) else []),
-        *layout_files.unwritable(job),
+        *write_layout_files.unwritable(job),
         *_cache(job),
         *(_of_loggers(job) if job.logger.services else []),
         *_of_others(run),

@@ -13,7 +13,7 @@ from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.components import Optim
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import (
     SGD,
@@ -24,6 +24,7 @@ from launcher.job.schema.optim import (
     Muon,
     any_momentum,
 )
+from launcher.job.schema.user_class import Target
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.settings.encryption import trust

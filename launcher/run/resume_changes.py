@@ -11,10 +11,10 @@ from launcher.data.checks import with_data_read
 from launcher.data.contents import contents
 from launcher.errors import Problem, printable
 from launcher.job.schema import redact
-from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.optim import Constant, CosineRestarts
+from launcher.job.schema.user_class import Target
 from launcher.optim.schedule import factor
 from launcher.plan.changed_settings import CHOSEN, DERIVED, Difference, differences
 from launcher.plan.plan import Plan

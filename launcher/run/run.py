@@ -30,13 +30,13 @@ from launcher.run import (
     execute,
     frozen_request,
     launch,
-    layout_files,
     memory_check,
     preflight,
     resume,
     stand_in_tokens,
     status,
     submit_to_cluster,
+    write_layout_files,
 )
 from launcher.run.settle import Chosen, Settled, home, open_ended, settle
 from launcher.runtime import console_log, log, run_folder
@@ -396,7 +396,7 @@ def _carry_out(
         # the files that describe the run
         if plan.drill is not None:
             drill_report.note_detection(folder, plan.drill, again=True)
-        layout_files.write(job, plan, folder)
+        write_layout_files.write(job, plan, folder)
         _describe(ready, command, record)
         record.say("running")
         say("\n".join([short(plan), *start.notes]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import refuse
-from launcher.job.schema.components import Chat, Text
+from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from launcher.console import say
-from launcher.job.schema.components import Paths, Tokens
+from launcher.job.schema.data import Paths, Tokens
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Prepare
 

@@ -42,14 +42,15 @@ from launcher.checkpoint.read import Reader, open_checkpoint, read_rank
 from launcher.checkpoint.store import check_apart
 from launcher.checkpoint.transform import Report
 from launcher.errors import Problem, RunError
-from launcher.job.schema.components import Chat, HuggingFace, Text
+from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import HuggingFace
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGED
 from launcher.plan.settings.encryption import Trust
-from launcher.plan.values.dtypes import COMPUTE, DTYPE, HALF
 from launcher.plan.values.module_names import listed
+from launcher.plan.values.precision import COMPUTE, DTYPE, HALF
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.plan.verbs import EXPORTED

@@ -10,8 +10,8 @@ from typing import Any
 
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.store import TRAINING, latest
-from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import HuggingFace
 from launcher.optional import drill
 from launcher.plan.verbs import loads
 from launcher.runtime.cluster.world import World, deterministic

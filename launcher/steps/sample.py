@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from launcher.data.open import open_data
-from launcher.job.schema.components import Text
+from launcher.job.schema.data import Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Sample
 from launcher.steps import export

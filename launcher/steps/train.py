@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from launcher.job.schema.components import Chat, RandomTokens, Target, Text, Tokens
+from launcher.job.schema.data import Chat, RandomTokens, Text, Tokens
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Train
+from launcher.job.schema.user_class import Target
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factors
 from launcher.runtime.training import loop

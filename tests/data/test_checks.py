@@ -11,7 +11,7 @@ from launcher.data import mnist5k
 from launcher.data.checks import check, resolve
 from launcher.data.open import open_data
 from launcher.errors import RequestError
-from launcher.job.schema.components import Chat, Cifar10, Idx, ImageFolder, Mnist5k, RandomTokens, Text, Tokens
+from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, RandomTokens, Text, Tokens
 from tests.data.sample_files import idx_bytes, write_cifar, write_idx
 
 BYTES = "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from launcher.data.contents import WHOLE, contents
-from launcher.job.schema.components import Chat, RandomTokens, Text, Tokens
+from launcher.job.schema.data import Chat, RandomTokens, Text, Tokens
 
 
 def tokens(path: Path, count: int, first: int = 1) -> Path:

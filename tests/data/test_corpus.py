@@ -9,7 +9,7 @@ import pytest
 
 from launcher.data import text_files
 from launcher.data.open import open_data
-from launcher.job.schema.components import Text
+from launcher.job.schema.data import Text
 
 
 def test_the_shipped_text_is_the_one_that_its_source_note_describes():

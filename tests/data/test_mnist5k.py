@@ -7,7 +7,7 @@ import pytest
 
 from launcher.data import mnist5k
 from launcher.data.open import open_data
-from launcher.job.schema.components import Mnist5k
+from launcher.job.schema.data import Mnist5k
 
 
 def test_mnist5k_is_5000_real_digits_500_a_class():

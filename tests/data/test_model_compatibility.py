@@ -5,18 +5,9 @@ from __future__ import annotations
 import pytest
 
 from launcher.data.spec import check_fit
-from launcher.job.schema.components import (
-    AutoParallelMLP,
-    Cifar10,
-    HuggingFace,
-    Idx,
-    LanguageModel,
-    Mnist5k,
-    ResNet,
-    Target,
-    Text,
-    TiedPair,
-)
+from launcher.job.schema.data import Cifar10, Idx, Mnist5k, Text
+from launcher.job.schema.models import AutoParallelMLP, HuggingFace, LanguageModel, ResNet, TiedPair
+from launcher.job.schema.user_class import Target
 
 TEXT = Text(name="text", seq_len=16)
 DIGITS = Mnist5k(name="mnist5k")

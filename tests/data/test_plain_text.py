@@ -6,7 +6,7 @@ import pytest
 
 from launcher.data.open import open_data
 from launcher.errors import RequestError
-from launcher.job.schema.components import Text
+from launcher.job.schema.data import Text
 
 
 def test_bpe_that_leaves_too_few_tokens_says_so(tmp_path):

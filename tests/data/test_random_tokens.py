@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.data.open import open_data
-from launcher.job.schema.components import RandomTokens
+from launcher.job.schema.data import RandomTokens
 
 
 @given(st.integers(0, 2**40), st.integers(1, 300), st.integers(1, 9))

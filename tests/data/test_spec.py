@@ -12,7 +12,8 @@ import torch
 from launcher.data.open import open_data
 from launcher.data.spec import classes, input_specs, target_spec, vocab
 from launcher.errors import RequestError
-from launcher.job.schema.components import Cifar10, Idx, Mnist5k, RandomTokens, Target, Text, Tokens
+from launcher.job.schema.data import Cifar10, Idx, Mnist5k, RandomTokens, Text, Tokens
+from launcher.job.schema.user_class import Target
 from launcher.plan.values.tensor_spec import TensorSpec
 from tests.data.sample_files import write_cifar, write_idx
 from tests.data.token_bytes import own

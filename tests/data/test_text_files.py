@@ -11,7 +11,7 @@ import pytest
 
 from launcher.data import text_tokenizer
 from launcher.data.text_files import check_absent, check_text
-from launcher.job.schema.components import Text
+from launcher.job.schema.data import Text
 
 
 def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):

@@ -10,7 +10,7 @@ from launcher.data import text_files, text_tokenizer
 from launcher.data.open import open_data
 from launcher.data.plain_text import open_text
 from launcher.data.text_tokenizer import decode_bytes, encode_bytes
-from launcher.job.schema.components import Text
+from launcher.job.schema.data import Text
 
 
 @given(st.text())

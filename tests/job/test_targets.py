@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from launcher.errors import RequestError
-from launcher.job.schema.components import Target
+from launcher.job.schema.user_class import Target
 from launcher.job.targets import build, locate
 
 OURS = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from launcher.errors import RequestError
-from launcher.job.schema.components import ModelTarget
+from launcher.job.schema.models import ModelTarget
 from launcher.models.build import build_model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.models import LanguageModel
 from launcher.models.defaults import resolve
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from launcher.job.schema.components import AutoParallelMLP, LanguageModel, Model, ResNet, TiedPair
+from launcher.job.schema.components import Model
+from launcher.job.schema.models import AutoParallelMLP, LanguageModel, ResNet, TiedPair
 from launcher.models.build import build_model
 from launcher.objective.losses import cross_entropy
 

@@ -7,7 +7,8 @@ import torch
 
 from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
-from launcher.job.schema.components import AutoParallelMLP, LanguageModel, Mnist5k, ResNet, Text, TiedPair
+from launcher.job.schema.data import Mnist5k, Text
+from launcher.job.schema.models import AutoParallelMLP, LanguageModel, ResNet, TiedPair
 from launcher.job.schema.optim import AdamW, Momentum
 from launcher.models.build import build_model
 from launcher.objective.losses import cross_entropy

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.models import LanguageModel
 from launcher.models.build import build_model
 from launcher.models.language_model import STD, Attention
 

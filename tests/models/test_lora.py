@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from launcher.errors import RequestError
-from launcher.job.schema.components import LanguageModel, Lora
+from launcher.job.schema.models import LanguageModel, Lora
 from launcher.models.build import build_model
 from launcher.models.lora import adapt
 

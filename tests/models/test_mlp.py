@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from launcher.job.schema.components import AutoParallelMLP
+from launcher.job.schema.models import AutoParallelMLP
 from launcher.models.build import build_model
 
 

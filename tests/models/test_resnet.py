@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.job.schema.components import ResNet
+from launcher.job.schema.models import ResNet
 from launcher.models.build import build_model
 
 

@@ -10,7 +10,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.models import LanguageModel
 from launcher.models import language_model
 from launcher.models.language_model import Decoder, angles, rotate
 

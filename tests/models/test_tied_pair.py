@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from launcher.job.schema.components import TiedPair
+from launcher.job.schema.models import TiedPair
 from launcher.models.build import build_model
 
 

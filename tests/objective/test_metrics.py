@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from launcher.data import text_tokenizer
 from launcher.data.plain_text import open_text
 from launcher.errors import RunError
-from launcher.job.schema.components import Text
+from launcher.job.schema.data import Text
 from launcher.job.schema.objective import Accuracy, BitsPerByte, CrossEntropy, Perplexity, TopK
 from launcher.objective.build import build_metrics
 from launcher.objective.metrics import Metric, values

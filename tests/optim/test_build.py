@@ -12,8 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from launcher.errors import RequestError
-from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.components import Optim
 from launcher.job.schema.optim import SGD, AdamW, Lion, Momentum
+from launcher.job.schema.user_class import Target
 from launcher.optim.build import build_optimizer, scale_lr
 from launcher.runtime.cluster.world import World
 from tests.optim.grouped import grouped

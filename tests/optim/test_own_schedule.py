@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import Problem, RequestError, RunError
-from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
+from launcher.job.schema.user_class import Target
 from launcher.optim import schedule as own_schedule
 from launcher.optim.schedule import factors
 from launcher.planner.plan_job import plan_job

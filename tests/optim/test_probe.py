@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from launcher.job.schema.components import Target
+from launcher.job.schema.user_class import Target
 from launcher.optim import dry_run as probing
 from launcher.optim.build import build_own
 from launcher.optim.dry_run import small

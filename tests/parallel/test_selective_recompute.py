@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.errors import RequestError
-from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.models import LanguageModel
 from launcher.models.language_model import Block
 from launcher.parallel.recompute import install
 from launcher.parallel.selective_recompute import FUNCTIONS, KINDS

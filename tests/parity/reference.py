@@ -15,7 +15,7 @@ from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.class_dims import IGNORED
-from launcher.plan.values.dtypes import DTYPE
+from launcher.plan.values.precision import DTYPE
 from launcher.planner.plan_job import builder
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.job.schema.components import apart
+from launcher.job.schema.data import apart
 from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import copies, notes, reduced
 from launcher.plan.plan import ask

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.job.schema import keys as schema_keys
-from launcher.job.schema.components import Target
+from launcher.job.schema.user_class import Target
 from launcher.plan.changed_settings import (
     ASIDE,
     CHOSEN,

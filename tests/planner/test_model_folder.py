@@ -14,7 +14,7 @@ from launcher.checkpoint.foreign.read import form_of
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.job.compose import compose
-from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.models import HuggingFace
 from launcher.optional import install_command
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import hugging_face_checks, router_losses

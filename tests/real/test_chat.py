@@ -12,7 +12,7 @@ from tokenizers import processors
 
 from launcher.data import text_tokenizer
 from launcher.data.chat.samples import open_chat
-from launcher.job.schema.components import Chat
+from launcher.job.schema.data import Chat
 
 MISSING = [name for name in ("transformers",) if find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason="not installed: transformers; make test-real installs it")

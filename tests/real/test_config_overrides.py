@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import RequestError
-from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.models import HuggingFace
 
 pytestmark = pytest.mark.skipif(
     find_spec("transformers") is None, reason="not installed: transformers; make test-real installs it"

@@ -35,7 +35,7 @@ WAYS = [(f, a) for f in APART for a in ("sdpa", "eager") if (f, a) != ("gemma2",
 def test_logits_are_those_of_each_document_alone(family: str, attention: str, tmp_path: Path) -> None:
     import torch
 
-    from launcher.job.schema.components import HuggingFace
+    from launcher.job.schema.models import HuggingFace
     from launcher.models.hugging_face import from_folder
     from tests.real.families import described
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from launcher.checkpoint.foreign.names import TO_LLAMA, renamed
 from launcher.data import text_tokenizer
-from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.models import LanguageModel
 from launcher.models.build import build_model
 
 SIZES = {"dim": 36, "layers": 2, "heads": 9, "kv_heads": 3, "ffn_dim": 64}

@@ -23,7 +23,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings import rank_groups
 from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.planner.plan_job import plan_job
-from launcher.run import layout_files
+from launcher.run import write_layout_files
 from launcher.runtime.training.metrics_file import read
 from tests.run.launching import losses, status
 
@@ -95,7 +95,7 @@ def written(folder: Path, *words: str) -> tuple[Job, Plan]:
     """The files beside a run, without the run."""
     asked = compose([*WORDS, *words]).job
     plan = plan_job(asked)
-    layout_files.write(asked, plan, folder)
+    write_layout_files.write(asked, plan, folder)
     return asked, plan
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from launcher.__main__ import main
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
-from launcher.job.schema.components import LanguageModel, Lora
+from launcher.job.schema.models import LanguageModel, Lora
 from launcher.models.build import build_model
 from launcher.runtime.training.state import unpacked
 from tests.run.launching import TINY, losses, metrics, run, shape, status, tensors

@@ -18,7 +18,7 @@ from launcher.job.compose import compose
 from launcher.plan.plan import Plan
 from launcher.plan.settings.rank_groups import as_json
 from launcher.planner.plan_job import plan_job
-from launcher.run import layout_files
+from launcher.run import write_layout_files
 from launcher.run.status import RunStatus, reopen
 from launcher.runtime.training.metrics_file import read
 from tests.run.launching import TINY, run, status
@@ -71,7 +71,7 @@ def test_a_second_run_into_the_same_folder_of_norms_starts_it_anew(tmp_path: Pat
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """The layouts of the default recipe, as a run would have written them."""
-    from launcher.run.layout_files import write
+    from launcher.run.write_layout_files import write
 
     path = tmp_path / "p.json"
     job = compose([*TINY, f"{SAVE}={path}"]).job
@@ -123,7 +123,7 @@ def test_operators_tp_and_shards_follow_the_layouts_of_a_file(cut_file: Path) ->
 def operators_file(path: Path, *words: str) -> str:
     """Written by a plan of these words."""
     j = compose([*TINY, *words, f"parallel.operator_strategy.save={path}"]).job
-    layout_files.write(j, plan_job(j), path.parent)
+    write_layout_files.write(j, plan_job(j), path.parent)
     return f"parallel.operator_strategy.load={path}"
 
 

@@ -21,8 +21,9 @@ from launcher.checkpoint.tensorfile.disk import sync, write_text
 from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.plan.settings.encryption import ANYONE, Trust
-from launcher.plan.values.dtypes import HALF, ITEMSIZE
+from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.layout import Box
+from launcher.plan.values.precision import HALF
 
 A, B = ".lora_A", ".lora_B"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

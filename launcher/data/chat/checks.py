@@ -11,7 +11,7 @@ from launcher.data.chat.template import ChatTokenizer, Labelled, chat_tokenizer
 from launcher.data.chat.tokens import FIT, SKIP
 from launcher.data.file_kinds import BadFile
 from launcher.errors import Problem, error_text
-from launcher.job.schema.components import Chat, Paths
+from launcher.job.schema.data import Chat, Paths
 
 ROWS_CHECKED = 50
 """The number of rows that are checked at the start of each path: a corpus of another form shows it there."""

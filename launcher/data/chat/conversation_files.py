@@ -12,7 +12,7 @@ from typing import Any
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.corpus_formats import CorpusFile, corpus_file, named, packing_errors, unpacked
 from launcher.data.prepare.tables import columns, records
-from launcher.job.schema.components import Chat, Paths
+from launcher.job.schema.data import Chat, Paths
 
 SHIPPED = Path(__file__).parents[1] / "text" / "conversations.jsonl"
 LONGEST = 8 << 20

@@ -14,7 +14,7 @@ from launcher.data.shuffle import Indices
 from launcher.data.source import Dataset, Source
 from launcher.data.tokens.bin_packing import BLOCK, Numbers, packed
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.components import Chat
+from launcher.job.schema.data import Chat
 from launcher.plan.values.class_dims import IGNORED
 
 Samples = tuple[Numbers, Numbers]

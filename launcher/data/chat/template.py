@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, processors
 
 from launcher.data import text_tokenizer
 from launcher.data.chat.conversation_files import ASSISTANT, BadRow, Conversation, Message
-from launcher.job.schema.components import Chat
+from launcher.job.schema.data import Chat
 from launcher.untrusted.bounded import TooLong, bounded
 from launcher.untrusted.files import LONGEST_TEXT, read_json, read_text
 

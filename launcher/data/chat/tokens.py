@@ -26,7 +26,7 @@ from launcher.data.prepare.prepare import writing
 from launcher.data.prepare.progress import Progress, ProgressReporter
 from launcher.data.prepare.text_corpus import content_digest
 from launcher.errors import RunError
-from launcher.job.schema.components import Chat, Paths
+from launcher.job.schema.data import Chat, Paths
 
 SKIP = "data.on_bad=skip leaves out bad rows and counts them"
 FIT = "data.too_long=cut truncates them, skip leaves them out"

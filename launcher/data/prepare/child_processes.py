@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from launcher.data import text_files, text_tokenizer
 from launcher.data.prepare.documents import Bad, Kind, documents
 from launcher.data.prepare.encode import Encoder, Recipe
-from launcher.job.schema.components import Text
+from launcher.job.schema.data import Text
 from launcher.workers import Interpreter, Workers, workers
 
 

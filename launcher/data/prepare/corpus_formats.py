@@ -13,7 +13,7 @@ from typing import BinaryIO, Literal, cast
 
 from launcher.data.file_kinds import BadFile, by_start
 from launcher.data.tokens.corpus import files_of
-from launcher.job.schema.components import Paths
+from launcher.job.schema.data import Paths
 from launcher.optional import install_command
 from launcher.untrusted.files import opened, read_json
 

@@ -25,7 +25,7 @@ from launcher.data.prepare.prepare import writing
 from launcher.data.prepare.progress import Progress, ProgressReporter
 from launcher.data.prepare.text_corpus import content_digest
 from launcher.data.tokens.formats import TokenWriter, mapped, token_file
-from launcher.job.schema.components import Chat, Text
+from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 
 VERSION = 1  # the version of the cached tokens

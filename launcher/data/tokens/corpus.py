@@ -22,7 +22,7 @@ from launcher.data.tokens.bin_packing import document_index
 from launcher.data.tokens.formats import token_file
 from launcher.data.tokens.megatron import TokenFile
 from launcher.errors import Problem, error_text
-from launcher.job.schema.components import Paths, Tokens
+from launcher.job.schema.data import Paths, Tokens
 from launcher.untrusted.hub import download_hint
 
 SUFFIXES = (".tokens", ".bin")

@@ -17,7 +17,7 @@ from launcher.data.tokens.corpus import FileWindows, Mixture, corpus, total
 from launcher.data.tokens.formats import window
 from launcher.data.tokens.packed_documents import PackedDocuments
 from launcher.errors import RequestError
-from launcher.job.schema.components import Tokens
+from launcher.job.schema.data import Tokens
 from launcher.plan.values.class_dims import IGNORED
 
 

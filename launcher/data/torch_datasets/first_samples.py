@@ -9,7 +9,7 @@ from launcher.data.source import Source
 from launcher.data.torch_datasets.items import problems
 from launcher.data.torch_datasets.open import opened as open_own
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.components import Target
+from launcher.job.schema.user_class import Target
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.user_errors import owned
 

@@ -19,7 +19,7 @@ from launcher.data.source import Dataset, Source
 from launcher.data.torch_datasets.items import problems
 from launcher.data.torch_datasets.stream import ENDLESS, IndexedStream, MapStyle, global_generators
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.components import Target
+from launcher.job.schema.user_class import Target
 from launcher.job.targets import build, factory
 from launcher.user_errors import owned
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.job.schema.components import LanguageModel, RandomTokens
+from launcher.job.schema.data import RandomTokens
 from launcher.job.schema.job import Debug, Job
+from launcher.job.schema.models import LanguageModel
 from launcher.job.schema.objective import CrossEntropy
 from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.plan.certify_copy import Copy

@@ -26,7 +26,8 @@ from launcher.plan.refusals import model as model_refusals
 from launcher.plan.settings import transformer_opt
 from launcher.plan.tensor_parallel.operators import unwrapped
 from launcher.plan.values.class_dims import class_dims
-from launcher.plan.values.dtypes import DTYPE, ITEMSIZE
+from launcher.plan.values.dtypes import ITEMSIZE
+from launcher.plan.values.precision import DTYPE
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import GB

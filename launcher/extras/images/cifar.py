@@ -13,7 +13,7 @@ from launcher.data.image_source import Images
 from launcher.data.source import Dataset, entropy
 from launcher.errors import Problem, RequestError
 from launcher.extras.images.cifar_files import LONGEST, RECORD, Batches, find
-from launcher.job.schema.components import Cifar10
+from launcher.job.schema.data import Cifar10
 from launcher.untrusted.files import read_bytes
 from launcher.untrusted.pickles import Bounded
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.data.file_kinds import BadFile
 from launcher.errors import Problem
-from launcher.job.schema.components import Cifar10
+from launcher.job.schema.data import Cifar10
 from launcher.untrusted.files import irregular, opened, read_bytes, stands
 
 RECORD = 1 + 3 * 32 * 32

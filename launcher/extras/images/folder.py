@@ -14,7 +14,7 @@ from launcher.data.shuffle import Indices, permutation
 from launcher.data.source import Dataset, Source, entropy
 from launcher.errors import RunError
 from launcher.extras.images.folder_files import decoded, listed
-from launcher.job.schema.components import ImageFolder
+from launcher.job.schema.data import ImageFolder
 
 Pixels = NDArray[np.uint8]
 """An array of shape (height, width, channels)."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from launcher.data.file_kinds import BadFile
 from launcher.errors import Problem, error_text
-from launcher.job.schema.components import ImageFolder
+from launcher.job.schema.data import ImageFolder
 from launcher.optional import install_command
 from launcher.untrusted.files import opened, read_bytes
 from launcher.untrusted.hub import download_hint

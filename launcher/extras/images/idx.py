@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from launcher.data.image_source import Images
 from launcher.data.source import Dataset, entropy
 from launcher.extras.images.idx_files import TEST, TRAIN, find, header, inflated, offset
-from launcher.job.schema.components import Idx
+from launcher.job.schema.data import Idx
 from launcher.untrusted.files import opened
 
 MEAN, STD = (0.5,), (0.5,)  # for images of any kind: pixels in -1..1

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from launcher.data.file_kinds import BadFile
 from launcher.data.mnist5k import size_problems
 from launcher.errors import Problem
-from launcher.job.schema.components import Idx
+from launcher.job.schema.data import Idx
 from launcher.untrusted.files import RefusedFile, opened, stands
 from launcher.untrusted.hub import download_hint
 

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from launcher.errors import Problem
 from launcher.job.schema.base import Count, Flag, Goal, Index, Many, Ranks, Settings, Size, Switch
 from launcher.job.schema.cluster import Cluster
-from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule, Target
+from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule
 from launcher.job.schema.launch import Drill, Kubernetes, Profiler
 from launcher.job.schema.logger import Logger
 from launcher.job.schema.objective import CrossEntropy, named_metrics
@@ -30,6 +30,7 @@ from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.paths import FilePath
 from launcher.job.schema.search import AUTO, AXES, Search, Sweep, lifted
 from launcher.job.schema.steps import Step, named, with_names
+from launcher.job.schema.user_class import Target
 
 OPERATORS = "parallel.operators"
 """Its candidates may be names of options, which are files."""

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from launcher.job.schema.base import Flag, Settings, Switch
-from launcher.job.schema.components import Target
 from launcher.job.schema.paths import FilePath
+from launcher.job.schema.user_class import Target
 
 Name = Annotated[str, Field(min_length=1)]
 

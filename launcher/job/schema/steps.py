@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from launcher.job.schema.base import Count, Flag, Many, Ranks, Settings
 from launcher.job.schema.cluster import Precision
-from launcher.job.schema.components import Paths
+from launcher.job.schema.data import Paths
 from launcher.job.schema.paths import RUN, FilePath, checked
 
 

@@ -20,7 +20,7 @@ from launcher.parallel.model_state.deep_copy import hooks, keep
 from launcher.parallel.stages import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
-from launcher.plan.values.dtypes import DTYPE
+from launcher.plan.values.precision import DTYPE
 
 FullTensorOf = Callable[[str], torch.Tensor]
 """Returns the full tensor of a first name, on the CPU."""

@@ -9,8 +9,9 @@ from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.components import Optim
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Group, Lion, Momentum, Muon
+from launcher.job.schema.user_class import Target
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.values.module_names import best_key, listed, matches, prefixes
 from launcher.plan.values.note import Note

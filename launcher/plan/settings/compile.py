@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from launcher.errors import Problem
-from launcher.job.schema.components import Target
 from launcher.job.schema.job import Compile, Job
 from launcher.job.schema.misspelled import nearest
+from launcher.job.schema.user_class import Target
 from launcher.plan.communication.fusion import GatherGroup
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.traced_model import TracedModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import gcd, lcm
 
 from launcher.errors import Problem
-from launcher.job.schema.components import LanguageModel
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import LanguageModel
 from launcher.job.schema.parallel import Pipeline
 from launcher.job.schema.steps import Train
 from launcher.plan.schedule.schedules import RULES

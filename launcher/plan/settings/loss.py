@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.job.schema.objective import CrossEntropy, figure
+from launcher.job.schema.user_class import Target
 from launcher.plan.values.class_dims import IGNORED
 from launcher.plan.values.setting import Setting
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.errors import Problem
-from launcher.job.schema.components import Target, Text
+from launcher.job.schema.data import Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.objective import BitsPerByte, figure
+from launcher.job.schema.user_class import Target
 from launcher.plan.values.setting import Setting
 
 METRICS_KEY = "metrics"

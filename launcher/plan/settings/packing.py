@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.errors import Problem
-from launcher.job.schema.components import Chat, Tokens, apart
+from launcher.job.schema.data import Chat, Tokens, apart
 from launcher.job.schema.job import Job
 from launcher.job.schema.objective import CrossEntropy
 from launcher.plan.values.class_dims import IGNORED

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.schema.components import Schedule, Target, Text
+from launcher.job.schema.components import Schedule
+from launcher.job.schema.data import Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import WSD, CosineRestarts
 from launcher.job.schema.steps import Predict
+from launcher.job.schema.user_class import Target
 from launcher.plan import step_order
 from launcher.plan.settings.transform_targets import target_problems
 from launcher.plan.sizes import Sizes

@@ -1,4 +1,4 @@
-"""Dtypes: their sizes, and those of each precision."""
+"""The bytes of dtypes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,3 @@ WIDTH = ITEMSIZE | {
     "quint8": 1, "qint8": 1, "qint32": 4,
 }  # fmt: skip
 """Bytes per element, also of dtypes that a forward may compute with but no checkpoint can hold."""
-
-DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "float32", "fp16": "float32"}
-"""The dtype of weights, gradients and optimizer state for each ``train.precision``."""
-
-COMPUTE = DTYPE | {"bf16": "bfloat16", "fp16": "float16"}
-"""The dtype that the model computes in for each ``train.precision``."""
-
-HALF = ("bfloat16", "float16")

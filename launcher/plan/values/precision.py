@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.job.schema.job import Job
-from launcher.plan.values.dtypes import COMPUTE, DTYPE
+
+DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "float32", "fp16": "float32"}
+"""The dtype of weights, gradients and optimizer state for each ``train.precision``."""
+COMPUTE = DTYPE | {"bf16": "bfloat16", "fp16": "float16"}
+"""The dtype that the model computes in for each ``train.precision``."""
+HALF = ("bfloat16", "float16")
+
 
 FIRST_SCALE = 65536.0
 """The initial scale of dynamic loss scaling, as in torch's GradScaler."""

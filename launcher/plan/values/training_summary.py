@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import WSD, Constant, CosineRestarts, NamedSchedule, Polynomial
+from launcher.job.schema.user_class import Target
 from launcher.plan.values.text import many, scaled
 
 SHOWN = ("lr", "momentum", "nesterov", "betas", "weight_decay")

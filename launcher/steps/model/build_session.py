@@ -24,8 +24,8 @@ from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.data.torch_datasets.stream import IndexedStream
 from launcher.errors import RunError, refuse
-from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import HuggingFace
 from launcher.job.schema.objective import CrossEntropy
 from launcher.job.schema.paths import place
 from launcher.objective.build import build_loss, build_metrics

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from launcher.errors import RequestError, RunError
 from launcher.job import targets
-from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
+from launcher.job.schema.user_class import Target
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.session import Callbacks
 from launcher.user_errors import user_error

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from launcher.checkpoint.foreign.mismatches import few
 from launcher.data.open import open_data
 from launcher.errors import RunError
-from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
+from launcher.job.schema.models import HuggingFace
 from launcher.models.hugging_face import opened, unlike_settings
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.plan.values.dtypes import DTYPE
+from launcher.plan.values.precision import DTYPE
 
 T = TypeVar("T")
 SAMPLES = 2

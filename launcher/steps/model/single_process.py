@@ -23,7 +23,7 @@ from launcher.parallel.half_precision import narrowed
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.settings.encryption import trust
 from launcher.plan.values.class_dims import class_dims
-from launcher.plan.values.dtypes import COMPUTE, DTYPE, HALF
+from launcher.plan.values.precision import COMPUTE, DTYPE, HALF
 from launcher.planner.plan_job import builder
 from launcher.runtime.training.pipeline import TargetPlace, check_classes, check_shares
 from launcher.runtime.training.state import unpacked

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from launcher.data.chat.samples import open_chat
-from launcher.job.schema.components import Chat
+from launcher.job.schema.data import Chat
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "<s>", "</s>"]
 CHATML = """\

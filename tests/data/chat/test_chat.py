@@ -17,7 +17,7 @@ from launcher.__main__ import main
 from launcher.data.chat import tokens
 from launcher.data.chat.samples import open_chat
 from launcher.data.prepare.progress import ProgressReporter
-from launcher.job.schema.components import Chat
+from launcher.job.schema.data import Chat
 from tests.data.chat.chats import (
     CHATML,
     FORGETFUL,

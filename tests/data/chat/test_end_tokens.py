@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from launcher.data.chat.checks import check_chat, learnt
-from launcher.job.schema.components import Chat
+from launcher.job.schema.data import Chat
 
 SPECIAL = ["<|user|>", "<|assistant|>", "<|im_start|>", "<|im_end|>", "<|eos|>"]
 IM = "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -17,7 +17,7 @@ from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.shards import published, working_folder
 from launcher.data.tokens.corpus import corpus
 from launcher.errors import RunError
-from launcher.job.schema.components import Tokens
+from launcher.job.schema.data import Tokens
 from launcher.job.schema.steps import Prepare
 from tests.data.prepare.corpora import (
     END,

@@ -11,7 +11,7 @@ from launcher.data.open import open_data
 from launcher.data.prepare import text_cache
 from launcher.data.prepare.progress import ProgressReporter
 from launcher.job.compose import compose
-from launcher.job.schema.components import Text
+from launcher.job.schema.data import Text
 from launcher.run.run import rehearse
 from tests.data.prepare.corpora import TEXT, tokenizer
 

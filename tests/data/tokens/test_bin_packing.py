@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.errors import RequestError
-from launcher.job.schema.components import Tokens
+from launcher.job.schema.data import Tokens
 from tests.data.token_bytes import little, own
 
 SEQ = 4

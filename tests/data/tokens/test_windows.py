@@ -23,7 +23,7 @@ from launcher.data.tokens import formats
 from launcher.data.tokens.corpus import Mixture
 from launcher.data.tokens.windows import MixedSource, TokenWindows, Windows
 from launcher.errors import RunError
-from launcher.job.schema.components import Tokens
+from launcher.job.schema.data import Tokens
 from tests.data.token_bytes import little, llm_c, megatron, own
 
 SEQ = 4

@@ -15,7 +15,7 @@ from launcher.checkpoint.read import open_checkpoint
 from launcher.data.open import open_data
 from launcher.data.torch_datasets.open import open_own
 from launcher.errors import RequestError
-from launcher.job.schema.components import Target
+from launcher.job.schema.user_class import Target
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.faults import RanksFailed
 from tests.data.torch_datasets import sets

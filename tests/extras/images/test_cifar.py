@@ -10,7 +10,7 @@ import pytest
 from launcher.data.open import open_data
 from launcher.errors import RequestError
 from launcher.extras.images import cifar
-from launcher.job.schema.components import Cifar10
+from launcher.job.schema.data import Cifar10
 from tests.data.sample_files import FORMS, cifar_images, write_cifar
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from launcher.data.open import open_data
-from launcher.job.schema.components import Idx
+from launcher.job.schema.data import Idx
 from tests.data.sample_files import write_idx
 
 

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from launcher.data.checks import check
 from launcher.data.open import open_data
 from launcher.data.spec import check_fit, input_specs, target_spec
-from launcher.job.schema.components import Data, ImageFolder, ResNet
+from launcher.job.schema.components import Data
+from launcher.job.schema.data import ImageFolder
+from launcher.job.schema.models import ResNet
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.runtime.faults import RanksFailed
 from tests.data.torch_datasets.training import LAYOUTS, Batch, alone, assert_same, on_layout, order, trained

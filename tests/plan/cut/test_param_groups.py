@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.components import Optim
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Muon
+from launcher.job.schema.user_class import Target
 from launcher.plan.cut.param_groups import notes, param_groups, param_problems, setting_rows
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.values.model_graph import Role

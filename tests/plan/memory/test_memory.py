@@ -5,9 +5,10 @@ from math import prod
 
 import pytest
 
-from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.components import Optim
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muon
 from launcher.job.schema.parallel import Hsdp
+from launcher.job.schema.user_class import Target
 from launcher.plan.memory.memory import Memory, memory
 from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.memory.walk import MemoryInUse

@@ -15,7 +15,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.planner.plan_job import plan_job
-from launcher.run.layout_files import write
+from launcher.run.write_layout_files import write
 from tests.parity import job
 
 KEY = "parallel.operator_strategy.load"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
-from launcher.job.schema.components import Target
 from launcher.job.schema.optim import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
+from launcher.job.schema.user_class import Target
 from launcher.optim.schedule import factor
 from launcher.steps.certification.oracle import initial_weights, rules
 from launcher.steps.certification.oracle import model as models
@@ -29,8 +29,8 @@ from tests.steps.nets import Draws
 
 FOLDER = Path(initial_weights.__file__).parent
 MAY_IMPORT = {
-    "launcher.job.schema.job", "launcher.job.schema.components",  # what was asked
-    "launcher.job.schema.objective", "launcher.job.schema.optim",
+    "launcher.job.schema.job", "launcher.job.schema.components", "launcher.job.schema.data",  # what was asked
+    "launcher.job.schema.models", "launcher.job.schema.objective", "launcher.job.schema.optim", "launcher.job.schema.user_class",
     "launcher.job.targets",  # classes that it names
     "launcher.models.build", "launcher.data.source",
     "torch", "numpy",

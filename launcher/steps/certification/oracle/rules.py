@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from launcher.job.schema.components import Optim, Schedule, Target
+from launcher.job.schema.components import Optim, Schedule
 from launcher.job.schema.optim import (
     SGD,
     WSD,
@@ -28,6 +28,7 @@ from launcher.job.schema.optim import (
     NamedSchedule,
     Polynomial,
 )
+from launcher.job.schema.user_class import Target
 from launcher.job.targets import build
 
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from launcher.job.schema.components import Loss, Target
+from launcher.job.schema.components import Loss
 from launcher.job.schema.objective import MSE, CrossEntropy
+from launcher.job.schema.user_class import Target
 from launcher.job.targets import build
 
 Indices = npt.NDArray[np.int64]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from launcher.data.source import Dataset
-from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
+from launcher.job.schema.user_class import Target
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle import rules
 from launcher.steps.certification.oracle.equal_draws import EqualDraws, ForeignDraws

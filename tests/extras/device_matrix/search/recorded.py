@@ -10,7 +10,7 @@ from launcher.extras.device_matrix.op_graph import OpGraph
 from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.run.record import record
 from launcher.extras.device_matrix.search.candidates import dims_of_model, ordered, strategy
-from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.models import LanguageModel
 from launcher.models.defaults import resolve
 from launcher.models.language_model import Block
 
