@@ -149,8 +149,11 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def hidden(path: Path) -> Path:
-    """The name of what becomes ``path``: hidden, as a user's own ``NAME.partial`` may be beside it."""
-    return path.with_name(f".{path.name}.partial")
+    """The name of what becomes ``path``: hidden, as a user's own ``NAME.partial`` may be beside it.
+
+    It has the same suffix, by which writers choose a format.
+    """
+    return path.with_name(f".{path.stem}.partial{path.suffix}")
 
 
 def copy(src: Path, dst: Path) -> None:
