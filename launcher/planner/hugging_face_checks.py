@@ -43,6 +43,7 @@ NEW = "model.weights=false"
 UNTIED = "model.config.tie_word_embeddings=false"
 DTYPES = {"dtype", "torch_dtype"}
 """Keys of a ``config.json`` that would have no effect in ``model.config``."""
+QUANTISED = "quantization_config"
 GENERATION = "generation_config.json"
 APART = (
     "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "opt", "phi3",
@@ -125,6 +126,9 @@ def _config(
     if (data | model.config).get(ROUTED):
         text = "true: its forward would return them beside the logits, and no loss of routers is trained"
         yield Problem(f"model.config.{ROUTED}", text, f"model.config.{ROUTED}=false")
+    if (data | model.config).get(QUANTISED):
+        text = "the weights of this config are quantised, but a model is trained and exported as it is built"
+        yield Problem(f"model.config.{QUANTISED}", text, f"model.config.{QUANTISED}=null")
     rows = (data | model.config).get("vocab_size")
     if tokens is not None and isinstance(rows, int) and rows < tokens:
         text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"

@@ -54,6 +54,15 @@ def test_a_dtype_that_would_have_no_effect_is_refused(tmp_path: Path, key: str) 
     ]
 
 
+def test_a_config_of_quantised_weights_is_refused_before_an_export_that_nobody_can_open(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    path = folder(tmp_path / "m", config)
+    text = "the weights of this config are quantised, but a model is trained and exported as it is built"
+    key = "model.config.quantization_config"
+    assert problems(path) == [f"{key}: {text} (try: {key}=null)"]
+    assert problems(path, "model.config={quantization_config: null}") == []
+
+
 def test_a_file_that_would_make_an_export_unreadable_is_found_before_the_training(tmp_path: Path) -> None:
     path = folder(tmp_path / "m")
     (path / "generation_config.json").write_text("{bad")

@@ -30,7 +30,8 @@ from tests.steps.nets import Draws
 FOLDER = Path(initial_weights.__file__).parent
 MAY_IMPORT = {
     "launcher.job.schema.job", "launcher.job.schema.components", "launcher.job.schema.data",  # what was asked
-    "launcher.job.schema.models", "launcher.job.schema.objective", "launcher.job.schema.optim", "launcher.job.schema.user_class",
+    "launcher.job.schema.models", "launcher.job.schema.objective", "launcher.job.schema.optim",
+    "launcher.job.schema.user_class",
     "launcher.job.targets",  # classes that it names
     "launcher.models.build", "launcher.data.source",
     "torch", "numpy",
