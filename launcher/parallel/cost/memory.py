@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -204,7 +204,10 @@ def _text(module: nn.Module) -> object:
 
 def _kind(value: Any) -> Any:
     """Return everything in an argument that its cost depends on."""
-    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else repr(value)
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    values = value.values() if value.is_nested else value  # the sizes of a nested tensor differ by call
+    return value.is_nested, values.shape, value.dtype
 
 
 def _regions(module: nn.Module) -> list[Any]:
@@ -239,10 +242,10 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     # outside the modes that trace the forward; the meter sees only what this call allocates
     meter = _WorkMeter(params)
     with _disable_current_modes(), SavedHooks(meter.keep), _Running():
-        args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
         deferred = _Deferred()
         again = _Again()
         try:
+            args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))  # some have no form on meta
             with _counting(again, params):
                 saved_bytes = _saved(module, args, kwargs) if regions else 0
                 state = [(m, snapshot(m), _around(m), _streams(m)) for m in regions]
@@ -265,7 +268,8 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         except (RuntimeError, NotImplementedError):
             # it reads values, has no backward, or draws in a way that meta tensors do not have
             twice = twice or tuple(n for m in regions for n in _drawn_from(m, meter.generators))
-            return Measured(Backward(twice=twice), Operations()) if twice else None
+            seen = Backward(twice=twice) if twice or not regions else _again_in_memory(module, args, kwargs)
+            return Measured(seen, Operations()) if seen.twice or seen.unlike else None
 
     everything, later = meter.operations.since(0), meter.operations.since(ended)
     seen = Backward(
@@ -281,6 +285,47 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         compiled=Compiled(meter.fusion.spared(0, fused), meter.fusion.spared(fused), made_again),
     )
     return Measured(seen, everything - later)
+
+
+FEW = 1 << 24
+"""A module of more numbers is not run in memory."""
+
+
+def _again_in_memory(module: nn.Module, args: Any, kwargs: Any) -> Backward:
+    """Return what of its recomputation differs from the forward, for a module that reads values.
+
+    Its weights are zero and its inputs are drawn. Nothing is found if it fails for them.
+    """
+    if sum(t.numel() for t in (*module.parameters(), *module.buffers())) > FEW:
+        return Backward()
+    twice: tuple[tuple[str, str], ...] = ()
+    stream = torch.Generator().manual_seed(0)
+
+    def value(t: torch.Tensor) -> torch.Tensor:
+        if not t.is_floating_point():
+            return torch.zeros(t.shape, dtype=t.dtype)
+        return torch.randn(t.shape, generator=stream).to(t.dtype).requires_grad_()
+
+    module = copied(module).to_empty(device="cpu")
+    regions, params = _regions(module), [p for p in module.parameters() if p.requires_grad]
+    with ExitStack() as around, suppress(Exception):  # the user's code may raise anything for drawn values
+        for each in (torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.enable_grad()):
+            around.enter_context(each)
+        for mode in (default_dtype(torch.float32), _counting(_Again(), params)):
+            around.enter_context(mode)
+        with torch.no_grad():
+            for t in (*module.parameters(), *module.buffers()):
+                t.zero_()
+        args, kwargs = tree_map_only(torch.Tensor, value, (args, kwargs))
+        module(*args, **kwargs)  # to fill caches
+        state = [(m, snapshot(m), _around(m), _streams(m)) for m in regions]
+        out = _learning(module(*args, **kwargs))
+        twice = tuple(n for s in state for n in _changed(*s, ()))
+        try:
+            torch.autograd.backward(out, [torch.zeros_like(t) for t in out])
+        except CheckpointError:
+            return Backward(twice=twice, unlike=tuple(m.forward.recomputed.module for m in regions))
+    return Backward(twice=twice)
 
 
 def _around(region: nn.Module) -> PythonState:

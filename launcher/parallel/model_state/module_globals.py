@@ -1,4 +1,7 @@
-"""State that a model's source files keep: global variables, class attributes, closures and defaults."""
+"""State that a model's source files keep: global variables, class attributes, closures and defaults.
+
+What their code keeps on a library's modules and classes belongs to it.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ import torch
 from torch import nn
 
 from launcher.parallel.model_state.deep_copy import cells
+from launcher.parallel.model_state.library_attributes import library_attributes
 from launcher.parallel.model_state.process_state import ProcessSnapshot, process_state
 from launcher.parallel.model_state.python_state import (
     LIBRARIES,
@@ -105,6 +109,8 @@ class _Walk:
             for key, value in [*vars(owner).items()]:
                 if not (key.startswith("__") and key.endswith("__")) and not isinstance(value, FIXED):
                     yield f"{at}.{key}", owner, key, value
+        classes = [owner for _, owner in self.owners if isinstance(owner, type)]
+        yield from library_attributes((f for _, f in self.functions), classes)
 
 
 def _walk(names: Iterable[str]) -> _Walk:

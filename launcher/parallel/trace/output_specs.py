@@ -17,17 +17,23 @@ _MOST = 6
 
 
 def spec(t: torch.Tensor) -> TensorSpec:
-    """Return shape and dtype of ``t`` (of the full tensor, for a DTensor)."""
-    return TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
+    """Return shape and dtype of ``t``: of the full tensor for a DTensor, of its values for a nested one."""
+    values = t.values() if t.is_nested else t
+    return TensorSpec(tuple(values.shape), str(t.dtype).removeprefix("torch."))
 
 
 def specs(value: Any) -> tuple[Specs, bool]:
     """Return the specs of a module's or function's result, and whether it is several tensors in one."""
-    if isinstance(value, torch.Tensor):
+    if _is_tensor(value):
         return (spec(value),), False
-    if isinstance(value, tuple | list) and value and all(isinstance(v, torch.Tensor) for v in value):
+    if isinstance(value, tuple | list) and value and all(map(_is_tensor, value)):
         return tuple(map(spec, value)), True
     return None, False
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a tensor of one shape; a nested one has a shape for each sample."""
+    return isinstance(value, torch.Tensor) and not value.is_nested
 
 
 def output_specs(value: Any) -> tuple[Specs, bool, tuple[str | int, ...]]:
@@ -57,8 +63,10 @@ def returned(value: Any, deep: int = 3) -> str:
     ('(Tensor, None)', "{'logits': [Tensor], 'n': int}")
     """
     kind = type(value).__name__
-    if value is None or isinstance(value, torch.Tensor):
-        return "None" if value is None else "Tensor"
+    if value is None:
+        return "None"
+    if isinstance(value, torch.Tensor):
+        return "a nested tensor" if value.is_nested else "Tensor"
     if not isinstance(value, Mapping | tuple | list) or not deep:
         return kind
     pairs = _named(value)
@@ -73,6 +81,8 @@ def returned(value: Any, deep: int = 3) -> str:
 
 def tensor_inside(value: Any) -> str:
     """Return the Python that takes the first tensor out of a forward's result; "" if it has none."""
+    if isinstance(value, torch.Tensor):
+        return ".values()" if value.is_nested else ""
     if isinstance(value, Mapping):
         places = [(f"[{name!r}]" if type(value) is dict else f".{name}", v) for name, v in value.items()]
     elif hasattr(value, "_fields"):

@@ -1,0 +1,123 @@
+"""Attributes that a model's code sets on modules, classes and functions of libraries: ``torch.calls = 1``.
+
+Libraries have far too many variables to compare all of them, and change their own. So only those are looked
+at that the model's code can mean: on objects that its names lead to, under a name that it assigns or quotes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from launcher.parallel.model_state.deep_copy import cells
+from launcher.parallel.model_state.python_state import MANY, PLAIN, library
+
+STORES = frozenset(dis.opmap[name] for name in ("STORE_ATTR", "DELETE_ATTR"))
+WIDER = dis.opmap["EXTENDED_ARG"]
+KEPT = (*PLAIN, np.ndarray, np.generic, torch.Tensor, torch.Generator)
+"""Values of libraries' classes that a model may keep."""
+
+
+@dataclass(frozen=True)
+class _Words:
+    """The names that code reads, and those that it may assign: attributes, and texts that could name one."""
+
+    read: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
+
+
+def library_attributes(
+    functions: Iterable[FunctionType], classes: Iterable[type]
+) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield attributes of libraries that the code of ``functions`` can assign, as far as they exist.
+
+    Each comes with the name to show, its owner, its own name and its value. ``classes``: those of the model's
+    files, whose base classes may be a library's.
+    """
+    functions = [*functions]
+    words = [_words(f.__code__) for f in functions]
+    own = {f.__module__ for f in functions}
+    read = frozenset[str]().union(*(w.read for w in words))
+
+    # where the code begins: its variables, imports within functions, base classes
+    queue: deque[Any] = deque(kind for c in classes for kind in c.__mro__)
+    for names in {id(f.__globals__): f.__globals__ for f in functions}.values():
+        queue += [names[name] for name in names.keys() & read]
+    queue += [cell.cell_contents for f in functions for _, cell in cells(f)]
+    queue += [sys.modules[name] for name in (*read, "builtins") if name in sys.modules]
+    queue += [vars(builtins)[name] for name in read if name in vars(builtins)]
+
+    assigned = {v for v in queue if isinstance(v, str)}.union(*(w.assigned for w in words))
+    if not assigned:
+        return
+
+    # and what its names lead to from there
+    seen = set[int]()
+    while queue:
+        owner = queue.popleft()
+        if id(owner) in seen or not _of_library(owner):
+            continue
+        seen.add(id(owner))
+        inside = vars(owner)
+        queue += [inside[name] for name in inside.keys() & read]
+        for key in sorted(inside.keys() & assigned):
+            if _is_state(inside[key], own):
+                yield f"{_shown(owner)}.{key}", owner, key, inside[key]
+
+
+def _is_state(value: Any, own: set[str]) -> bool:
+    """Whether it may be a model's: numbers, arrays and tensors, containers of them, objects of its classes.
+
+    What else is in a library, such as ``sys.modules``, is its own.
+    """
+    if isinstance(value, list | tuple | set | dict) and len(value) <= MANY:
+        items = value.values() if isinstance(value, dict) else value
+        return all(isinstance(v, KEPT) or type(v).__module__ in own for v in [*items])
+    return isinstance(value, KEPT) or type(value).__module__ in own
+
+
+def _shown(owner: Any) -> str:
+    """Return the name of a library's module, class, function or object."""
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    kind = owner if isinstance(owner, type | FunctionType) else type(owner)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _of_library(owner: Any) -> bool:
+    """Whether it is a library's module, class, function or object that can have further attributes."""
+    if isinstance(owner, ModuleType):
+        return library(owner.__name__)
+    kind = owner if isinstance(owner, type | FunctionType) else type(owner)
+    return library(kind.__module__ or "") and hasattr(owner, "__dict__")
+
+
+@cache
+def _words(code: CodeType) -> _Words:
+    inner = [_words(c) for c in code.co_consts if isinstance(c, CodeType)]
+    quoted = {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
+    assigned = quoted.union(_assigned(code), *(w.assigned for w in inner))
+    return _Words(
+        frozenset(code.co_names).union(*(w.read for w in inner)),
+        frozenset(name for name in assigned if not name.startswith("__")),
+    )
+
+
+def _assigned(code: CodeType) -> Iterator[str]:
+    """Yield the attributes that code assigns or deletes; faster than ``dis``, which describes each step."""
+    wide = 0
+    steps = iter(code.co_code)
+    for op, arg in zip(steps, steps, strict=True):
+        if op in STORES:
+            yield code.co_names[wide | arg]
+        wide = (wide | arg) << 8 if op == WIDER else 0

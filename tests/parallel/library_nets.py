@@ -1,0 +1,47 @@
+"""A model that counts its forwards in an attribute of a library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class _Counts(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.lin, self.how = nn.Linear(6, 6), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x) * (1 + 0.1 * self.calls())
+
+    def calls(self) -> int:
+        if self.how == "dict":
+            memo = torch.__dict__.setdefault("library_nets_memo", {"calls": 0})
+            memo["calls"] += 1
+            return int(memo["calls"])
+        owner = self.owner()
+        calls = int(getattr(owner, "library_nets_calls", 0))
+        owner.library_nets_calls = calls + 1
+        return calls
+
+    def owner(self) -> Any:
+        if self.how == "import":
+            import sys
+
+            assert hasattr(sys, "modules")  # named, as what it keeps is
+            return sys
+        return {"module": torch, "inner": torch.backends, "class": nn.Module, "function": F.relu}[self.how]
+
+
+class Net(nn.Module):
+    """Its middle module counts: on ``how``, or in a dict there."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.middle, self.head = nn.Linear(6, 6), _Counts(how), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(torch.tanh(self.a(x))))
