@@ -13,11 +13,13 @@ from torch.nn import functional as F
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
+from launcher.parallel.model_state.module_globals import put_back
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop
 from launcher.steps.model import build_session
+from tests.parallel import evaluation_nets
 from tests.parallel.sources import Labelled
 from tests.parity import job
 from tests.parity.reference import plain
@@ -58,13 +60,14 @@ def rank_evaluates(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list
     """Losses of validation before each of two steps, and what two steps come to with these and without."""
     ends, losses = [], []
     for looked in (True, False):
-        s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
-        for step in range(2):
+        with put_back([evaluation_nets.__name__]):
+            s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+            for step in range(2):
+                losses += [loop.validate(s, None)] if looked else []
+                loop.step(s, None)
+                s.step = step + 1
             losses += [loop.validate(s, None)] if looked else []
-            loop.step(s, None)
-            s.step = step + 1
-        losses += [loop.validate(s, None)] if looked else []
-        ends.append(state(s))
+            ends.append(state(s))
     return losses, *ends
 
 
@@ -85,6 +88,7 @@ EXACT = {
         ("Cache", LAYOUTS),
         ("Awake", LAYOUTS),
         ("Untracked", LAYOUTS),
+        ("Variable", ("one rank", "2 replicas")),
         ("Rows", ("one rank", "one rank, 4 micro batches", "pp2", "zero_bubble_v")),
     )
     for layout in layouts
@@ -134,6 +138,11 @@ REFUSED = {
         kept("Drifting", "one rank", train__eval_every=1, train__steps=2),
         "model: in evaluation mode the forward changes the buffer middle.mean, which its output depends on: "
         f"the loss of train.eval_every and evaluate {LOSS}",
+    ),
+    "what Python keeps": (
+        kept("Fading", "one rank"),
+        "model: in evaluation mode the forward changes middle.times, which its output depends on: "
+        f"the loss of evaluate {LOSS}",
     ),
     "a weight": (
         kept("Teacher", "one rank"),

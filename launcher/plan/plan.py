@@ -101,14 +101,16 @@ class Observed:
     """What the model and the optimizer did when the planner tried them.
 
     ``optimizer`` describes the user's optimizer class; ``None`` for one of ours. ``restored`` are parameters
-    and buffers that a forward in evaluation mode changes, under all their names; ``unsteady`` are those of
-    them that its output depends on. ``mixed`` are modules that normalize over the samples of a micro batch
-    in evaluation mode. ``batch_dependent``: training depends on which samples share a micro batch.
-    ``lookups`` are inputs that index tables; each batch is checked against them.
+    and buffers that a forward in evaluation mode changes, under all their names; ``moves``: whether it
+    changes Python state. ``unsteady`` is what of both its output depends on. ``mixed`` are modules that
+    normalize over the samples of a micro batch in evaluation mode. ``batch_dependent``: training depends on
+    which samples share a micro batch. ``lookups`` are inputs that index tables; each batch is checked
+    against them.
     """
 
     optimizer: OptimizerTraits | None
     restored: tuple[str, ...]
+    moves: bool
     unsteady: tuple[str, ...]
     mixed: tuple[str, ...]
     batch_dependent: bool
@@ -415,6 +417,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
     return Observed(
         optimizer=traits,
         restored=tuple(n for c in effects.evaluated for n in c.names),
+        moves=effects.moves,
         unsteady=evaluation.unsteady(model.skeleton, model.graph),
         mixed=effects.mixed,
         batch_dependent=bool(effects.changes or effects.mixed),

@@ -28,6 +28,8 @@ from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.certify_copy import copies as copies_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.precision import DTYPE
+from launcher.plan.values.dtypes import DTYPE
+from launcher.planner import user_classes
 from launcher.planner.plan_job import builder, plan_like
 from launcher.runtime.cluster.messages import broadcast, gather, gather_tensors
 from launcher.runtime.cluster.world import World
@@ -39,6 +41,7 @@ from launcher.steps import train
 from launcher.steps.certification.compare import Certificate, Judge, Piece, as_json, gathered, pieces, verdict
 from launcher.steps.certification.oracle.equal_draws import EqualDraws
 from launcher.steps.certification.oracle.samples import First, Narrow, ReferenceSamples, held_out
+from launcher.steps.certification.process_states import ProcessStates
 from launcher.steps.model import build_session
 from launcher.steps.model.shared_construction import SharedMetaModels
 
@@ -110,6 +113,7 @@ def examine(
         data=data,
         judge=Judge(copy, plan, data, device, prepare=_undropped) if world.rank == 0 else None,
         drawn=drawn or SharedMetaModels(),
+        names=tuple(user_classes.files(job)),
     )
     with forked_streams(device):
         _compare(setup, plan.sizes.steps - MORE)
@@ -124,7 +128,7 @@ def examine(
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained; only rank 0 has a ``judge``."""
+    """What is trained; only rank 0 has a ``judge``. ``names``: the Python modules of a user's model."""
 
     world: World
     job: Job
@@ -133,14 +137,16 @@ class Setup:
     data: Dataset
     judge: Judge | None
     drawn: SharedMetaModels
+    names: tuple[str, ...]
 
 
 def _compare(s: Setup, steps: int) -> None:
     """Runs the steps; stops early if weights are wrong at step 0, or if a step is not finite."""
     live, judge = _live(s), s.judge
+    processes = ProcessStates(s.names)
     start, others = gathered(s.plan, pieces(live.model, weights=True)), _others(live)
     if judge and start:
-        judge.start(start, others, _constructed(s))
+        judge.start(start, others, _constructed(s), processes)
     if not _agreed(judge is None or judge.agrees):
         return
 
@@ -157,6 +163,7 @@ def _compare(s: Setup, steps: int) -> None:
             clip = clip or _clip(s.job, norm)
         _step(live, s, clip, broadcast(judge.narrow() if judge else None, Narrow | None))
         live = _again(live, s)
+        processes.restart()
         _draw_alike(live, drawing)
         _next_batch(live, judge)
         _look(live)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -96,6 +97,28 @@ class NotTracked(Net):
     def middle(self, x: Tensor) -> Tensor:
         out: Tensor = self.norm(x)
         return out
+
+
+CALLS = 0
+
+
+class Counted(Net):
+    """Counts its calls outside of itself, whatever the mode, and scales by them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def middle(self, x: Tensor) -> Tensor:
+        global CALLS
+        if self.how == "variable":
+            CALLS += 1
+            return x * (1 + 0.1 * CALLS)
+        if self.how == "library":
+            functional.tests_calls = getattr(functional, "tests_calls", 0) + 1  # type: ignore[attr-defined]
+            return x * (1 + 0.1 * functional.tests_calls)  # type: ignore[attr-defined]
+        os.environ["TESTS_CALLS"] = str(int(os.environ.get("TESTS_CALLS", "0")) + 1)
+        return x * (1 + 0.1 * int(os.environ["TESTS_CALLS"]))
 
 
 class Drawn(Net):

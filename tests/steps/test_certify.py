@@ -113,6 +113,9 @@ def test_gradients_that_are_nothing_but_roundings_are_no_error(precision: str) -
 
 
 FINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a counter in the environment": (TWO, of("Counted", net_how="environment")),
+    "a counter in a variable of its file": (TWO, of("Counted", net_how="variable")),
+    "a counter on a library's module": (TWO, of("Counted", net_how="library")),
     "running statistics": (TWO, of("Normed")),
     "statistics of each micro batch alone": (TWO, of("NotTracked")),
     "an average that is only kept": (TWO, of("Averaged", net_used=False)),

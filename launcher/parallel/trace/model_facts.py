@@ -31,6 +31,8 @@ from launcher.parallel.trace.memory_and_gradients import memory, trained
 from launcher.parallel.trace.moving_state import moving
 from launcher.parallel.trace.output_specs import output_specs, spec, specs
 from launcher.parallel.trace.run_on_values import Observers, looks, run_module
+from launcher.parallel.trace.moving_state import drifting, moving
+from launcher.parallel.trace.specs import output_specs, spec, specs
 from launcher.parallel.trace.watch import ForwardObserver, watching
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.uncut_modules import units
@@ -209,7 +211,8 @@ def graph(
     tracer = traced(model, leaves, meta(inputs), _loaded(known, model))
     moved = tracer.watch.moved and not ours
     made = facts(tracer, known)
-    return _remembering(made, model, inputs) if moved else made
+    made = _remembering(made, model, inputs) if moved else made
+    return made if ours else _drifting(made, model, inputs)
 
 
 def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:
@@ -298,7 +301,14 @@ def _evaluated(graph: Graph, other: Effects) -> Graph:
     seen = graph.effects
     world = tuple(dict.fromkeys((*seen.world, *other.world)))
     draws = seen.global_draws or other.global_draws
-    effects = replace(seen, evaluated=other.changes, mixed=other.mixed, world=world, global_draws=draws)
+    effects = replace(
+        seen,
+        evaluated=other.changes,
+        mixed=other.mixed,
+        world=world,
+        global_draws=draws,
+        moves=other.moves,
+    )
     return replace(graph, effects=effects)
 
 
@@ -365,6 +375,7 @@ def _effects(watch: ForwardObserver, output: Any, meter: Meter) -> Effects:
         global_draws=watch.global_draws,
         beyond=tuple((name, rows, most) for name, (rows, most) in watch.values.beyond.items()),
         lookups=tuple(watch.values.lookups),
+        moves=watch.moved,
     )
 
 
@@ -401,13 +412,22 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
         other = _single_node(evaluated, known, inputs)[0].effects
     except RequestError:  # it does not support evaluation; a run that evaluates will report it
         other = Effects()
-    return _evaluated(made, other)
+    return _drifting(_evaluated(made, other), model, inputs)
 
 
 def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
     """Return ``graph`` with the Python state that its forwards keep."""
     kept = moving(model, meta(inputs), bool(graph.looks))
     return replace(graph, effects=replace(graph.effects, kept=kept))
+
+
+def _drifting(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
+    """Return ``graph`` with the Python state that outputs in evaluation mode depend on, if any changes."""
+    if not graph.effects.moves:
+        return graph
+    evaluated = copied(model)  # its own eval() may count
+    evaluated.eval()
+    return replace(graph, effects=replace(graph.effects, drifts=drifting(evaluated, meta(inputs))))
 
 
 def _single_node(model: nn.Module, known: ModelStructure, inputs: Sequence[TensorSpec]) -> tuple[Graph, bool]:

@@ -91,6 +91,34 @@ def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[MovingAttrib
     return tuple(MovingAttribute(name, name in differ) for name in moved)
 
 
+def drifting(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return attributes and variables that each forward changes, if the output of the next depends on them.
+
+    The same inputs then have another result. ``model`` is not changed. Nothing is found for a model that is
+    too large to run in memory, or that fails.
+    """
+    if sum(t.numel() for t in (*model.parameters(), *model.buffers())) > FEW:
+        return ()
+    names = files(*map(type, model.modules()))
+    with (
+        suppress(Exception),
+        torch.random.fork_rng(devices=[]),
+        default_dtype(torch.float32),
+        put_back(names),
+    ):
+        one, xs = _ready(model, inputs, True, 0)
+        _forward(one, xs, True)  # to fill caches
+        before = snapshot(one), variables(names)
+        first, second = (tree_leaves(_forward(one, xs, True)) for _ in range(2))
+        pairs = zip(first, second, strict=True)
+        if all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor)):
+            return ()
+        after = snapshot(one), variables(names)
+        moved = (name for a, b in zip(before, after, strict=True) for name, _ in changed(a, b))
+        return tuple(dict.fromkeys(name for name in moved if not _tensor(one, name)))
+    return ()
+
+
 def _after(model: nn.Module, inputs: Sequence[Tensor], batch: int) -> PythonState:
     """Return the state after a first forward."""
     one, xs = _ready(model, inputs, True, batch)

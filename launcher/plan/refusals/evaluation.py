@@ -32,7 +32,7 @@ def evaluated_by(job: Job) -> tuple[str, ...]:
 
 def unsteady(skeleton: ModelStructure, graph: Graph) -> tuple[str, ...]:
     """Returns what a forward in evaluation mode changes and the next forward's output depends on."""
-    return tuple(c.name for c in _unsteady(skeleton, graph))
+    return (*(c.name for c in _unsteady(skeleton, graph)), *graph.effects.drifts)
 
 
 def _unsteady(skeleton: ModelStructure, graph: Graph) -> Iterator[StateChange]:
@@ -45,9 +45,9 @@ def evaluation_problems(job: Job, skeleton: ModelStructure, graph: Graph) -> Ite
     who = evaluated_by(job)
     for c in _unsteady(skeleton, graph) if who else ():
         kind, end = ("buffer", ", which its output depends on") if c.read else ("parameter", "")
-        text = f"in evaluation mode the forward changes the {kind} {c.name}{end}: the loss of"
-        text += f" {' and '.join(who)} would depend on how the held-out samples are grouped into batches"
-        yield Problem("model", f"{text}; change it only while self.training, or evaluate nothing")
+        yield _grouped(who, f"the {kind} {c.name}{end}")
+    for name in graph.effects.drifts if who else ():
+        yield _grouped(who, f"{name}, which its output depends on")
 
     if not graph.effects.mixed:
         return
@@ -59,6 +59,12 @@ def evaluation_problems(job: Job, skeleton: ModelStructure, graph: Graph) -> Ite
             yield Problem(f"steps.{name}", text, f"steps.{name}.check=false")
         elif isinstance(step, Evaluate) and step.of != "run":
             yield Problem(f"steps.{name}", text)
+
+
+def _grouped(who: tuple[str, ...], changed: str) -> Problem:
+    text = f"in evaluation mode the forward changes {changed}: the loss of {' and '.join(who)}"
+    text += " would depend on how the held-out samples are grouped into batches"
+    return Problem("model", f"{text}; change it only while self.training, or evaluate nothing")
 
 
 def notes(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:

@@ -239,11 +239,12 @@ class Effects:
     uses weights. ``world``: modules that ask about the distributed processes, each with what it asks.
     ``global_draws``: whether it draws from the global random stream of Python or numpy. ``kept``:
     attributes that carry Python state from one forward to the next. ``mixing``: what of a sample depends
-    on the other samples of its batch, BatchNorm aside, ""
-    for nothing; ``None`` if that was not tried. ``untried``: the numbers of a model that is too large to try
-    it. ``beyond``: modules whose table has no row for an id of the data: module, rows of the table, the id.
-    ``lookups``: inputs that are ids of tables. ``clocks``: functions that answer otherwise at each call, as
-    that of a clock does, and which its output depends on.
+    on the other samples of its batch, BatchNorm aside, "" for nothing; ``None`` if that was not tried.
+    ``untried``: the numbers of a model that is too large to try it. ``beyond``: modules whose table has no
+    row for an id of the data: module, rows of the table, the id. ``lookups``: inputs that are ids of tables.
+    ``clocks``: functions that answer otherwise at each call, as that of a clock does, and which its output
+    depends on. ``moves``: whether a forward in evaluation mode changes Python state. ``drifts``: attributes
+    and variables among it that the output of the next such forward depends on.
     """
 
     changes: tuple[StateChange, ...] = ()
@@ -267,6 +268,8 @@ class Effects:
     beyond: tuple[tuple[str, int, int], ...] = ()
     lookups: tuple[EmbeddingLookup, ...] = ()
     clocks: tuple[str, ...] = ()
+    moves: bool = False
+    drifts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from launcher.errors import RunError
 from launcher.objective.losses import Loss, Output, each, float64, formed
 from launcher.objective.metrics import Metric
 from launcher.optional import matrices
+from launcher.parallel.model_state.module_globals import files, put_back
 from launcher.parallel.model_state.python_state import untouched
 from launcher.parallel.output_share import OutputShare, output_share
 from launcher.parallel.parallel_model import ParallelModel
@@ -158,10 +160,17 @@ class PipelineRuntime:
         """
         self.keep = keep
         modules = [p.module for p in self.model.parts]
-        with untouched(modules, self.model.plan.observed.restored), self.model.evaluating():
+        observed = self.model.plan.observed
+        around = put_back(self._files) if observed.moves else nullcontext()
+        with around, untouched(modules, observed.restored), self.model.evaluating():
             self._run(self._evaluate, inputs, targets, valid=valid)
         if self.model.plan.output_broadcast:
             self.outputs = broadcast(self.outputs, self.model)
+
+    @cached_property
+    def _files(self) -> list[str]:
+        """The Python modules that define this rank's part of the model."""
+        return files(*(type(m) for p in self.model.parts for m in p.module.modules()))
 
     def _run(
         self,

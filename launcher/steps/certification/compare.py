@@ -27,6 +27,7 @@ from launcher.steps.certification.oracle import initial_weights
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle.samples import Narrow, ReferenceSamples
 from launcher.steps.certification.oracle.training import Cut, Prepare, ReferenceResult, ReferenceTraining
+from launcher.steps.certification.process_states import ProcessStates
 
 AT_ONCE = 64 << 20
 UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
@@ -346,12 +347,28 @@ class Judge:
     def agrees(self) -> bool:
         return all(f.error <= self.tolerance for f in self.findings)
 
-    def start(self, got: GatheredTensors, others: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
+    def start(
+        self,
+        got: GatheredTensors,
+        others: Mapping[str, Tensor],
+        exact: Mapping[str, Tensor],
+        processes: ProcessStates,
+    ) -> None:
         """Compares the weights at step 0 with plain constructions; the reference then uses the layout's.
 
         ``others``: tensors that no checkpoint contains; ``exact``: those of a plain construction from the
-        same random numbers, which the layout's must equal.
+        same random numbers, which the layout's must equal. ``processes``: what the reference leaves behind.
         """
+        with processes.process(0, keep=False):
+            self._start(got, others, exact, processes)
+
+    def _start(
+        self,
+        got: GatheredTensors,
+        others: Mapping[str, Tensor],
+        exact: Mapping[str, Tensor],
+        processes: ProcessStates,
+    ) -> None:
         self._complain("weights", 0, list(got.complaints))
         plain = models.state(models.construct(self.job, self.job.seed))
         made = {n: t for n, t in (got.tensors | dict(others)).items() if n in plain}
@@ -375,7 +392,13 @@ class Judge:
             self.findings.append(_judged(0, "weights", name, complaints.get(name, "")))
 
         self.training = ReferenceTraining(
-            self.job, self._data, self._cut(), made, device=self._device, prepare=self._prepare
+            self.job,
+            self._data,
+            self._cut(),
+            made,
+            device=self._device,
+            prepare=self._prepare,
+            process=processes.process,
         )
         self._ties()
 

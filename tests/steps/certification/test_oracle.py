@@ -22,6 +22,7 @@ from launcher.steps.certification.oracle import initial_weights, rules
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle.samples import First, Narrow, held_out
 from launcher.steps.certification.oracle.training import Cut, ReferenceTraining
+from launcher.steps.certification.process_states import ProcessStates
 from launcher.steps.certify import _undropped
 from tests.parity import job
 from tests.steps.certified import of
@@ -85,7 +86,8 @@ def training(net: str, ranks: int, micros: int, **changes: object) -> ReferenceT
     asked = job(**of(net, **changes))
     data = open_data(asked.data, seed=0, allow=("tests",))
     cut = Cut(asked.train.batch_size, ranks, micros, asked.train.steps)
-    return ReferenceTraining(asked, data, cut, {}, device=torch.device("cpu"), prepare=_undropped)
+    process = ProcessStates([]).process
+    return ReferenceTraining(asked, data, cut, {}, device=torch.device("cpu"), prepare=_undropped, process=process)
 
 
 def test_the_loss_is_a_mean_over_what_counts_in_the_global_batch() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,9 @@ PATIENCE = 8
 
 Prepare = Callable[[nn.Module], None]
 """What is done to every constructed model."""
+
+Process = Callable[[int, bool], AbstractContextManager[None]]
+"""The process of a data-parallel rank to run a block in, and whether the next block goes on from there."""
 
 Numbers = dict[str, Tensor]
 Batch = tuple[tuple[Tensor, ...], Tensor]
@@ -76,9 +79,10 @@ class ReferenceTraining:
         *,
         device: torch.device,
         prepare: Prepare,
+        process: Process,
     ) -> None:
         self.job, self.cut, self.device = job, cut, device
-        self._prepare, self._precision = prepare, job.train.precision
+        self._prepare, self._precision, self._process = prepare, job.train.precision, process
         self._data = data
         self._begin(numbers)
         self.optimizer = self._optimizer()
@@ -140,7 +144,7 @@ class ReferenceTraining:
     def backward(self, batch: Batch, clip: float | None, scale: float) -> ReferenceResult:
         """Loss and gradients of a step; the backward uses ``scale`` times the loss."""
         before = [_kept(models.state(m), but=self.named) for m in self.models[:2]]
-        outcome = self._backward(self.models, batch, clip, scale)
+        outcome = self._backward(self.models, batch, clip, scale, keep=True)
         first = models.persistent(self.models[0])
         self._own = before, [_kept(models.persistent(m)) for m in self.models[:2]], batch
         for other in self.models[1:]:
@@ -148,13 +152,14 @@ class ReferenceTraining:
         return outcome
 
     def _backward(
-        self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float
+        self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float, *, keep: bool
     ) -> ReferenceResult:
         # each rank's part of the batch; keep the first rank's buffers
         self.optimizer.zero_grad(set_to_none=True)
         total, counted, buffers = 0.0, self.objective.counted(batch[1]), Numbers()
         for rank, model in enumerate(ranks):
-            total += self._accumulate(model, self._part(batch, rank), counted, scale * self.cut.times)
+            with self._process(rank, keep):
+                total += self._accumulate(model, self._part(batch, rank), counted, scale * self.cut.times)
             buffers = buffers if rank else _kept(models.persistent(model))
 
         # undo loss scaling, then clip by the norm
@@ -250,7 +255,7 @@ class ReferenceTraining:
         validation = samples(self._data.val)
         total, count, size = 0.0, 0.0, max(1, self.cut.local // self.cut.micros)
         model = self.models[0]
-        with _evaluating(model):
+        with _evaluating(model), self._process(0, True):
             for start in range(0, len(validation), size):
                 indices = np.arange(start, min(start + size, len(validation)))
                 xs = self._moved(validation.inputs(indices))
@@ -276,7 +281,7 @@ class ReferenceTraining:
             with torch.no_grad():
                 for model in self._each([buffers]):
                     *xs, y = (t.chunk(self.cut.micros)[0] for t in self._part(batch, 1))
-                    with EqualDraws():
+                    with EqualDraws(), self._process(1, False):
                         out = models.computing(model, self._precision)(*xs)
                     return float(self.objective.summed(out, y))
             return 0.0
@@ -292,11 +297,12 @@ class ReferenceTraining:
         batch, buffers = self.batch(0), [_kept(models.state(m), but=self.named) for m in self.models]
         foreign = ForeignDraws(self._spare)
         with EqualDraws() as equal_draws, foreign.watching():
-            self._backward(self._each(buffers), batch, None, 1.0)
+            self._backward(self._each(buffers), batch, None, 1.0, keep=False)
             with torch.no_grad(), _evaluating(self._spare):
                 for rank, model in enumerate(self._each(buffers)):
                     *xs, _ = self._part(batch, rank)
-                    models.computing(model, self._precision)(*(x.chunk(self.cut.micros)[0] for x in xs))
+                    with self._process(rank, False):
+                        models.computing(model, self._precision)(*(x.chunk(self.cut.micros)[0] for x in xs))
         self.optimizer.zero_grad(set_to_none=True)
         return equal_draws.drew, foreign.foreign
 
@@ -323,7 +329,7 @@ class ReferenceTraining:
         """``most``, halved until the gradients of the first step are far from overflow."""
         batch, buffers = self.batch(0), [_kept(models.state(m), but=self.named) for m in self.models]
         while most > 1:
-            outcome = self._backward(self._each(buffers), batch, None, most * FAR)
+            outcome = self._backward(self._each(buffers), batch, None, most * FAR, keep=False)
             if np.isfinite(outcome.norm):
                 break
             most /= 2
@@ -339,7 +345,8 @@ class ReferenceTraining:
 
             for rank, model in enumerate(self._each(buffers)):
                 self.optimizer.zero_grad(set_to_none=True)
-                loss = self._accumulate(model, self._part(batch, rank), counted, 1.0)
+                with self._process(rank, False):
+                    loss = self._accumulate(model, self._part(batch, rank), counted, 1.0)
                 if not abs(loss) < float("inf"):
                     return None
                 without = (n for n, p in self.named.items() if p.requires_grad and p.grad is None)
