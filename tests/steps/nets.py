@@ -143,7 +143,7 @@ class Looking(Net):
     """Goes another way on other data."""
 
     def middle(self, x: Tensor) -> Tensor:
-        return -x if x.sum() > 0 else x * 2
+        return torch.stack([-t if t.sum() > 0 else t * 2 for t in x])
 
 
 class Picky(Net):

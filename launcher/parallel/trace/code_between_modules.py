@@ -347,12 +347,15 @@ def refusing(
             where = of_error(first)
             at = f" ({where})" if where else ""
             if tracer is None and not isinstance(first, Uncuttable):
-                why = f"{LOOKS} ({line.rstrip('.')}); {VALUES}"
+                flex = "FlexAttention" in line
+                why = f"{FLEX}; {MASKED}" if flex else f"{LOOKS} ({line.rstrip('.')}); {VALUES}"
                 text = f"the forward of {name} cannot be planned{inner}{at}: {why}"
                 raise RequestError((Problem("model", text),)) from first
-            why = line if isinstance(first, Uncuttable) else SPARSE if "SparseMeta" in line else LOOKS
-            place = at if isinstance(first, Uncuttable) else f"{inner}{at}"
-            text = f"cannot trace the code between the named modules of {name}{place}: {why}; {CURE}"
+            cuttable = not isinstance(first, Uncuttable)
+            why = SPARSE if "SparseMeta" in line else FLEX if "FlexAttention" in line else LOOKS
+            place = f"{inner}{at}" if cuttable else at
+            text = f"cannot trace the code between the named modules of {name}{place}"
+            text = f"{text}: {why if cuttable else line}; {MASKED if why == FLEX and cuttable else CURE}"
             raise RequestError((Problem(STAGES, text),)) from first
 
         # the forward itself fails
@@ -362,6 +365,11 @@ def refusing(
         raise RequestError((Problem("model", text),)) from first
 
 
+FLEX = (
+    "flex_attention cannot run on tensors without values, which a plan has, and torch has no backward of it "
+    "on a CPU"
+)
+MASKED = "use torch.nn.functional.scaled_dot_product_attention, with a mask"
 SPARSE = "it computes with sparse tensors, which torch cannot do without values"
 
 
