@@ -19,7 +19,7 @@ from launcher.parallel import selective_recompute
 from launcher.parallel.cost.saved_hooks import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import tree_leaves
-from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot, untouched
 from launcher.parallel.selective_recompute import RecomputedCalls, ReportKeptResults
 from launcher.parallel.sequence import Carry
@@ -95,7 +95,7 @@ class RecomputedForward:
 
     def _state(self) -> tuple[PythonState, PythonState]:
         """Return the state that the module has in Python, and that of its files and of the process."""
-        return snapshot(self.module), variables(files(*map(type, self.module.modules())))
+        return snapshot(self.module), variables(files_of(self.module))
 
     def not_recomputable(self, why: str) -> RequestError:
         """Return the error that the module cannot be recomputed."""

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from launcher.parallel.dispatch.containers import here
 from launcher.parallel.half_precision import narrowed
-from launcher.parallel.model_state.module_globals import files, put_back
+from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.sequence import Carry, attach
 from launcher.parallel.trace.code_between_modules import Tracer, call_text, follow
 from launcher.parallel.trace.graph_recorder import UnderModes
@@ -169,7 +169,7 @@ def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Trac
     if plan.leaves is None:
         return None
     running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
-    with put_back(files(*map(type, model.modules()))):
+    with put_back(files_of(model)):
         return follow(running, frozenset(plan.leaves), meta(inputs))
 
 

@@ -250,8 +250,16 @@ def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) 
 
 def _cut(resolved: Resolved, request: StageRequest, traces: Traces | None = None) -> Plan:
     """The plan; stacks of blocks that cannot be cut stay on one stage each."""
+    from launcher.parallel.model_state.module_globals import files_of, put_back
+
     reading = read if traces is None else traces.read
     model = reading(resolved.job, builder(resolved.job))
+    with put_back(files_of(model.module)):  # its attributes may be functions of further files
+        return _cut_model(resolved, request, model, traces)
+
+
+def _cut_model(resolved: Resolved, request: StageRequest, model: ModelRead, traces: Traces | None) -> Plan:
+    reading = read if traces is None else traces.read
     refuse([*user_classes.document_problems(resolved.job, model)])
     resolved = with_threshold(resolved, model.skeleton, request.sizes.grid)
     job = resolved.job

@@ -28,7 +28,6 @@ from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.certify_copy import copies as copies_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.precision import DTYPE
-from launcher.plan.values.dtypes import DTYPE
 from launcher.planner import user_classes
 from launcher.planner.plan_job import builder, plan_like
 from launcher.runtime.cluster.messages import broadcast, gather, gather_tensors

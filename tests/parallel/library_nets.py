@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,17 @@ class _Counts(nn.Module):
             assert hasattr(sys, "modules")  # named, as what it keeps is
             return sys
         return {"module": torch, "inner": torch.backends, "class": nn.Module, "function": F.relu}[self.how]
+
+
+class Given(nn.Module):
+    """Scales by what a function returns that it was given: its file is not one of the model's classes."""
+
+    def __init__(self, scale: Callable[[], float]) -> None:
+        super().__init__()
+        self.a, self.head, self.scale = nn.Linear(6, 6), nn.Linear(6, 5), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.a(x))) * self.scale()
 
 
 class Net(nn.Module):

@@ -20,7 +20,7 @@ from launcher.parallel.cost.saved_hooks import AGAIN, PLAIN, SavedHooks, Sent
 from launcher.parallel.dispatch import modes
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype, sparse_parts, tree_leaves, tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot
 from launcher.parallel.split_backward import FORMS, Deferral, MatmulCall
 from launcher.plan.values.model_graph import Backward, Compiled
@@ -330,7 +330,7 @@ def _again_in_memory(module: nn.Module, args: Any, kwargs: Any) -> Backward:
 
 def _around(region: nn.Module) -> PythonState:
     """Return the state around a module: variables of its files, and of the process."""
-    return variables(files(*map(type, region.modules())))
+    return variables(files_of(region))
 
 
 def _changed(

@@ -13,7 +13,7 @@ from torch import nn
 from launcher.parallel.dispatch.containers import mapped
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.deep_copy import hooks
-from launcher.parallel.model_state.module_globals import contents_put_back, files, put_back
+from launcher.parallel.model_state.module_globals import contents_put_back, files_of, put_back
 from launcher.parallel.model_state.python_state import changed, library, snapshot
 
 Batch = tuple[Any, Any]
@@ -79,7 +79,7 @@ def _in_order(
 
     With ``ahead`` the second forward runs before the backward of the first.
     """
-    with put_back(files(*map(type, leaf.modules()))), contents_put_back(leaf):
+    with put_back(files_of(leaf)), contents_put_back(leaf):
         one, first, second = ready()
         inputs, out = _forward(one, first, 1)
         if ahead:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
-from types import FunctionType, MemberDescriptorType, ModuleType
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,21 @@ def files(*makers: Callable[..., Any]) -> list[str]:
     """
     kinds = [k for m in dict.fromkeys(makers) for k in (m.__mro__ if isinstance(m, type) else (m,))]
     return around(k.__module__ for k in kinds)
+
+
+def files_of(*models: nn.Module) -> list[str]:
+    """Return the ``files`` of all modules' classes, and of the user's functions among their attributes."""
+    modules = [m for model in models for m in model.modules()]
+    values = [v for m in modules for v in vars(m).values()]
+    values += [v for box in values if type(box) in (list, tuple) for v in box]
+    functions = [f for f in map(_function, values) if f is not None and not library(f.__module__ or "")]
+    return files(*map(type, modules), *(f for f in functions if f.__module__))
+
+
+def _function(value: Any) -> FunctionType | None:
+    while isinstance(value, partial | MethodType):
+        value = value.func if isinstance(value, partial) else value.__func__
+    return value if isinstance(value, FunctionType) else None
 
 
 def around(names: Iterable[str]) -> list[str]:
@@ -213,15 +228,25 @@ class GlobalsSnapshot:
         return value if twin is None or mark(value) == before else twin
 
 
+class AroundSnapshot:
+    """The present state around a model: the variables of these modules, and the state of the process."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._globals, self._process = GlobalsSnapshot(names), ProcessSnapshot()
+
+    def restore(self) -> None:
+        self._globals.restore()
+        self._process.restore()
+
+
 @contextmanager
 def put_back(names: Iterable[str]) -> Iterator[None]:
     """Undo all changes to the variables of these modules, and to the state of the process, on exit."""
-    before, process = GlobalsSnapshot(names), ProcessSnapshot()
+    before = AroundSnapshot(names)
     try:
         yield
     finally:
         before.restore()
-        process.restore()
 
 
 @contextmanager
@@ -280,6 +305,9 @@ def _remember(value: Any, inside: Restorers) -> None:
     inner = parts(value)
     if isinstance(value, np.ndarray):
         inside[id(value)] = partial(operator.setitem, value, ..., value.copy())
+    elif isinstance(value, torch.Tensor):
+        if value.device.type == "cpu" and value.layout is torch.strided and not value.is_inference():
+            inside[id(value)] = partial(_unwrite, value, value._version, value.detach().clone())
     elif isinstance(value, bytearray | array):
         inside[id(value)] = partial(operator.setitem, value, slice(None), value[:])
     elif isinstance(value, set):
@@ -301,6 +329,13 @@ def _remember(value: Any, inside: Restorers) -> None:
     for _, part in inner or ():
         if id(part) not in inside:
             _remember(part, inside)
+
+
+def _unwrite(t: torch.Tensor, version: int, before: torch.Tensor) -> None:
+    """Set the values of a tensor back if it was changed in place since ``version``."""
+    if t._version != version:
+        with torch.no_grad():
+            t.copy_(before)
 
 
 def _stream(value: Any) -> Callable[[], object] | None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import HOOKS
-from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, library, snapshot
 from launcher.plan.cut.stages import covers
 
@@ -21,7 +21,7 @@ class SideChannels:
         for name, leaf in leaves.items():
             _movable(name, leaf)
         self.leaves = leaves
-        self.files = files(*map(type, model.modules()))
+        self.files = files_of(model)
         self.own = {name: _own(leaf) for name, leaf in leaves.items()}
         self.holders: dict[int, list[str]] = {}
         for name, state in self.own.items():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.model_state.module_globals import contents_put_back, files, globals_of, put_back
+from launcher.parallel.model_state.module_globals import contents_put_back, files_of, globals_of, put_back
 from launcher.parallel.model_state.process_state import CLOCKS, PLACES
 from launcher.parallel.model_state.python_state import library
 from launcher.parallel.trace.mixing_samples import (
@@ -46,7 +46,7 @@ def outside_reads(model: nn.Module, inputs: Sequence[Tensor]) -> OutsideReads:
     if not trying() or numbers_if_too_large(model) or any(not x.dim() for x in inputs):
         return OutsideReads()
     some = [torch.empty((SAMPLES, *x.shape[1:]), dtype=x.dtype, device="meta") for x in inputs]
-    names = files(*map(type, model.modules()))
+    names = files_of(model)
 
     # the user's code may raise anything for drawn values; other checks judge the forward
     with suppress(Exception, SystemExit), default_dtype(torch.float64), torch.device("cpu"):

@@ -18,7 +18,7 @@ from launcher.parallel.dispatch.modes import default_dtype, of_error
 from launcher.parallel.dispatch.training_mode import evaluating
 from launcher.parallel.model_state.backward_state import moved
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import changed, counters, reading, snapshot
 from launcher.parallel.trace.attribute_side_effects import SideChannels
 from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing
@@ -184,7 +184,7 @@ def trace(
     # the first time
     original, model = model, copied(model)  # a forward may count or cache
     before = snapshot(model)
-    modules = files(*map(type, model.modules()))
+    modules = files_of(model)
     tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
     counted = counters(before, snapshot(model), leaves, tracer.watch.counted)
 

@@ -23,7 +23,7 @@ from launcher.parallel.dispatch.modes import Dispatch, default_dtype, draws, tre
 from launcher.parallel.dispatch.training_mode import evaluating
 from launcher.parallel.model_state.counts import counts
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.module_globals import files, put_back
+from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.trace.run_on_values import in_memory, stand_ins
 from launcher.parallel.trace.sample_values import FEW, trying
 from launcher.parallel.trace.tensor_side_effects import FRESH
@@ -154,7 +154,7 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
     if not trying() or numbers_if_too_large(model) or not inputs or any(not x.dim() for x in inputs):
         return None
     some = [torch.empty((SAMPLES, *x.shape[1:]), dtype=x.dtype, device="meta") for x in inputs]
-    kept = put_back(files(*map(type, model.modules())))
+    kept = put_back(files_of(model))
     cpu = torch.device("cpu")
 
     # the user's code may raise anything for drawn values; other checks judge the forward
@@ -242,7 +242,7 @@ def _judged(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None
 
 def _older(model: nn.Module, xs: Sequence[Tensor]) -> Iterator[nn.Module]:
     """Yield copies of a model that counts its forwards or backwards, as after many of them."""
-    one, names = _with_fixed_norms(model), files(*map(type, model.modules()))
+    one, names = _with_fixed_norms(model), files_of(model)
     seen = []
     with suppress(Exception):  # the second time it may fail for the same samples
         for _ in range(2):

@@ -15,7 +15,7 @@ from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.backward_state import BACKWARD, FORWARD, entangled
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.module_globals import files, put_back, variables
+from launcher.parallel.model_state.module_globals import files_of, put_back, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, owns_generator, reading, snapshot
 from launcher.parallel.trace.run_on_values import OTHER, drawn, in_memory, stand_ins
 from launcher.parallel.trace.sample_values import FEW, SampleValues
@@ -69,7 +69,7 @@ def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[MovingAttrib
 
     A new copy of the model then returns other results for the same inputs.
     """
-    names = files(*map(type, model.modules()))
+    names = files_of(model)
 
     def after(batch: int) -> tuple[list[Any], PythonState]:
         one, xs = _ready(model, inputs, True, batch)
@@ -99,7 +99,7 @@ def drifting(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
     """
     if sum(t.numel() for t in (*model.parameters(), *model.buffers())) > FEW:
         return ()
-    names = files(*map(type, model.modules()))
+    names = files_of(model)
     with (
         suppress(Exception),
         torch.random.fork_rng(devices=[]),

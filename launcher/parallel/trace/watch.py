@@ -21,7 +21,7 @@ from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import Dispatch, batched, tree_leaves
 from launcher.parallel.model_state.hooks import REGISTER, uses_weights
-from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import Key, changed, owns_generator, snapshot
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.rank_reads import streams_now, world_reads
@@ -494,7 +494,7 @@ def watching(
     """Watch a forward while entered. ``model`` keeps the hooks, so pass a copy."""
     forget()
     watch = ForwardObserver(model, units, saved, inputs)
-    names = files(*map(type, model.modules()))
+    names = files_of(model)
     streams, before, around = streams_now(), snapshot(model), variables(names)
 
     # modules, by lambdas: a copy of a module shares them and reports to this watch too

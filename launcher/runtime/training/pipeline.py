@@ -18,7 +18,7 @@ from launcher.errors import RunError
 from launcher.objective.losses import Loss, Output, each, float64, formed
 from launcher.objective.metrics import Metric
 from launcher.optional import matrices
-from launcher.parallel.model_state.module_globals import files, put_back
+from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.python_state import untouched
 from launcher.parallel.output_share import OutputShare, output_share
 from launcher.parallel.parallel_model import ParallelModel
@@ -170,7 +170,7 @@ class PipelineRuntime:
     @cached_property
     def _files(self) -> list[str]:
         """The Python modules that define this rank's part of the model."""
-        return files(*(type(m) for p in self.model.parts for m in p.module.modules()))
+        return files_of(*(p.module for p in self.model.parts))
 
     def _run(
         self,

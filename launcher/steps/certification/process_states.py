@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from launcher.parallel.model_state.module_globals import GlobalsSnapshot
-from launcher.parallel.model_state.process_state import ProcessSnapshot
+from launcher.parallel.model_state.module_globals import AroundSnapshot
 
 
 class ProcessStates:
@@ -20,10 +19,10 @@ class ProcessStates:
     def __init__(self, names: Iterable[str]) -> None:
         self._names = [*names]
         self._start = self._now()
-        self._of: dict[int, _State] = {}
+        self._of: dict[int, AroundSnapshot] = {}
 
-    def _now(self) -> _State:
-        return _State(self._names)
+    def _now(self) -> AroundSnapshot:
+        return AroundSnapshot(self._names)
 
     @contextmanager
     def process(self, rank: int, keep: bool) -> Iterator[None]:
@@ -41,14 +40,3 @@ class ProcessStates:
         """Begin anew, this process too, as a run does that goes on from a checkpoint."""
         self._of.clear()
         self._start.restore()
-
-
-class _State:
-    """What a model can have left in the process."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._globals, self._process = GlobalsSnapshot(names), ProcessSnapshot()
-
-    def restore(self) -> None:
-        self._globals.restore()
-        self._process.restore()

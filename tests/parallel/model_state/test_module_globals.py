@@ -9,7 +9,7 @@ from array import array
 from collections import OrderedDict, UserDict
 from collections.abc import MutableMapping
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.parallel.model_state.module_globals import around, files, put_back, variables
+from launcher.parallel.model_state.module_globals import around, files, files_of, put_back, variables
 from launcher.parallel.model_state.python_state import changed
+from tests.parallel import kept_elsewhere, library_nets
 from tests.parallel import python_state_nets as nets
 
 
@@ -153,3 +154,15 @@ def test_a_cache_that_had_results_keeps_them() -> None:
         assert cell == before
     finally:
         del nets.KEPT
+
+
+def test_files_of_functions_that_a_model_was_given_are_its_own_and_tensors_in_them_are_put_back() -> None:
+    net = library_nets.Given(partial(kept_elsewhere.calls, 0.1))
+    assert kept_elsewhere.__name__ not in files(type(net))
+    names = files_of(net)
+    assert kept_elsewhere.__name__ in names
+    with put_back(names):
+        before = variables(names)
+        net(torch.zeros(2, 6))
+        assert [name for name, _ in changed(before, variables(names))] == [f"{kept_elsewhere.__name__}.CALLS"]
+    assert (kept_elsewhere.CALLS, kept_elsewhere.TENSOR.item()) == (0, 0)
