@@ -366,6 +366,34 @@ class Sensitive(Odd):
         return out + g
 
 
+class Strided(nn.Module):
+    """A layer computes something else where its input is not contiguous, as it is if ``kept``."""
+
+    def __init__(self, kept: bool = False) -> None:
+        super().__init__()
+        self.a, self.b = Columns(kept), Asking()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(self.a(x))
+        return y
+
+
+class Columns(Odd):
+    def __init__(self, kept: bool) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.lin(x)
+        return y if self.kept else y.t().contiguous().t()
+
+
+class Asking(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.lin(x)
+        return y if x.is_contiguous() else y * 2.0
+
+
 class Turned(nn.Module):
     """What goes from a layer to the next are complex numbers."""
 

@@ -340,6 +340,7 @@ def _watched(watch: ForwardObserver, known: ModelStructure, output: Any, meter: 
         "inferred": among(watch.inferred),
         "fills": among(watch.fills),
         "lazy": among(watch.lazy),
+        "strided": among(watch.strided),
         "toggles": tuple(watch.toggles),
         "swapped": among(watch.swapped),
         "overwrites": among(watch.overwrites),

@@ -147,6 +147,9 @@ GRAD: Any = torch.Tensor.grad
 """The property with the gradient that a backward has left."""
 
 REQUIRES: Any = torch.Tensor.requires_grad
+STRIDES = frozenset({torch.Tensor.is_contiguous, torch.Tensor.stride})
+"""Functions that say how a tensor lies in memory."""
+
 TOGGLES = (torch.Tensor.requires_grad_, REQUIRES.__set__)
 """Functions that set whether a tensor requires a gradient."""
 
@@ -185,6 +188,7 @@ class ForwardObserver(TorchFunctionMode):
         nested: modules that run inside of themselves.
         inferred: modules that run in inference mode.
         lazy: modules that return a generator, whose code runs after they end.
+        strided: modules that ask how an argument lies in memory that is not contiguous.
         world: modules that query the processes that they run in, and what for.
         global_draws: whether values come from the global random streams of Python or numpy.
         moved: whether attributes of modules, or variables of their files, have changed, or may do so once
@@ -228,6 +232,7 @@ class ForwardObserver(TorchFunctionMode):
         self.nested: set[str] = set()
         self.inferred: set[str] = set()
         self.lazy: set[str] = set()
+        self.strided: set[str] = set()
         self.toggles: dict[str, None] = {}
         self.hooks: dict[str, None] = {}
         self.swapped: set[str] = set()
@@ -403,6 +408,9 @@ class ForwardObserver(TorchFunctionMode):
             self.look(args)
         if func == GRAD.__get__ and id(args[0]) in self._names and not _moving():
             self.grads[self._running[-1]] = None
+        if func in STRIDES and not args[0].is_contiguous():
+            takes = zip(self._running, self._arguments, strict=True)
+            self.strided |= {name for name, taken in takes if any(t is args[0] for t in taken)}
         if func in TOGGLES and isinstance(args[0], nn.Parameter):
             self.toggles |= dict.fromkeys(self._names.get(id(args[0]), ()))
         if func in REGISTER and uses_weights(args[1] if len(args) > 1 else kwargs.get("hook")):

@@ -114,6 +114,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     yield from _hooks(at, skeleton, placed, alone)
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)
+    yield from _strides(at, graph)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
             how = "passes complex numbers from one stage to another, and their gradients cannot be sent back"
@@ -449,6 +450,19 @@ def _hooked(p: Placed, at: CutModel, alone: str) -> Why | None:
     if at.split:
         return f"{at.scheduler} splits the backward, which bypasses hooks", "parallel.pipeline.scheduler=1f1b"
     return None
+
+
+def _strides(at: CutModel, graph: Graph) -> Iterator[Problem]:
+    """Yields modules that would compute something else because stages send contiguous tensors."""
+    sent = {c.name for row in at.boundaries for c in row}
+    for stage in at.stages[1:]:
+        for node in (graph[n] for n in stage.nodes):
+            received = next((n for n in node.inputs if n in sent and n not in stage.nodes), None)
+            if node.kind == "module" and node.target in graph.strided and received is not None:
+                text = f"{node.target} asks how its input lies in memory (is_contiguous, stride)"
+                why = f"stages send {received} contiguous, which it is not in one process"
+                way_out = "call .contiguous() before, or put both on one stage"
+                yield Problem(KEY, f"{text}, and {why}; {way_out}")
 
 
 def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:

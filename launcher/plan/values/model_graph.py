@@ -286,7 +286,8 @@ class Graph:
     change their inputs in place. ``recomputed``: modules around several units that one activation checkpoint
     recomputes. ``nested``: modules that run inside of themselves. ``inferred``: modules that run in inference
     mode. ``fills``: modules that change a list or dictionary that is passed to them. ``lazy``: modules that
-    return a generator. ``toggles``: parameters whose ``requires_grad`` the forward sets. ``swapped``: modules
+    return a generator. ``strided``: modules that ask how an argument lies in memory, where it is not
+    contiguous. ``toggles``: parameters whose ``requires_grad`` the forward sets. ``swapped``: modules
     that are called with other parameters than their own. ``detached``: the output requires no gradient.
     """
 
@@ -305,6 +306,7 @@ class Graph:
     inferred: tuple[str, ...] = ()
     fills: tuple[str, ...] = ()
     lazy: tuple[str, ...] = ()
+    strided: tuple[str, ...] = ()
     toggles: tuple[str, ...] = ()
     swapped: tuple[str, ...] = ()
     detached: bool = False

@@ -272,6 +272,15 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         ),
     ),
     (
+        "Strided",
+        "pp2",
+        {},
+        (
+            "model: b asks how its input lies in memory (is_contiguous, stride), and stages send a contiguous, "
+            "which it is not in one process; call .contiguous() before, or put both on one stage"
+        ),
+    ),
+    (
         "Turned",
         "pp2",
         {},
