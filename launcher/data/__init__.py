@@ -2,7 +2,7 @@
 
 __all__ = [
     "checks",
-    "contents",
+    "file_digests",
     "file_kinds",
     "image_source",
     "mnist5k",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.communication.fusion import GatherGroup
+from launcher.plan.communication.buckets_and_gathers import GatherGroup
 from launcher.plan.communication.gather_order import Visit
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
 from launcher.plan.cut.tensor_placement import Placed, Tie, by_stage

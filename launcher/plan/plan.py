@@ -12,7 +12,14 @@ from launcher.optional import matrices
 from launcher.plan import certify_copy, settings, step_order
 from launcher.plan.balance.part_times import Rerun, rerun, step_time
 from launcher.plan.communication import gather_order
-from launcher.plan.communication.fusion import Bucket, Communication, GatherGroup, buckets, groups, sums
+from launcher.plan.communication.buckets_and_gathers import (
+    Bucket,
+    Communication,
+    GatherGroup,
+    buckets,
+    groups,
+    sums,
+)
 from launcher.plan.communication.gather_order import AHEAD, Gathering, Visit, gatherings, visits
 from launcher.plan.cut import param_groups, stages, uncut_modules, written_stages
 from launcher.plan.cut.stages import BoundaryTensor, Stage

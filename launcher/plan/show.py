@@ -9,7 +9,7 @@ from textwrap import TextWrapper
 from typing import TypeVar
 
 from launcher.optional import matrices
-from launcher.plan.communication.fusion import GatherGroup
+from launcher.plan.communication.buckets_and_gathers import GatherGroup
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.fit_terminal import PageRow, shares, shortened

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.checkpoint.read import Checkpoint
 from launcher.data.checks import with_data_read
-from launcher.data.contents import contents
+from launcher.data.file_digests import contents
 from launcher.errors import Problem, printable
 from launcher.job.schema import redact
 from launcher.job.schema.job import Job

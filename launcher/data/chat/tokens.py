@@ -21,10 +21,10 @@ from launcher.data.chat.template import CONFIG, TEMPLATE, ChatTokenizer, Labelle
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare import shards
 from launcher.data.prepare.child_processes import cores, encoders
+from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.prepare.documents import Position
 from launcher.data.prepare.prepare import writing
 from launcher.data.prepare.progress import Progress, ProgressReporter
-from launcher.data.prepare.text_corpus import content_digest
 from launcher.errors import RunError
 from launcher.job.schema.data import Chat, Paths
 

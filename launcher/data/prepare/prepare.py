@@ -16,12 +16,12 @@ import numpy as np
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare import shards
 from launcher.data.prepare.child_processes import Encoded, cores, encode, encoders
+from launcher.data.prepare.corpus_digest import VERSION, TextCorpus
 from launcher.data.prepare.corpus_formats import CorpusFile, corpus_file, named, packing_errors, unpacked
 from launcher.data.prepare.documents import Bad, TextBlock, documents, keys_of_text
 from launcher.data.prepare.encode import Recipe
 from launcher.data.prepare.progress import Progress, ProgressReporter
 from launcher.data.prepare.tables import check_column, columns_of_text
-from launcher.data.prepare.text_corpus import VERSION, TextCorpus
 from launcher.data.prepare.train_tokenizer import corpus_vocabulary
 from launcher.data.prepare.vocabulary import NoEnd, Vocabulary, vocabulary
 from launcher.data.tokens.formats import TokenWriter

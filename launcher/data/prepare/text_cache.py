@@ -18,12 +18,12 @@ from tokenizers import Tokenizer
 from launcher.data import text_files, text_tokenizer
 from launcher.data.prepare import shards
 from launcher.data.prepare.child_processes import EncodeLines, TrainText, cores, encode, encoders, train
+from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.prepare.corpus_formats import CorpusFile
 from launcher.data.prepare.documents import BLOCK, Position
 from launcher.data.prepare.encode import Recipe
 from launcher.data.prepare.prepare import writing
 from launcher.data.prepare.progress import Progress, ProgressReporter
-from launcher.data.prepare.text_corpus import content_digest
 from launcher.data.tokens.formats import TokenWriter, mapped, token_file
 from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job

@@ -7,8 +7,8 @@ from pathlib import Path
 from launcher.data import text_tokenizer
 from launcher.data.prepare import shards
 from launcher.data.prepare.child_processes import TrainTokenizer, train
+from launcher.data.prepare.corpus_digest import TextCorpus
 from launcher.data.prepare.documents import Position
-from launcher.data.prepare.text_corpus import TextCorpus
 from launcher.data.prepare.vocabulary import Vocabulary, trained_end, vocabulary
 from launcher.untrusted.files import read_text
 from launcher.workers import Workers

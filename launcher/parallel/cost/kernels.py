@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry
 
 from launcher.parallel.cost.saved_hooks import SavedHooks
-from launcher.parallel.dispatch import modes
+from launcher.parallel.dispatch import meta_shapes, user_lines
 from launcher.parallel.dispatch.containers import tensors
 from launcher.parallel.dispatch.modes import Dispatch, sparse_parts
 from launcher.plan.values.operations import Operations, Product, total
@@ -138,7 +138,7 @@ def disagreement(func: Any, args: Sequence[Any]) -> str:
 
     both = " and ".join(str(d).removeprefix("torch.") for d in dict.fromkeys(dtypes))
     text = f"{name.removeprefix('_')} of {both}"
-    where = modes.of_now()
+    where = user_lines.of_now()
     return f"{text} ({where})" if where else text
 
 
@@ -262,7 +262,7 @@ class _Flops(Dispatch):
         if mismatch:
             self.disagree[mismatch] = None
 
-        out = modes.run(func, args, kwargs)
+        out = meta_shapes.run(func, args, kwargs)
 
         # what it keeps if no hook sees that, what it writes, and what it costs
         if self.hooks.aside:

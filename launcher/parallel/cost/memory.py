@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointError
 from launcher.parallel.cost.fusion_meter import FusionMeter
 from launcher.parallel.cost.kernels import FusedKernels, OperationsMeter, flops_of
 from launcher.parallel.cost.saved_hooks import AGAIN, PLAIN, SavedHooks, Sent
-from launcher.parallel.dispatch import modes
+from launcher.parallel.dispatch import meta_shapes
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype, sparse_parts, tree_leaves, tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, variables
@@ -91,7 +91,7 @@ class MetaMeter(MemoryMeter):
     """
 
     kind = "meta"
-    run = staticmethod(modes.run)
+    run = staticmethod(meta_shapes.run)
 
     def __init__(self, params: Iterable[nn.Parameter] = (), before: Iterable[torch.Tensor] = ()) -> None:
         self.params = tuple(params)

@@ -27,7 +27,7 @@ from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
 from launcher.parallel.mesh import Meshes, flags, to_host
 from launcher.parallel.split_backward import Rounding
 from launcher.parallel.stages import StagePart
-from launcher.plan.communication.fusion import GatherGroup
+from launcher.plan.communication.buckets_and_gathers import GatherGroup
 from launcher.plan.communication.gather_order import Gathering
 from launcher.plan.plan import Plan
 

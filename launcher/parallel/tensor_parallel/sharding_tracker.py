@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from launcher.parallel.dispatch import modes
+from launcher.parallel.dispatch import meta_shapes
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.tensor_parallel.op_rules import (
@@ -106,7 +106,7 @@ class FollowOps(Dispatch):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = modes.run(func, args, kwargs)
+        out = meta_shapes.run(func, args, kwargs)
         if func is torch.ops.aten.detach.default:
             # torch adds one if the result is still referenced, as it is here
             self.run.tag(out, self.run.state(args[0]))

@@ -14,8 +14,9 @@ from torch import fx, nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.cost.kernels import Meter
 from launcher.parallel.dispatch.containers import tensors
-from launcher.parallel.dispatch.modes import default_dtype, of_error
+from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.dispatch.training_mode import evaluating
+from launcher.parallel.dispatch.user_lines import of_error
 from launcher.parallel.model_state.backward_state import moved
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, variables

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.plan.communication.fusion import GatherGroup
+from launcher.plan.communication.buckets_and_gathers import GatherGroup
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.values.model_graph import Graph

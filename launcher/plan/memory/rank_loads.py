@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from launcher.plan.communication.fusion import Bucket, GatherGroup
+from launcher.plan.communication.buckets_and_gathers import Bucket, GatherGroup
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers, segments
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.cut.written_stages import owner

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan import drill
-from launcher.plan.communication.fusion import Communication
+from launcher.plan.communication.buckets_and_gathers import Communication
 from launcher.plan.cut import param_groups
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.memory import fits_cluster

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import CommFusion, Fusion, FusionIndex, Network
-from launcher.plan.communication.fusion import Communication, Limits
+from launcher.plan.communication.buckets_and_gathers import Communication, Limits
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.setting import ALONE, Setting

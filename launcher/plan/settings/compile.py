@@ -9,7 +9,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Compile, Job
 from launcher.job.schema.misspelled import nearest
 from launcher.job.schema.user_class import Target
-from launcher.plan.communication.fusion import GatherGroup
+from launcher.plan.communication.buckets_and_gathers import GatherGroup
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.cut.uncut_modules import units

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.communication.fusion import Communication
+from launcher.plan.communication.buckets_and_gathers import Communication
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.setting import Outcome, Setting
 from launcher.plan.values.text import many

@@ -8,7 +8,7 @@ from shlex import quote
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.communication.fusion import Communication
+from launcher.plan.communication.buckets_and_gathers import Communication
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.schedule.schedules import Rule
 from launcher.plan.sizes import Sizes

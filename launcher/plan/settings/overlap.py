@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from launcher.job.schema.job import Job
-from launcher.plan.communication.fusion import Bucket, Communication, GatherGroup
+from launcher.plan.communication.buckets_and_gathers import Bucket, Communication, GatherGroup
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.input_gradients import EVERY
 from launcher.plan.values.setting import Outcome, Status

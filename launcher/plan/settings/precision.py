@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.job.schema.job import Job
-from launcher.plan.communication.fusion import Communication
+from launcher.plan.communication.buckets_and_gathers import Communication
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.precision import Precision, precision
 from launcher.plan.values.setting import ALONE, Outcome, Setting

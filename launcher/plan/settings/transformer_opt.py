@@ -11,7 +11,7 @@ from typing import Any, Literal
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.misspelled import did_you_mean
-from launcher.plan.communication.fusion import Communication
+from launcher.plan.communication.buckets_and_gathers import Communication
 from launcher.plan.settings import comm_fusion, overlap
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel import input_gradients

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from launcher.plan.communication.fusion import Communication
+from launcher.plan.communication.buckets_and_gathers import Communication
 from launcher.plan.cut.stages import Stage, around, covers
 from launcher.plan.cut_model import CutModel
 from launcher.plan.memory.memory import Memory

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from launcher.plan.communication.fusion import Bucket, Communication, GatherGroup
+from launcher.plan.communication.buckets_and_gathers import Bucket, Communication, GatherGroup
 from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.cut.tensor_placement import Placed, Tie
 from launcher.plan.cut_model import CutModel

@@ -19,7 +19,7 @@ from launcher.checkpoint.store import latest, older
 from launcher.checkpoint.tensorfile.encryption import load_key
 from launcher.checkpoint.verify import damaged
 from launcher.data.checks import with_data_read
-from launcher.data.contents import contents
+from launcher.data.file_digests import contents
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.data.torch_datasets.stream import IndexedStream

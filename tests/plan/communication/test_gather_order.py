@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.communication.fusion import GatherGroup
+from launcher.plan.communication.buckets_and_gathers import GatherGroup
 from launcher.plan.communication.gather_order import AHEAD, Visit, gatherings
 
 ALL = AHEAD // 4

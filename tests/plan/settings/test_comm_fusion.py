@@ -9,7 +9,7 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import CommFusion
-from launcher.plan.communication.fusion import Limits
+from launcher.plan.communication.buckets_and_gathers import Limits
 from launcher.plan.plan import ask
 from launcher.plan.settings.comm_fusion import limits, setting_rows
 from tests.plan.made import chain, job, planned, skeleton

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from launcher.errors import Problem, RequestError
+from launcher.extras.device_matrix.filled_in_recording import filled_in
 from launcher.extras.device_matrix.op_graph import OpGraph
-from launcher.extras.device_matrix.repeated_modules import filled_in
 from launcher.extras.device_matrix.run.record import record
 from launcher.parallel.model_state.deep_copy import HOOKS, copied
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot

@@ -16,7 +16,8 @@ from torch.random import fork_rng
 from launcher.errors import Problem, RequestError, refuse
 from launcher.extras.device_matrix.op_graph import Arg, Name, OpGraph, OpNode, Ref, Value
 from launcher.extras.device_matrix.run.compare_recording import lost
-from launcher.parallel.dispatch.modes import default_dtype, of_error
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.dispatch.user_lines import of_error
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.code_between_modules import LOOKS, RUNNING, failing
 from launcher.parallel.trace.output_specs import spec

@@ -10,7 +10,7 @@ import xxhash
 
 from launcher.data import text_files
 from launcher.data.chat import conversation_files
-from launcher.data.prepare.text_corpus import content_digest
+from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.tokens.corpus import corpus
 from launcher.data.tokens.megatron import TokenFile
 from launcher.job.schema.components import Data

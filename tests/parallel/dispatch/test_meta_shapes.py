@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from launcher.parallel.dispatch import modes
+from launcher.parallel.dispatch import meta_shapes
 from launcher.parallel.dispatch.modes import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ def test_the_second_time_is_as_the_first(name):
     args = args[:-1] if kwargs else args
     want = func(*args, **kwargs)
     for _ in range(2):
-        got = modes.run(func, args, kwargs)
+        got = meta_shapes.run(func, args, kwargs)
         assert type(got) is type(want)
         for a, b in zip(tree_leaves(got), tree_leaves(want), strict=True):
             assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
@@ -44,22 +44,22 @@ def test_the_second_time_is_as_the_first(name):
 def test_views_are_made_each_time(func):
     for _ in range(2):
         x = meta(2, 3)
-        assert modes.run(func, (x, [6]), {}).untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert meta_shapes.run(func, (x, [6]), {}).untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
 def test_what_returns_its_input_does_so_again():
     for _ in range(2):
         x = meta(2)
         with torch.inference_mode():
-            assert modes.run(aten.dropout.default, (x, 0.5, False), {}) is x
+            assert meta_shapes.run(aten.dropout.default, (x, 0.5, False), {}) is x
 
 
 def test_the_default_dtype_counts():
     x = meta(2, dtype=torch.int64)
-    single = modes.run(aten.div.Tensor, (x, 2), {}).dtype
+    single = meta_shapes.run(aten.div.Tensor, (x, 2), {}).dtype
     torch.set_default_dtype(torch.float64)
     try:
-        double = modes.run(aten.div.Tensor, (x, 2), {}).dtype
+        double = meta_shapes.run(aten.div.Tensor, (x, 2), {}).dtype
     finally:
         torch.set_default_dtype(torch.float32)
     assert (single, double) == (torch.float32, torch.float64)
@@ -68,12 +68,12 @@ def test_the_default_dtype_counts():
 def test_an_error_is_raised_again():
     for _ in range(2):
         with pytest.raises(RuntimeError, match="broadcast"):
-            modes.run(aten.add.Tensor, (meta(2), meta(3)), {})
+            meta_shapes.run(aten.add.Tensor, (meta(2), meta(3)), {})
 
 
 def test_numbers_are_computed():
-    assert modes.run(aten.add.Tensor, (torch.ones(2), 1), {}).tolist() == [2.0, 2.0]
-    assert modes.run(aten.add.Tensor, (torch.ones(2), 2), {}).tolist() == [3.0, 3.0]
+    assert meta_shapes.run(aten.add.Tensor, (torch.ones(2), 1), {}).tolist() == [2.0, 2.0]
+    assert meta_shapes.run(aten.add.Tensor, (torch.ones(2), 2), {}).tolist() == [3.0, 3.0]
 
 
 def test_trees_are_torchs():

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.data.contents import WHOLE, contents
+from launcher.data.file_digests import WHOLE, contents
 from launcher.job.schema.data import Chat, RandomTokens, Text, Tokens
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.communication.fusion import Bucket, GatherGroup, Limits, buckets, groups
+from launcher.plan.communication.buckets_and_gathers import Bucket, GatherGroup, Limits, buckets, groups
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.model_graph import Graph, ModelStructure
 from tests.plan.cut.test_tensor_placement import HSDP, KB, TIED, laid, sizes
