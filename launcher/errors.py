@@ -9,9 +9,6 @@ from dataclasses import dataclass
 DONE, FAILED, REFUSED, REQUEUE, INTERRUPTED = 0, 1, 2, 75, 130
 """Exit codes of commands. A command stopped by a signal ends with the ``code`` of its ``Interrupted``."""
 
-_SHOWN = 80
-"""Most characters of a source line that a message quotes."""
-
 
 @dataclass(frozen=True)
 class Problem:

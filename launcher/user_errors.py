@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-from launcher.errors import _SHOWN, Problem, RequestError, RunError
+from launcher.errors import Problem, RequestError, RunError
 
+_SHOWN = 80
+"""Most characters of a source line that a message quotes."""
 _ADVICE = (
     ("Boolean value of Tensor", "decide by its .any() or .all(), or choose by element with torch.where"),
     ("a leaf Variable that requires grad", "compute a new tensor, or change it in torch.no_grad()"),

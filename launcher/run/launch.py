@@ -12,7 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel
 from launcher.plan import drill
 from launcher.plan.values.note import Note
-from launcher.run.launch_device import _backend, device
+from launcher.run.launch_device import backend, device
 from launcher.runtime.cluster.launch_env import place
 
 Mode = Literal["spawn", "external", "inproc"]
@@ -150,7 +150,7 @@ def start(job: Job, outer: int | None, size: int) -> Start:
 
     # their devices and backends
     where, notes = device(job, -(-size // job.launch.nnodes))
-    return Start(how, where, _backend(job, where), (*notes, *_idle(job, how)))
+    return Start(how, where, backend(job, where), (*notes, *_idle(job, how)))
 
 
 def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:

@@ -29,7 +29,7 @@ def device(job: Job, here: int) -> tuple[str, list[str]]:
     return requested, []
 
 
-def _backend(job: Job, where: str) -> str | None:
+def backend(job: Job, where: str) -> str | None:
     """The backend of ``launch.backend``, ``None`` for the device's default. Raises ``RequestError``."""
     from launcher.runtime import device as devices
 

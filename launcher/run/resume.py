@@ -304,7 +304,7 @@ def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Chec
     return f"{name}: it keeps {keeps} for each parameter, {checkpoint.folder} has {', '.join(sorted(has))}"
 
 
-def _of_finished_run(job: Job) -> tuple[Job, tuple[Note, ...]]:
+def with_last_checkpoint(job: Job) -> tuple[Job, tuple[Note, ...]]:
     """``job`` with the last checkpoint of its folder, for steps that read one if no step makes one."""
     rows = {name: verb(step) for name, step in job.steps.items()}
     makes = any(row.trains or row.leaves == CHECKPOINT or row.copies for row in rows.values())

@@ -14,7 +14,7 @@ from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved
 from launcher.planner.plan_job import settled
 from launcher.run import launch, memory_check, resume, status
-from launcher.run.resume import _of_finished_run
+from launcher.run.resume import with_last_checkpoint
 from launcher.runtime import run_folder
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def settle(request: Request, others: FollowerRanks | None, shown: bool = False) 
     here = launch.with_local_ranks(requested, outer)
     job = _with_cache(memory_check.with_device_memory(here))
     done = _done(job, config, overrides)
-    job, finished = _of_finished_run(job)
+    job, finished = with_last_checkpoint(job)
     notes = (*launch.elastic_notes(requested, here), *finished)
     return Settled(job, config, overrides, outer, done, notes, vocabulary_from=first.vocabulary_from)
 

@@ -65,7 +65,7 @@ def global_layout(layout: TensorLayout, spec: TensorSpec, pp: int, places: tuple
 
 
 def hsdp_setting(job: Job, params: Iterable[ShardedParam]) -> Iterator[Setting]:
-    """What the optimizer level amounts to: each parameter is sharded over its own replicas."""
+    """Yields the setting of the optimizer level: each parameter is sharded over its own replicas."""
     hsdp = job.parallel.hsdp
     if hsdp is None:
         return

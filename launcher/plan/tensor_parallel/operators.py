@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.plan.tensor_parallel.strategy_lookup import StrategyLookup, _written_under
+from launcher.plan.tensor_parallel.strategy_lookup import StrategyLookup, written_under
 from launcher.plan.tensor_parallel.strategy_reader import DP, TP, Axes, Reading, axes_text, readings
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.model_graph import ModelStructure, Param
@@ -184,7 +184,7 @@ def _operator(
     return Operator(
         module=module.name,
         kind=module.kind,
-        key=_written_under(module.name, key, origin),
+        key=written_under(module.name, key, origin),
         weights=reading.weights,
         input=reading.input,
         output=reading.output,

@@ -32,7 +32,7 @@ class StrategyLookup:
         return module if glob is None and module in self.from_files else glob
 
 
-def _written_under(module: str, key: str, origin: StrategyOrigin | None) -> str:
+def written_under(module: str, key: str, origin: StrategyOrigin | None) -> str:
     """Returns the name or glob that the plan shows: that of a file if it matches the module."""
     under = origin.key if origin is not None else ""
     return under if under and fnmatchcase(module, under) else key
