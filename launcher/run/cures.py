@@ -75,7 +75,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
             return _bad_request(listed)
 
         # new problems caused neither by cures nor by placeholders
-        fresh = [f for f in remaining if not _near(f, listed)]
+        fresh = [f for f in remaining if not _near(f, listed) and not _said_by_recipe(f, listed)]
         if not fresh:
             break
         other = {f.key_and_text for f in see(_mended(words, listed, (), 1))}
@@ -181,6 +181,12 @@ def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
     texts = {f.key_and_text for f in listed}
     return finding.key_and_text in texts or any(key.startswith(k) or k.startswith(key) for k in keys)
+
+
+def _said_by_recipe(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
+    """Whether the problem depends on which model, data or loss a recipe chooses that cannot be read."""
+    unread = any(f.problem.key == "recipe" for f in listed)
+    return unread and finding.problem.key.partition(".")[0] in FITTED
 
 
 def _mended(

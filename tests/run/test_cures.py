@@ -97,3 +97,8 @@ def test_a_step_without_weights_to_work_on_gets_the_steps_that_make_them(asked: 
     mended = pasted(words, problem, error.origins[problem])
     check_words(mended)
     assert list(compose(mended).job.steps) == steps.split(",")
+
+
+def test_what_a_missing_recipe_chooses_is_not_called_wrong(tmp_path: Path) -> None:
+    words = ("recipe=gone.yaml", f"data.path={tmp_path}", "train.stepz=3")
+    assert [p.key for p in refused(words).problems] == ["recipe", "train.stepz"]
