@@ -19,7 +19,7 @@ from launcher.parallel.sequence import Carry, attach
 from launcher.parallel.trace.code_between_modules import Tracer, call_text, follow
 from launcher.parallel.trace.graph_recorder import UnderModes
 from launcher.parallel.trace.model_facts import meta
-from launcher.plan.cut.stages import BoundaryTensor, Stage
+from launcher.plan.cut.stages import BoundaryTensor, Stage, inverse
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -212,6 +212,7 @@ def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device =
         flat = list(islice(received, len(c.specs)))
         if by_name[c.name] in overwritten:  # autograd allows no in-place change of a received tensor
             flat = [out.call_function(torch.clone, (x,)) for x in flat]
+        flat = [_permuted(out, x, inverse(dims)) for x, dims in zip(flat, c.orders, strict=True)]
         env[by_name[c.name]] = tuple(flat) if c.packed else flat[0]
 
     # the stage's own nodes
@@ -259,7 +260,12 @@ def _send(out: fx.Graph, value: Any, c: BoundaryTensor) -> list[fx.Node]:
         flat = list(value)
     else:
         flat = [out.call_function(getitem, (value, i)) for i in range(len(c.specs))]
+    flat = [_permuted(out, x, dims) for x, dims in zip(flat, c.orders, strict=True)]
     return [out.call_function(boundary, (x, c.trains)) for x in flat]
+
+
+def _permuted(out: fx.Graph, x: fx.Node, dims: tuple[int, ...]) -> fx.Node:
+    return out.call_function(torch.permute, (x, dims)) if dims else x
 
 
 def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:

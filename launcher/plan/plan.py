@@ -335,7 +335,9 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
         stages=cut,
         graphs=model.graphs,
         lengths=model.lengths,
-        boundaries=tuple(stages.boundary(model.graph, cut, s.index) for s in cut),
+        boundaries=tuple(
+            stages.boundary(model.graph, cut, s.index, as_indexed=bool(model.lengths)) for s in cut
+        ),
         params=params,
         ties=ties(params),
         groups=together,

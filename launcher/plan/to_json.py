@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from launcher.optional import matrices
+from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.memory.memory import Memory
 from launcher.plan.plan import VERSION, Estimate, Plan
@@ -23,6 +24,7 @@ DERIVED: dict[type, tuple[str, ...]] = {
 }
 LEFT_OUT: dict[type, tuple[str, ...]] = {
     Timeline: ("events",),
+    BoundaryTensor: ("dims",),
     Placed: ("layout",),
     Sizes: ("notes", "engine"),
     Estimate: ("loads", "work"),

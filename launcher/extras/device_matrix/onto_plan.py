@@ -91,7 +91,7 @@ def _crossings(crossings: tuple[BoundaryTensor, ...], stage: StageSharding) -> I
     """The shards of each boundary tensor that a rank sends."""
     parts = iter(stage.gives)
     for c in crossings:
-        yield replace(c, specs=tuple(next(parts) for _ in c.specs))
+        yield c.with_sent([next(parts) for _ in c.specs])
 
 
 def shard_operators(resolved: Resolved, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
@@ -236,7 +236,7 @@ def _stage_inputs(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[T
     if not index:
         return list(meta(specs))
     crossings = made.boundaries[index - 1]
-    return [t.requires_grad_(c.trains) for c in crossings for t in meta(c.specs)]
+    return [t.requires_grad_(c.trains) for c in crossings for t in meta(c.sent)]
 
 
 def _recorded(module: nn.Module, inputs: Sequence[Tensor], ours: bool) -> StageGraphs:

@@ -29,7 +29,7 @@ from launcher.parallel.trace.code_between_modules import (
 )
 from launcher.parallel.trace.memory_and_gradients import memory, trained
 from launcher.parallel.trace.moving_state import drifting, moving
-from launcher.parallel.trace.output_specs import output_specs, spec, specs
+from launcher.parallel.trace.output_specs import memory_dims, output_specs, spec, specs
 from launcher.parallel.trace.run_on_values import Observers, looks, run_module
 from launcher.parallel.trace.watch import ForwardObserver, watching
 from launcher.plan.cut.stages import covers
@@ -270,6 +270,7 @@ def facts(tracer: Tracer, known: ModelStructure) -> Graph:
             text=call_text(n),
             operations=operations,
             keys=keys,
+            dims=memory_dims(value),
         )
         out.append(node)
 

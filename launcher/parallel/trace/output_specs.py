@@ -31,6 +31,23 @@ def specs(value: Any) -> tuple[Specs, bool]:
     return None, False
 
 
+def memory_dims(value: Any) -> tuple[tuple[int, ...], ...]:
+    """Return for each tensor of ``specs`` its dimensions in the order of its memory; () if none needs it.
+
+    A tensor that is contiguous, or has gaps or overlaps, needs none.
+    """
+    tensors = [value] if _is_tensor(value) else value if specs(value)[1] else []
+    out = tuple(map(_dims, tensors))
+    return out if any(out) else ()
+
+
+def _dims(t: torch.Tensor) -> tuple[int, ...]:
+    if t.layout is not torch.strided or t.is_contiguous():
+        return ()
+    dims = tuple(sorted(range(t.dim()), key=t.stride, reverse=True))
+    return dims if t.permute(dims).is_contiguous() else ()
+
+
 def _is_tensor(value: Any) -> bool:
     """Whether it is a tensor of one shape; a nested one has a shape for each sample."""
     return isinstance(value, torch.Tensor) and not value.is_nested

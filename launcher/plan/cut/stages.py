@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -323,18 +323,64 @@ class BoundaryTensor:
 
     ``trains``: a gradient comes back for it. A value that is only read without gradients must get none, not
     even zeros, because an optimizer skips a parameter only if it has no gradient.
+
+    ``dims``: for each tensor its dimensions in the order in which it is sent, which is that of its memory in
+    one process, such as (0, 2, 3, 1) for channels last; () if it is sent as it is indexed.
     """
 
     name: str
     specs: tuple[TensorSpec, ...]
     packed: bool
     trains: bool = True
+    dims: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def orders(self) -> tuple[tuple[int, ...], ...]:
+        """``dims`` of each tensor."""
+        return self.dims or ((),) * len(self.specs)
+
+    @property
+    def sent(self) -> tuple[TensorSpec, ...]:
+        """The specs of the tensors as they are sent."""
+        pairs = zip(self.specs, self.orders, strict=True)
+        return tuple(permuted(s, dims) if dims else s for s, dims in pairs)
+
+    def with_sent(self, sent: Iterable[TensorSpec]) -> BoundaryTensor:
+        """Returns it with ``sent`` as the specs of the tensors that are sent."""
+        pairs = zip(sent, self.orders, strict=True)
+        return replace(self, specs=tuple(permuted(s, inverse(dims)) if dims else s for s, dims in pairs))
 
 
-def boundary(graph: Graph, stages: tuple[Stage, ...], index: int) -> tuple[BoundaryTensor, ...]:
-    """Returns the values that stage ``index`` sends to the next."""
+def permuted(spec: TensorSpec, dims: tuple[int, ...]) -> TensorSpec:
+    """Returns ``spec`` with its dimensions in the order ``dims``."""
+    return replace(spec, shape=tuple(spec.shape[d] for d in dims))
+
+
+def inverse(dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the permutation that undoes ``dims``.
+
+    >>> inverse((0, 2, 3, 1))
+    (0, 3, 1, 2)
+    """
+    return tuple(sorted(range(len(dims)), key=dims.__getitem__))
+
+
+def boundary(
+    graph: Graph, stages: tuple[Stage, ...], index: int, *, as_indexed: bool = False
+) -> tuple[BoundaryTensor, ...]:
+    """Returns the values that stage ``index`` sends to the next.
+
+    ``as_indexed``: all are sent contiguous, whatever the order of their memory, as pieces of sequences are.
+    """
     later = [graph[n] for s in stages[index + 1 :] for n in s.nodes]
     trains = frozenset[str]().union(*(n.trains for n in later))
     return tuple(
-        BoundaryTensor(n, graph[n].out or (), graph[n].packed, n in trains) for n in stages[index].sends
+        BoundaryTensor(
+            n,
+            graph[n].out or (),
+            graph[n].packed,
+            n in trains,
+            () if as_indexed else graph[n].dims,
+        )
+        for n in stages[index].sends
     )

@@ -126,7 +126,8 @@ class Node:
     that hold its value, ``writes`` those that it changes in place. ``trains``: the inputs that get a gradient
     through it. ``text``: the call with all its constants. ``keys``: for an output of several tensors, the key
     of each in the dict or tuple; for an output that no loss accepts, a description of it and the Python
-    expression that takes a tensor out of it.
+    expression that takes a tensor out of it. ``dims``: for each tensor of ``out`` its dimensions in the order
+    in which they lie in memory, and () if it is contiguous or has gaps.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Node:
     text: str = ""
     operations: Operations = NOTHING
     keys: tuple[str | int, ...] = ()
+    dims: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -318,3 +318,39 @@ class NumbersOfWeights(Net):
         h = x.to(self.d.weight.dtype) / self.d.in_features**0.5
         h = self.a(h) * len(self.c) + self.c[0].weight.shape[0]
         return self.d(self.c(self.b(h)))
+
+
+class _Asking(nn.Module):
+    """Doubles what it returns where a tensor that it computes from its input is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.net(x) * 1.0
+        return h if (x * 0.5).is_contiguous() else h * 2.0
+
+
+@odd(*ABCD)
+class ColumnsFirst(Net):
+    """A block asks how a tensor that it computes from a transposed input lies in memory."""
+
+    def extra(self) -> None:
+        self.c = _Asking()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.a(x))
+        return self.d(self.c(h.t().contiguous().t()))
+
+
+@odd(*ABCD)
+class EverySecond(Net):
+    """A block asks how its input lies in memory, which has gaps."""
+
+    def extra(self) -> None:
+        self.c = _Asking()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.a(x))
+        return self.d(self.c(torch.stack((h, h), -1)[..., 0]))
