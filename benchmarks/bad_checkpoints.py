@@ -29,7 +29,7 @@ from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.write import saved_boxes
 from launcher.extras.mindspore.rank_files import held_boxes
 from launcher.runtime.processes.fork_server import serving_from_here
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "bad_checkpoints.md"

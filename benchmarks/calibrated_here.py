@@ -16,7 +16,7 @@ from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 from launcher.steps.model.shared_construction import SharedMetaModels
 
 RANKS = 4

@@ -35,7 +35,7 @@ from launcher.plan.time.speeds import speeds
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.fork_server import serving_from_here
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 
 SIZES = (1, 2, 4)
 FEW = 5

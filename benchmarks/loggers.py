@@ -22,10 +22,10 @@ from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
-from launcher.run.viewers import Viewers, viewers
+from launcher.run.page_and_loggers import Viewers, viewers
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.fork_server import serving_from_here
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 
 FIGURES = (
     "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s",

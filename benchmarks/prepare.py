@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from launcher.data import text_files, text_tokenizer
+from launcher.data import text_files, train_byte_pairs
 from launcher.data.prepare.encode import Encoder, Recipe
 
 END = "<|endoftext|>"
@@ -131,7 +131,7 @@ def main() -> None:
         file = asked.tokenizer or folder / "tokenizer.json"
         if asked.tokenizer is None:
             some = [text for batch in batches(texts, TRAINED) for text in batch]
-            file.write_text(text_tokenizer.train_on(some, 32_000, [END]).to_str())
+            file.write_text(train_byte_pairs.train_on(some, 32_000, [END]).to_str())
         with (folder / "corpus.jsonl").open("w", encoding="utf-8") as out:
             out.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
         core(Tokenizer.from_file(str(file)), texts)

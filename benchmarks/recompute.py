@@ -22,7 +22,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.fork_server import serving_from_here
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 
 MODEL = (
     "recipe=lm_single", "data=random_tokens", "data.vocab_size=512", "data.seq_len=128",

@@ -22,7 +22,7 @@ from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.fork_server import serving_from_here
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 
 FORWARD, INPUT, WEIGHT = 1.0, 1.0, 1.0
 """Times of a micro batch on one rank, in units: forward, and the two halves of backward."""

@@ -61,7 +61,7 @@ def dcp(signs: Path, src: str, dst: str, mib: str, case: str) -> None:
     """Ranks of the destination load their shards of ``src`` and save them; their start is not timed."""
     from benchmarks.checkpoints import CASES
     from launcher.runtime.processes.fork_server import serving_from_here
-    from launcher.runtime.processes.start import run_ranks
+    from launcher.runtime.processes.start_and_restart import run_ranks
 
     _import_dcp()
     with serving_from_here():
@@ -74,7 +74,7 @@ def dcp(signs: Path, src: str, dst: str, mib: str, case: str) -> None:
 def dcp_source(folder: str, mib: int, case: str) -> None:
     """What ``dcp`` reads, saved by as many ranks as the source has."""
     from benchmarks.checkpoints import CASES
-    from launcher.runtime.processes.start import run_ranks
+    from launcher.runtime.processes.start_and_restart import run_ranks
 
     _import_dcp()
     run_ranks(partial(_save, folder=folder, mib=mib, grid=CASES[case].src), CASES[case].src.size)

@@ -124,7 +124,7 @@ def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Followe
 def _patience(args: Args) -> float:
     """The request's ``launch.timeout_s``; the default if the request is wrong, which rank 0 reports."""
     from launcher.job.compose import compose
-    from launcher.job.schema.job import Launch
+    from launcher.job.schema.launch import Launch
 
     try:
         return compose(args.overrides, config_dir=args.config_dir).job.launch.timeout_s
@@ -250,7 +250,7 @@ def _help(args: Args) -> str:
 def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
     if not rank:
         from launcher.job.cures.report import render
-        from launcher.run.cures import examine
+        from launcher.run.try_cures import examine
 
         if words and words[0] in (*OF_A_RUN, BEGIN):  # a command has no settings to mend
             tell(render(error.problems, None, typed(words)))

@@ -9,7 +9,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.fork_server import start_here
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 from launcher.steps.model.shared_construction import SharedMetaModels
 
 T = TypeVar("T")

@@ -85,7 +85,7 @@ HELP = {
     "runtime.stdio",
 }
 """Modules of the launcher that ``--help`` may import."""
-JUDGES = ("job", "job.*", "run", "run.cures", "user_errors")
+JUDGES = ("job", "job.*", "run", "run.try_cures", "user_errors")
 """Those that a misspelt request may import besides: what composes it, and what tries the cures."""
 LIBRARIES = {"_cython_*", "annotated_types", "antlr4", "cython_runtime", "hydra", "omegaconf", "packaging", "pydantic"}
 LIBRARIES |= {"pydantic_core", "typing_extensions", "typing_inspection", "yaml"}

@@ -45,7 +45,7 @@ LAYERS = {
     "launcher.optim": "optim",
     "launcher.objective": "objective",
     "launcher.planner.hugging_face_checks": "request files",
-    "launcher.planner.param_layouts": "request files",
+    "launcher.planner.loaded_param_layouts": "request files",
     "launcher.planner.request_files": "request files",
     "launcher.planner": "planner",
     "launcher.steps": "steps",

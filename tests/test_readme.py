@@ -16,7 +16,7 @@ import pytest
 
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.schema.base import Settings
-from launcher.job.schema.launch import Drill
+from launcher.job.schema.debug import Drill
 from tests.pages import (
     DRY,
     LAUNCHER,

@@ -17,7 +17,7 @@ import pytest
 from launcher.checkpoint import store
 from launcher.checkpoint.foreign.hugging_face import read_hf
 from launcher.checkpoint.foreign.read import outline
-from launcher.checkpoint.foreign.strategies import open_strategy
+from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tensorfile.disk import copy
@@ -25,7 +25,7 @@ from launcher.checkpoint.tensorfile.encryption import load_key
 from launcher.data import text_tokenizer
 from launcher.data.checks import absent, check
 from launcher.errors import error_text
-from launcher.extras.images.cifar import read_pickle
+from launcher.extras.images.cifar_pickles import read_pickle
 from launcher.extras.mindspore import strategy_file
 from launcher.extras.mindspore.merge_strategies import read_stages
 from launcher.extras.mindspore.strategy_file import read_strategy

@@ -2,6 +2,7 @@
 
 __all__ = [
     "checks",
+    "cifar10_fallback",
     "file_digests",
     "file_kinds",
     "image_source",

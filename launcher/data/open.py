@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from launcher.data.checks import check, resolve
+from launcher.data.checks import check
+from launcher.data.cifar10_fallback import resolve
 from launcher.data.image_source import open_mnist5k
-from launcher.data.plain_text import open_text
 from launcher.data.source import Dataset, open_random_tokens
+from launcher.data.text_windows import open_text
 from launcher.data.tokens.windows import open_tokens
 from launcher.data.torch_datasets.open import open_own
 from launcher.errors import RequestError

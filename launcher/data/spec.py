@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.data.checks import resolve
+from launcher.data.cifar10_fallback import resolve
 from launcher.data.model_tokenizer import check_tokenizer
 from launcher.errors import Problem
 from launcher.job.schema.components import Data, Model

@@ -1,13 +1,13 @@
-"""The tokenizers of text: its bytes, or byte-pair encoding that is trained or loaded."""
+"""Encodes and decodes text: as its bytes, or with a loaded tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from launcher.untrusted.files import read_bytes
 from launcher.untrusted.hub import download_hint
@@ -25,24 +25,6 @@ def encode_bytes(text: str) -> list[int]:
 def decode_bytes(ids: Sequence[int]) -> str:
     """Decodes bytes. Those that are not UTF-8, as an untrained model produces, become U+FFFD."""
     return bytes(ids).decode("utf-8", errors="replace")
-
-
-def train(text: str, vocab_size: int) -> Tokenizer:
-    """Trains a tokenizer. The same text gives the same one in every process; 1 MB takes about 0.3 s."""
-    return train_on(text.splitlines(keepends=True), vocab_size)
-
-
-def train_on(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
-    """Trains a tokenizer on ``texts``; no token spans two of them. ``special`` tokens are always included."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=list(special), show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
 
 
 def inside(path: Path) -> Path | None:

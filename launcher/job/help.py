@@ -143,7 +143,7 @@ def _blocks(name: str, every: tuple[Option, ...]) -> Iterator[str]:
 
 def _unknown(name: str, configs: ConfigFiles) -> Problem:
     """Returns the problem of a name that is no group, key or option, with the name that may be meant."""
-    from launcher.job.cures import suggestions
+    from launcher.job.cures.other_programs import why_not
     from launcher.job.schema.job import Job
     from launcher.job.schema.keys import fields
     from launcher.job.schema.misspelled import did_you_mean, nearest
@@ -151,7 +151,7 @@ def _unknown(name: str, configs: ConfigFiles) -> Problem:
 
     groups = tuple(dict.fromkeys((*fields(Job), *configs.groups())))
     recipes = configs.options("recipe")
-    reason = suggestions.why_not(name)
+    reason = why_not(name)
     meant = None if reason else KnownNames(configs.groups(), recipes).meant(name)
     if not reason and meant is None:
         meant = nearest(name, (*groups, *(o for g in configs.groups() for o in configs.options(g))))

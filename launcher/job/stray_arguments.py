@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem
-from launcher.job.cures import suggestions
+from launcher.job.cures import other_programs, suggestions
 from launcher.job.overrides import parsable, rewritten, shell, written
 from launcher.job.schema import keys
 from launcher.job.schema.redact import text as redacted
@@ -234,7 +234,7 @@ def flag(word: str, after: Sequence[str], names: KnownNames) -> tuple[int, str]:
     key = names.meant(name) if value else None
     if key:
         return int(follows), _pasted(f"{key}={value}")
-    return int(follows and bool(suggestions.why_not(name))), ""
+    return int(follows and bool(other_programs.why_not(name))), ""
 
 
 def _pasted(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,11 +23,10 @@ from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.models import HuggingFace
 from launcher.job.schema.search import AUTO, AXES, RECOMPUTE
 from launcher.job.stray_arguments import KnownNames, sift
+from launcher.job.sweep_cell_names import cell_name
 
 OWN = "sweep."
 """The prefix of the sweep's own keys."""
-SHOWN = 80
-"""The maximum number of characters of values in a name."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def grid(overrides: Sequence[SweepAxis]) -> tuple[Cell, ...]:
 
 
 def cell(number: int, overrides: tuple[str, ...], varied: tuple[str, ...]) -> Cell:
-    return Cell(_name(number, varied), overrides, varied)
+    return Cell(cell_name(number, varied), overrides, varied)
 
 
 def repeated(one: Cell, seeds: Sequence[int]) -> tuple[Cell, ...]:
@@ -177,24 +175,6 @@ def _interval(key: str, parsed: Parsed, text: str, problems: list[Problem]) -> S
     elif log and low <= 0:
         problems.append(Problem(name, f"{shown}: a logarithm needs a lower end above 0"))
     return SweepAxis(key, (text,), Interval(low, high, log, integral))
-
-
-def _name(k: int, varied: Sequence[str]) -> str:
-    """The number ``k`` and the varied values, without secrets, in characters that are safe in a path."""
-    words = [v.partition("=")[2] for v in varied if not redact.secret(v.partition("=")[0])]
-    text = "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", _short(w)).strip("_.") for w in words)
-    return f"{k}-{text[:SHOWN]}".rstrip("-")
-
-
-def _short(word: str) -> str:
-    """
-    >>> _short("0.00012345678901234"), _short("0.001"), _short("1f1b")
-    ('0.0001235', '0.001', '1f1b')
-    """
-    try:
-        return word if len(word) < 8 else f"{float(word):.4g}"
-    except ValueError:
-        return word
 
 
 def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:

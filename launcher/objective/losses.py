@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function
 from torch.nn import functional as F
 
 from launcher.errors import RunError
 from launcher.job.schema.objective import CrossEntropy
+from launcher.objective.losses_over_ranks import ClassShards, OverClasses, summed
 from launcher.plan.values.class_dims import class_dims
 
 PLAIN = CrossEntropy()
-
-
-class ClassShards(Protocol):
-    """The ranks that each have an equal part of the last dim, in order."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def rank(self) -> int: ...
-    def sum(self, x: Tensor) -> Tensor: ...
-    def top(self, x: Tensor) -> Tensor: ...
 
 
 def cross_entropy(
@@ -58,7 +46,7 @@ def cross_entropy(
             logs = torch.where(counted, wide.logsumexp(1), 0)
             loss = loss + settings.z_loss * logs.square().sum()
     else:
-        loss = _OverClasses.apply(wide, target, parts, settings)  # type: ignore[no-untyped-call]
+        loss = OverClasses.apply(wide, target, parts, settings)  # type: ignore[no-untyped-call]
     return loss if reduction == "sum" else loss / counted.sum()
 
 
@@ -77,60 +65,6 @@ def flat(output: Tensor, target: Tensor, parts: ClassShards | None) -> tuple[Ten
     if dims[0] != output.dim() - 1:
         return wide, target.long()
     return wide.flatten(0, -2), target.flatten().long()
-
-
-class _OverClasses(Function):
-    """The sum of the losses over ranks that each have a part of the classes.
-
-    The logits of one position are never all on one rank: only its maximum, its sums and its target's logit
-    are communicated. A target that is no class of any rank makes the loss NaN, where torch would raise,
-    because a check would wait for the GPU.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, target: Tensor, parts: ClassShards, settings: CrossEntropy
-    ) -> Tensor:
-        # of the target class, if it is among this rank's
-        classes = parts.size * logits.shape[-1]
-        low = parts.rank * logits.shape[-1]
-        here = (target >= low) & (target < low + logits.shape[-1])
-        column = torch.where(here, target - low, 0).unsqueeze(-1)
-
-        # sums over all ranks, of logits minus the largest one
-        top = parts.top(logits.amax(-1))
-        shifted = logits - top.unsqueeze(-1)
-        powers = shifted.exp()
-        mine = [powers.sum(-1), torch.where(here, shifted.gather(-1, column).squeeze(-1), 0)]
-        mine += [shifted.sum(-1)] if settings.label_smoothing else []
-        total, meant, *every = parts.sum(torch.stack(mine))
-
-        # label smoothing spreads a part of the target evenly over all classes
-        logs = total.log()
-        loss = logs - (1 - settings.label_smoothing) * meant
-        if every:
-            loss = loss - settings.label_smoothing / classes * every[0]
-        logsumexp = logs + top
-        if settings.z_loss:
-            loss = loss + settings.z_loss * logsumexp.square()
-
-        counted = target != settings.ignore_index
-        known = (target >= 0) & (target < classes)
-        ctx.save_for_backward(powers / total.unsqueeze(-1), here, column, counted, logsumexp)
-        ctx.settings, ctx.classes = settings, classes
-        return torch.where(counted, torch.where(known, loss, torch.nan), 0).sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        share, here, column, counted, logsumexp = ctx.saved_tensors
-        settings: CrossEntropy = ctx.settings
-        if settings.z_loss:
-            share = share * (1 + 2 * settings.z_loss * logsumexp).unsqueeze(-1)
-        if settings.label_smoothing:
-            share = share - settings.label_smoothing / ctx.classes
-        meant = (settings.label_smoothing - 1) * here.to(share.dtype)
-        share = share.scatter_add(-1, column, meant.unsqueeze(-1))
-        return torch.where(counted.unsqueeze(-1), share * grad, 0), None, None, None
 
 
 class Loss(Protocol):
@@ -193,58 +127,13 @@ class ElementLoss:
             term = F.binary_cross_entropy_with_logits(wide, target, reduction="sum")
         else:
             term = F.mse_loss(wide, target, reduction="sum")
-        return term if parts is None else _summed(term, parts)
+        return term if parts is None else summed(term, parts)
 
     def count(self, target: Tensor) -> Tensor:
         return torch.tensor(target.numel(), dtype=torch.float64, device=target.device)
 
     def problem(self) -> str:
         return ""
-
-
-class _OverParts(Function):
-    """Sums the terms of all ranks on each rank; each rank gets the gradient of its own term."""
-
-    @staticmethod
-    def forward(ctx: Any, term: Tensor, parts: ClassShards) -> Tensor:
-        return parts.sum(term)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, None
-
-
-def _summed(term: Tensor, parts: ClassShards) -> Tensor:
-    out: Tensor = _OverParts.apply(term, parts)  # type: ignore[no-untyped-call]
-    return out
-
-
-Output: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
-
-
-def formed(output: Any, keys: Sequence[str | int]) -> Output:
-    """Return tensors in the order of ``keys`` as the model's tuple or dict; without keys, the one tensor."""
-    if not keys:
-        assert isinstance(output, Tensor)
-        return output
-    if all(isinstance(key, int) for key in keys):
-        return tuple(output)
-    return {str(key): t for key, t in zip(keys, output, strict=True)}
-
-
-def tensors(output: Output) -> tuple[Tensor, ...]:
-    if isinstance(output, Tensor):
-        return (output,)
-    return tuple(output.values()) if isinstance(output, dict) else output
-
-
-def each(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
-    """Return ``output`` with ``change`` applied to every tensor."""
-    if isinstance(output, Tensor):
-        return change(output)
-    if isinstance(output, dict):
-        return {key: change(value) for key, value in output.items()}
-    return tuple(map(change, output))
 
 
 def at_least_float32(t: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from launcher.errors import RunError
 from launcher.job.schema.objective import CrossEntropy
-from launcher.objective.losses import ClassShards, cross_entropy, flat
+from launcher.objective.losses import cross_entropy, flat
+from launcher.objective.losses_over_ranks import ClassShards
 
 
 class Metric(Protocol):

@@ -16,7 +16,9 @@ from launcher.errors import Problem, RequestError, RunError
 from launcher.job.schema.objective import figure
 from launcher.job.schema.user_class import Target
 from launcher.job.targets import build
-from launcher.objective.losses import ClassShards, Output, at_least_float32, each, formed, tensors
+from launcher.objective.losses import at_least_float32
+from launcher.objective.losses_over_ranks import ClassShards
+from launcher.objective.model_outputs import Output, each, formed, tensors
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.user_errors import owned
 

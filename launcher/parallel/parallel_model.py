@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from launcher.optional import matrices
-from launcher.parallel.checks import check, check_agreement
 from launcher.parallel.compile import compile_modules
 from launcher.parallel.deferred_init.fill import FullTensorOf, fill
 from launcher.parallel.dispatch.training_mode import Modes
@@ -23,6 +22,8 @@ from launcher.parallel.gradient_buckets import Bucketed, fuse, sums
 from launcher.parallel.half_precision import narrow_frozen
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.placement_check import check
+from launcher.parallel.rank_agreement import check_agreement
 from launcher.parallel.recompute import install
 from launcher.parallel.running_statistics import Statistics, statistics
 from launcher.parallel.stages import StagePart, flatten, split, traced

@@ -5,13 +5,13 @@ No torch, no Hydra, no files, no environment: a plan can be made, printed and co
 
 __all__ = [
     "certify_copy",
-    "changed_settings",
     "drill",
-    "fits_machine",
+    "fits_free_memory",
     "lighter_layouts",
+    "may_change_on_resume",
+    "outputs_and_targets",
     "plan",
     "recompute_auto",
-    "sample_checks",
     "show",
     "sizes",
     "step_order",

@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from launcher.job.schema.components import Schedule
 from launcher.job.schema.data import Chat, RandomTokens, Text
-from launcher.job.schema.job import Debug, Ema, Job, Train
+from launcher.job.schema.debug import Debug
+from launcher.job.schema.job import Job
 from launcher.job.schema.models import LanguageModel
 from launcher.job.schema.optim import WSD, Constant, CosineRestarts
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.steps import Certify
+from launcher.job.schema.train import Ema, Train
 from launcher.job.schema.user_class import Target
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.note import Note

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from shlex import quote
 
 from launcher.errors import Problem
+from launcher.job.schema.debug import NodeFault, RankFault, SlowRank
 from launcher.job.schema.job import Job
-from launcher.job.schema.launch import NodeFault, RankFault, SlowRank
 from launcher.optional import lacking
 from launcher.plan.sizes import Sizes
 from launcher.plan.step_order import phases

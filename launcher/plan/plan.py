@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.job import Ema, Job
+from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
+from launcher.job.schema.train import Ema
 from launcher.optional import matrices
 from launcher.plan import certify_copy, settings, step_order
 from launcher.plan.balance.part_times import Rerun, rerun, step_time

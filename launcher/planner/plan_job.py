@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.data.checks import check, with_data_read
-from launcher.data.checks import resolve as resolve_data
+from launcher.data.checks import check
+from launcher.data.cifar10_fallback import resolve as resolve_data
+from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.spec import check_fit, classes, vocab
 from launcher.data.vocab_size import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
@@ -20,7 +21,7 @@ from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.job.schema.user_class import Target
 from launcher.models.defaults import resolve as resolve_model
 from launcher.optional import matrices
-from launcher.plan import drill, recompute_auto, sample_checks
+from launcher.plan import drill, outputs_and_targets, recompute_auto
 from launcher.plan.cut import written_stages
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
@@ -44,7 +45,7 @@ from launcher.planner import (
     train_steps,
     user_classes,
 )
-from launcher.planner.param_layouts import check_stored_layouts, with_threshold
+from launcher.planner.loaded_param_layouts import check_stored_layouts, with_threshold
 from launcher.planner.recompute_auto import drawn_graph, solved
 from launcher.planner.request_files import inlined
 from launcher.planner.trace_model import (
@@ -55,8 +56,8 @@ from launcher.planner.trace_model import (
     follow,
     keeps_messages,
     read,
-    try_samples,
 )
+from launcher.planner.trial_samples import try_samples
 
 if TYPE_CHECKING:
     from torch import nn
@@ -305,8 +306,8 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     from launcher.data.spec import target_spec
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
-    problems = [*sample_checks.several(job, made)]
-    problems += sample_checks.sample_problems(made, target, own=foreign(job.model))
+    problems = [*outputs_and_targets.several(job, made)]
+    problems += outputs_and_targets.sample_problems(made, target, own=foreign(job.model))
     if not problems and made.objective.needs_full_output:
         problems += user_classes.objective_problems(job, made, target)
 
@@ -315,7 +316,7 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
         from launcher.data.open import open_data
 
         samples = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
-        problems += [p for p in [sample_checks.uneven(job, made, samples)] if p]
+        problems += [p for p in [outputs_and_targets.uneven(job, made, samples)] if p]
     return problems
 
 

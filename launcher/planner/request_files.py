@@ -13,7 +13,7 @@ from launcher.plan.settings import transformer_opt
 from launcher.plan.settings.device_matrix import choose_engine
 from launcher.plan.tensor_parallel.operator_strategy_file import Searched, parsed, searched
 from launcher.plan.values.resolved import EngineChoice, Origins, Resolved, SwitchesFile
-from launcher.planner.param_layouts import TP_KEY, degrees
+from launcher.planner.loaded_param_layouts import TP_KEY, degrees
 from launcher.untrusted.files import RefusedFile, read_json, read_text
 
 OPERATORS = "parallel.operator_strategy.load"

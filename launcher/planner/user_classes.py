@@ -144,7 +144,8 @@ def looked_at(job: Job, sizes: Sizes) -> list[Note]:
     """
     if not isinstance(job.data, Target):
         return []
-    from launcher.data.torch_datasets.open import opened, unsteady
+    from launcher.data.torch_datasets.open import opened
+    from launcher.data.torch_datasets.repeatable_items import unsteady
 
     one = opened(job.data, job.seed, job.security.allow)
     if one.reading == "shuffled":  # a Source defines its own order

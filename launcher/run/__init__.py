@@ -1,7 +1,6 @@
 """One request from its plan to its last step, here or as a job of Slurm: checks, run folder, phases."""
 
 __all__ = [
-    "cures",
     "curve",
     "execute",
     "frozen_request",
@@ -14,4 +13,5 @@ __all__ = [
     "slurm_files",
     "status_logs_cancel",
     "submit_to_cluster",
+    "try_cures",
 ]

@@ -23,13 +23,13 @@ from launcher.plan.step_order import Phase
 from launcher.plan.verbs import starts, verb
 from launcher.run import resume, status
 from launcher.run.launch import Start
-from launcher.run.viewers import Viewers, viewers
+from launcher.run.page_and_loggers import Viewers, viewers
 from launcher.runtime import gc_thresholds, run_folder
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile
 from launcher.runtime.signals import check
-from launcher.steps import module, on_files, rank_work
-from launcher.steps.rank_steps import RankSteps
+from launcher.steps import module, on_files, rank_entry_points
+from launcher.steps.sent_to_ranks import RankSteps
 
 if TYPE_CHECKING:
     from launcher.run.external_ranks.leader import FollowerRanks
@@ -167,13 +167,13 @@ def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
         return _tried(run, todo, hear) if run.trial else _external(run, todo, hear)
     if run.start.mode == "inproc":
         gc_thresholds.as_usual()
-        return _inproc(run, partial(rank_work.work, todo=todo), hear)
+        return _inproc(run, partial(rank_entry_points.work, todo=todo), hear)
 
-    from launcher.runtime.processes.start import run_ranks
+    from launcher.runtime.processes.start_and_restart import run_ranks
 
     launch = run.job.launch
     done = run_ranks(
-        partial(rank_work.work, todo=todo),
+        partial(rank_entry_points.work, todo=todo),
         run.plan.sizes.grid.size,
         device=run.start.device,
         backend=run.start.backend,
@@ -183,7 +183,7 @@ def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
         port=launch.port,
         threads=launch.threads,
         on_message=hear,
-        share=partial(rank_work.shared, todo),
+        share=partial(rank_entry_points.shared, todo),
         polls=launch.signal_save,
     )
     return done[0]
@@ -259,7 +259,7 @@ def _external(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
 
 def _tried(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     """Runs a trial in children of the ranks of an outer launcher."""
-    from launcher.run.external_ranks.dry_run import ExternalTrial
+    from launcher.run.external_ranks.trial_layouts import ExternalTrial
 
     assert run.others is not None
     launch = run.job.launch
@@ -321,7 +321,7 @@ def _logged(path: Path) -> Iterator[None]:
 
 def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
     """Runs the phase in a child process, whose end frees its memory and torch threads."""
-    from launcher.runtime.processes.start import run_ranks
+    from launcher.runtime.processes.start_and_restart import run_ranks
 
     figures = dict(results)
     launch = run.job.launch

@@ -11,7 +11,7 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
 from launcher.plan import recompute_auto
-from launcher.plan.fits_machine import HEAP, KEY, Fit, Free, fit, least, problems
+from launcher.plan.fits_free_memory import HEAP, KEY, Fit, Free, fit, least, problems
 from launcher.plan.lighter_layouts import LighterLayout, lighter
 from launcher.plan.memory.fits_cluster import KEY as ROOM
 from launcher.plan.memory.fits_cluster import tightest
@@ -22,7 +22,7 @@ from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from launcher.run.launch import Start, mode, outer_size
-from launcher.runtime import machine
+from launcher.runtime import free_memory
 from launcher.runtime.cluster.launch_env import place
 
 
@@ -34,7 +34,7 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
     if job.launch.check_memory:
         refuse(_roomy(job, plan))
     ranks = local_ranks(job, plan)
-    free = machine.available_memory(len(ranks), start.device) if ranks else None
+    free = free_memory.available_memory(len(ranks), start.device) if ranks else None
     memory_fit = None if free is None else _fit(job, plan, ranks, free)
     if free is None or memory_fit is None:
         return start
@@ -53,7 +53,7 @@ def with_device_memory(job: Job) -> Job:
     from launcher.runtime import device as devices
 
     kind = devices.accelerator()
-    free = machine.available_memory(1, kind) if kind is not None and devices.count(kind) else None
+    free = free_memory.available_memory(1, kind) if kind is not None and devices.count(kind) else None
     if free is None or not free.devices:
         return job
     cluster = job.cluster.model_copy(update={"memory_gb": free.devices[0] / GB})
@@ -89,7 +89,7 @@ def shortage(job: Job, plan: Plan) -> str | None:
     if not job.launch.check_memory or job.launch.device not in ("cpu", "auto"):
         return None
     ranks = local_ranks(job, plan)
-    free = machine.ram() if ranks else None
+    free = free_memory.ram() if ranks else None
     if free is None:
         return None
     memory_fit = _fit(job, plan, ranks, free)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.checkpoint.read import Checkpoint
-from launcher.data.checks import with_data_read
+from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.file_digests import contents
 from launcher.errors import Problem, printable
 from launcher.job.schema import redact
@@ -16,7 +16,7 @@ from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.optim import Constant, CosineRestarts
 from launcher.job.schema.user_class import Target
 from launcher.optim.schedule import factor
-from launcher.plan.changed_settings import CHOSEN, DERIVED, Difference, differences
+from launcher.plan.may_change_on_resume import CHOSEN, DERIVED, Difference, differences
 from launcher.plan.plan import Plan
 from launcher.plan.values.note import Note
 

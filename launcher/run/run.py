@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.console import say, tell
 from launcher.errors import DONE, Problem, RequestError, refuse
-from launcher.job.schema.job import Job, Launch
+from launcher.job.schema.job import Job
+from launcher.job.schema.launch import Launch
 from launcher.optional import drill_report, layout_search
 from launcher.plan.plan import Plan, impossible
 from launcher.plan.schedule.timeline import text as drawn

@@ -17,7 +17,8 @@ from typing import Any
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.console import say
 from launcher.errors import Problem, RunError
-from launcher.job.schema.job import Job, Slurm
+from launcher.job.schema.job import Job
+from launcher.job.schema.launch import Slurm
 from launcher.plan.plan import Plan
 from launcher.plan.values.note import Note
 from launcher.run import frozen_request, slurm_files

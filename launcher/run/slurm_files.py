@@ -9,7 +9,7 @@ from shlex import quote
 from signal import SIGUSR2
 
 from launcher.errors import DONE, INTERRUPTED, REFUSED, REQUEUE
-from launcher.job.schema.job import Slurm
+from launcher.job.schema.launch import Slurm
 from launcher.run import frozen_request
 from launcher.runtime.cluster.launch_env import SECRET_FILE
 

@@ -23,7 +23,7 @@ from launcher.job.schema.steps import Step
 from launcher.optional import opened
 from launcher.plan.verbs import verb
 
-__all__ = ["file_checks", "on_files", "on_ranks", "rank_steps", "rank_work"]
+__all__ = ["file_checks", "on_files", "on_ranks", "rank_entry_points", "sent_to_ranks"]
 
 
 def module(step: Step) -> Any:

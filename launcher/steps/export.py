@@ -281,26 +281,26 @@ def _compared(
     ``itself``: the model that transformers must get when it opens the folder. Raises ``RunError`` if a
     difference is too large.
     """
-    from launcher.steps.model import exported_folder, single_process
+    from launcher.steps.model import exported_folder, held_out_loss, weights_in_one_process
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     there = read(run, new)
-    made = single_process.with_values(_exported_job(step, job), there)
+    made = weights_in_one_process.with_values(_exported_job(step, job), there)
     if itself is not None:
         exported_folder.check_logits(made, itself, job, new)
     trained = {} if _merged(step, job) else _trained(step, run)
     if dtypes := _check_rounding(trained, there):
         # the run's loss is that of the weights before rounding
-        made = single_process.with_values(job, trained)
+        made = weights_in_one_process.with_values(job, trained)
         say(f"export: weights are rounded once, to the nearest in {dtypes} (steps.export.dtype)")
     of = AVERAGED if step.weights == "ema" else ""
     if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
-        loss = single_process.held_out_loss(made, job, 1, terms)  # only shows that it runs
+        loss = held_out_loss.held_out_loss(made, job, 1, terms)  # only shows that it runs
         alone = "no 'evaluate' of these weights to compare with"
         say(f"export: validation loss {loss:.6f} of one batch in one process ({alone})")
         return {"exported_loss": loss}
 
-    loss = single_process.held_out_loss(made, job, _batches(job), terms)
+    loss = held_out_loss.held_out_loss(made, job, _batches(job), terms)
 
     was = before[f"val_loss{of}"]
     gap = abs(loss - was)
@@ -412,12 +412,12 @@ def _apart(step: Export, job: Job) -> bool:
 
 def exported(run: RunFiles) -> nn.Module:
     """The model that the last earlier ``export`` has written, in one process."""
-    from launcher.steps.model import single_process
+    from launcher.steps.model import weights_in_one_process
 
     made = run.maker(EXPORTED)
     assert made is not None, "the planner wants an export before what reads one"
     at = replace(run, name=made[0])
-    return single_process.with_values(_exported_job(_step(at), run.job), read(at, export_folder(at)))
+    return weights_in_one_process.with_values(_exported_job(_step(at), run.job), read(at, export_folder(at)))
 
 
 def _exported_job(step: Export, job: Job) -> Job:

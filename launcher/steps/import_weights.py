@@ -10,15 +10,15 @@ from launcher.checkpoint.cast import Cast, differing, exact
 from launcher.checkpoint.foreign.mismatches import strange
 from launcher.checkpoint.foreign.names import renamed, to_ours
 from launcher.checkpoint.foreign.read import form_of, import_whole, outline, read_incoming
-from launcher.checkpoint.foreign.strategies import open_strategy
+from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.full_tensors import FullTensors, RenamedTensors
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.store import latest, point, step_folder
-from launcher.data.checks import with_data_read
+from launcher.data.cifar10_fallback import with_data_read
 from launcher.errors import Problem, RequestError, error_text
 from launcher.job.schema.steps import Import
-from launcher.plan.changed_settings import recorded
+from launcher.plan.may_change_on_resume import recorded
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import bytes_text, many
 from launcher.steps.file_checks import FileChecks, RunFiles

@@ -10,7 +10,6 @@ from typing import Any
 
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.store import TRAINING, latest
-from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
 from launcher.optional import drill
 from launcher.plan.verbs import loads
@@ -19,10 +18,11 @@ from launcher.runtime.training import save, state
 from launcher.runtime.training.monitored_metrics import forget_absent
 from launcher.runtime.training.session import Session
 from launcher.steps import module
+from launcher.steps.emergency_save import rescued
 from launcher.steps.model import build_session, out_of_memory
-from launcher.steps.model.build_session import newest_whole
+from launcher.steps.model.newest_checkpoint import newest_whole
 from launcher.steps.model.shared_construction import SharedMetaModels
-from launcher.steps.rank_steps import RankSteps
+from launcher.steps.sent_to_ranks import RankSteps
 
 
 def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
@@ -105,7 +105,7 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
             live.emit({"text": f"going on from {resume.name}, after {done}{doubt}"})
     elif isinstance(todo.job.model, HuggingFace) and todo.job.model.weights:
         build_session.read(live, todo.job.model)
-    live.on_stop = partial(_rescued, live, todo.job, live.step)
+    live.on_stop = partial(rescued, live, todo.job, live.step)
     return live
 
 
@@ -122,8 +122,3 @@ def _again(live: Session, todo: RankSteps) -> Path | None:
         return newest or todo.resume
     undamaged = newest_whole(live.world, checkpoints, live.trust, lambda text: live.emit({"text": text}))
     return undamaged or todo.resume
-
-
-def _rescued(live: Session, job: Job, since: int) -> str | None:
-    """Saves if steps were trained ``since`` the weights were loaded; returns the checkpoint's name."""
-    return save.save(live, job.checkpoint.keep).name if live.step > since else None

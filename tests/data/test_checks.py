@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from launcher.data import mnist5k
-from launcher.data.checks import check, resolve
+from launcher.data.checks import check
+from launcher.data.cifar10_fallback import resolve
 from launcher.data.open import open_data
 from launcher.errors import RequestError
 from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, RandomTokens, Text, Tokens

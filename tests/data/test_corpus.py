@@ -13,7 +13,10 @@ from launcher.job.schema.data import Text
 
 
 def test_the_shipped_text_is_the_one_that_its_source_note_describes():
-    data, note = text_files.SHIPPED.read_bytes(), text_files.SHIPPED.with_name("SOURCE.md").read_text(encoding="utf-8")
+    data, note = (
+        text_files.SHIPPED.read_bytes(),
+        text_files.SHIPPED.with_name("SOURCE.md").read_text(encoding="utf-8"),
+    )
     assert f"{len(data):,} bytes" in note
     assert sha256(data).hexdigest() in note
     assert set(data) <= {10, *range(32, 127)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.data import text_tokenizer
+from launcher.data import train_byte_pairs
 from launcher.data.model_tokenizer import check_tokenizer
 from launcher.job.compose import compose
 
@@ -20,7 +20,7 @@ def folder(path: Path) -> Path:
 
 
 def tokenizer(path: Path, text: str = "to be or not to be", size: int = 260) -> Path:
-    text_tokenizer.train(text, size).save(str(path))
+    train_byte_pairs.train(text, size).save(str(path))
     return path
 
 

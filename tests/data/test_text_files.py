@@ -9,8 +9,8 @@ import os
 
 import pytest
 
-from launcher.data import text_tokenizer
-from launcher.data.text_files import check_absent, check_text
+from launcher.data import text_tokenizer, train_byte_pairs
+from launcher.data.text_file_checks import check_absent, check_text
 from launcher.job.schema.data import Text
 
 
@@ -22,7 +22,7 @@ def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
         [problem] = [*check_text(settings), *check_absent(settings)]
         return str(problem.key), problem.text, problem.cure
 
-    text_tokenizer.train("to be or not to be\n" * 50, 270).save(str(tmp_path / "tokenizer.json"))
+    train_byte_pairs.train("to be or not to be\n" * 50, 270).save(str(tmp_path / "tokenizer.json"))
     assert said(tmp_path / "no.json", 300) == ("data.tokenizer_file", f"{tmp_path / 'no.json'}: no such file", "")
     assert said(tmp_path / "tokenizer.json", 256) == (
         "data.vocab_size",

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data import text_files, text_tokenizer
+from launcher.data import text_files, text_tokenizer, train_byte_pairs
 from launcher.data.open import open_data
-from launcher.data.plain_text import open_text
 from launcher.data.text_tokenizer import decode_bytes, encode_bytes
+from launcher.data.text_windows import open_text
 from launcher.job.schema.data import Text
 
 
@@ -35,7 +35,7 @@ def test_bpe_reads_the_shipped_text_back_and_is_trained_the_same_each_time():
 
 
 def test_a_tokenizer_read_from_a_file_is_the_one_that_was_saved(tmp_path):
-    trained = text_tokenizer.train("to be or not to be\n" * 50, 270)
+    trained = train_byte_pairs.train("to be or not to be\n" * 50, 270)
     trained.save(str(tmp_path / "tokenizer.json"))
     settings = Text(
         name="text", tokenizer="file", tokenizer_file=str(tmp_path / "tokenizer.json"), vocab_size=300, seq_len=32

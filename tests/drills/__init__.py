@@ -90,9 +90,9 @@ def imported() -> None:
     """Import all that a run needs, once: what is ``forked`` has it."""
     import launcher.__main__
     import launcher.run.external_ranks.leader
-    import launcher.runtime.processes.start
+    import launcher.runtime.processes.start_and_restart
     import launcher.steps.certify
-    import launcher.steps.model.single_process
+    import launcher.steps.model.weights_in_one_process
     import launcher.steps.on_ranks
     import launcher.steps.sample  # noqa: F401
 

@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 from launcher.__main__ import main
-from launcher.plan.changed_settings import class_of
+from launcher.plan.may_change_on_resume import class_of
 from tests.drills import Tally
 
 BASE = (

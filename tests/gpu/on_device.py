@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.runtime.cluster.world import World
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 
 T = TypeVar("T")
 

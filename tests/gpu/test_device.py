@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.job.schema.job import Job, Train
+from launcher.job.schema.job import Job
+from launcher.job.schema.train import Train
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training.throughput import peak_flops
 from tests.gpu import rank_work

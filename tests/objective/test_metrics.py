@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.data import text_tokenizer
-from launcher.data.plain_text import open_text
+from launcher.data import text_tokenizer, train_byte_pairs
+from launcher.data.text_windows import open_text
 from launcher.errors import RunError
 from launcher.job.schema.data import Text
 from launcher.job.schema.objective import Accuracy, BitsPerByte, CrossEntropy, Perplexity, TopK
@@ -46,7 +46,7 @@ def test_classes_may_be_dim_1():
 
 def test_bytes_of_tokens_are_those_of_the_text():
     text = "To be, or not to be: that is the question; täglich grüßt — 你好\r\n" * 40
-    tokenizer = text_tokenizer.train(text, 300)
+    tokenizer = train_byte_pairs.train(text, 300)
     sizes = text_tokenizer.token_bytes(tokenizer)
     assert sum(sizes[i] for i in text_tokenizer.encode(tokenizer, text)) == len(text.encode())
     assert max(sizes) > 3

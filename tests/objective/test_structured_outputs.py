@@ -15,7 +15,7 @@ from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import plan_job
-from launcher.steps.model import single_process
+from launcher.steps.model import held_out_loss
 from tests.objective import trained
 from tests.parallel.sources import Holed
 from tests.parity import job, plain
@@ -70,7 +70,7 @@ def test_it_trains_as_plain_torch_does(layout: str, tmp_path: Path) -> None:
             loss, far = mean(model(held.tokens), held.following)
         want.held_out = {"val_loss": loss.item(), "val_far": far.item()}
         trained.assert_same(got, want)
-        assert single_process.held_out(model, jobs[kind], None)["loss"] == pytest.approx(loss.item(), rel=1e-12)
+        assert held_out_loss.held_out(model, jobs[kind], None)["loss"] == pytest.approx(loss.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

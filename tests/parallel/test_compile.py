@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RequestError, RunError
-from launcher.job.schema.job import Compile, Job
+from launcher.job.schema.job import Job
+from launcher.job.schema.train import Compile
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from launcher.parallel.checks import check, where
 from launcher.parallel.mesh import cut, local
 from launcher.parallel.parallel_model import ParallelModel
+from launcher.parallel.placement_check import check, where
 from launcher.plan.values.layout import Layout
 from launcher.planner.plan_job import plan_job
 from tests.parity import build, job, plain

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.parallel.checks import check_agreement
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.deferred_init.constructor import record
 from launcher.parallel.deferred_init.tape import Tape
+from launcher.parallel.rank_agreement import check_agreement
 from launcher.parallel.stages import StagePart
 from launcher.plan.cut.stages import Stage
 from launcher.runtime.faults import RanksFailed

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.user_class import Target
-from launcher.plan.changed_settings import (
+from launcher.plan.may_change_on_resume import (
     ASIDE,
     CHOSEN,
     DERIVED,
@@ -29,7 +29,7 @@ KEYS = sorted({*schema_keys.everywhere()} - {*SECTIONS})
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_setting_is_in_one_class(key):
-    assert len(class_of(key)) == 1, "say in plan/changed_settings.py what a resume does about it"
+    assert len(class_of(key)) == 1, "say in plan/may_change_on_resume.py what a resume does about it"
 
 
 @pytest.mark.parametrize("key", [*SECTIONS, "train.brand_new", "parallel.pipeline.brand_new", "brand_new"])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from launcher.job.schema.job import Job
-from launcher.plan.fits_machine import PROCESS, Fit, Free, fit, least, problems
+from launcher.plan.fits_free_memory import PROCESS, Fit, Free, fit, least, problems
 from launcher.plan.lighter_layouts import lighter
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
-from launcher.data import text_tokenizer
+from launcher.data import train_byte_pairs
 from launcher.data.chat.samples import open_chat
 from launcher.job.schema.data import Chat
 
@@ -40,7 +40,7 @@ def test_tokens_and_the_mask_of_the_assistant(marked: bool, tmp_path: Path) -> N
 
     path = tmp_path / "tokenizer.json"
     text = "Hi there, you. Hello! More? No. OK you help be brief. " * 9
-    tokenizer = text_tokenizer.train_on([text], 420, ["<|im_start|>", "<|im_end|>"])
+    tokenizer = train_byte_pairs.train_on([text], 420, ["<|im_start|>", "<|im_end|>"])
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # as GPT-2 and Llama 3 have it
     tokenizer.save(str(path))
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), eos_token="<|im_end|>", chat_template=TEMPLATE)

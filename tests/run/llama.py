@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from launcher.checkpoint.foreign.names import TO_LLAMA, renamed
-from launcher.data import text_tokenizer
+from launcher.data import train_byte_pairs
 from launcher.job.schema.models import LanguageModel
 from launcher.models.build import build_model
 
@@ -33,5 +33,5 @@ def write(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.T
     folder.mkdir(parents=True)
     save_file({new[name]: t for name, t in ours.items()}, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    text_tokenizer.train("to be or not to be\n" * 50, VOCABULARY).save(str(folder / "tokenizer.json"))
+    train_byte_pairs.train("to be or not to be\n" * 50, VOCABULARY).save(str(folder / "tokenizer.json"))
     return ours

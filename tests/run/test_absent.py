@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import HashStore
 
 from launcher.errors import RunError
-from launcher.run.external_ranks.dry_run import LAST_WORD_S
+from launcher.run.external_ranks.trial_layouts import LAST_WORD_S
 from launcher.runtime.cluster import rendezvous
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import CAUSE, Messages, Secret

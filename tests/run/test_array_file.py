@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.job.schema.job import Slurm
+from launcher.job.schema.launch import Slurm
 from launcher.run.slurm import resolved
 from launcher.run.slurm_files import ManyRuns, RankLayout, array_text
 

@@ -11,7 +11,7 @@ from launcher.__main__ import check_words
 from launcher.errors import RequestError
 from launcher.job.compose import BadRequest, compose
 from launcher.job.cures.paste import pasted
-from launcher.run.cures import examine
+from launcher.run.try_cures import examine
 
 BASE = ("recipe=lm_single", "data=random_tokens", "data.vocab_size=64", "steps=[train]")
 MODEL = ("model=null", "model._target_=first_package.Net")

@@ -12,11 +12,11 @@ import pytest
 from launcher.__main__ import main
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.plan.fits_machine import Free
+from launcher.plan.fits_free_memory import Free
 from launcher.planner.plan_job import plan_job
 from launcher.run import memory_check
 from launcher.run.launch import Start
-from launcher.runtime import machine
+from launcher.runtime import free_memory
 from tests.run.launching import ROOT, TINY, started, status
 
 HUGE = (*TINY, "model=lm", "model.dim=32768", "model.heads=64", "model.layers=16", "data.vocab_size=32768",
@@ -30,8 +30,8 @@ def tiny(*overrides: str) -> Job:
 
 def having(monkeypatch: pytest.MonkeyPatch, *, mb: float, devices: tuple[int, ...] = ()) -> None:
     there = Free(int(mb * 2**20), devices=devices, kind="cuda")
-    monkeypatch.setattr(machine, "ram", lambda: there)
-    monkeypatch.setattr(machine, "available_memory", lambda ranks, device: there)
+    monkeypatch.setattr(free_memory, "ram", lambda: there)
+    monkeypatch.setattr(free_memory, "available_memory", lambda ranks, device: there)
 
 
 def test_terabytes_are_refused_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

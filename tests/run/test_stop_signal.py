@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.job.schema.job import Slurm
+from launcher.job.schema.launch import Slurm
 from launcher.run.slurm import LEAST, USUAL, resolved
 
 

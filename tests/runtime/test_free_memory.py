@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan.fits_machine import Free
-from launcher.runtime.machine import available_memory, ram
+from launcher.plan.fits_free_memory import Free
+from launcher.runtime.free_memory import available_memory, ram
 
 MB = 1 << 20
 

@@ -9,7 +9,7 @@ import statistics
 import pytest
 import torch
 
-from launcher.runtime import machine
+from launcher.runtime import malloc
 from launcher.runtime.cluster.world import World
 from tests.ranks import here
 
@@ -37,11 +37,11 @@ def new_pages(world: World) -> float:
 
 
 def test_steps_take_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in machine.MALLOC_VARIABLES:
+    for name in malloc.MALLOC_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert max(here(new_pages, 2)) < PAGES / 10
 
 
-@pytest.mark.parametrize("name", machine.MALLOC_VARIABLES)
+@pytest.mark.parametrize("name", malloc.MALLOC_VARIABLES)
 def test_what_users_say_of_it_stands(name: str) -> None:
-    assert not machine.keep_freed_memory({name: "4096"})
+    assert not malloc.keep_freed_memory({name: "4096"})

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Interrupted
 from launcher.runtime.processes.fork_server import only_imported, start_here
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 
 
 def work(world: World) -> None:

@@ -20,7 +20,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.training import save
 from launcher.steps import module
 from launcher.steps.inference.output_file import SampleParts, join_parts, part_file, write_part
-from launcher.steps.model import build_session, single_process
+from launcher.steps.model import build_session, weights_in_one_process
 from tests.ranks import DRAWN, on_ranks
 
 COMMON = (
@@ -51,7 +51,7 @@ def predicted(world: World, job: Job, plan: Plan, folder: Path, steps: tuple[Pre
 
 @torch.no_grad()
 def by_plain_torch(job: Job, checkpoint: Path, *inputs: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = single_process.from_checkpoint(job, checkpoint).eval()(*inputs)
+    out: torch.Tensor = weights_in_one_process.from_checkpoint(job, checkpoint).eval()(*inputs)
     return out
 
 

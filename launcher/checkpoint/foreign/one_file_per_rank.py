@@ -10,7 +10,7 @@ from typing import Literal
 
 from launcher.checkpoint.chunked import gathered
 from launcher.checkpoint.foreign.read import foreign, form_of, is_foreign
-from launcher.checkpoint.foreign.strategies import open_strategy
+from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.store import check_apart, check_destination

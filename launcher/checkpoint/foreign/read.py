@@ -16,7 +16,7 @@ import numpy.typing as npt
 from launcher.checkpoint.chunked import gathered
 from launcher.checkpoint.foreign.hugging_face import INDEX, SINGLE_FILE, read_hf
 from launcher.checkpoint.foreign.names import Table, kind_of, renamed
-from launcher.checkpoint.foreign.strategies import open_strategy
+from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.foreign.torch_dcp import METADATA_FILE, read_dcp
 from launcher.checkpoint.full_tensors import Blobs, FullTensors, RenamedTensors, chunks
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from launcher.data.chat.conversation_files import BadRow, DataRow, conversation, files, read_rows
 from launcher.data.chat.template import CONFIG, TEMPLATE, ChatTokenizer, Labelled, chat_tokenizer
 from launcher.data.file_kinds import BadFile
-from launcher.data.prepare import shards
+from launcher.data.prepare import lock, shards
 from launcher.data.prepare.child_processes import cores, encoders
 from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.prepare.documents import Position
@@ -198,7 +198,7 @@ def make(settings: Chat, say: Callable[[str], None], speed: ProgressReporter) ->
     if shards.published(final) is not None:
         return
     folder = shards.working_folder(final)
-    with writing(folder), shards.locked(folder, say):
+    with writing(folder), lock.locked(folder, say):
         if shards.published(final) is not None:
             shards.remove_unused(folder)
             return

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data import text_files, text_tokenizer
+from launcher.data import text_files, train_byte_pairs
 from launcher.data.prepare.documents import Bad, Kind, documents
 from launcher.data.prepare.encode import Encoder, Recipe
 from launcher.job.schema.data import Text
@@ -113,6 +113,6 @@ def _encoded(recipe: Recipe, task: Encode | EncodeLines) -> Encoded:
 def _trained(task: TrainTokenizer | TrainText) -> str:
     if isinstance(task, TrainText):
         part, _ = text_files.split(task.settings)
-        return str(text_tokenizer.train(part.tobytes().decode(), task.settings.vocab_size).to_str())
+        return str(train_byte_pairs.train(part.tobytes().decode(), task.settings.vocab_size).to_str())
     texts = [t for b in task.blocks for t in documents(b.kind, b.data, b.field, b.first).texts]
-    return str(text_tokenizer.train_on(texts, task.vocab_size, [task.end_of_document]).to_str())
+    return str(train_byte_pairs.train_on(texts, task.vocab_size, [task.end_of_document]).to_str())

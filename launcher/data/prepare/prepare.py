@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from launcher.data.file_kinds import BadFile
-from launcher.data.prepare import shards
+from launcher.data.prepare import lock, shards
 from launcher.data.prepare.child_processes import Encoded, cores, encode, encoders
 from launcher.data.prepare.corpus_digest import VERSION, TextCorpus
 from launcher.data.prepare.corpus_formats import CorpusFile, corpus_file, named, packing_errors, unpacked
@@ -63,7 +63,7 @@ def prepare(settings: Prepare, say: Say, speed: ProgressReporter) -> PreparedTok
     files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
     corpus = TextCorpus.from_files(settings, files)
     dst, folder = Path(settings.dst), shards.working_folder(Path(settings.dst))
-    with writing(folder), shards.locked(folder, say):
+    with writing(folder), lock.locked(folder, say):
         said_so = shards.published(dst)
         if said_so is not None and corpus.is_in(said_so):
             shards.remove_unused(folder)

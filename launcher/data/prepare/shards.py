@@ -1,72 +1,30 @@
-"""Output shards: locked, recorded one by one so that prepare can be resumed, and published."""
+"""Output shards: recorded one by one so that prepare can be resumed, and published."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.documents import Position
+from launcher.data.prepare.lock import LOCK
 from launcher.data.prepare.progress import Progress
 from launcher.data.tokens.formats import token_file
 from launcher.untrusted.files import read_json
 
-LOCK = ".lock"
 MANIFEST = "prepared.json"
 TOKENIZER = "tokenizer.json"
 BEGUN = "begun.json"  # the digest of the corpus; the folder is emptied for another one
-POLL_S = 0.1
 
 
 def working_folder(dst: Path) -> Path:
     """The folder beside ``dst``, which replaces ``dst`` once it is complete."""
     dst = Path(os.path.realpath(dst))
     return dst.with_name(f".{dst.name}.unfinished")
-
-
-@contextmanager
-def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Creates and locks ``folder``; waits while another process works in it. That process may rename it."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            file = (folder / LOCK).open("w")
-        except FileNotFoundError:  # its maker has just finished
-            continue
-        with file:
-            _wait(file.fileno(), folder, say)
-            if _is_at(file.fileno(), folder / LOCK):
-                yield
-                return
-
-
-def _wait(fd: int, folder: Path, say: Callable[[str], None]) -> None:
-    announced = False
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if not announced:
-                say(f"another process is at work in {folder}: waiting for it")
-            announced = True
-            time.sleep(POLL_S)
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    mine = os.fstat(fd)
-    with suppress(FileNotFoundError):
-        there = os.stat(path)
-        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
-    return False
 
 
 def shard_name(number: int) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from launcher.data import text_files, text_tokenizer
-from launcher.data.prepare import shards
+from launcher.data.prepare import lock, shards
 from launcher.data.prepare.child_processes import EncodeLines, TrainText, cores, encode, encoders, train
 from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.prepare.corpus_formats import CorpusFile
@@ -70,7 +70,7 @@ def make(settings: Text, say: Callable[[str], None], speed: ProgressReporter) ->
     if _complete(final):
         return
     folder = shards.working_folder(final)
-    with writing(folder), shards.locked(folder, say):
+    with writing(folder), lock.locked(folder, say):
         if not _complete(final):
             _make(settings, folder, final, say, speed)
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.job.schema.data import RandomTokens
-from launcher.job.schema.job import Debug, Job
+from launcher.job.schema.debug import Debug
+from launcher.job.schema.job import Job
 from launcher.job.schema.models import LanguageModel
 from launcher.job.schema.objective import CrossEntropy
 from launcher.job.schema.parallel import Parallel, Pipeline

@@ -31,7 +31,7 @@ from launcher.plan.values.precision import DTYPE
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import GB
-from launcher.planner.param_layouts import laid_out
+from launcher.planner.loaded_param_layouts import laid_out
 from launcher.planner.trace_model import ModelRead
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
 
 def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: bool) -> list[StageGraphs]:
     """The graphs of each virtual stage; ``ours``: a model of this package, whose equal stages share one."""
-    from launcher.extras.device_matrix.run.equal_modules import StageCode, renamed
+    from launcher.extras.device_matrix.run.record_equal_modules import StageCode, renamed
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.stages import split, stage_graph, traced
 
@@ -241,8 +241,8 @@ def _stage_inputs(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[T
 
 def _recorded(module: nn.Module, inputs: Sequence[Tensor], ours: bool) -> StageGraphs:
     """Records both modes. In our models only torch modules may behave differently in evaluation."""
-    from launcher.extras.device_matrix.run.equal_modules import record_ours
     from launcher.extras.device_matrix.run.record import record as recorded
+    from launcher.extras.device_matrix.run.record_equal_modules import record_ours
     from launcher.parallel.dispatch.training_mode import evaluating
     from launcher.parallel.trace.code_between_modules import modal
 

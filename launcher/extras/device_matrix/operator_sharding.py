@@ -2,6 +2,7 @@
 
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.onto_plan import shard_operators
+from launcher.extras.device_matrix.operator_names import main_operators
 from launcher.extras.device_matrix.resolve import Sharding
 from launcher.extras.device_matrix.run.apply import (
     Weights,
@@ -12,7 +13,6 @@ from launcher.extras.device_matrix.run.apply import (
 )
 from launcher.extras.device_matrix.run.program import StageGroups
 from launcher.extras.device_matrix.show import operators_json, sharding_json, sharding_rows
-from launcher.extras.device_matrix.written import main_operators
 
 __all__ = [
     "Sharding",

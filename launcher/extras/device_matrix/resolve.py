@@ -21,12 +21,13 @@ from launcher.extras.device_matrix.hsdp import ShardedParam, at_rest
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_graph import OpGraph, OpNode
 from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
+from launcher.extras.device_matrix.operator_names import operator_names
 from launcher.extras.device_matrix.search.cost import CostModel, Layouts
 from launcher.extras.device_matrix.search.explore import Searches, SearchResult
 from launcher.extras.device_matrix.search.reasons import Reason, merged
 from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
-from launcher.extras.device_matrix.written import operator_names, read, unmatched
 from launcher.extras.device_matrix.written_operator import Written
+from launcher.extras.device_matrix.written_strategies import read, unmatched
 from launcher.job.schema.job import Job
 from launcher.plan.settings.mode import searches
 from launcher.plan.tensor_parallel.strategies_of_layouts import KEY as FILE

@@ -10,9 +10,10 @@ from typing import Any
 
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
+from launcher.extras.device_matrix.operator_names import main_operators, operator_names
 from launcher.extras.device_matrix.resolve import Sharding, StageSharding
 from launcher.extras.device_matrix.sharded_graph import ShardedGraph, moves
-from launcher.extras.device_matrix.written import as_written, main_operators, operator_names
+from launcher.extras.device_matrix.written_strategies import as_written
 from launcher.plan.tensor_parallel.operator_strategy_file import ASSIGNED, NAME_KEY, Searched, digest, text
 from launcher.plan.values.text import bytes_text, many, seconds_text
 

@@ -15,7 +15,8 @@ from launcher.errors import Problem, RunError
 from launcher.extras.layout_search import show
 from launcher.extras.layout_search.evaluate import Finalist, Predicted, SearchContext
 from launcher.extras.layout_search.show import Ranking
-from launcher.job.schema.job import Checkpoint, Debug, Job
+from launcher.job.schema.debug import Debug
+from launcher.job.schema.job import Checkpoint, Job
 from launcher.job.schema.logger import Logger
 from launcher.job.schema.search import Search
 from launcher.job.schema.steps import Train as TrainStep

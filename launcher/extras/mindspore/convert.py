@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.foreign.strategies import open_strategy
+from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.layout.derived import followed
 from launcher.checkpoint.layout.strategy import Strategy, match, single, whole_specs
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import fresh
 from launcher.checkpoint.tensorfile.disk import WriteBehind, sync, write_text
-from launcher.extras.mindspore.assumed_shapes import on_paper
+from launcher.extras.mindspore.layouts_without_checkpoint import on_paper
 from launcher.extras.mindspore.rank_files import (
     HeldTensors,
     RankFiles,
@@ -29,15 +29,9 @@ from launcher.extras.mindspore.rank_files import (
     whole_strategy,
     write_held,
 )
+from launcher.extras.mindspore.shapes_of_slices import of_slices, of_whole
 from launcher.extras.mindspore.strategy import StrategyFile
-from launcher.extras.mindspore.strategy_input import (
-    StrategyInput,
-    by_stage,
-    listed,
-    of_slices,
-    of_whole,
-    only_names,
-)
+from launcher.extras.mindspore.strategy_argument import StrategyInput, by_stage, listed, only_names
 from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.plan.values.tensor_spec import TensorSpec
 

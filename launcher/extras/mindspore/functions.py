@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.foreign.strategies import open_strategy
+from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.store import check_apart, check_empty
 from launcher.checkpoint.tensorfile.disk import replaced
 from launcher.checkpoint.transform import is_checkpoint
-from launcher.extras.mindspore.assumed_shapes import on_paper
 from launcher.extras.mindspore.convert import (
     check_rank,
     file_transform,
@@ -22,6 +21,7 @@ from launcher.extras.mindspore.convert import (
     write_ranks,
 )
 from launcher.extras.mindspore.encryption import MODES, CipherMode, check_key
+from launcher.extras.mindspore.layouts_without_checkpoint import on_paper
 from launcher.extras.mindspore.load_module import load_into, parameter
 from launcher.extras.mindspore.merge_strategies import merging
 from launcher.extras.mindspore.rank_files import SUFFIXES, RankSource, open_source, takes

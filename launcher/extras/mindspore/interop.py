@@ -1,6 +1,5 @@
 """What the core uses of MindSpore's files: the only module of this folder that it reaches."""
 
-from launcher.extras.mindspore.assumed_shapes import on_paper
 from launcher.extras.mindspore.convert import (
     Layouts,
     RankConversion,
@@ -20,6 +19,7 @@ from launcher.extras.mindspore.functions import (
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
+from launcher.extras.mindspore.layouts_without_checkpoint import on_paper
 from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.operator_strategies import (
     is_mindspores,
@@ -37,9 +37,10 @@ from launcher.extras.mindspore.rank_files import (
     rank_paths,
     write_held,
 )
+from launcher.extras.mindspore.shapes_of_slices import of_whole
 from launcher.extras.mindspore.strategy import StrategyFile
+from launcher.extras.mindspore.strategy_argument import StrategyInput, by_stage, listed, only_names
 from launcher.extras.mindspore.strategy_file import GroupFile, groups_text, read_strategy, strategy_text
-from launcher.extras.mindspore.strategy_input import StrategyInput, by_stage, listed, of_whole, only_names
 
 __all__ = [
     "GroupFile",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.checkpoint.foreign.strategies import is_ours
+from launcher.checkpoint.foreign.recognize_strategy import is_ours
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.store import check_outside_checkpoints
 from launcher.errors import Problem

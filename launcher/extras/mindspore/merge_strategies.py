@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher.checkpoint.foreign.strategies import is_ours
+from launcher.checkpoint.foreign.recognize_strategy import is_ours
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.disk import write_text

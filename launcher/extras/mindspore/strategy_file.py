@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 
 from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.extras.mindspore import protobuf
+from launcher.extras.mindspore.one_axis_per_dim import expanded
 from launcher.extras.mindspore.protobuf import BYTES, MOST_FIELDS, NUMBERS, ProtobufMessage, numbers, packet
 from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, StrategyForm
-from launcher.extras.mindspore.to_ours import expanded
 from launcher.untrusted.files import DIMS, brief, parsed, read_bytes
 
 

@@ -17,7 +17,7 @@ from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.requests import CheckedCell, SweepRequest
 from launcher.job.compose import BadRequest, Request, compose
 from launcher.job.overrides import quoted
-from launcher.job.schema.job import Slurm
+from launcher.job.schema.launch import Slurm
 from launcher.job.sweep_grid import Cell
 from launcher.run import slurm as slurm_jobs
 from launcher.run import slurm_files

@@ -8,7 +8,7 @@ from math import ceil
 
 from launcher.extras.sweep.equal_runs import run_digest
 from launcher.job.schema.job import Job
-from launcher.plan.fits_machine import HEAP, Free, fit
+from launcher.plan.fits_free_memory import HEAP, Free, fit
 from launcher.plan.plan import Plan
 from launcher.run.launch_device import device
 from launcher.run.memory_check import local_ranks

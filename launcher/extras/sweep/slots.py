@@ -9,7 +9,7 @@ from typing import Literal
 
 from launcher.extras.sweep.forecast import Forecast
 from launcher.job.schema.search import Sweep
-from launcher.runtime import machine as machine_memory
+from launcher.runtime import free_memory as machine_memory
 
 TIMED = ("step_ms", "tokens_per_s", "samples_per_s", "seconds")
 """Metrics that cells distort when they run at the same time."""

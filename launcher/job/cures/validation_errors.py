@@ -15,8 +15,8 @@ from pydantic_core import ErrorDetails
 from launcher.errors import Problem
 from launcher.job import intended_value
 from launcher.job.config_folders import ConfigFiles
-from launcher.job.cures import suggestions
-from launcher.job.cures.suggestions import NOT_NEGATED
+from launcher.job.cures import other_programs, suggestions
+from launcher.job.cures.other_programs import NOT_NEGATED
 from launcher.job.origins import Origins
 from launcher.job.overrides import OPERATORS, paste, shell, written
 from launcher.job.schema import keys
@@ -126,7 +126,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
         ours = origin is not None and origin.shipped  # set by a recipe for another option
-        meant = suggestions.switch(parts, value)
+        meant = other_programs.switch(parts, value)
         cure = f"{drop} {meant}".strip() if meant else drop if ours else ""
         return Problem(key, f"unknown key{_valid_here(parts, bad, data)}", cure)
     text = f"unknown key{did_you_mean(right)}"
@@ -154,7 +154,7 @@ def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> st
             f": a file has groups of keys, not dots: write {group.replace('.', ': {')}: {{{name}: ...}}"
             + "}" * group.count(".")
         )
-    why = suggestions.why_not(".".join(parts))
+    why = other_programs.why_not(".".join(parts))
     if why:
         return f": {why}"
     valid = schema_keys.names(parts[:bad], data)

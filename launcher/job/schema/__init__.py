@@ -8,6 +8,7 @@ __all__ = [
     "cluster",
     "components",
     "data",
+    "debug",
     "job",
     "keys",
     "launch",
@@ -21,5 +22,6 @@ __all__ = [
     "redact",
     "search",
     "steps",
+    "train",
     "user_class",
 ]

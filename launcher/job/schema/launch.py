@@ -1,12 +1,18 @@
-"""Settings of Kubernetes jobs, drills and the profiler."""
+"""Settings of how ranks start: on this machine, under Slurm, on Kubernetes."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+)
+from pydantic_core import PydanticCustomError
 
-from launcher.job.schema.base import Count, Flag, Index, Settings
+from launcher.job.schema.base import Count, Flag, Index, Many, Ranks, Settings
 
 Text = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 Folder = Annotated[str, Field(pattern=r"^/")]
@@ -35,43 +41,75 @@ class Kubernetes(Settings):
     node_selector: dict[str, Text] = {}
 
 
-class RankFault(Settings):
-    """A fault of a rank of the plan's grid in an optimizer step, counted from 1."""
-
-    rank: Index
-    step: Count
-
-
-class SlowRank(RankFault):
-    """A rank that is slow in this step and every later one."""
-
-    ms: float = Field(1000.0, gt=0, allow_inf_nan=False, description="milliseconds that it sleeps per step")
+SlurmTime = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),  # minutes
+    Field(pattern=r"^(\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2})$"),
+]
 
 
-class NodeFault(Settings):
-    """A fault of all ranks of a node, in an optimizer step, counted from 1."""
+def _one_word(text: str) -> str:
+    """Refuses spaces and line breaks: sbatch would read more options in a line, and bash lines of its own."""
+    if not text or any(c.isspace() or not c.isprintable() for c in text):
+        raise ValueError("should be one word")
+    return text
 
-    node: Index
-    step: Count
+
+SlurmName = Annotated[str, AfterValidator(_one_word)]
 
 
-class Drill(Settings):
-    """The faults; one of them is set."""
+class Slurm(Settings):
+    """A Slurm job. Its nodes and ranks are those of ``launch``."""
 
-    kill_rank: RankFault | None = Field(None, description="a rank is killed at the start of a step")
-    hang_rank: RankFault | None = Field(None, description="it never comes to the step's first collective")
-    slow_rank: SlowRank | None = Field(None, description="it sleeps in every step from then on")
-    torn_write: RankFault | None = Field(None, description="it is killed while it writes the checkpoint")
-    bitflip: RankFault | None = Field(
-        None, description="one bit of the newest checkpoint flips, and the rank is killed"
+    partition: SlurmName | None = None
+    account: SlurmName | None = None
+    time: SlurmTime | None = None
+    gpus_per_node: Index | None = None
+    cpus_per_task: Count | None = None
+    signal_s: Count | None = Field(
+        None, description="seconds before the end of its time that ranks save; null: as measured, else 300"
     )
-    disk_full: RankFault | None = Field(None, description="the disk takes no more of the checkpoint")
-    lose_node: NodeFault | None = Field(None, description="all ranks of a node are killed; torchrun or Slurm")
+    extra: tuple[str, ...] = Field((), description="more options of sbatch")
+    setup: tuple[str, ...] = Field((), description="lines of bash before the ranks start")
+    container: str | None = None
+    array: Flag = Field(True, description="a sweep is an array; false: one allocation for all of its cells")
+    array_parallel: Count | None = Field(
+        None, description="cells of a sweep at a time; null: an array's all, an allocation's one"
+    )
+    submit: Flag = Field(True, description="false: write the batch file only")
 
 
-class Profiler(Settings):
-    """The profiler. ``steps``: the first and the last optimizer step of the window, counted from 1."""
+NOT_NAMES = ("gpu", "gpus", "nvidia", "none", "null", "true", "false")
 
-    steps: tuple[Count, Count] | None = Field(None, description="null: all of the training")
-    ranks: tuple[Index, ...] | None = Field(None, min_length=1, description="null: each rank")
-    memory: Flag = Field(False, description="a snapshot of the device's memory; on a CPU: bytes in the trace")
+
+def _torch_name(name: str) -> str:
+    """Accepts torch's names for devices and backends, but not common words for a GPU."""
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in NOT_NAMES:
+        raise PydanticCustomError("torch_name", "should be a name that torch has, in lower case")
+    return name
+
+
+TorchName = Annotated[str, AfterValidator(_torch_name)]
+
+
+class Launch(Settings):
+    """How ranks start. ``nproc``: ranks per node; null: as many as the layout needs."""
+
+    mode: Literal["auto", "spawn", "external", "inproc"] = "auto"
+    nproc: Ranks | None = None
+    nnodes: Ranks = 1
+    backend: Literal["auto", "gloo", "nccl"] | TorchName = "auto"
+    device: Literal["auto", "cpu", "cuda"] | TorchName = "auto"
+    max_restarts: Index = 0
+    elastic: Flag = Field(
+        False, description="fewer ranks of torchrun than before: continue with those that are left"
+    )
+    timeout_s: float = Field(600.0, gt=0)
+    port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="null: a free one, chosen by the system"
+    )
+    threads: Many = Field(1, description="CPU threads per rank")
+    check_memory: Flag = Field(True, description="refuse what does not fit the memory of this machine")
+    signal_save: Flag = Field(True, description="a signal that asks to stop: save a checkpoint first")
+    slurm: Slurm | None = Field(None, description="a job of Slurm in place of ranks here")
+    k8s: Kubernetes | None = Field(None, description="a job of Kubernetes, written in place of ranks here")

@@ -25,9 +25,9 @@ from launcher.parallel.tensor_parallel.collectives import Axis, bring
 from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState
 from launcher.parallel.tensor_parallel.sharding_tracker import FollowCalls, FollowOps, ShardingTracker
 from launcher.parallel.trace.code_between_modules import RUNNING, refusing
+from launcher.parallel.trace.data_dependence import looking
 from launcher.parallel.trace.model_facts import NORMS, meta
 from launcher.parallel.trace.run_on_values import looks, zeros
-from launcher.parallel.trace.watch import looking
 from launcher.plan.cut.sequence_chunks import shortened
 from launcher.plan.tensor_parallel.operators import ADAPTED, KEY, Cut, Operator, splits, tp_dim
 from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperator, TensorParallelPlan

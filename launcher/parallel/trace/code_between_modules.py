@@ -22,11 +22,11 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import changed, counters, reading, snapshot
 from launcher.parallel.trace.attribute_side_effects import SideChannels
+from launcher.parallel.trace.forward_observer import ForwardObserver, watching
 from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing
 from launcher.parallel.trace.moving_state import unentangled
 from launcher.parallel.trace.output_specs import spec
 from launcher.parallel.trace.run_on_values import InMemory, Observers, cast, run_module
-from launcher.parallel.trace.watch import ForwardObserver, watching
 from launcher.plan.cut.stages import covers
 from launcher.plan.refusals.model import DTYPES
 from launcher.plan.values.operations import Operations

@@ -27,11 +27,11 @@ from launcher.parallel.trace.code_between_modules import (
     trace,
     trace_ours,
 )
+from launcher.parallel.trace.forward_observer import ForwardObserver, watching
 from launcher.parallel.trace.memory_and_gradients import memory, trained
 from launcher.parallel.trace.moving_state import drifting, moving
 from launcher.parallel.trace.output_specs import memory_dims, output_specs, spec, specs
 from launcher.parallel.trace.run_on_values import Observers, looks, run_module
-from launcher.parallel.trace.watch import ForwardObserver, watching
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.uncut_modules import units
 from launcher.plan.cut.written_stages import owner

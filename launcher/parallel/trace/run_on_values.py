@@ -16,10 +16,10 @@ from launcher.parallel.cost.kernels import Meter
 from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.modes import tree_map_only
 from launcher.parallel.model_state.deep_copy import copied, hooks, keep
+from launcher.parallel.trace.forward_observer import ForwardObserver
 from launcher.parallel.trace.graph_recorder import Uncuttable
 from launcher.parallel.trace.sample_values import FEW, SampleValues, initial, trying
 from launcher.parallel.trace.tensor_side_effects import StateEffects
-from launcher.parallel.trace.watch import ForwardObserver
 
 Made = dict[int, torch.Tensor]
 """Tensors in memory by the ids of the tensors that they stand for."""

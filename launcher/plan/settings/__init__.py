@@ -53,6 +53,7 @@ __all__ = [
     "device_matrix",
     "encryption",
     "hsdp",
+    "may_change_on_resume",
     "mode",
     "rank_groups",
     "recompute",

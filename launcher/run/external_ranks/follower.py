@@ -12,7 +12,6 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, RunError, printable
-from launcher.run.external_ranks.dry_run import ExternalTrial, obey
 from launcher.run.external_ranks.joining import Question, about
 from launcher.run.external_ranks.leader import (
     PATIENCE_S,
@@ -24,6 +23,7 @@ from launcher.run.external_ranks.leader import (
     outer_place,
     whereabouts,
 )
+from launcher.run.external_ranks.trial_layouts import ExternalTrial, obey
 from launcher.runtime import gc_thresholds
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import Messages, Unsigned, decode, interruptible, secret

@@ -1,18 +1,14 @@
-"""How the ranks of an outer launcher join a run, and what rank 0 asks them."""
+"""The ranks of an outer launcher join a run, and answer questions of rank 0."""
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
@@ -151,9 +147,6 @@ class Joining:
         return self._connections[0]
 
 
-SHARED_S = 8.0  # seconds until other nodes see a file that one node has written
-
-
 class Question:
     """A question that every rank answers in its own process, as text."""
 
@@ -161,27 +154,6 @@ class Question:
 
     def answer(self, network: NetworkView) -> str:
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class SeesFile(Question):
-    """Asks whether a rank sees this file; the answer is "" or the name of a node that does not."""
-
-    token: Path
-
-    @property
-    def doing(self) -> str:  # type: ignore[override]
-        return f"must look for {self.token}"
-
-    def answer(self, network: NetworkView) -> str:
-        end = time.monotonic() + SHARED_S
-        while not self.token.is_file():
-            if time.monotonic() > end:
-                return socket.gethostname()
-            with suppress(OSError):
-                os.listdir(self.token.parent)  # makes a network file system look again
-            time.sleep(0.1)
-        return ""
 
 
 @dataclass(frozen=True)
@@ -298,19 +270,6 @@ def check_connections(answers: Iterable[str], rendezvous: str) -> None:
         raise RunError(describe(failed, rendezvous))
 
 
-def seen(answers: Mapping[int, str], root: Path, key: str) -> None:
-    """Raises ``RequestError`` unless all ranks see what rank 0 has written at ``root``."""
-    blind = {rank: node for rank, node in answers.items() if node}
-    if blind:
-        nodes = ", ".join(dict.fromkeys(blind.values()))
-        here = socket.gethostname()
-        text = (
-            f"{ranks_text(sorted(blind))} (on {nodes}) cannot see what rank 0 (on {here}) has written "
-            "there; all ranks need one folder on a shared file system, by the same path"
-        )
-        raise RequestError((Problem(key, f"{root}: {text}"),))
-
-
 def silent(ranks: Sequence[int], network: NetworkView, waited_s: float) -> RunError:
     """The error for ranks that do not answer rank 0; names the network if their node is unreachable."""
     if failed := lost(ranks, network):
@@ -328,19 +287,3 @@ def lost(ranks: Sequence[int], network: NetworkView) -> str:
             end = f"the network between them, or {one.target.node} itself, is the cause"
             return f"{one.source} does not reach {one.target} any more ({one.why}): {end}"
     return ""
-
-
-@contextmanager
-def token(root: Path) -> Iterator[Path]:
-    """A new, unique file at ``root``; folders that are created for it are removed with it."""
-    made = [folder for folder in (root, *root.parents) if not folder.exists()]
-    file = root / f".shared-{secrets.token_hex(8)}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        file.touch()
-        yield file
-    finally:
-        file.unlink(missing_ok=True)
-        for folder in made:
-            with suppress(OSError):  # another process has put something there
-                folder.rmdir()

@@ -17,24 +17,21 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError
-from launcher.run.external_ranks.dry_run import LAST_WORD_S, ExternalTrial, lead
 from launcher.run.external_ranks.joining import (
-    SHARED_S,
     Joining,
     ListensAt,
     Question,
     RankReports,
     Reaches,
-    SeesFile,
     Unjoined,
     another_connection,
     check_connections,
     listeners,
     lost,
-    seen,
     silent,
-    token,
 )
+from launcher.run.external_ranks.shared_folder import SHARED_S, SeesFile, seen, token
+from launcher.run.external_ranks.trial_layouts import LAST_WORD_S, ExternalTrial, lead
 from launcher.runtime import log
 from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
 from launcher.runtime.cluster.messages import VARIABLE, Messages, Unsigned, encode, of_several_nodes, secret
@@ -45,7 +42,7 @@ from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.processes.hang import failed
 from launcher.runtime.signals import STOPS, heard
 from launcher.steps.on_ranks import work
-from launcher.steps.rank_steps import RankSteps
+from launcher.steps.sent_to_ranks import RankSteps
 
 PATIENCE_S = 3600.0  # of the others, while rank 0 plans and runs earlier steps
 TELL_S = 0.5  # for a rank that was stopped, to inform the others

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.runtime import device as devices
-from launcher.runtime import machine
+from launcher.runtime import malloc
 from launcher.runtime.cluster.flight_recorder import recording
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.torch_private.selftest import SET_TIMEOUT
@@ -101,7 +101,7 @@ def connect(
     if accelerated:
         devices.use(device)
     else:
-        machine.keep_freed_memory()
+        malloc.keep_freed_memory()
 
     timeout = timedelta(seconds=timeout_s)
     store.set_timeout(timeout)

@@ -3,6 +3,7 @@
 __all__ = [
     "averaging",
     "batches",
+    "callbacks",
     "first_step",
     "loop",
     "loss_scaling",

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from launcher.errors import RunError
 from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.outputs_and_targets import classes
 from launcher.plan.plan import Plan
-from launcher.plan.sample_checks import classes
 from launcher.plan.settings.dataset_strategy import BatchRole
 from launcher.runtime import device as devices
 from launcher.runtime.cluster.messages import recv, send

@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from launcher.checkpoint.read import Checkpoint
 from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.errors import RunError
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.parallel.trace.output_specs import spec
 from launcher.plan.settings.checkpoint import STREAM
+from launcher.plan.values.module_names import listed
 from launcher.runtime.cluster.messages import all_gather
+from launcher.runtime.training.session import Session
 
 PLAIN = (bool, int, float, str, type(None))
 SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
@@ -157,3 +160,11 @@ def restore_streams(own: Mapping[str, Blob]) -> None:
 def _blob(state: object) -> Blob:
     raw = json.dumps(state).encode()
     return Blob.of("uint8", (len(raw),), raw)
+
+
+def told_again(s: Session, checkpoint: Checkpoint, same_layout: bool) -> None:
+    """Restores the extra state of modules; reports those that the checkpoint has none for."""
+    missing = restore(s.model, checkpoint.state.get("modules"), s.world.rank, same_layout)
+    if missing:
+        text = f"{checkpoint.folder.name} has no extra state of {listed(missing)}, which is reset"
+        s.emit({"text": text})

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.errors import RunError
-from launcher.objective.losses import Loss, Output, each, float64, formed
+from launcher.objective.losses import Loss, float64
 from launcher.objective.metrics import Metric
+from launcher.objective.model_outputs import Output, each, formed
 from launcher.optional import matrices
 from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.python_state import untouched

@@ -23,11 +23,11 @@ from launcher.parallel.trace.output_specs import spec
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.settings.checkpoint import AVERAGE, STREAM
 from launcher.plan.values.layout import Layout
-from launcher.plan.values.module_names import listed
 from launcher.plan.values.optimizer import factor
 from launcher.runtime import device as devices
 from launcher.runtime.cluster.messages import all_gather
 from launcher.runtime.training import module_state
+from launcher.runtime.training.module_state import told_again
 from launcher.runtime.training.session import Session
 
 Described = tuple[str, str, tuple[int, ...] | None, str]
@@ -161,7 +161,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         _read(s, checkpoint, begins, mine, broadcast=broadcast, kinds=("param", "buffer"))
         same_copies(s)
         _placed(s, checkpoint.state)
-        _told_again(s, checkpoint, same_layout=False)
+        told_again(s, checkpoint, same_layout=False)
         return checkpoint.state
 
     averages = _averages_of(checkpoint.strategy)
@@ -194,7 +194,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         s.scaling.factor = float(loss_scale[0])
         s.scaling.good = int(loss_scale[1])
     same_layout = checkpoint.strategy.digest == target.digest
-    _told_again(s, checkpoint, same_layout)
+    told_again(s, checkpoint, same_layout)
     if same_layout:
         _go_on(read_extra(checkpoint, s.world.rank), torch.device(s.world.device))
     return checkpoint.state
@@ -207,14 +207,6 @@ def _placed(s: Session, saved: Mapping[str, Any]) -> None:
     place = saved.get("stream")
     if s.feed.stream is not None and isinstance(place, Mapping):
         s.feed.stream.go_on(place)
-
-
-def _told_again(s: Session, checkpoint: Checkpoint, same_layout: bool) -> None:
-    """Restores the extra state of modules; reports those that the checkpoint has none for."""
-    missing = module_state.restore(s.model, checkpoint.state.get("modules"), s.world.rank, same_layout)
-    if missing:
-        text = f"{checkpoint.folder.name} has no extra state of {listed(missing)}, which is reset"
-        s.emit({"text": text})
 
 
 def _averages_of(saved: Strategy) -> Strategy:

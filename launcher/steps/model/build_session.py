@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from launcher.checkpoint.foreign.hugging_face import joined, model_type, names_i
 from launcher.checkpoint.foreign.read import pieces_of_rank
 from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
 from launcher.checkpoint.layout.derived import taken
-from launcher.checkpoint.store import latest, older
 from launcher.checkpoint.tensorfile.encryption import load_key
-from launcher.checkpoint.verify import damaged
-from launcher.data.checks import with_data_read
+from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.file_digests import contents
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
@@ -36,14 +33,13 @@ from launcher.parallel.grad_norm import watch
 from launcher.parallel.mesh import local
 from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.plan import sample_checks
-from launcher.plan.changed_settings import recorded
+from launcher.plan import outputs_and_targets
+from launcher.plan.may_change_on_resume import recorded
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import streams_misnamed
 from launcher.plan.settings.encryption import Trust, trust
 from launcher.plan.values.text import bytes_text
 from launcher.planner.plan_job import inputs
-from launcher.runtime.cluster.messages import all_gather
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import module_state, state
 from launcher.runtime.training.averaging import WeightAverage
@@ -81,24 +77,6 @@ def read(s: Session, model: HuggingFace) -> None:
     state.same_copies(s)
     if s.world.rank == 0:
         s.emit({"text": f"weights of {model.path}: rank 0 holds {bytes_text(size)} of them"})
-
-
-def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]) -> Path | None:
-    """The newest undamaged checkpoint, or ``None``. All ranks call it.
-
-    No user watches a restart, so damage is not left for a user to find: each rank reads its part of the files
-    before any rank uses them.
-    """
-    newest = latest(checkpoints, trust)
-    candidates = [] if newest is None else [newest, *older(newest)]
-    for path in candidates:
-        every = all_gather(damaged(path, trust, world.rank, world.size), list[str])
-        wrong = [text for texts in every for text in texts]
-        if not wrong:
-            return path
-        if world.rank == 0:
-            say(f"{path.name} is passed over: {wrong[0]}")
-    return None
 
 
 def build(
@@ -191,7 +169,7 @@ def _checked(data: Dataset, job: Job, plan: Plan) -> Dataset:
     """Checks that ``data`` fits the plan and that user data is the same on all ranks; returns it."""
     if data.reading != "shuffled":
         check(data)
-    if uneven := sample_checks.uneven(job, plan, len(data.val)):
+    if uneven := outputs_and_targets.uneven(job, plan, len(data.val)):
         raise RunError(str(uneven))
     return data
 

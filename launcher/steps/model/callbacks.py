@@ -9,7 +9,7 @@ from launcher.job import targets
 from launcher.job.schema.job import Job
 from launcher.job.schema.user_class import Target
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training.session import Callbacks
+from launcher.runtime.training.callbacks import Callbacks
 from launcher.user_errors import user_error
 
 EVERY_RANK = "every_rank"

@@ -21,7 +21,7 @@ from launcher.plan.memory.memory import Memory
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import GB, bytes_text
 from launcher.planner.plan_job import plan_job
-from launcher.runtime import machine
+from launcher.runtime import free_memory
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import JOINED, is_accelerator, memory_in_use
 from launcher.runtime.faults import OutOfMemory
@@ -118,7 +118,7 @@ def in_use(device: str, message: str) -> InUse:
     match = _REQUESTED.search(message)
     requested = round(float(match[1]) * UNITS[match[2]]) if match else 0
     if not is_accelerator(device):
-        there = machine.ram()
+        there = free_memory.ram()
         own = getrusage(RUSAGE_SELF).ru_maxrss << 10
         return InUse(device, 0, there.ram if there else 0, own, 0, requested)
     total, free, tensors, kept = memory_in_use(torch.device(device))

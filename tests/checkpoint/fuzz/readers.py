@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.checkpoint.foreign.hugging_face import INDEX, index, read_hf
-from launcher.checkpoint.foreign.strategies import open_strategy
+from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.foreign.torch_dcp import read_dcp
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.read import Reader as Boxes
@@ -20,11 +20,12 @@ from launcher.checkpoint.tensorfile.encryption import BLOCK, EncryptedFile
 from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.verify import verify
 from launcher.extras.mindspore import strategy_file as group_file
-from launcher.extras.mindspore.assumed_shapes import on_paper
 from launcher.extras.mindspore.ckpt import write_ckpt
 from launcher.extras.mindspore.encryption import KEYS, MODES, CipherMode
+from launcher.extras.mindspore.layouts_without_checkpoint import on_paper
 from launcher.extras.mindspore.rank_files import RankSource, open_source
-from launcher.extras.mindspore.strategy_input import listed, of_slices
+from launcher.extras.mindspore.shapes_of_slices import of_slices
+from launcher.extras.mindspore.strategy_argument import listed
 from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.saving import filled, save, small
 from tests.extras.mindspore.truth import FIXTURES

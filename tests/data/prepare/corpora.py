@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from launcher.data import text_files, text_tokenizer
+from launcher.data import text_files, train_byte_pairs
 from launcher.data.prepare.prepare import PreparedTokens, prepare
 from launcher.data.prepare.progress import ProgressReporter
 from launcher.data.tokens.formats import check_digest, mapped, token_file
@@ -36,7 +36,7 @@ def tokenizer(folder: Path, end: str = END) -> Path:
     """A tokenizer.json of byte pairs beside which it is said what ends a text."""
     path = folder / "tokenizer.json"
     path.write_text(
-        text_tokenizer.train_on([f"{part}\n\n" for part in TEXT[:100_000].split("\n\n")], 600, [END]).to_str()
+        train_byte_pairs.train_on([f"{part}\n\n" for part in TEXT[:100_000].split("\n\n")], 600, [END]).to_str()
     )
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": end}}))
     return path

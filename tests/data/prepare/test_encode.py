@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from launcher.data import text_tokenizer
+from launcher.data import text_tokenizer, train_byte_pairs
 from launcher.data.prepare import encode
 from launcher.data.prepare.encode import Encoder, Recipe
 from tests.data.prepare.corpora import END, ODD, TEXT
@@ -24,7 +24,7 @@ PATTERNS = {
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }  # fmt: skip
 ENDED = [f"{part}{end}" for part in TEXT[:60_000].split("\n\n") for end in ("\n\n", "  \n", " \n", "\r\n")]
-TRAINED = text_tokenizer.train_on(ENDED, 500, [END]).to_str()  # several spaces are one token where they are one word
+TRAINED = train_byte_pairs.train_on(ENDED, 500, [END]).to_str()  # several spaces are one token where they are one word
 CHARS = st.one_of(st.sampled_from("ab'sS 1\n\n\r\t.-/日🙂"), st.characters(exclude_categories=["Cs"]))
 
 

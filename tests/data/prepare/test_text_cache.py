@@ -42,7 +42,7 @@ def test_samples_are_those_of_a_process_that_encodes_for_itself(tmp_path, monkey
     own = open_data(text(tmp_path, **more), seed=0)
     kept = text(tmp_path, cache=str(tmp_path / "cache"), **more)
     assert len(make(kept)) == 1
-    monkeypatch.setattr("launcher.data.plain_text._tokens", None)  # nobody encodes it again
+    monkeypatch.setattr("launcher.data.text_windows._tokens", None)  # nobody encodes it again
     read = open_data(kept, seed=0)
 
     for a, b in ((own.train, read.train), (own.val, read.val)):

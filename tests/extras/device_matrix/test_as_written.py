@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, Ref, Value
 from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
-from launcher.extras.device_matrix.written import as_written, read
+from launcher.extras.device_matrix.written_strategies import as_written, read
 from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.plan.values.tensor_spec import TensorSpec
 

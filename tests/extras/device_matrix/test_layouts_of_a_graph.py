@@ -15,11 +15,12 @@ from launcher.extras.device_matrix.hsdp import at_rest
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, Ref, Value
 from launcher.extras.device_matrix.op_rule import OpStrategy
+from launcher.extras.device_matrix.operator_names import operator_names
 from launcher.extras.device_matrix.resolve import assign
 from launcher.extras.device_matrix.rules.table import rule_of
 from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
-from launcher.extras.device_matrix.written import operator_names, read, unmatched
 from launcher.extras.device_matrix.written_operator import Written
+from launcher.extras.device_matrix.written_strategies import read, unmatched
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.values.resolved import StrategyOrigin
 from launcher.plan.values.tensor_spec import TensorSpec

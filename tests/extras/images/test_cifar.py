@@ -9,7 +9,7 @@ import pytest
 
 from launcher.data.open import open_data
 from launcher.errors import RequestError
-from launcher.extras.images import cifar
+from launcher.extras.images import cifar_pickles
 from launcher.job.schema.data import Cifar10
 from tests.data.sample_files import FORMS, cifar_images, write_cifar
 
@@ -35,7 +35,7 @@ def test_a_pickle_that_calls_a_function_is_refused_and_the_function_is_not_calle
     file = tmp_path / "data_batch_1"
     file.write_bytes(pickle.dumps({b"data": Evil(), b"labels": []}, protocol=2))
     with pytest.raises(RequestError) as refused:
-        cifar.read_pickle(file)
+        cifar_pickles.read_pickle(file)
     assert not (tmp_path / "called").exists()
     assert str(refused.value) == (
         f"data.root: {file}: not a CIFAR-10 batch: __builtin__.eval is not allowed; fetch the archive again"
@@ -56,7 +56,7 @@ def test_a_pickle_of_something_else_is_refused_by_name(tmp_path, batch, why):
     file = tmp_path / "data_batch_1"
     file.write_bytes(pickle.dumps(batch, protocol=2))
     with pytest.raises(RequestError) as refused:
-        cifar.read_pickle(file)
+        cifar_pickles.read_pickle(file)
     assert str(refused.value) == (f"data.root: {file}: not a CIFAR-10 batch: {why}; fetch the archive again")
 
 
@@ -64,6 +64,6 @@ def test_an_encoding_other_than_the_one_for_bytes_is_refused(tmp_path):
     file = tmp_path / "data_batch_1"
     file.write_bytes(b"c_codecs\nencode\n(Vabc\nVrot13\ntR.")
     with pytest.raises(RequestError) as refused:
-        cifar.read_pickle(file)
+        cifar_pickles.read_pickle(file)
     why = "encoding 'rot13' is not allowed"
     assert str(refused.value) == f"data.root: {file}: not a CIFAR-10 batch: {why}; fetch the archive again"

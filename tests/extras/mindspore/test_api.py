@@ -20,11 +20,11 @@ from launcher.checkpoint import (
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
-from launcher.checkpoint.foreign.strategies import open_strategy as read
+from launcher.checkpoint.foreign.recognize_strategy import open_strategy as read
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.extras.mindspore.merge_strategies import merged_file
+from launcher.extras.mindspore.shapes_of_slices import of_whole
 from launcher.extras.mindspore.strategy_file import write_strategy
-from launcher.extras.mindspore.strategy_input import of_whole
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.refusal import refusal

@@ -22,11 +22,11 @@ from launcher.checkpoint import (
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
-from launcher.checkpoint.foreign.strategies import open_strategy
+from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.tensorfile.disk import Unwritten
 from launcher.checkpoint.tensorfile.safetensors import read_header
 from launcher.extras.mindspore.ckpt import TEXT, open_ckpt, text_bytes, write_ckpt
-from launcher.extras.mindspore.strategy_input import of_whole
+from launcher.extras.mindspore.shapes_of_slices import of_whole
 from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, held, save

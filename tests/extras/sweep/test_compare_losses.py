@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.extras.sweep.cell_process import CellResult
-from launcher.extras.sweep.results import EARLY, gaps, number_settings
+from launcher.extras.sweep.loss_differences import EARLY, gaps, number_settings
 from launcher.job.sweep_grid import Cell
 
 ROWS = [{"step": n, "loss": 4.0 / n, "grad_norm": 1.0} for n in range(1, 9)]

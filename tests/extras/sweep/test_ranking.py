@@ -8,7 +8,8 @@ import pytest
 
 from launcher.extras.sweep import summary
 from launcher.extras.sweep.cell_process import CellResult
-from launcher.extras.sweep.results import Gap, results
+from launcher.extras.sweep.loss_differences import Gap
+from launcher.extras.sweep.results import results
 from launcher.extras.sweep.summary import WIDTH
 from launcher.job.sweep_grid import Cell
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launcher.runtime import device, machine
+from launcher.runtime import device, free_memory
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.save_thread import Saver
 from tests.fake_accelerator.on_devices.processes import KIND, apart, on_devices
@@ -27,7 +27,7 @@ def test_torch_and_the_launcher_are_imported_and_nothing_is_initialised() -> Non
 
     assert (device.accelerator(), device.count(KIND), device.count("cpu")) == (KIND, 4, 0)
     assert device.backends(KIND) == "cpu:gloo,fake:fakeccl"
-    assert machine.available_memory(2, KIND) is not None
+    assert free_memory.available_memory(2, KIND) is not None
     assert not FAKE.is_initialized()
 
 

@@ -15,9 +15,10 @@ from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
-from launcher.run.external_ranks.dry_run import Ended, ExternalTrial
-from launcher.run.external_ranks.joining import ListensAt, Reaches, SeesFile
+from launcher.run.external_ranks.joining import ListensAt, Reaches
 from launcher.run.external_ranks.leader import Instruction, Word
+from launcher.run.external_ranks.shared_folder import SeesFile
+from launcher.run.external_ranks.trial_layouts import Ended, ExternalTrial
 from launcher.runtime.cluster.messages import Unsuitable, decode, encode
 from launcher.runtime.cluster.network import Listener
 from launcher.runtime.faults import Fault

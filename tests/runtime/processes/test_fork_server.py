@@ -15,7 +15,7 @@ from launcher.errors import RunError
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes import fork_server
 from launcher.runtime.processes.fork_server import ForkServer, start_here
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 
 ROOT = Path(__file__).parents[3]
 SPOILERS = {

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from launcher.errors import RequestError
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
-from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.processes.start_and_restart import run_ranks
 from tests.ranks import on_ranks
 
 

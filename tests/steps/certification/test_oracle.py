@@ -18,7 +18,7 @@ from launcher.data.shuffle import batch_indices
 from launcher.job.schema.optim import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
 from launcher.job.schema.user_class import Target
 from launcher.optim.schedule import factor
-from launcher.steps.certification.oracle import initial_weights, rules
+from launcher.steps.certification.oracle import initial_weights, learning_rates, sample_order
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle.samples import First, Narrow, held_out
 from launcher.steps.certification.oracle.training import Cut, ReferenceTraining
@@ -55,7 +55,7 @@ def test_the_reference_shares_no_code_with_what_it_judges() -> None:
 @pytest.mark.parametrize(("seed", "batch", "n"), [(0, 4, 6), (7, 5, 3), (3, 8, 64)])
 def test_the_order_of_samples_is_the_documented_one(seed: int, batch: int, n: int) -> None:
     for step in range(6):
-        assert rules.order(seed, step, batch, n).tolist() == batch_indices(seed, step, batch, n).tolist()
+        assert sample_order.order(seed, step, batch, n).tolist() == batch_indices(seed, step, batch, n).tolist()
 
 
 SCHEDULES: list[NamedSchedule] = [
@@ -72,13 +72,13 @@ SCHEDULES: list[NamedSchedule] = [
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("total", [1, 2, 7])
 def test_the_learning_rate_is_the_documented_one(schedule: NamedSchedule, total: int) -> None:
-    found = [rules.share(schedule, step, total) for step in range(total + 2)]
+    found = [learning_rates.share(schedule, step, total) for step in range(total + 2)]
     assert found == pytest.approx([factor(schedule, step, total) for step in range(total + 2)], rel=1e-15)
 
 
 def test_a_schedule_of_the_users_own_says_its_learning_rate() -> None:
     asked = Target.model_validate({"_target_": "tests.optim.own_schedules.InverseRoot", "warmup": 2})
-    share = rules.shares(asked, 5, ("tests",))
+    share = learning_rates.shares(asked, 5, ("tests",))
     assert [share(step) for step in range(5)] == [0.5, 1.0, (2 / 3) ** 0.5, 0.5**0.5, (2 / 5) ** 0.5]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from launcher.extras.device_matrix.all_to_all_v import rows_over
 from launcher.extras.device_matrix.communication_groups import meeting_ranks
 from launcher.extras.device_matrix.hsdp import ShardedParam
 from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.redistribution import Redistribution
 from launcher.extras.device_matrix.resolve import Sharding
 from launcher.extras.device_matrix.run.program import StageGroups, StageProgram, carry_out, redistribute
+from launcher.extras.device_matrix.run.regather import Regather
 from launcher.extras.device_matrix.sharded_graph import gathered, reduced
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.mesh import cut as part_of
@@ -29,64 +28,6 @@ from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Layout
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """Stands for a saved tensor that shares memory with what was gathered from ``kept``."""
-
-    name: str
-    kept: Tensor
-    plan: Redistribution
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-class Regather:
-    """While entered, a forward saves how to gather the registered weights instead of the tensors.
-
-    All ranks of a stage run the same backward, and so gather in the same order. ``count`` has the number of
-    gathers in backwards, by name.
-    """
-
-    def __init__(self, groups: StageGroups) -> None:
-        self.groups = groups
-        self.count: Counter[str] = Counter()
-        self._saved_of: dict[int, tuple[weakref.ref[Any], _Saved]] = {}
-        self._hooks: Any = None
-
-    def enter(self, name: str, full: Tensor, kept: Tensor, plan: Redistribution) -> None:
-        """Register ``full``, which was gathered from ``kept`` by ``plan``."""
-        storage = full.untyped_storage()
-        saved = _Saved(name, kept.detach(), plan, (), (), 0)
-        self._saved_of[storage._cdata] = weakref.ref(storage), saved
-
-    def __enter__(self) -> None:
-        if torch.is_grad_enabled():
-            self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-            self._hooks.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self._hooks is not None:
-            self._hooks.__exit__(*error)
-            self._hooks = None
-        self._saved_of.clear()
-
-    def _pack(self, t: Tensor) -> Tensor | _Saved:
-        storage = t.untyped_storage()
-        known = self._saved_of.get(storage._cdata)
-        if known is None or known[0]() is not storage or t.dtype != known[1].kept.dtype:
-            return t
-        saved = known[1]
-        return _Saved(saved.name, saved.kept, saved.plan, tuple(t.shape), t.stride(), int(t.storage_offset()))
-
-    def _unpack(self, saved: Tensor | _Saved) -> Tensor:
-        if isinstance(saved, Tensor):
-            return saved
-        self.count[saved.name] += 1
-        full = carry_out(saved.kept, saved.plan, self.groups)
-        return full.as_strided(saved.shape, saved.stride, saved.offset)
 
 
 class Weights(Mapping[str, Tensor]):

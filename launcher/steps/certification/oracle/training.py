@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from launcher.data.source import Dataset
 from launcher.job.schema.job import Job
 from launcher.job.schema.user_class import Target
+from launcher.steps.certification.oracle import learning_rates, optimizers, sample_order
 from launcher.steps.certification.oracle import model as models
-from launcher.steps.certification.oracle import rules
 from launcher.steps.certification.oracle.equal_draws import EqualDraws, ForeignDraws
-from launcher.steps.certification.oracle.samples import Narrow, ReferenceObjective, ReferenceSamples
+from launcher.steps.certification.oracle.losses import ReferenceObjective
+from launcher.steps.certification.oracle.samples import Narrow, ReferenceSamples
 
 FAR = 8.0
 """How many times larger gradients must be able to get before they overflow."""
@@ -88,7 +89,7 @@ class ReferenceTraining:
         self.optimizer = self._optimizer()
         self.objective = ReferenceObjective(job.loss, job.security.allow)
         self._rates = [g.get("lr") for g in self.optimizer.param_groups]
-        self._shares = rules.shares(job.schedule, cut.steps, job.security.allow)
+        self._shares = learning_rates.shares(job.schedule, cut.steps, job.security.allow)
         self._own: tuple[list[Numbers], list[Numbers], Batch]
         self._averages = _kept({n: p for n, p in self.named.items() if p.requires_grad})
 
@@ -112,10 +113,10 @@ class ReferenceTraining:
 
     def _optimizer(self) -> torch.optim.Optimizer:
         optim, low = self.job.optim, self._precision in models.LOW
-        apart = rules.apart(self.models[0])
-        return rules.optimizer(optim, self._trained(), self.job.security.allow, apart, low)
+        apart = optimizers.apart(self.models[0])
+        return optimizers.optimizer(optim, self._trained(), self.job.security.allow, apart, low)
 
-    def _trained(self) -> rules.Named:
+    def _trained(self) -> optimizers.Named:
         names: dict[nn.Parameter, tuple[str, ...]] = {}
         for name, p in self.models[0].named_parameters(remove_duplicate=False):
             names[p] = (*names.get(p, ()), name)
@@ -124,7 +125,9 @@ class ReferenceTraining:
     def batch(self, step: int, narrow: Narrow | None = None) -> Batch:
         """All samples of an optimizer step, in order."""
         source: ReferenceSamples = self._data.train
-        indices = rules.dataset_indices(self._data.reading, self.job.seed, step, self.cut.batch, len(source))
+        indices = sample_order.dataset_indices(
+            self._data.reading, self.job.seed, step, self.cut.batch, len(source)
+        )
         if narrow is not None:
             source, indices = narrow.view(source), narrow.order(indices, self.cut.local)
         return self._moved(source.inputs(indices)), self._targets(source.targets(indices))

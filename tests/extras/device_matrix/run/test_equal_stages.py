@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from launcher.extras.device_matrix import onto_plan
 from launcher.extras.device_matrix.run import measure_stage
-from launcher.extras.device_matrix.run.equal_modules import StageCode
+from launcher.extras.device_matrix.run.record_equal_modules import StageCode
 from launcher.extras.device_matrix.search import explore
 from launcher.extras.device_matrix.show import sharding_rows
 from launcher.plan.to_json import as_json

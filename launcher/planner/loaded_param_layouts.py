@@ -1,4 +1,4 @@
-"""What follows from parameter layouts that a request loads from a file."""
+"""Applies parameter layouts that a request loads from a file."""
 
 from __future__ import annotations
 

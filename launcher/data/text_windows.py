@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from launcher.data import text_files, text_tokenizer
+from launcher.data import text_files, text_tokenizer, train_byte_pairs
 from launcher.data.prepare import text_cache
 from launcher.data.prepare.text_cache import TextTokens
 from launcher.data.source import Dataset, entropy
@@ -43,7 +43,8 @@ def _learned(settings: Text) -> Dataset:
     train, val = (Windows(part, settings.seq_len) for part in (made.train, made.val))
     if not len(train):
         window = f"a window takes data.seq_len={settings.seq_len} tokens plus one"
-        text = f"{text_files.where(settings)}: {len(train.tokens)} tokens to train on are too few: {window}"
+        source = text_files.where(settings)
+        text = f"{source}: {len(train.tokens)} tokens to train on are too few: {window}"
         raise RequestError((Problem("data.path", text, "data.tokenizer=bytes data.vocab_size=256"),))
 
     def encode(text: str) -> list[int]:
@@ -58,7 +59,7 @@ def _tokens(settings: Text) -> TextTokens:
     """Tokenizes the text in this process, without a cache."""
     parts = [part.tobytes().decode() for part in text_files.split(settings)]
     if settings.tokenizer_file is None:
-        tokenizer = text_tokenizer.train(parts[0], settings.vocab_size)
+        tokenizer = train_byte_pairs.train(parts[0], settings.vocab_size)
     else:
         tokenizer = text_tokenizer.load(Path(settings.tokenizer_file))
     return TextTokens(tokenizer, *(text_tokenizer.encode(tokenizer, part) for part in parts))

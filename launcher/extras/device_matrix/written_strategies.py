@@ -1,11 +1,9 @@
-"""Written strategies, and the names of operators."""
+"""Reads and writes the strategies of operators."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from math import prod
 from shlex import quote
 from typing import Any
 
@@ -13,6 +11,7 @@ from launcher.errors import Problem
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_graph import OpGraph
 from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
+from launcher.extras.device_matrix.operator_names import MARK, main_operators
 from launcher.extras.device_matrix.written_dims import UnfitError, text
 from launcher.extras.device_matrix.written_operator import Written, WrittenOperator, nearest_cure, strategy_of
 from launcher.job.schema.misspelled import did_you_mean, nearest
@@ -20,45 +19,6 @@ from launcher.plan.tensor_parallel.operators import KEY
 from launcher.plan.tensor_parallel.strategy_lookup import StrategyLookup
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
-
-MARK = ":"
-"""Separates a module from one of its operators: ``attn:softmax``, ``attn:add:2`` for the second of a kind."""
-
-
-def operator_names(graphs: Sequence[OpGraph]) -> list[tuple[str, ...]]:
-    """Returns the name of each operator of each stage; the code of one module may be in several stages."""
-    seen: Counter[tuple[str, str]] = Counter()
-    out = []
-    for graph in graphs:
-        names = []
-        for n in graph.nodes:
-            seen[n.module, n.kind] += 1
-            nth = seen[n.module, n.kind]
-            names.append(f"{n.module}{MARK}{n.kind}" + (f"{MARK}{nth}" if nth > 1 else ""))
-        out.append(tuple(names))
-    return out
-
-
-def main_operators(graph: OpGraph, rules: Sequence[OpRule | None]) -> dict[str, int | None]:
-    """Returns the operator of each module that the module's strategy applies to; ``None`` if none can be cut.
-
-    It is the operator with the largest inputs among those that take parameters, or else the first one.
-    """
-    params = {value for _, value in graph.params}
-    mine: dict[str, list[int]] = {}
-    for at, n in enumerate(graph.nodes):
-        cut = mine.setdefault(n.module, [])
-        if rules[at] is not None:
-            cut.append(at)
-
-    def size(at: int) -> int:
-        return sum(map(prod, graph.shapes(graph.nodes[at])))
-
-    out = {}
-    for module, places in mine.items():
-        own = [at for at in places if params.intersection(graph.nodes[at].ins)]
-        out[module] = max(own, key=lambda at: (size(at), -at)) if own else next(iter(places), None)
-    return out
 
 
 def read(

@@ -15,10 +15,10 @@ from launcher.runtime.cluster.messages import Messages, decode, encode
 from launcher.runtime.cluster.rendezvous import await_ranks, ranks_text
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, Interrupted, Preempted, failed, hung, raised, signal_name, silent
-from launcher.runtime.processes.start import run_outer_rank
+from launcher.runtime.processes.start_and_restart import run_outer_rank
 from launcher.runtime.run_folder import scratch
 from launcher.steps.on_ranks import work
-from launcher.steps.rank_steps import RankSteps
+from launcher.steps.sent_to_ranks import RankSteps
 
 LAST_WORD_S = 60.0  # seconds for rank 0, until a rank that hangs has ended its child
 

@@ -1,4 +1,4 @@
-"""Modules and stages that are equal, computed once."""
+"""Records equal modules and stages once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from launcher.errors import Problem, RequestError
-from launcher.extras.device_matrix.filled_in_recording import filled_in
+from launcher.extras.device_matrix.fill_in_equal_modules import filled_in
 from launcher.extras.device_matrix.op_graph import OpGraph
 from launcher.extras.device_matrix.run.record import record
 from launcher.parallel.model_state.deep_copy import HOOKS, copied

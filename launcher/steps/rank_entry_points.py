@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launcher.runtime.cluster.world import World
-    from launcher.steps.rank_steps import RankSteps
+    from launcher.steps.sent_to_ranks import RankSteps
 
 
 def work(world: World, todo: RankSteps) -> dict[str, Any]:

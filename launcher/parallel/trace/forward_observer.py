@@ -19,89 +19,18 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import filled
-from launcher.parallel.dispatch.modes import Dispatch, batched, tree_leaves
+from launcher.parallel.dispatch.modes import batched, tree_leaves
 from launcher.parallel.model_state.hooks import REGISTER, uses_weights
 from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import Key, changed, owns_generator, snapshot
 from launcher.parallel.model_state.references import forget
+from launcher.parallel.trace.data_dependence import Sized
 from launcher.parallel.trace.rank_reads import streams_now, world_reads
 from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.tensor_side_effects import StateEffects
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.written_stages import owner
 from launcher.plan.values.model_graph import Inner
-
-METHODS_THAT_READ = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr})
-"""Functions that pass values to Python without an operation."""
-TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-
-
-SIZES = frozenset({
-    "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave",
-    "unique_consecutive", "unique_dim", "_unique", "_unique2",
-})  # fmt: skip
-"""Operators whose result is a number for Python, or has a shape that depends on the values."""
-
-
-class _InputDependence(Dispatch):
-    """Tracks the tensors that depend on those ``dependent``; the others, such as positions, are constant.
-
-    ``refuse`` is called, and raises, if one of them decides what is done.
-    """
-
-    def __init__(self, inputs: Iterable[Tensor], refuse: Callable[[], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.dependent = {id(t): t for t in inputs}  # kept alive, as a freed tensor's id could be reused
-        self.refuse = refuse
-
-    def among(self, *values: Any) -> bool:
-        return any(id(t) in self.dependent for t in tree_leaves(values) if isinstance(t, Tensor))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        dependent = self.among(args, kwargs)
-        if dependent and not TAGS.isdisjoint(func.tags):
-            self.refuse()
-        out = func(*args, **(kwargs or {}))
-        if dependent:
-            self.dependent |= {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor)}
-        return out
-
-
-class _Reads(TorchFunctionMode):
-    def __init__(self, dependence: _InputDependence) -> None:
-        super().__init__()
-        self.dependence = dependence
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in METHODS_THAT_READ and self.dependence.among(args):
-            self.dependence.refuse()
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def looking(inputs: Iterable[Tensor], refuse: Callable[[], None]) -> Iterator[None]:
-    """Call ``refuse`` if a value that depends on ``inputs`` decides what is done while entered."""
-    mode = _InputDependence(inputs, refuse)
-    with mode, _Reads(mode):
-        yield
-
-
-class Sized(Dispatch):
-    """Reports operators whose result Python could not know without the values."""
-
-    def __init__(self, report: Callable[[Any], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.report = report
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        masked = func is torch.ops.aten.index.Tensor and _masks(args[1])
-        if masked or func._overloadpacket.__name__ in SIZES:
-            self.report((*args, *(kwargs or {}).values()))
-        return func(*args, **(kwargs or {}))
-
-
-def _masks(indices: Any) -> bool:
-    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
 
 
 def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:

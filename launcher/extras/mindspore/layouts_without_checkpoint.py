@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from math import lcm
 
 from launcher.checkpoint.layout.strategy import Strategy, whole_specs
+from launcher.extras.mindspore.shapes_of_slices import of_whole
 from launcher.extras.mindspore.strategy import Slicing, StrategyFile
-from launcher.extras.mindspore.strategy_input import StrategyInput, of_whole
+from launcher.extras.mindspore.strategy_argument import StrategyInput
 from launcher.plan.values.tensor_spec import TensorSpec
 
 

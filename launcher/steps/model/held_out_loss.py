@@ -1,63 +1,23 @@
-"""Loads a model in one process from a file or a checkpoint, and computes its loss."""
+"""The loss and metrics of held-out samples, computed in one process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import torch
 
-from launcher.checkpoint.layout.strategy import single
-from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.data.open import open_data
 from launcher.data.shuffle import Indices
 from launcher.job.schema.components import Loss
 from launcher.job.schema.job import Job
 from launcher.job.schema.objective import BCE, CrossEntropy
 from launcher.objective.build import build_loss, build_metrics
-from launcher.objective.losses import Output, each, float64
+from launcher.objective.losses import float64
 from launcher.objective.metrics import values
-from launcher.parallel.deferred_init.fill import tensors
-from launcher.parallel.dispatch.modes import default_dtype
+from launcher.objective.model_outputs import Output, each
 from launcher.parallel.half_precision import narrowed
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.plan.settings.encryption import trust
 from launcher.plan.values.class_dims import class_dims
-from launcher.plan.values.precision import COMPUTE, DTYPE, HALF
-from launcher.planner.plan_job import builder
+from launcher.plan.values.precision import COMPUTE, HALF
 from launcher.runtime.training.pipeline import TargetPlace, check_classes, check_shares
-from launcher.runtime.training.state import unpacked
-
-
-def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
-    """The model with the weights and buffers of a checkpoint of any layout."""
-    checkpoint = open_checkpoint(folder, trust(job))
-    blobs = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
-    return with_values(job, {name: unpacked(blob) for name, blob in blobs.items()})
-
-
-@torch.no_grad()
-def with_values(job: Job, state_dict: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """The model with the values in ``state_dict``; a tied tensor may have any of its names."""
-    with default_dtype(dtype_of(DTYPE[job.train.precision])):
-        model = builder(job)()
-    mine = tensors(model)
-    done: set[int] = set()
-    for name, t in state_dict.items():
-        assert t.shape == mine[name].shape, (name, t.shape)
-        assert _holds(mine[name], t), (name, t.dtype)
-        mine[name].copy_(t)
-        done.add(id(mine[name]))
-    missing = [n for n in model.state_dict() if id(mine[n]) not in done]
-    if missing:
-        raise ValueError(f"no numbers for {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}")
-    return model
-
-
-def _holds(mine: torch.Tensor, t: torch.Tensor) -> bool:
-    """Whether ``mine`` can take ``t``: frozen weights may be in half precision, exports in any dtype."""
-    wide = [dtype_of(name) for name in (*HALF, *DTYPE.values())]
-    return t.dtype == mine.dtype or (t.dtype in wide and mine.dtype in wide)
 
 
 def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:

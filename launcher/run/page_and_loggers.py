@@ -1,4 +1,4 @@
-"""Those who follow a run: its page, TensorBoard, the loggers. Each may be missing; none may stop the run."""
+"""A run's page, TensorBoard files and loggers. Each may be missing; none may stop the run."""
 
 from __future__ import annotations
 

@@ -1,32 +1,22 @@
-"""The order of samples, learning rates and optimizers, computed a second time."""
+"""Optimizers, written a second time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from fnmatch import fnmatchcase
-from functools import lru_cache
-from math import cos, pi, sqrt
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from launcher.job.schema.components import Optim, Schedule
+from launcher.job.schema.components import Optim
 from launcher.job.schema.optim import (
     SGD,
-    WSD,
     Adafactor,
     AdamW,
-    Constant,
-    CosineRestarts,
-    Linear,
     Lion,
     Momentum,
     Muon,
-    NamedSchedule,
-    Polynomial,
 )
 from launcher.job.schema.user_class import Target
 from launcher.job.targets import build
@@ -98,83 +88,6 @@ class OrthogonalSteps(torch.optim.Optimizer):
         v = state["v"] = beta2 * state.get("v", torch.zeros_like(g)) + (1 - beta2) * g * g
         step = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + group["eps"])
         theta.copy_(theta - group["lr"] * (step + group["weight_decay"] * theta))
-
-
-Indices = npt.NDArray[np.int64]
-
-
-def order(seed: int, step: int, batch: int, n: int) -> Indices:
-    """Indices, out of ``n`` samples, of optimizer step ``step`` (from 0).
-
-    Epochs follow each other without a gap. An epoch is the samples sorted by the raw output of a Philox
-    generator whose seed sequence is that of ``seed``, spawned by the number of the epoch.
-    """
-    places = range(step * batch, (step + 1) * batch)
-    return np.array([_epoch(seed, place // n, n)[place % n] for place in places], dtype=np.int64)
-
-
-def dataset_indices(reading: str, seed: int, step: int, batch: int, n: int) -> Indices:
-    """The indices passed to a data set: in epochs, sample ``i`` of epoch ``e`` is ``e * n + i``."""
-    places = [*range(step * batch, (step + 1) * batch)]
-    if reading == "in order":
-        return np.array(places, dtype=np.int64)
-    again = [place // n * n for place in places] if reading == "in epochs" else 0
-    return order(seed, step, batch, n) + np.array(again, dtype=np.int64)
-
-
-@lru_cache(maxsize=2)
-def _epoch(seed: int, epoch: int, n: int) -> Indices:
-    stream = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch,)))
-    return np.lexsort((np.arange(n), stream.random_raw(n))).astype(np.int64)
-
-
-def shares(schedule: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[int], float]:
-    """Factors of the learning rate by step (from 0), out of ``total``; a user's class supplies its own."""
-    if not isinstance(schedule, Target):
-        return lambda step: share(schedule, step, total)
-    made: Callable[[int], float] = build(schedule, allow, Callable, key="schedule._target_")  # type: ignore[arg-type]
-    return lambda step: float(made(step))
-
-
-def share(schedule: NamedSchedule, step: int, total: int) -> float:
-    """The factor of the learning rate in optimizer step ``step`` (from 0) of ``total``.
-
-    It rises in equal steps to 1 during warmup, which ends at 1. Then it goes from 1 to ``final``, which the
-    last step has, or would have if it were not the first of the next period.
-    """
-    if step + 1 <= schedule.warmup_steps:
-        return (step + 1) / schedule.warmup_steps
-    if isinstance(schedule, Constant):
-        return 1.0
-    if isinstance(schedule, WSD):
-        height = _plateau(schedule, step, total)
-    elif isinstance(schedule, CosineRestarts):
-        height = _teeth(schedule, step - schedule.warmup_steps)
-    else:
-        way = min(1.0, (step - schedule.warmup_steps) / max(1, total - schedule.warmup_steps - 1))
-        height = 1 - way if isinstance(schedule, Linear | Polynomial) else 0.5 + 0.5 * cos(pi * way)
-        height = height**schedule.power if isinstance(schedule, Polynomial) else height
-    return schedule.final + (1 - schedule.final) * height
-
-
-def _plateau(schedule: WSD, step: int, total: int) -> float:
-    """1 until the last steps, in which it falls to 0; these are at most the steps after warmup."""
-    decay_steps = schedule.decay_steps
-    falling = round(total * schedule.decay_share) if decay_steps is None else decay_steps
-    falling = min(falling, total - schedule.warmup_steps)
-    to_come = max(0, total - 1 - step)
-    if to_come >= falling:
-        return 1.0
-    way = (falling - to_come) / falling
-    return 1 - way if schedule.decay_shape == "linear" else 1 - sqrt(way)
-
-
-def _teeth(schedule: CosineRestarts, step: int) -> float:
-    """Half a cosine from each restart to the next; ``step`` counts from the end of the warmup."""
-    start, length = 0, schedule.period_steps
-    while start + length <= step:
-        start, length = start + length, length * schedule.period_multiplier
-    return 0.5 + 0.5 * cos(pi * ((step - start) / length))
 
 
 Named = list[tuple[tuple[str, ...], nn.Parameter]]

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.extras.mindspore.strategy import StrategyFile
-from launcher.extras.mindspore.to_ours import full_specs, to_strategy
-from launcher.plan.values.tensor_spec import TensorSpec
 
 Path_ = str | os.PathLike[str] | None
 StrategyInput = Strategy | StrategyFile
@@ -38,23 +36,6 @@ def by_stage(
     stage = range(src.stage * ranks, (src.stage + 1) * ranks)
     own = {name for rank, names in files.items() if rank in stage for name in names}
     return src.stage if listed(src) < listed(dst) and not listed(dst) <= own else None
-
-
-def of_slices(
-    strategy: StrategyInput, slices: Mapping[str, TensorSpec], stages: int | None = None
-) -> Strategy:
-    """Returns ``strategy`` with the shapes that follow from the ranks' ``slices``.
-
-    ``stages`` is the number of stages of the full pipeline, if known.
-    """
-    if isinstance(strategy, Strategy):
-        return strategy
-    return to_strategy(strategy, full_specs(strategy, slices), stages)
-
-
-def of_whole(strategy: StrategyInput, full: Mapping[str, TensorSpec]) -> Strategy:
-    """Returns ``strategy`` with the shapes of full tensors, which ``full`` has by every name and alias."""
-    return strategy if isinstance(strategy, Strategy) else to_strategy(strategy, full)
 
 
 Some = TypeVar("Some", Strategy | StrategyFile, Strategy | StrategyFile | None)

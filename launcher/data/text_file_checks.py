@@ -1,0 +1,115 @@
+"""Checks that the file of ``data=text`` is plain text with room for a window."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+
+from launcher.data import file_kinds, text_tokenizer
+from launcher.data.file_kinds import file as nearby
+from launcher.data.text_files import split, where
+from launcher.errors import Problem
+from launcher.job.schema.data import Text
+from launcher.untrusted.files import irregular, opened, read_bytes
+from launcher.untrusted.hub import download_hint
+
+LOOKED = 64 << 10  # bytes checked at the start of a file; a NUL among them means that it is not text
+LONGEST = 1 << 30  # bytes of a text that is read whole; its tokens take four times as much
+
+
+def check_text(settings: Text) -> Iterator[Problem]:
+    file = where(settings)
+    try:
+        with opened(file) as stream:
+            start = stream.read(LOOKED)
+    except OSError as error:
+        text = f"{file}: {error.strerror}{download_hint(file, 'dataset')}"
+        yield Problem("data.path", text, _meant("data.path", str(file)))
+        return
+    if not start:
+        yield Problem("data.path", f"{file}: the file is empty")
+        return
+    if problem := _no_text(file, start):
+        yield problem
+        return
+
+    # what is in it
+    yield from _windows(settings, file)
+    if settings.tokenizer != "bytes":
+        yield from _utf8(settings, file)
+    if settings.tokenizer_file is not None and (path := Path(settings.tokenizer_file)).is_file():
+        yield from _tokenizer(path, settings.vocab_size)
+
+
+def check_absent(settings: Text) -> Iterator[Problem]:
+    """Checks that the tokenizer's file exists. Only a run needs it: a plan needs only ``data.vocab_size``."""
+    key, path = "data.tokenizer_file", settings.tokenizer_file
+    if path is not None and (kind := irregular(path)):
+        yield Problem(key, f"{path}: {kind}")
+    elif path is not None and (inside := text_tokenizer.inside(Path(path))) is not None:
+        yield Problem(key, f"{path}: is a folder; this setting takes a file", f"{key}={quote(str(inside))}")
+    elif path is not None and not Path(path).is_file():
+        yield Problem(key, f"{path}: no such file{download_hint(path, 'model')}", _meant(key, path))
+
+
+def _no_text(file: Path, start: bytes) -> Problem | None:
+    """Reports a file that is not plain text: its bytes would be trained on unchanged."""
+    for how, kind in (("name", file_kinds.by_name(file)), ("first bytes", file_kinds.by_start(start))):
+        if kind is not None:
+            text = f"{kind.kind} by its {how}, but data=text reads plain text"
+            return Problem("data.path", f"{file}: {text}; {kind.way.format(file)}")
+    at = start.find(0)
+    if at < 0:
+        return None
+    text = f"byte {at} is NUL, so it is not plain text: write the text to a UTF-8 file first"
+    return Problem("data.path", f"{file}: {text}; data=tokens reads tokens that were prepared")
+
+
+def _windows(settings: Text, file: Path) -> Iterator[Problem]:
+    """Checks that the data has room for a window, counting bytes: BPE makes no more tokens than that."""
+    train, val = map(len, split(settings))
+    window = f"a window takes data.seq_len={settings.seq_len} tokens plus one"
+    if train <= settings.seq_len:
+        text = f"{train} bytes to train on (data.val_fraction={settings.val_fraction}) are too few"
+        yield Problem("data.path", f"{file}: {text}: {window}")
+    elif settings.val_fraction and val <= settings.seq_len:
+        text = f"{settings.val_fraction} of {file} is {val} bytes, too few: {window}"
+        yield Problem("data.val_fraction", text, _enough(settings, train + val))
+
+
+def _enough(settings: Text, size: int) -> str:
+    """The smallest share, in hundredths, that holds a window, if the rest does too."""
+    share = next((k / 100 for k in range(1, 100) if int(size * k / 100) > settings.seq_len + 1), 1.0)
+    return f"data.val_fraction={share}" if size * (1 - share) > settings.seq_len + 1 else ""
+
+
+def _meant(key: str, path: str) -> str:
+    """An override with an existing file of a similar name."""
+    near = nearby(path)
+    return f"{key}={near}" if near and re.fullmatch(r"[\w./-]+", near, re.ASCII) else ""
+
+
+def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
+    try:
+        size = text_tokenizer.load(path).get_vocab_size()
+    except ValueError as error:
+        yield Problem("data.tokenizer_file", str(error))
+        return
+    if size > vocab_size:
+        text = f"{vocab_size}: {path} has {size} tokens"
+        yield Problem("data.vocab_size", text, f"data.vocab_size={size}")
+
+
+def _utf8(settings: Text, file: Path) -> Iterator[Problem]:
+    way = "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"
+    if (size := file.stat().st_size) > LONGEST:
+        text = f"data.tokenizer={settings.tokenizer} reads at most {LONGEST}, all into memory"
+        yield Problem("data.path", f"{file}: {size} bytes; {text}; {way}")
+        return
+    try:
+        read_bytes(file, LONGEST).decode()
+    except UnicodeDecodeError as error:
+        text = f"{file}: byte {error.start} is not UTF-8, which data.tokenizer={settings.tokenizer} needs"
+        yield Problem("data.path", f"{text}; {way}")

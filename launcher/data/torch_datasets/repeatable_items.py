@@ -1,0 +1,94 @@
+"""Checks that items of a user's data set are the same when they are read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from launcher.data.source import Dataset, Source
+from launcher.data.torch_datasets.items import problems
+from launcher.data.torch_datasets.open import KEY
+from launcher.data.torch_datasets.stream import IndexedStream, MapStyle
+from launcher.errors import Problem
+
+ITEMS, TIMES = 4, 4
+"""The number of items read, and how often: a coin toss per item goes unnoticed once in 4000 times."""
+
+
+DRAW = (
+    "draw from the global random streams of torch, numpy or Python, which are seeded by (seed, epoch, item)"
+)
+
+
+def unsteady(one: Dataset, other: Dataset) -> Iterator[Problem]:
+    """Yields a problem if items differ when they are read again, by this rank or another one.
+
+    ``one`` and ``other`` are the same request, opened twice. Raises ``RequestError``.
+    """
+    for mine, theirs in ((one.train, other.train), (one.val, other.val)):
+        with problems():
+            problem = _unsteady(mine, theirs)
+        if problem is not None:
+            yield problem
+            return
+
+
+def _unsteady(mine: Source, theirs: Source) -> Problem | None:
+    if not isinstance(mine, MapStyle | IndexedStream) or not len(mine):
+        return None
+    n = min(ITEMS, len(mine))
+    first = _read(mine, n)
+    for _ in range(TIMES - 1) if isinstance(mine, MapStyle) else ():
+        at = _differs(first, _read(mine, n))
+        if at is not None:
+            text = f"item {at} differs when it is read again, so no two layouts would train the same"
+            return Problem(KEY, f"{mine.name}: {text}; {DRAW}")
+    at = _differs(first, _read(theirs, n))
+    if at is None:
+        return _lost(mine, first) if isinstance(mine, IndexedStream) and n > 1 else None
+    text = f"built a second time, its item {at} differs, and each rank builds its own copy"
+    return Problem(KEY, f"{mine.name}: {text}; {DRAW}, and by the seed in its constructor")
+
+
+def _lost(stream: IndexedStream, items: list[Sequence[Tensor]]) -> Problem | None:
+    """Reports a stream with a ``state_dict`` that does not continue with the right item."""
+    half = len(items) // 2
+    one, other = stream.anew(), stream.anew()
+    _read(one, half)
+    place = one.place()
+    if place is None:
+        return None
+    other.go_on(place)
+    at = _differs(items[half:], _read(other, len(items), first=half))
+    if at is None:
+        return None
+    text = f"restored from its state_dict after {half} items, it continues with a different item {half + at}"
+    cure = (
+        "let it hold everything that the next items depend on, or remove it: then the stream is read forward"
+    )
+    return Problem(KEY, f"{stream.name}: {text}; {cure}")
+
+
+def _read(source: Source, n: int, first: int = 0) -> list[Sequence[Tensor]]:
+    """Reads item by item."""
+    rows = [np.arange(i, i + 1) for i in range(first, n)]
+    return [(*source.inputs(row), source.targets(row)) for row in rows]
+
+
+def _differs(a: list[Sequence[Tensor]], b: list[Sequence[Tensor]]) -> int | None:
+    """The index of the first item that is not bitwise equal; ``None`` if all are."""
+    for at, (one, other) in enumerate(zip(a, b, strict=True)):
+        if len(one) != len(other) or not all(map(_same, one, other)):
+            return at
+    return None
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    return bool(
+        torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+    )

@@ -1,0 +1,34 @@
+"""Reports what a model reads of the launcher's environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
+
+
+@contextmanager
+def environment_reads() -> Iterator[None]:
+    """Reports a model's reads of launcher environment variables to the observers of its forward."""
+    from launcher.parallel.trace.rank_reads import VARIABLES, ask
+
+    kind: Any = type(os.environ)
+    get, has = kind.__getitem__, kind.__contains__
+
+    def reporting(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def looked(self: Any, key: str) -> Any:
+            if key in VARIABLES:
+                ask(f"the environment variable {key}")
+            return read(self, key)
+
+        return looked
+
+    kind.__getitem__, kind.__contains__ = reporting(get), reporting(has)
+    try:
+        yield
+    finally:
+        kind.__getitem__, kind.__contains__ = get, has

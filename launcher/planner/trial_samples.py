@@ -1,0 +1,119 @@
+"""Tries a model on a few samples of its data while it is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from launcher.data.spec import input_specs, vocab
+from launcher.errors import RunError
+from launcher.job.schema.components import foreign
+from launcher.job.schema.job import Job
+from launcher.job.schema.user_class import Target
+from launcher.plan.values.tensor_spec import TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from launcher.parallel.trace.clock_and_host_reads import OutsideReads
+from launcher.planner.environment_reads import environment_reads
+from launcher.planner.trace_model import ModelRead, TracedForward
+
+SAMPLES = 8
+"""Samples that are read of a user's data set."""
+
+
+@contextmanager
+def try_samples(
+    job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]
+) -> Iterator[Callable[[TracedForward], TracedForward]]:
+    """Tries data-dependent code with real samples while tracing, and records reads of the environment.
+
+    Yields a function that adds to a traced forward whether samples of a batch depend on one another.
+    """
+    if not (foreign(job.model) or isinstance(job.data, Target)) or model.initial is None:
+        yield lambda seen: seen
+        return
+    from launcher.parallel.trace.mixing_samples import numbers_if_too_large
+    from launcher.parallel.trace.sample_values import TrialValues, tried_with
+
+    with environment_reads(), tried_with(TrialValues(batches(samples(job)), model.initial)):
+        mixing, reads = _mixing(job, model, specs), _outside(job, model, specs)
+        untried = numbers_if_too_large(model.module) if isinstance(job.model, Target) else 0
+
+        def finished(seen: TracedForward) -> TracedForward:
+            world = (*seen.graph.effects.world, *(("", name) for name in reads.places))
+            effects = replace(
+                seen.graph.effects, mixing=mixing, untried=untried, world=world, clocks=reads.clocks
+            )
+            return replace(seen, graph=replace(seen.graph, effects=effects))
+
+        yield finished
+
+
+def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | None:
+    """What of a sample depends on the others in a user's model; ``None``: not known."""
+    if not isinstance(job.model, Target):
+        return None
+    from launcher.parallel.trace.mixing_samples import mixing
+    from launcher.parallel.trace.model_facts import meta
+
+    one = tuple(replace(s, shape=(1, *s.shape[1:])) for s in specs)
+    if one not in model.mixing:
+        model.mixing[one] = mixing(model.module, meta(one))
+    return model.mixing[one]
+
+
+def _outside(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> OutsideReads:
+    """Returns the functions outside of a user's model that its output depends on."""
+    from launcher.parallel.trace.clock_and_host_reads import OutsideReads, outside_reads
+    from launcher.parallel.trace.model_facts import meta
+
+    if not isinstance(job.model, Target):
+        return OutsideReads()
+    one = tuple(replace(s, shape=(1, *s.shape[1:])) for s in specs)
+    if one not in model.outside:
+        model.outside[one] = outside_reads(model.module, meta(one))
+    return model.outside[one]
+
+
+def samples(job: Job) -> tuple[Tensor, ...]:
+    """The first inputs of the training data; for built-in data, which planning does not read, random ones."""
+    import numpy as np
+    import torch
+
+    if isinstance(job.data, Target):
+        from launcher.data.open import open_data
+
+        source = open_data(job.data, seed=job.seed, allow=job.security.allow).train
+        count = min(SAMPLES, len(source))
+        while True:
+            try:
+                return tuple(source.inputs(np.arange(count)))
+            except RunError:  # a run that reads a bad sample reports its number
+                if count <= 1:
+                    raise
+                count //= 2
+
+    stream = torch.Generator().manual_seed(0)
+    most = vocab(job.data) or 2
+    out = []
+    for s in input_specs(job.data, SAMPLES, job.security.allow):
+        if s.dtype.startswith("float"):
+            out.append(torch.rand(s.shape, generator=stream))
+        elif out:  # beside tokens: the numbers of their documents, from 0 on, ascending
+            out.append(torch.randint(0, 2, s.shape, generator=stream).cumsum(-1))
+            out[-1] -= out[-1][..., :1].clone()
+        else:
+            out.append(torch.randint(0, most, s.shape, generator=stream))
+            out[-1][..., -1] = most - 1  # include the largest id
+    return tuple(out)
+
+
+def batches(inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], ...]:
+    """All samples at once, then the first and the last alone: there its length and ids are the only ones."""
+    count = len(inputs[0]) if inputs else 0
+    ones = dict.fromkeys(([0, count - 1]) if count > 1 else ())
+    return inputs, *(tuple(t[at : at + 1] for t in inputs) for at in ones)

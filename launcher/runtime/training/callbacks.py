@@ -1,0 +1,82 @@
+"""Calls the user's callbacks during a training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+import torch.distributed as dist
+
+from launcher.errors import RunError
+from launcher.user_errors import user_error
+
+
+@dataclass(frozen=True)
+class TrainingEvent:
+    """What a callback receives, read-only.
+
+    ``step``: the number of finished optimizer steps, out of ``steps``. ``loss`` and ``lr``: those of the last
+    step since this start, ``None`` before it. ``metrics``: for ``on_step`` its loss, lr and grad_norm, for
+    ``on_eval`` the results of the validation, otherwise all results so far. ``folder``: the run folder.
+    ``checkpoint``: for ``on_save`` the complete checkpoint.
+    """
+
+    step: int
+    steps: int
+    loss: float | None
+    lr: float | None
+    metrics: Mapping[str, float]
+    folder: Path
+    rank: int
+    checkpoint: Path | None = None
+
+
+@dataclass
+class Callbacks:
+    """The callbacks of one rank, ``each`` with its name in errors; every rank has this if any has some."""
+
+    each: Sequence[tuple[str, object]]
+    steps: int
+    folder: Path
+    rank: int
+    stop_requested: bool = False
+    _last: dict[str, float] = field(default_factory=dict)
+
+    def call(
+        self, hook: str, step: int, metrics: Mapping[str, float], checkpoint: Path | None = None
+    ) -> None:
+        """Calls ``hook`` of all callbacks that have it, in order.
+
+        Sets ``stop_requested`` if one returns True. Raises ``RunError`` if a callback fails.
+        """
+        if hook == "on_step":
+            self._last = dict(metrics)
+        frozen_metrics = MappingProxyType(dict(metrics))
+        event = TrainingEvent(
+            step=step,
+            steps=self.steps,
+            loss=self._last.get("loss"),
+            lr=self._last.get("lr"),
+            metrics=frozen_metrics,
+            folder=self.folder,
+            rank=self.rank,
+            checkpoint=checkpoint,
+        )
+        for name, one in self.each:
+            act = getattr(one, hook, None)
+            if act is None:
+                continue
+            try:
+                answer = act(event)
+            except (Exception, SystemExit) as error:  # user code may raise anything
+                raise RunError(f"{name}.{hook} failed after step {step}: {user_error(error)}") from error
+            self.stop_requested |= answer is True
+
+    def agreed(self) -> bool:
+        """Whether a callback of any rank has asked to stop. Every rank calls it."""
+        requests = torch.tensor(self.stop_requested, dtype=torch.int32)
+        dist.all_reduce(requests)
+        return bool(requests.item())

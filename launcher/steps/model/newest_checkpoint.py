@@ -1,0 +1,30 @@
+"""Finds the newest undamaged checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.checkpoint.store import latest, older
+from launcher.checkpoint.verify import damaged
+from launcher.plan.settings.encryption import Trust
+from launcher.runtime.cluster.messages import all_gather
+from launcher.runtime.cluster.world import World
+
+
+def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]) -> Path | None:
+    """The newest undamaged checkpoint, or ``None``. All ranks call it.
+
+    No user watches a restart, so damage is not left for a user to find: each rank reads its part of the files
+    before any rank uses them.
+    """
+    newest = latest(checkpoints, trust)
+    candidates = [] if newest is None else [newest, *older(newest)]
+    for path in candidates:
+        every = all_gather(damaged(path, trust, world.rank, world.size), list[str])
+        wrong = [text for texts in every for text in texts]
+        if not wrong:
+            return path
+        if world.rank == 0:
+            say(f"{path.name} is passed over: {wrong[0]}")
+    return None
