@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from launcher.parallel.deferred_init.fill import InitialTensors
     from launcher.parallel.trace.clock_and_host_reads import OutsideReads
+    from launcher.parallel.trace.identity_of_inputs import InputIdentity
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class ModelRead:
     attributes of its tensors, each with the names of the tensors that have it. ``flows``: traced operators,
     by operators, tp and inputs. ``initial``: the values that the constructor gives its tensors. ``mixing``:
     whether samples of a batch depend on one another, by inputs, as far as that was tried. ``outside``: what
-    its output depends on outside of the model, by inputs too.
+    its output depends on outside of the model, by inputs too. ``identity``: modules that ask for more than
+    the numbers of their inputs, by inputs.
     """
 
     make: Callable[[], nn.Module]
@@ -62,6 +64,7 @@ class ModelRead:
     initial: InitialTensors | None = None
     mixing: dict[tuple[TensorSpec, ...], str | None] = field(default_factory=dict)
     outside: dict[tuple[TensorSpec, ...], OutsideReads] = field(default_factory=dict)
+    identity: dict[tuple[TensorSpec, ...], InputIdentity] = field(default_factory=dict)
 
     @cached_property
     def module(self) -> nn.Module:

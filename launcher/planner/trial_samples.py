@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from launcher.parallel.trace.clock_and_host_reads import OutsideReads
+    from launcher.parallel.trace.identity_of_inputs import InputIdentity
 from launcher.planner.environment_reads import environment_reads
 from launcher.planner.trace_model import ModelRead, TracedForward
 
@@ -41,12 +42,20 @@ def try_samples(
 
     with environment_reads(), tried_with(TrialValues(batches(samples(job)), model.initial)):
         mixing, reads = _mixing(job, model, specs), _outside(job, model, specs)
+        asks = _identity(job, model, specs)
         untried = numbers_if_too_large(model.module) if isinstance(job.model, Target) else 0
 
         def finished(seen: TracedForward) -> TracedForward:
             world = (*seen.graph.effects.world, *(("", name) for name in reads.places))
             effects = replace(
-                seen.graph.effects, mixing=mixing, untried=untried, world=world, clocks=reads.clocks
+                seen.graph.effects,
+                mixing=mixing,
+                untried=untried,
+                world=world,
+                clocks=reads.clocks,
+                sent=asks.sent,
+                apart=asks.apart,
+                gathered=asks.gathered,
             )
             return replace(seen, graph=replace(seen.graph, effects=effects))
 
@@ -77,6 +86,19 @@ def _outside(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> Outsi
     if one not in model.outside:
         model.outside[one] = outside_reads(model.module, meta(one))
     return model.outside[one]
+
+
+def _identity(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> InputIdentity:
+    """Returns the modules of a user's model that compute with more than the numbers of their inputs."""
+    from launcher.parallel.trace.identity_of_inputs import InputIdentity, input_identity
+    from launcher.parallel.trace.model_facts import meta
+
+    if not isinstance(job.model, Target):
+        return InputIdentity()
+    one = tuple(replace(s, shape=(1, *s.shape[1:])) for s in specs)
+    if one not in model.identity:
+        model.identity[one] = input_identity(model.module, meta(one))
+    return model.identity[one]
 
 
 def samples(job: Job) -> tuple[Tensor, ...]:

@@ -4,6 +4,7 @@ __all__ = [
     "clock_and_host_reads",
     "code_between_modules",
     "graph_recorder",
+    "identity_of_inputs",
     "mixing_samples",
     "model_facts",
     "output_specs",

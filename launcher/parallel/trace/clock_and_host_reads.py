@@ -82,7 +82,7 @@ def _answered(
 ) -> tuple[list[Tensor], dict[str, None]]:
     """Return the outputs, and the functions that were called; ``other`` names one that answers otherwise."""
     seen: dict[str, None] = {}
-    kept = torch.random.fork_rng(devices=[]), _streams_kept(), put_back(names), contents_put_back(model)
+    kept = torch.random.fork_rng(devices=[]), streams_kept(), put_back(names), contents_put_back(model)
     with ExitStack() as around:
         for each in (*kept, _patched(names, seen, other), torch.no_grad()):
             around.enter_context(each)
@@ -92,7 +92,7 @@ def _answered(
 
 
 @contextmanager
-def _streams_kept() -> Iterator[None]:
+def streams_kept() -> Iterator[None]:
     python, numbers = random.getstate(), np.random.get_state()
     try:
         yield

@@ -453,16 +453,31 @@ def _hooked(p: Placed, at: CutModel, alone: str) -> Why | None:
 
 
 def _strides(at: CutModel, graph: Graph) -> Iterator[Problem]:
-    """Yields modules that would compute something else because a stage sends a tensor without its gaps."""
-    sent = {c.name for row in at.boundaries for c in row if not any(c.dims)}
+    """Yields modules that would compute something else because stages send the numbers of a tensor alone."""
+    sent = {c.name: c.packed for row in at.boundaries for c in row}
+    without_gaps = {c.name for row in at.boundaries for c in row if not any(c.dims)}
     for stage in at.stages[1:]:
+        received = [n for n in sent if n not in stage.nodes]
         for node in (graph[n] for n in stage.nodes):
-            received = next((n for n in node.inputs if n in sent and n not in stage.nodes), None)
-            if node.kind == "module" and node.target in graph.strided and received is not None:
+            if node.kind != "module":
+                continue
+            taken = [n for n in received if n in node.inputs or graph[n].lies & node.reads]
+            direct = next((n for n in taken if n in node.inputs and n in without_gaps), None)
+            if node.target in graph.strided and direct is not None:
                 text = f"{node.target} asks how its input lies in memory (is_contiguous, stride)"
-                why = f"stages send {received} contiguous, which it is not in one process"
+                why = f"stages send {direct} contiguous, which it is not in one process"
                 way_out = "call .contiguous() before, or put both on one stage"
                 yield Problem(KEY, f"{text}, and {why}; {way_out}")
+            elif (taken and node.target in graph.effects.sent) or (
+                node.target in graph.effects.apart and any(sent[n] for n in taken)
+            ):
+                text = f"{node.target} computes something else for a plain copy of {listed(taken)}: it asks for"
+                text += f" more than the numbers ({ASKS}), and stages send the numbers alone"
+                yield Problem(KEY, f"{text}; pass what it asks for as an argument, or put both on one stage")
+
+
+ASKS = "a tensor's class, attributes, is_leaf, grad_fn, whether it is a view or the same object as another"
+"""What a module may ask about its inputs that other objects of the same numbers answer otherwise."""
 
 
 def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
@@ -482,6 +497,8 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
                      "have been resharded", "let it return a list"),
         (graph.fills, ": its forward changes a list or dictionary argument, and FSDP2 passes a "
                       "copy to modules with sharded weights", "let it return what it adds"),
+        (graph.effects.gathered, f": asks for more than the numbers of its inputs ({ASKS}), and FSDP2 passes new "
+                                 "tensors to modules with sharded weights", "pass what it asks for as an argument"),
     ):  # fmt: skip
         affected = [m for m in modules if m in gathered]
         if affected:

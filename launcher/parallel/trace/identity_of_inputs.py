@@ -1,0 +1,217 @@
+"""Tries whether a module computes something else because its layout hands it other objects of the same numbers.
+
+A stage receives plain tensors: contiguous leaves without a base, a class or attributes of their own, each an object
+of its own. FSDP2 passes those that require a gradient through a function of autograd, and rebuilds lists and
+dictionaries.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from launcher.parallel.dispatch.containers import filled, mapped, tensors
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.module_globals import contents_put_back, files_of, put_back
+from launcher.parallel.trace.clock_and_host_reads import streams_kept
+from launcher.parallel.trace.mixing_samples import SAMPLES, FixedDraws, alike, numbers_if_too_large, run
+from launcher.parallel.trace.run_on_values import in_memory, stand_ins
+from launcher.parallel.trace.sample_values import trying
+
+CALLS = 3
+"""How many calls of each module are tried."""
+
+IN_PLACE = "used in an in-place operation", "is being modified inplace"
+"""What torch says of a leaf, and of a result of FSDP2's function, that is changed in place."""
+
+CALL: Any = nn.Module.__call__
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class InputIdentity:
+    """Modules that compute something else for other objects of the same numbers.
+
+    ``sent``: for tensors as a stage receives them. ``apart``: if tensors that are one object are several.
+    ``gathered``: for tensors as FSDP2 passes them.
+    """
+
+    sent: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    gathered: tuple[str, ...] = ()
+
+
+def input_identity(model: nn.Module, inputs: Sequence[Tensor]) -> InputIdentity:
+    """Return the modules of a user's model that ask for more than the numbers of their inputs.
+
+    Nothing is found for a model that is too large to try, that draws in a way that cannot be fixed, or that fails.
+    ``inputs`` are on meta; their number of samples does not matter.
+    """
+    if not trying() or numbers_if_too_large(model) or any(not x.dim() for x in inputs):
+        return InputIdentity()
+    some = [torch.empty((SAMPLES, *x.shape[1:]), dtype=x.dtype, device="meta") for x in inputs]
+
+    # the user's code may raise anything for drawn values; other checks judge the forward
+    around = torch.random.fork_rng(devices=[]), streams_kept(), put_back(files_of(model)), torch.enable_grad()
+    with ExitStack() as stack, suppress(Exception, SystemExit):
+        for each in (*around, default_dtype(torch.float64), torch.device("cpu")):
+            stack.enter_context(each)
+        xs = [x.double() if x.is_floating_point() else x for x in stand_ins(some, 0)]
+        real = in_memory(model).double()
+        stack.enter_context(contents_put_back(real))
+        drawn = stack.enter_context(FixedDraws(wide=True))
+        steady = alike(run(real, xs), run(real, xs), drawn.close)
+        if not steady or drawn.drew:
+            return InputIdentity()
+        tried = _Tried(real)
+        with tried.watching():
+            real(*(x.clone() for x in xs))
+        return InputIdentity(tuple(tried.sent), tuple(tried.apart), tuple(tried.gathered))
+    return InputIdentity()
+
+
+class _Unknown(Exception):
+    """A module whose calls cannot be tried: it changes objects that it is handed."""
+
+
+class _Tried:
+    """Runs copies of modules on other objects, before these run themselves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.sent: dict[str, None] = {}
+        self.apart: dict[str, None] = {}
+        self.gathered: dict[str, None] = {}
+        self._names = {id(m): name for name, m in model.named_modules() if name and _own_code(m)}
+        self._files = files_of(model)
+        self._calls: Counter[str] = Counter()
+        self._active = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Try each module that is called while entered."""
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = self._names.get(id(module))
+            if name is None or self._active or self._calls[name] >= CALLS:
+                return CALL(module, *args, **kwargs)
+            self._calls[name] += 1
+            others = self._others(module, (args, kwargs))
+            out = CALL(module, *args, **kwargs)
+            for found, other in others:
+                if other is not None and not _same(out, other):
+                    found[name] = None
+            if name in self.sent:
+                self.apart.pop(name, None)
+            return out
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = CALL  # type: ignore[method-assign]
+
+    def _others(self, module: nn.Module, given: Call) -> list[tuple[dict[str, None], Any]]:
+        """Return what copies of ``module`` make of other objects: ``None`` where that cannot be tried."""
+        self._active = True
+        try:
+            return [
+                (found, self._run(module, given, change))
+                for found, change in ((self.sent, _as_sent), (self.apart, _each_apart), (self.gathered, _as_gathered))
+            ]
+        finally:
+            self._active = False
+
+    def _run(self, module: nn.Module, given: Call, change: Callable[[Call, bool], Call]) -> Any:
+        """Return the output of a copy, or the error that it raises; ``None`` if it changes what it is handed."""
+        try:
+            copy = copied(module)
+        except Exception:  # another check reports that
+            return None
+        kept = [(t, t._version, t.detach().clone()) for t in tensors(given) if not t.is_inference()]
+        changed = filled(given, objects=True)
+        with streams_kept(), put_back(self._files):
+            torch.manual_seed(1)
+            for leaves in (True, False):
+                try:
+                    args, kwargs = change(given, leaves)
+                    out = CALL(copy, *args, **kwargs)
+                except Exception as error:  # the user's code may raise anything
+                    if any(said in str(error) for said in IN_PLACE):
+                        if leaves:
+                            continue  # a stage clones what its module changes in place
+                        return None  # another check refuses that for FSDP2
+                    out = error
+                break
+        if changed() or any(t._version != version for t, version, _ in kept):
+            raise _Unknown
+        return out
+
+
+def _own_code(module: nn.Module) -> bool:
+    """Whether a user's class is in it: torch's own classes compute with numbers alone."""
+    return any(not type(m).__module__.startswith("torch.") or "forward" in vars(m) for m in module.modules())
+
+
+def _as_sent(given: Call, leaves: bool) -> Call:
+    made: dict[int, Tensor] = {}
+    return _mapped(given, lambda t: made.setdefault(id(t), _bare(t, leaves)))
+
+
+def _each_apart(given: Call, leaves: bool) -> Call:
+    return _mapped(given, lambda t: _bare(t, leaves))
+
+
+def _mapped(given: Call, change: Callable[[Tensor], Tensor]) -> Call:
+    args, kwargs = given
+    return tuple(mapped(a, change) for a in args), {k: mapped(v, change) for k, v in kwargs.items()}
+
+
+def _bare(t: Tensor, leaf: bool) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        out = t.detach().as_subclass(Tensor).clone(memory_format=torch.contiguous_format)
+        if not t.requires_grad:
+            return out
+        out = out.requires_grad_()
+        return out if leaf else out.clone()
+
+
+def _as_gathered(given: Call, leaves: bool) -> Call:
+    flat, tree = pytree.tree_flatten(given)
+    places = [n for n, t in enumerate(flat) if isinstance(t, Tensor) and t.requires_grad]
+    if places:
+        passed = _Passed.apply(*(flat[n].clone() for n in places))  # type: ignore[no-untyped-call]
+        for n, t in zip(places, passed, strict=True):
+            flat[n] = t
+    args, kwargs = pytree.tree_unflatten(flat, tree)
+    return args, kwargs
+
+
+class _Passed(torch.autograd.Function):
+    """Returns its inputs, as FSDP2's own function does."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        return grads
+
+
+def _same(out: Any, other: Any) -> bool:
+    """Whether two outputs have the same numbers, up to rounding."""
+    if isinstance(other, Exception):
+        return False
+    a, b = tensors(out), tensors(other)
+    if [(t.shape, t.dtype) for t in a] != [(t.shape, t.dtype) for t in b]:
+        return False
+    plain = [[t.detach().as_subclass(Tensor) for t in some if not t.is_complex()] for some in (a, b)]
+    return alike(*plain, 1e-9)

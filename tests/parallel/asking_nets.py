@@ -1,0 +1,98 @@
+"""Models with a layer that computes with more than the numbers of its input, and a model that hides some of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Marked(Tensor):
+    """A class of its own."""
+
+
+class Gives(nn.Module):
+    """Returns a plain tensor, or one that is special ``how``: a pair of one object, a view, of another class, marked."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.lin, self.how = nn.Linear(6, 6), how
+
+    def forward(self, x: Tensor) -> Any:
+        y: Any = torch.tanh(self.lin(x))
+        if self.how == "same":
+            return y, y
+        if self.how == "class":
+            return y.as_subclass(Marked)
+        if self.how == "view":
+            return y.view(-1, 6)
+        if self.how == "attribute":
+            y.marked = True
+        return y
+
+
+class Takes(nn.Module):
+    """Computes something else for what is special about its input."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.lin, self.how = nn.Linear(6, 6), how
+
+    def forward(self, given: Any) -> Tensor:
+        x, other = given if isinstance(given, tuple) else (given, None)
+        special = {
+            "same": x is other,
+            "class": isinstance(x, Marked),
+            "view": x._is_view(),
+            "attribute": hasattr(x, "marked"),
+            "leaf": not x.is_leaf,
+            "node": x.grad_fn is not None,
+            "changed in place": False,
+        }[self.how]
+        x = x.as_subclass(Tensor)
+        if self.how == "changed in place":
+            x = x.mul_(1.0)
+        out: Tensor = self.lin(x) * (3.0 if special else 1.0)
+        return out
+
+
+class Asks(nn.Module):
+    """A layer gives the next one more than numbers."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(6, 6), Gives(how), Takes(how), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.d(self.c(self.b(self.a(x))))
+        return out
+
+
+class Hides(nn.Module):
+    """A method ``how`` of the model leaves out what it has of ``a``."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.a, self.b = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x))
+        return out
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self.b.parameters() if self.how == "parameters" else super().parameters(recurse)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        every = super().named_parameters(*args, **kwargs)
+        return ((n, p) for n, p in every if self.how != "named_parameters" or not n.startswith("a."))
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        every = super().named_buffers(*args, **kwargs)
+        return ((n, b) for n, b in every if self.how != "named_buffers" or not n.startswith("a."))
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        every = super().named_modules(*args, **kwargs)
+        return ((n, m) for n, m in every if self.how != "named_modules" or not n.startswith("a."))

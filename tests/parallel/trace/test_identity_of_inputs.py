@@ -1,0 +1,61 @@
+"""A module that asks for more than the numbers of its input is refused where a layout passes the numbers alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
+from tests.parity import own
+
+STAGES: dict[str, Any] = {"pipeline": {"stages": 2, "micro_batch_num": 2, "stage_config": {"[ab]": 0, "[cd]": 1}}}
+TOGETHER: dict[str, Any] = {"pipeline": {"stages": 2, "micro_batch_num": 2, "stage_config": {"a": 0, "[bcd]": 1}}}
+SHARDS: dict[str, Any] = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
+REPLICAS: dict[str, Any] = {"grid": {"dp_replicate": 2}}
+HOWS = "attribute", "changed in place", "class", "leaf", "node", "same", "view"
+ASKS = "a tensor's class, attributes, is_leaf, grad_fn, whether it is a view or the same object as another"
+
+
+def net(how: str, parallel: dict[str, Any]) -> Job:
+    model = {"_target_": "tests.parallel.asking_nets.Asks", "how": how}
+    return own("asking_nets.Asks", [6], stages=1, model=model, parallel=parallel)
+
+
+def planned(how: str, parallel: dict[str, Any]) -> Plan | str:
+    try:
+        return plan_job(net(how, parallel))
+    except RequestError as refused:
+        return str(refused)
+
+
+@pytest.mark.parametrize("how", ["attribute", "class", "leaf", "node", "view"])
+def test_it_is_refused_behind_a_stage(how: str) -> None:
+    assert planned(how, STAGES) == (
+        f"model: c computes something else for a plain copy of b: it asks for more than the numbers ({ASKS}), and "
+        "stages send the numbers alone; pass what it asks for as an argument, or put both on one stage"
+    )
+
+
+@pytest.mark.parametrize("how", ["attribute", "same"])
+def test_it_is_refused_where_weights_are_gathered(how: str) -> None:
+    assert planned(how, SHARDS) == (
+        f"model: c: asks for more than the numbers of its inputs ({ASKS}), and FSDP2 passes new tensors to modules "
+        "with sharded weights; pass what it asks for as an argument, or shard nothing (try: parallel.hsdp=null)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "parallel"),
+    [
+        *((how, TOGETHER) for how in HOWS),
+        *((how, REPLICAS) for how in HOWS),
+        *((how, SHARDS) for how in ("class", "leaf", "node", "view")),
+        *((how, STAGES) for how in ("changed in place", "same")),
+    ],
+)
+def test_it_is_planned_where_the_objects_stay_the_same(how: str, parallel: dict[str, Any]) -> None:
+    assert isinstance(planned(how, parallel), Plan)
