@@ -136,6 +136,8 @@ def skeleton(model: nn.Module) -> ModelStructure:
             text = f"{name or 'the model'} is a TorchScript module, whose tensors cannot be placed on ranks"
             raise RequestError((Problem("model", f"{text}; use the class that it was compiled from"),))
 
+    _complete(model)
+
     # parameters and persistent buffers
     first: dict[int, str] = {}
     params = []
@@ -168,6 +170,48 @@ def skeleton(model: nn.Module) -> ModelStructure:
         traits=_traits(model),
         lists=lists,
     )
+
+
+def _complete(model: nn.Module) -> None:
+    """Raise ``RequestError`` if a method by which torch lists what a model has leaves some of it out.
+
+    A plain loop over the method trains, clips or moves what it lists; a plan places what torch's own would list.
+    """
+    modules = _below(model)
+    params = {id(p) for m in modules for p in m._parameters.values() if p is not None}
+    buffers = {id(b) for m in modules for b in m._buffers.values() if b is not None}
+    for module in modules:
+        for name in ("named_modules", "modules"):
+            _listed(module, name, lambda module=module: {id(m) for m in _below(module)}, "modules")
+    for name in ("named_parameters", "parameters"):
+        _listed(model, name, lambda: params, "parameters")
+    for name in ("named_buffers", "buffers"):
+        _listed(model, name, lambda: buffers, "buffers")
+
+
+def _listed(module: nn.Module, name: str, own: Callable[[], set[int]], what: str) -> None:
+    """Raise ``RequestError`` if ``module`` has its own method ``name`` that lists something else than its ``own``."""
+    method = getattr(module, name)
+    if getattr(method, "__func__", method) is getattr(nn.Module, name):
+        return
+    found, has = {id(v[1] if isinstance(v, tuple) else v) for v in method()}, own()
+    if found != has:
+        text = f"{type(module).__name__}.{name}() lists {len(found & has)} of its {len(has)} {what}"
+        text += ", and the launcher goes by what torch itself would list"
+        cure = "let it list them all, and set requires_grad_(False) on parameters that are not to be trained"
+        raise RequestError((Problem("model", f"{text}; {cure}"),))
+
+
+def _below(module: nn.Module) -> list[nn.Module]:
+    """Return a module and all below it, each once."""
+    seen: dict[int, nn.Module] = {}
+    waiting = [module]
+    while waiting:
+        now = waiting.pop()
+        if id(now) not in seen:
+            seen[id(now)] = now
+            waiting += [m for m in now._modules.values() if m is not None]
+    return list(seen.values())
 
 
 def _traits(model: nn.Module) -> ModelTraits:

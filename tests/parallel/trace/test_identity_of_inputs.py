@@ -59,3 +59,21 @@ def test_it_is_refused_where_weights_are_gathered(how: str) -> None:
 )
 def test_it_is_planned_where_the_objects_stay_the_same(how: str, parallel: dict[str, Any]) -> None:
     assert isinstance(planned(how, parallel), Plan)
+
+
+@pytest.mark.parametrize(
+    ("how", "listed"),
+    [("parameters", "2 of its 6 parameters"), ("named_parameters", "2 of its 6 parameters"),
+     ("named_buffers", "0 of its 3 buffers"), ("named_modules", "3 of its 5 modules")],
+)  # fmt: skip
+def test_a_model_that_lists_only_some_of_what_it_has_is_refused(how: str, listed: str) -> None:
+    model = {"_target_": "tests.parallel.asking_nets.Hides", "how": how}
+    with pytest.raises(RequestError) as refused:
+        plan_job(own("asking_nets.Hides", [6], stages=1, model=model))
+    why = "and the launcher goes by what torch itself would list; let it list them all"
+    assert f"model: Hides.{how}() lists {listed}, {why}" in str(refused.value)
+
+
+def test_a_model_with_such_a_method_that_lists_all_is_planned() -> None:
+    model = {"_target_": "tests.parallel.asking_nets.Hides", "how": "nothing"}
+    assert isinstance(plan_job(own("asking_nets.Hides", [6], stages=1, model=model)), Plan)
