@@ -130,6 +130,11 @@ class NamedFunction:
         return self.func(*args, **kwargs)
 
 
+@dataclass(frozen=True)
+class Rebuilt(NamedFunction):
+    """A function that rebuilds a container of its arguments, on each stage that uses it: a stage sends a plain tuple."""
+
+
 @dataclass(frozen=True, eq=False)
 class ConstantFunction:
     """A function that always returns the same object."""

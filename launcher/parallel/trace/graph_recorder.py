@@ -20,6 +20,7 @@ from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import (
     ConstantFunction,
     NamedFunction,
+    Rebuilt,
     contents,
     filled,
     here,
@@ -502,7 +503,7 @@ class Capture(TorchFunctionMode):
         args, kwargs = contents(a)
         if args is None:
             raise self.refuse(f"it passes on a {name}, which cannot be rebuilt on another stage")
-        made = NamedFunction(lambda *xs, **ks: remade(type(a), *xs, **ks), name)
+        made = Rebuilt(lambda *xs, **ks: remade(type(a), *xs, **ks), name)
         items = tuple(map(self.arg, args))
         node = self.graph.call_function(made, items, {k: self.arg(v) for k, v in kwargs.items()})
         self.values[node] = a

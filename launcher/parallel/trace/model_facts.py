@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from launcher.errors import Problem, RequestError
 from launcher.parallel.cost.kernels import Meter
 from launcher.parallel.cost.memory import BackwardMeter, Measured, product
-from launcher.parallel.dispatch.containers import NamedFunction, tensors
+from launcher.parallel.dispatch.containers import NamedFunction, Rebuilt, tensors
 from launcher.parallel.dispatch.modes import default_dtype as default_dtype
 from launcher.parallel.model_state.deep_copy import copied, hooks
 from launcher.parallel.trace.code_between_modules import (
@@ -295,6 +295,8 @@ def facts(tracer: Tracer, known: ModelStructure) -> Graph:
 
         value = tracer.values[n]
         made, packed, keys = output_specs(value) if n.op == "output" else (*specs(value), ())
+        if isinstance(n.target, Rebuilt):
+            made, packed = None, False  # its tensors are sent, and each stage rebuilds it
         saved, flops, operations = tracer.costs.get(n, NO_COST)
 
         node = Node(

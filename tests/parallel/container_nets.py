@@ -1,0 +1,56 @@
+"""A model whose layer hands on two tensors in a container of another class, of which the next layer asks a method."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+    def total(self) -> Tensor:
+        return self.x + self.y
+
+
+class Several(list[Tensor]):
+    def total(self) -> Tensor:
+        return self[0] + self[1]
+
+
+class Named(dict[str, Tensor]):
+    def total(self) -> Tensor:
+        return self["x"] + self["y"]
+
+
+class Gives(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.lin, self.kind = nn.Linear(6, 6), kind
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.tanh(self.lin(x))
+        return {"Pair": Pair(x, y), "Several": Several([x, y]), "Named": Named(x=x, y=y)}[self.kind]
+
+
+class Takes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 5)
+
+    def forward(self, given: Any) -> Tensor:
+        out: Tensor = self.lin(given.total())
+        return out
+
+
+class Net(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), Gives(kind), Takes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(self.b(self.a(x)))
+        return out
