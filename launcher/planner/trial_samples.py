@@ -14,13 +14,14 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.user_class import Target
 from launcher.plan.values.tensor_spec import TensorSpec
 
+from launcher.planner.environment_reads import environment_reads
+from launcher.planner.trace_model import ModelRead, TracedForward
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from launcher.parallel.trace.clock_and_host_reads import OutsideReads
     from launcher.parallel.trace.identity_of_inputs import InputIdentity
-from launcher.planner.environment_reads import environment_reads
-from launcher.planner.trace_model import ModelRead, TracedForward
 
 SAMPLES = 8
 """Samples that are read of a user's data set."""

@@ -14,7 +14,7 @@ class Marked(Tensor):
 
 
 class Gives(nn.Module):
-    """Returns a plain tensor, or one that is special ``how``: a pair of one object, a view, of another class, marked."""
+    """Returns a plain tensor, or one that is special ``how``: one object twice, a view, of another class, marked."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

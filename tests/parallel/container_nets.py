@@ -54,3 +54,33 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.c(self.b(self.a(x)))
         return out
+
+
+@torch.library.custom_op("tests::without_a_fake", mutates_args=())
+def without_a_fake(x: Tensor) -> Tensor:
+    return x * 2.0
+
+
+without_a_fake.register_autograd(lambda ctx, grad: grad * 2.0)
+
+
+class Fakeless(nn.Module):
+    """A layer uses an operator that torch can run on values only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), _Fakeless(), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(self.b(self.a(x)))
+        return out
+
+
+class _Fakeless(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = without_a_fake(torch.tanh(self.lin(x)))
+        return out

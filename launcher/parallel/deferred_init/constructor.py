@@ -29,7 +29,15 @@ from launcher.parallel.deferred_init.tape import PlainDraws, Tape, remembered
 from launcher.parallel.dispatch.modes import tree_map_only
 from launcher.parallel.dispatch.training_mode import in_training
 from launcher.parallel.model_state.deep_copy import hooks, keep
-from launcher.parallel.model_state.references import OWN, computed, forget, marks, overlaps, strangers
+from launcher.parallel.model_state.references import (
+    OWN,
+    arrays_of_parameters,
+    computed,
+    forget,
+    marks,
+    overlaps,
+    strangers,
+)
 
 T = torch.Tensor
 MEMORY = (
@@ -225,7 +233,9 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
 
 def _checked(model: nn.Module, tape: Tape) -> nn.Module:
     """Return ``owned(model)``; the tape keeps the facts that replacing tensors loses."""
-    refuse(strangers(model))
+    of = {key(p): name for name, p in model.named_parameters() if p.requires_grad}
+    shown = [(array, of[k]) for array, k in tape.shown if k in of]
+    refuse([*strangers(model), *arrays_of_parameters(model, shown)])
     tape.computed, tape.marks = computed(model), marks(model)
     model = owned(model)
     tape.shared = overlaps(model)

@@ -78,6 +78,9 @@ class Tape(Dispatch):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = Log()
+        self.shown: list[
+            tuple[Any, int]
+        ] = []  # arrays of numpy, and the keys of the tensors that share their memory
         self.seed = seed
         self.why = ""
 
@@ -299,6 +302,7 @@ class Tape(Dispatch):
         self._seen.add(key(t))
         array = self.look(t).numpy()
         array.flags.writeable = False
+        self.shown.append((array, key(t)))
         return array
 
     def fail(self, why: str) -> None:

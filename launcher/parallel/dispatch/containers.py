@@ -132,7 +132,7 @@ class NamedFunction:
 
 @dataclass(frozen=True)
 class Rebuilt(NamedFunction):
-    """A function that rebuilds a container of its arguments, on each stage that uses it: a stage sends a plain tuple."""
+    """A function that rebuilds a container of its arguments, on each stage that uses it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
@@ -73,6 +73,39 @@ def strangers(model: nn.Module) -> list[Problem]:
             if id(item) in mine and isinstance(item, nn.Parameter):
                 out.setdefault(at, _itself(at, mine[id(item)]))
     return list(out.values())
+
+
+def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()) -> list[Problem]:
+    """Return problems of numpy arrays in attributes that share the memory of a parameter that is trained.
+
+    ``shown``: arrays that share the memory of parameters on meta, and the names of these.
+    """
+    places = [(array.__array_interface__["data"][0], array.nbytes, name) for array, name in shown]
+    for learnt, p in model.named_parameters():
+        if p.requires_grad and p.device.type == "cpu" and not nn.parameter.is_lazy(p):
+            memory = p.untyped_storage()
+            places.append((memory.data_ptr(), memory.nbytes(), learnt))
+    out: dict[str, Problem] = {}
+    for at, value in _kept(model) if places else ():
+        for array in _arrays(value):
+            place = array.__array_interface__["data"][0]
+            of = next((n for begin, size, n in places if begin <= place < begin + size), None)
+            if of is not None:
+                text = f"{at} is an array of numpy that shares memory with {of}"
+                text += ", and would no longer see its updates"
+                out.setdefault(at, Problem("model", f"{text}; compute it from {of} in the forward"))
+    return list(out.values())
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:
+    stack, seen = [(value, 0)], set[int]()
+    while stack and len(seen) < MOST:
+        some, depth = stack.pop()
+        if isinstance(some, np.ndarray):
+            yield some
+        elif id(some) not in seen and not isinstance(some, (*OPAQUE, nn.Module)) and depth < DEPTH:
+            seen.add(id(some))
+            stack += [(v, depth + 1) for v in ([*some.values()] if isinstance(some, dict) else _parts(some))]
 
 
 def _itself(at: str, name: str) -> Problem:

@@ -1,8 +1,7 @@
-"""Tries whether a module computes something else because its layout hands it other objects of the same numbers.
+"""Tries whether a module computes something else for other objects of the same numbers.
 
-A stage receives plain tensors: contiguous leaves without a base, a class or attributes of their own, each an object
-of its own. FSDP2 passes those that require a gradient through a function of autograd, and rebuilds lists and
-dictionaries.
+A stage receives plain tensors: contiguous leaves, no views, without a class or attributes of their own. FSDP2
+passes those that require a gradient through a function of autograd, and rebuilds lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class InputIdentity:
 def input_identity(model: nn.Module, inputs: Sequence[Tensor]) -> InputIdentity:
     """Return the modules of a user's model that ask for more than the numbers of their inputs.
 
-    Nothing is found for a model that is too large to try, that draws in a way that cannot be fixed, or that fails.
-    ``inputs`` are on meta; their number of samples does not matter.
+    Nothing is found for a model that is too large to try, that draws in a way that cannot be fixed, or that
+    fails. ``inputs`` are on meta; their number of samples does not matter.
     """
     if not trying() or numbers_if_too_large(model) or any(not x.dim() for x in inputs):
         return InputIdentity()
@@ -124,13 +123,17 @@ class _Tried:
         try:
             return [
                 (found, self._run(module, given, change))
-                for found, change in ((self.sent, _as_sent), (self.apart, _each_apart), (self.gathered, _as_gathered))
+                for found, change in (
+                    (self.sent, _as_sent),
+                    (self.apart, _each_apart),
+                    (self.gathered, _as_gathered),
+                )
             ]
         finally:
             self._active = False
 
     def _run(self, module: nn.Module, given: Call, change: Callable[[Call, bool], Call]) -> Any:
-        """Return the output of a copy, or the error that it raises; ``None`` if it changes what it is handed."""
+        """Return the output of a copy, or the error that it raises; ``None`` if that says nothing."""
         try:
             copy = copied(module)
         except Exception:  # another check reports that
@@ -214,4 +217,4 @@ def _same(out: Any, other: Any) -> bool:
     if [(t.shape, t.dtype) for t in a] != [(t.shape, t.dtype) for t in b]:
         return False
     plain = [[t.detach().as_subclass(Tensor) for t in some if not t.is_complex()] for some in (a, b)]
-    return alike(*plain, 1e-9)
+    return alike(plain[0], plain[1], 1e-9)

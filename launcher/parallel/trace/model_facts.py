@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -175,14 +176,14 @@ def skeleton(model: nn.Module) -> ModelStructure:
 def _complete(model: nn.Module) -> None:
     """Raise ``RequestError`` if a method by which torch lists what a model has leaves some of it out.
 
-    A plain loop over the method trains, clips or moves what it lists; a plan places what torch's own would list.
+    A plain loop trains, clips or moves what it lists; a plan places what torch's own would list.
     """
     modules = _below(model)
     params = {id(p) for m in modules for p in m._parameters.values() if p is not None}
     buffers = {id(b) for m in modules for b in m._buffers.values() if b is not None}
     for module in modules:
         for name in ("named_modules", "modules"):
-            _listed(module, name, lambda module=module: {id(m) for m in _below(module)}, "modules")
+            _listed(module, name, partial(_ids_below, module), "modules")
     for name in ("named_parameters", "parameters"):
         _listed(model, name, lambda: params, "parameters")
     for name in ("named_buffers", "buffers"):
@@ -190,7 +191,7 @@ def _complete(model: nn.Module) -> None:
 
 
 def _listed(module: nn.Module, name: str, own: Callable[[], set[int]], what: str) -> None:
-    """Raise ``RequestError`` if ``module`` has its own method ``name`` that lists something else than its ``own``."""
+    """Raise ``RequestError`` if a method ``name`` of ``module`` lists something else than its ``own``."""
     method = getattr(module, name)
     if getattr(method, "__func__", method) is getattr(nn.Module, name):
         return
@@ -200,6 +201,10 @@ def _listed(module: nn.Module, name: str, own: Callable[[], set[int]], what: str
         text += ", and the launcher goes by what torch itself would list"
         cure = "let it list them all, and set requires_grad_(False) on parameters that are not to be trained"
         raise RequestError((Problem("model", f"{text}; {cure}"),))
+
+
+def _ids_below(module: nn.Module) -> set[int]:
+    return {id(m) for m in _below(module)}
 
 
 def _below(module: nn.Module) -> list[nn.Module]:

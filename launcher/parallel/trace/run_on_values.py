@@ -363,8 +363,11 @@ def _seen(value: Any) -> list[Any]:
 
 
 def looks(error: BaseException | None) -> bool:
-    """Whether the error says that Python read the values of a meta tensor."""
-    return isinstance(error, RuntimeError | NotImplementedError) and "meta" in str(error).lower()
+    """Whether the error says that Python read values of a meta tensor, or that an operator needs some."""
+    said = str(error).lower()
+    return isinstance(error, RuntimeError | NotImplementedError) and (
+        "meta" in said or "no fake impl" in said
+    )
 
 
 def zeros(module: nn.Module) -> nn.Module:

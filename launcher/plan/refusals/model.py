@@ -471,7 +471,9 @@ def _strides(at: CutModel, graph: Graph) -> Iterator[Problem]:
             elif (taken and node.target in graph.effects.sent) or (
                 node.target in graph.effects.apart and any(sent[n] for n in taken)
             ):
-                text = f"{node.target} computes something else for a plain copy of {listed(taken)}: it asks for"
+                text = (
+                    f"{node.target} computes something else for a plain copy of {listed(taken)}: it asks for"
+                )
                 text += f" more than the numbers ({ASKS}), and stages send the numbers alone"
                 yield Problem(KEY, f"{text}; pass what it asks for as an argument, or put both on one stage")
 
@@ -497,8 +499,9 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
                      "have been resharded", "let it return a list"),
         (graph.fills, ": its forward changes a list or dictionary argument, and FSDP2 passes a "
                       "copy to modules with sharded weights", "let it return what it adds"),
-        (graph.effects.gathered, f": asks for more than the numbers of its inputs ({ASKS}), and FSDP2 passes new "
-                                 "tensors to modules with sharded weights", "pass what it asks for as an argument"),
+        (graph.effects.gathered, f": asks for more than the numbers of its inputs ({ASKS}), and FSDP2 "
+                                 "passes new tensors to modules with sharded weights",
+         "pass what it asks for as an argument"),
     ):  # fmt: skip
         affected = [m for m in modules if m in gathered]
         if affected:

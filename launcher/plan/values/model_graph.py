@@ -247,7 +247,7 @@ class Effects:
     ``clocks``: functions that answer otherwise at each call, as that of a clock does, and which its output
     depends on. ``moves``: whether a forward in evaluation mode changes Python state. ``drifts``: attributes
     and variables among it that the output of the next such forward depends on. ``sent``: modules that compute
-    something else for plain copies of their inputs, as a stage receives them. ``apart``: modules that do so if
+    something else for plain copies of their inputs, as a stage receives them. ``apart``: those that do so if
     inputs that are one object become several. ``gathered``: those that do so for inputs as FSDP2 passes them.
     """
 

@@ -35,7 +35,13 @@ HIDDEN = (
     "the launcher cannot initialise or move its tensors; make it an attribute of "
     "a module, or put it in an nn.ModuleList or nn.ModuleDict"
 )
+ARRAY = (
+    "model: middle.seen is an array of numpy that shares memory with middle.lin.weight, and would no longer see its "
+    "updates; compute it from middle.lin.weight in the forward"
+)
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("Array", {}, ARRAY),
+    ("Array", {"in_memory": True}, ARRAY),
     *(("Held", {"way": way}, f"model: middle.kept {ITSELF}") for way in WAYS),
     ("Hooked", {}, f"model: a hook of middle {ITSELF}"),
     ("Registered", {}, f"model: tests.parallel.reference_nets.KEPT {ITSELF}"),
@@ -175,6 +181,7 @@ def test_it_is_refused_with_the_place(name, settings, text, layout):
         ("Recurrent", {}),
         ("Pruned", {}),
         ("Tied", {}),
+        ("Array", {"copied": True}),
     ],
 )
 def test_what_does_no_harm_is_planned(name, settings, layout):

@@ -67,3 +67,7 @@ def test_a_shape_that_hangs_on_lengths_of_the_data_is_refused_between_stages(net
         "modules of " + net + ": a ", f"modules of {net}: inner "
     )
     assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == want
+
+
+def test_a_module_with_an_operator_without_a_fake_runs_on_values() -> None:
+    assert_parity(own("container_nets.Fakeless", [6], stages={"[ab]": 0, "c": 1}))
