@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.cost.kernels import Meter
@@ -232,7 +234,39 @@ def _traits(model: nn.Module) -> ModelTraits:
         twins=tuple(tuple(same) for same in names.values() if len(same) > 1),
         batch_norms=tuple(n for n, m in modules if _over_samples(m)),
         saying=tuple(n for n, m in modules if type(m).get_extra_state is not nn.Module.get_extra_state),
+        fused=_fused(model),
     )
+
+
+def _fused(model: nn.Module) -> tuple[str, ...]:
+    """Return the tensors that ``eval()`` makes of weights, as that of a module that fuses its branches."""
+    kinds = {type(m) for m in model.modules()}
+    if all(k.train is nn.Module.train and k.eval is nn.Module.eval for k in kinds):
+        return ()
+    trial = copied(model)
+    before = _held(trial)
+    with suppress(Exception), _WeightUses() as uses:  # another check reports a model that cannot be evaluated
+        trial.eval()
+    return tuple(sorted(_held(trial) - before)) if uses.seen else ()
+
+
+def _held(model: nn.Module) -> set[str]:
+    """Return the names of all tensors of modules, also of those in plain attributes."""
+    names = {n for n, _ in (*model.named_parameters(), *model.named_buffers())}
+    for path, module in model.named_modules():
+        names |= {f"{path}.{n}".lstrip(".") for n, v in vars(module).items() if isinstance(v, Tensor)}
+    return names
+
+
+class _WeightUses(TorchFunctionMode):
+    """Notes whether torch computes with a parameter."""
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.seen |= isinstance(out, Tensor) and any(isinstance(t, nn.Parameter) for t in args)
+        return out
 
 
 def _over_samples(module: nn.Module) -> bool:

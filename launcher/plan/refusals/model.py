@@ -12,6 +12,7 @@ from launcher.plan.cut.stages import covers
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.cut.written_stages import owner
 from launcher.plan.cut_model import CutModel
+from launcher.plan.refusals.evaluation import evaluated_by
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.model_graph import Graph, Inner, ModelStructure, StateChange
@@ -115,6 +116,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)
     yield from _strides(at, graph)
+    yield from _fused(job, at, skeleton)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
             how = "passes complex numbers from one stage to another, and their gradients cannot be sent back"
@@ -476,6 +478,15 @@ def _strides(at: CutModel, graph: Graph) -> Iterator[Problem]:
                 )
                 text += f" more than the numbers ({ASKS}), and stages send the numbers alone"
                 yield Problem(KEY, f"{text}; pass what it asks for as an argument, or put both on one stage")
+
+
+def _fused(job: Job, at: CutModel, skeleton: ModelStructure) -> Iterator[Problem]:
+    """Yields what ``eval()`` makes of weights that are sharded while it is called."""
+    who = evaluated_by(job)
+    if skeleton.traits.fused and who and at.sharded:
+        text = f"eval() makes {listed(skeleton.traits.fused)} of weights, and at {' and '.join(who)}"
+        why = "each rank has only its shards of them"
+        yield Problem(KEY, f"{text} {why}; compute it in the forward, or shard nothing", "parallel.hsdp=null")
 
 
 ASKS = "a tensor's class, attributes, is_leaf, grad_fn, whether it is a view or the same object as another"

@@ -38,7 +38,8 @@ class ModelTraits:
     ``hooked``: parameters with hooks. ``backward``: modules with backward hooks. ``synced``: SyncBatchNorm
     modules. ``twins``: all names of each module that has several. ``shared``: groups of tensors that share
     memory. ``computed``: attributes that are computed from weights. ``compiled``: modules that the model
-    itself compiles. ``saying``: modules that override ``get_extra_state``. ``for_all``: the functions by
+    itself compiles. ``saying``: modules that override ``get_extra_state``.
+    ``fused``: tensors that ``eval()`` makes of weights. ``for_all``: the functions by
     which the constructor registered global module hooks. ``batch_norms``: modules that normalize over the
     samples of a batch in training. ``world``: what the constructor asks about the distributed processes.
     """
@@ -51,6 +52,7 @@ class ModelTraits:
     computed: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
     saying: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
     for_all: tuple[str, ...] = ()
     batch_norms: tuple[str, ...] = ()
     world: tuple[str, ...] = ()

@@ -77,3 +77,19 @@ def test_a_model_that_lists_only_some_of_what_it_has_is_refused(how: str, listed
 def test_a_model_with_such_a_method_that_lists_all_is_planned() -> None:
     model = {"_target_": "tests.parallel.asking_nets.Hides", "how": "nothing"}
     assert isinstance(plan_job(own("asking_nets.Hides", [6], stages=1, model=model)), Plan)
+
+
+def test_weights_that_are_fused_for_an_evaluation_are_refused_on_shards() -> None:
+
+    def fuses(parallel: dict[str, Any], **more: Any) -> Job:
+        steps = {"train": {"kind": "train"}}
+        return own("asking_nets.Fuses", [6], stages=1, parallel=parallel, steps=steps, **more)
+
+    with pytest.raises(RequestError) as refused:
+        plan_job(fuses(SHARDS, train__eval_every=1))
+    assert str(refused.value) == (
+        "model: eval() makes b.both of weights, and at train.eval_every each rank has only its shards of them; "
+        "compute it in the forward, or shard nothing (try: parallel.hsdp=null)"
+    )
+    assert isinstance(plan_job(fuses(SHARDS, train__eval_every=None)), Plan)
+    assert isinstance(plan_job(fuses(REPLICAS, train__eval_every=1)), Plan)
