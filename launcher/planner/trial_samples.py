@@ -13,7 +13,6 @@ from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
 from launcher.job.schema.user_class import Target
 from launcher.plan.values.tensor_spec import TensorSpec
-
 from launcher.planner.environment_reads import environment_reads
 from launcher.planner.trace_model import ModelRead, TracedForward
 
