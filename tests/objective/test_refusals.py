@@ -100,6 +100,11 @@ REFUSED: dict[str, tuple[Job, str]] = {
         asked(metrics=[{"_target_": f"{OWN}.loss"}]),
         "metrics: loss is reported in every step; rename the class",
     ),
+    "a name of the run's own state": (
+        asked(metrics=[{"_target_": f"{OWN}.SavedStep"}, {"_target_": f"{OWN}.ValLoss"}]),
+        "metrics: saved_step is a name that the run uses itself; rename the class; "
+        "metrics: val_loss is a name that the run uses itself; rename the class",
+    ),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic._internal._model_construction import ModelMetaclass  # pydantic's own advice to derive from it
+from pydantic_core import PydanticKnownError
 
 from launcher.errors import Problem, RequestTypeError
 from launcher.job.schema.python_errors import request_error
@@ -25,8 +26,19 @@ Many = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 """A number of processes or runs, which are made one by one."""
 
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Rate = Annotated[float, Field(ge=0)]
+def _no_switch(value: Any) -> Any:
+    """Refuses true and false, which pydantic would read as 1.0 and 0.0."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("float_type")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_no_switch)]
+"""Any number, and the base of all others: a setting that is no switch takes neither true nor false."""
+Integer = Annotated[int, Field(ge=-LARGEST, le=LARGEST, strict=True)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+BelowOne = Annotated[Number, Field(ge=0, lt=1)]
+Rate = Annotated[Number, Field(ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
 Goal = Literal["min", "max"]
 

@@ -6,11 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from launcher.job.schema.base import Count, Settings
+from launcher.job.schema.base import Count, Number, Settings
 
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[Number, Field(gt=0)]
+Share = Annotated[Number, Field(gt=0, le=1)]
+NotNegative = Annotated[Number, Field(ge=0)]
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 
 
@@ -50,7 +50,7 @@ class KernelEfficiency(Settings):
     memory: Share = Field(0.75, description="share of memory_gb_per_s that kernels reach")
     moved: Share = Field(1.0, description="share of the bytes that are left where kernels are fused")
     launch_us: NotNegative = Field(5, description="of the host, per kernel")
-    alone: Annotated[float, Field(ge=1)] = Field(
+    alone: Annotated[Number, Field(ge=1)] = Field(
         1, description="of cores_per_node: times as fast is a core while the others rest"
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from launcher.job.schema.base import Count, Flag, Fraction, Settings, Size
+from launcher.job.schema.base import Count, Flag, Fraction, Index, Number, Settings, Size
 from launcher.job.schema.paths import FilePath
 
 Paths = FilePath | tuple[FilePath, ...]
@@ -71,14 +71,14 @@ class Crop(Settings):
     """A random square of the image; names and meaning are those of MindSpore's ``RandomCrop``."""
 
     size: Size | None = Field(None, description="side in pixels; null: data.size")
-    padding: Annotated[int, Field(ge=0)] = Field(0, description="black pixels around the image before")
+    padding: Index = Field(0, description="black pixels around the image before")
 
 
 class Normalise(Settings):
     """Normalises pixels in 0..1: subtracts ``mean``, divides by ``std``; one number, or one per channel."""
 
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)
+    mean: tuple[Number, ...] = (0.5,)
+    std: tuple[Annotated[Number, Field(gt=0)], ...] = (0.5,)
 
 
 class ImageFolder(Settings):
@@ -128,7 +128,7 @@ class TokenSource(Settings):
     """A source of a mixture; weights need not add up to 1."""
 
     path: Paths
-    weight: float = Field(gt=0, allow_inf_nan=False)
+    weight: Number = Field(gt=0, allow_inf_nan=False)
 
 
 class Tokens(Settings):
@@ -147,7 +147,7 @@ class Tokens(Settings):
         "windows", description="cut as they come; documents whole, padded; one document, padded"
     )
     document_mask: Flag = Field(False, description="attention within documents, positions restart")
-    end_of_document: Annotated[int, Field(ge=0)] | None = Field(
+    end_of_document: Index | None = Field(
         None, description="the token that ends each document; null: as the headers of the files say it"
     )
     val: Paths | None = Field(None, description="held-out files; null: the last val_fraction of each source")

@@ -8,7 +8,7 @@ from pydantic import (
     Field,
 )
 
-from launcher.job.schema.base import Count, Flag, Index, Settings, Switch
+from launcher.job.schema.base import Count, Flag, Index, Number, Settings, Switch
 
 
 class RankFault(Settings):
@@ -21,7 +21,7 @@ class RankFault(Settings):
 class SlowRank(RankFault):
     """A rank that is slow in this step and every later one."""
 
-    ms: float = Field(1000.0, gt=0, allow_inf_nan=False, description="milliseconds that it sleeps per step")
+    ms: Number = Field(1000.0, gt=0, allow_inf_nan=False, description="milliseconds that it sleeps per step")
 
 
 class NodeFault(Settings):

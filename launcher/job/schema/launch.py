@@ -12,7 +12,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from launcher.job.schema.base import Count, Flag, Index, Many, Ranks, Settings
+from launcher.job.schema.base import Count, Flag, Index, Many, Number, Ranks, Settings
 
 Text = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 Folder = Annotated[str, Field(pattern=r"^/")]
@@ -104,8 +104,8 @@ class Launch(Settings):
     elastic: Flag = Field(
         False, description="fewer ranks of torchrun than before: continue with those that are left"
     )
-    timeout_s: float = Field(600.0, gt=0)
-    port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+    timeout_s: Number = Field(600.0, gt=0)
+    port: Annotated[int, Field(ge=0, le=65535, strict=True)] | None = Field(
         None, description="null: a free one, chosen by the system"
     )
     threads: Many = Field(1, description="CPU threads per rank")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from launcher.job.schema.base import Flag, Settings, Switch
+from launcher.job.schema.base import Flag, Number, Settings, Switch
 from launcher.job.schema.paths import FilePath
 from launcher.job.schema.user_class import Target
 
@@ -66,7 +66,7 @@ class Logger(Settings):
     mlflow: Annotated[MLflow | None, Switch] = None
     trackio: Annotated[Trackio | None, Switch] = None
     others: tuple[Target, ...] = ()
-    wait_s: float = Field(30.0, ge=0, le=600)
+    wait_s: Number = Field(30.0, ge=0, le=600)
 
     @property
     def services(self) -> bool:

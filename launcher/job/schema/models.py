@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from launcher.job.schema.base import Flag, Settings, Size
+from launcher.job.schema.base import Flag, Number, Settings, Size
 from launcher.job.schema.paths import FilePath
 from launcher.job.schema.user_class import Target
 
@@ -32,7 +32,7 @@ class Lora(Settings):
     """
 
     rank: Size
-    alpha: float = Field(gt=0, allow_inf_nan=False)
+    alpha: Number = Field(gt=0, allow_inf_nan=False)
     modules: str | tuple[str, ...] = Field(min_length=1)
 
 
@@ -59,8 +59,8 @@ class LanguageModel(ModelSettings):
     kv_heads: Size | None = None
     ffn_dim: Size | None = None
     tied: Flag = True
-    rope_theta: float = Field(10000.0, gt=0)
-    norm_eps: float = Field(1e-5, gt=0)
+    rope_theta: Number = Field(10000.0, gt=0)
+    norm_eps: Number = Field(1e-5, gt=0)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from launcher.job.schema.base import Count, Rate, Settings
+from launcher.job.schema.base import Count, Integer, Number, Rate, Settings
 
 
 class CrossEntropy(Settings):
     """Cross entropy of logits and class numbers: the mean over the targets that are not ignored."""
 
     name: Literal["cross_entropy"] = "cross_entropy"
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     z_loss: Rate = Field(0.0, description="times the square of the log of the softmax's denominator, added")
-    ignore_index: int = Field(-100, description="a target that is ignored")
+    ignore_index: Integer = Field(-100, description="a target that is ignored")
 
 
 class MSE(Settings):

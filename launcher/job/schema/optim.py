@@ -13,11 +13,11 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.job.schema.base import Count, Flag, Fraction, Index, Rate, Settings
+from launcher.job.schema.base import BelowOne, Count, Flag, Fraction, Index, Number, Rate, Settings
 
-Betas = tuple[Fraction, Fraction]
-Epsilon = Annotated[float, Field(gt=0)]
-AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+Betas = tuple[BelowOne, BelowOne]
+Epsilon = Annotated[Number, Field(gt=0)]
+AtLeastOne = Annotated[Number, Field(ge=1, allow_inf_nan=False)]
 
 
 class Group(Settings):
@@ -143,7 +143,7 @@ class Adafactor(Settings):
 
     name: Literal["adafactor"]
     lr: Rate = 1e-2
-    beta2_decay: Annotated[float, Field(le=0, allow_inf_nan=False)] = -0.8
+    beta2_decay: Annotated[Number, Field(le=0, allow_inf_nan=False)] = -0.8
     eps: tuple[Epsilon | None, Epsilon] = (None, 1e-3)
     d: AtLeastOne = 1.0
     weight_decay: Rate = 0.0
@@ -167,7 +167,7 @@ class Muon(Settings):
     weight_decay: Rate = 0.1
     momentum: Fraction = 0.95
     nesterov: Flag = True
-    ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315)
+    ns_coefficients: tuple[Number, Number, Number] = (3.4445, -4.775, 2.0315)
     ns_steps: Annotated[Count, Field(lt=100)] = 5
     eps: Epsilon = 1e-7
     adjust_lr_fn: Literal["original", "match_rms_adamw"] = "original"
@@ -195,7 +195,7 @@ class Linear(Settings):
 class Polynomial(Settings):
     name: Literal["polynomial"]
     warmup_steps: Index = 0
-    power: float = Field(2.0, gt=0)
+    power: Number = Field(2.0, gt=0)
     final: Fraction = 0.0
 
 

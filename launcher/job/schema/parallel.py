@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from launcher.job.schema.base import Count, Flag, Index, Ranks, Settings
+from launcher.job.schema.base import Count, Flag, Index, Number, Ranks, Settings
 from launcher.job.schema.paths import RUN, FilePath, checked, local
 
 Scheduler = Literal[
@@ -105,7 +105,7 @@ class Fusion(Settings):
     """How gradients or weights are fused. ``config``: MB for ``size``; null: 64."""
 
     mode: Literal["auto", "size"] = "auto"
-    config: Annotated[float, Field(gt=0)] | None = None
+    config: Annotated[Number, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
     def _form(self) -> Self:
@@ -121,7 +121,7 @@ class FusionIndex(Settings):
     """
 
     mode: Literal["auto", "size", "index"] = "auto"
-    config: Annotated[float, Field(gt=0)] | tuple[Index, ...] | None = None
+    config: Annotated[Number, Field(gt=0)] | tuple[Index, ...] | None = None
 
     @model_validator(mode="after")
     def _form(self) -> Self:
@@ -141,8 +141,8 @@ class Network(Settings):
     ``benchmarks/fusion.py --fit`` measures both.
     """
 
-    latency_us: float = Field(gt=0, description="microseconds until the first byte")
-    gb_per_s: float = Field(gt=0, description="1e9 bytes per second")
+    latency_us: Number = Field(gt=0, description="microseconds until the first byte")
+    gb_per_s: Number = Field(gt=0, description="1e9 bytes per second")
 
 
 class CommFusion(Settings):

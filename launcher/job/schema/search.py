@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from launcher.job.schema.base import Count, Flag, Goal, Index, Many, Settings
+from launcher.job.schema.base import Count, Flag, Goal, Index, Many, Number, Settings
 from launcher.job.schema.paths import FilePath
 
 AUTO = "auto"
@@ -163,7 +163,7 @@ class Sweep(Settings):
     parallel: Many | Literal["auto"] = "auto"
     sampler: Literal["grid", "random", "tpe"] = GRID
     cells: Many | None = Field(None, description="that a sampler proposes; null: as many as the time allows")
-    minutes: float | None = Field(
+    minutes: Number | None = Field(
         None, gt=0, allow_inf_nan=False, description="after which no cell begins; null: no limit"
     )
     seed: Index = Field(0, description="of the sampler")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from launcher.job.schema.base import Count, Flag, Many, Ranks, Settings
+from launcher.job.schema.base import Count, Flag, Many, Number, Ranks, Settings
 from launcher.job.schema.cluster import Precision
 from launcher.job.schema.data import Paths
 from launcher.job.schema.paths import RUN, FilePath, checked
@@ -82,7 +82,7 @@ class Certify(Settings):
     kind: Literal["certify"] = "certify"
     steps: Count = 2
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp64"
-    tolerance: float | None = Field(
+    tolerance: Number | None = Field(
         None, gt=0, description="largest error, relative to each tensor's largest number"
     )
 
@@ -95,8 +95,8 @@ class Calibrate(Settings):
 
     kind: Literal["calibrate"] = "calibrate"
     to: FilePath = "run:here.yaml"
-    seconds: float = Field(90.0, gt=0)
-    spread: float = Field(0.3, gt=0, description="largest one of a constant that is written")
+    seconds: Number = Field(90.0, gt=0)
+    spread: Number = Field(0.3, gt=0, description="largest one of a constant that is written")
 
     @field_validator("to")
     @classmethod
@@ -169,7 +169,7 @@ class Export(Settings):
         description="adapters in the weights beside them, or by themselves as PEFT has them",
     )
     check: Flag = True
-    tolerance: float | None = Field(
+    tolerance: Number | None = Field(
         None,
         gt=0,
         description="largest difference of the two losses; null: 1e-5, or of merged halves a rounding",
@@ -206,7 +206,7 @@ class Sample(Settings):
     kind: Literal["sample"] = "sample"
     prompt: str = "\n"
     tokens: Count = 200
-    temperature: float = Field(0.8, ge=0)
+    temperature: Number = Field(0.8, ge=0)
 
 
 class Prepare(Settings):

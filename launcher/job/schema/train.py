@@ -10,7 +10,7 @@ from pydantic import (
     field_validator,
 )
 
-from launcher.job.schema.base import Count, Flag, Goal, Settings, Size
+from launcher.job.schema.base import Count, Flag, Goal, Number, Settings, Size
 
 
 class Compile(Settings):
@@ -25,13 +25,13 @@ class Compile(Settings):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     fullgraph: Flag = True
     dynamic: Flag | None = False
-    timeout_s: float = Field(3600.0, gt=0)
+    timeout_s: Number = Field(3600.0, gt=0)
 
 
 class Ema(Settings):
     """A moving average: every ``every`` steps it becomes ``decay`` * average + (1 - ``decay``) * weights."""
 
-    decay: float = Field(0.999, gt=0, lt=1)
+    decay: Number = Field(0.999, gt=0, lt=1)
     every: Count = 1
 
 
@@ -40,7 +40,7 @@ class EarlyStop(Settings):
 
     metric: str = Field("val_loss", min_length=1)
     patience: Count = 3
-    min_delta: float = Field(0.0, ge=0, allow_inf_nan=False)
+    min_delta: Number = Field(0.0, ge=0, allow_inf_nan=False)
     goal: Goal = "min"
 
 
@@ -54,10 +54,10 @@ class Train(Settings):
     epochs: Count | None = Field(None, description="times that every sample is trained on")
     batch_size: Size
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
-    loss_scale: float | None = Field(
+    loss_scale: Number | None = Field(
         None, gt=0, description="fp16 only; null: from 65536, halved at an overflow"
     )
-    clip_norm: float | None = Field(1.0, gt=0)
+    clip_norm: Number | None = Field(1.0, gt=0)
     compile: Compile | None = None
     ema: Ema | None = None
     log_every: Count = 1

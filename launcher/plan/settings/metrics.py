@@ -15,9 +15,15 @@ METRICS_KEY = "metrics"
 TAKEN = (
     "step", "steps", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "step_ms_median",
     "step_ms_worst", "worst_rank", "bubble", "text",
-    "memory_mb", "loss_scale", "skipped", "unsaved", "save_stall_ms", "baseline",
+    "memory_mb", "memory_reserved_mb", "tflops", "mfu", "loss_scale", "skipped", "unsaved", "save_stall_ms",
+    "baseline",
 )  # fmt: skip
 """Names of the figures that every step has."""
+KEPT = (
+    "saved_step", "best_value", "best_step", "early_stop_value", "early_stop_waited", "load_bytes_read",
+    "load_bytes_held",
+)  # fmt: skip
+"""Names under which a run keeps its own state beside the metrics, as every name that begins with ``val_``."""
 
 
 def metric_problems(job: Job) -> Iterator[Problem]:
@@ -30,6 +36,8 @@ def metric_problems(job: Job) -> Iterator[Problem]:
             yield Problem(METRICS_KEY, text, _kept(first))
         elif name in TAKEN:
             yield Problem(METRICS_KEY, f"{name} is reported in every step; rename the class")
+        elif name in KEPT or name.startswith("val_"):
+            yield Problem(METRICS_KEY, f"{name} is a name that the run uses itself; rename the class")
 
     known = isinstance(job.data, Text) and job.data.tokenizer != "file"
     if not known and any(isinstance(one, BitsPerByte) for one in job.metrics):

@@ -82,13 +82,21 @@ def idle(job: Job, steps: int) -> Iterator[Note]:
     if not _trains(job):
         return
     yield from _rates(job.schedule, steps)
-    rare = (
-        ("train.eval_every", job.train.eval_every, "validation"),
-        ("checkpoint.every", job.checkpoint.every, "checkpoint"),
-    )
-    for key, every, event in rare:
-        if every is not None and every >= steps:
-            yield Note(key, f"{every}: no {event} while training, which ends after {many(steps, 'step')}")
+    train, ends = job.train, f"which ends after {many(steps, 'step')}"
+    watched = train.early_stop is not None or job.checkpoint.best is not None  # validates after the last step
+    validates = train.eval_every is not None and (watched or train.eval_every < steps)
+    if train.eval_every is not None and not validates:
+        yield Note("train.eval_every", f"{train.eval_every}: no validation while training, {ends}")
+    if train.eval_batches is not None and not validates:
+        text = f"{train.eval_batches}: no validation while training reads it"
+        if any(s.kind == "evaluate" for s in job.steps.values()):
+            text += "; a step evaluate has steps.evaluate.batches"
+        yield Note("train.eval_batches", text)
+    if job.checkpoint.every is not None and job.checkpoint.every >= steps:
+        yield Note("checkpoint.every", f"{job.checkpoint.every}: no checkpoint while training, {ends}")
+    if train.ema is not None and train.ema.every > steps:
+        text = f"{train.ema.every}: the average stays at the first weights of the training, {ends}"
+        yield Note("train.ema.every", text)
 
 
 def _rates(schedule: Schedule, steps: int) -> Iterator[Note]:

@@ -78,6 +78,23 @@ def test_what_never_comes_into_play_is_noted() -> None:
     ]
 
 
+def test_what_no_validation_and_no_average_reads_is_noted() -> None:
+    unread = "train.eval_batches 3: no validation while training reads it"
+    j = job("train.steps=4", "schedule.warmup_steps=0", "train.eval_batches=3", "train.ema.every=5", "steps=[train,save]")
+    assert [str(n) for n in idle(j, 4)] == [
+        unread,
+        "train.ema.every 5: the average stays at the first weights of the training, which ends after 4 steps",
+    ]
+    j = job("train.steps=4", "schedule.warmup_steps=0", "train.eval_batches=3", "train.ema.every=4", "steps=[train,evaluate]")
+    assert [str(n) for n in idle(j, 4)] == [f"{unread}; a step evaluate has steps.evaluate.batches"]
+
+
+@pytest.mark.parametrize("watched", ["checkpoint.best=val_loss", "train.early_stop.metric=val_loss"])
+def test_a_metric_that_is_watched_has_a_validation_after_the_last_step(watched: str) -> None:
+    j = job("train.steps=2", "schedule.warmup_steps=0", "train.eval_every=5", "train.eval_batches=3", watched)
+    assert [*idle(j, 2)] == []
+
+
 WSD = ("schedule=wsd", "schedule.warmup_steps=6", "train.steps=10")
 
 
