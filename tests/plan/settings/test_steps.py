@@ -80,12 +80,13 @@ def test_what_never_comes_into_play_is_noted() -> None:
 
 def test_what_no_validation_and_no_average_reads_is_noted() -> None:
     unread = "train.eval_batches 3: no validation while training reads it"
-    j = job("train.steps=4", "schedule.warmup_steps=0", "train.eval_batches=3", "train.ema.every=5", "steps=[train,save]")
+    always = ("train.steps=4", "schedule.warmup_steps=0", "train.eval_batches=3")
+    j = job(*always, "train.ema.every=5", "steps=[train,save]")
     assert [str(n) for n in idle(j, 4)] == [
         unread,
         "train.ema.every 5: the average stays at the first weights of the training, which ends after 4 steps",
     ]
-    j = job("train.steps=4", "schedule.warmup_steps=0", "train.eval_batches=3", "train.ema.every=4", "steps=[train,evaluate]")
+    j = job(*always, "train.ema.every=4", "steps=[train,evaluate]")
     assert [str(n) for n in idle(j, 4)] == [f"{unread}; a step evaluate has steps.evaluate.batches"]
 
 
