@@ -128,9 +128,11 @@ def _verb(rest: Sequence[str], names: KnownNames) -> Match:
     places = [name for name in ("src", "dst", "path") if name in fields]
     settings = []
     for word in rest[1:]:
-        name, equals, _ = word.partition("=")
-        if equals and name in fields and not names.key(name):
-            settings.append(_pasted(f"steps.{rest[0]}.{word}"))
+        name, equals, value = word.partition("=")
+        field = other_programs.step_setting(name, fields) if equals and not names.key(name) else ""
+        if field:
+            settings.append(_pasted(f"steps.{rest[0]}.{field}={value}"))
+            places = [place for place in places if place != field]
         elif places and not equals and word[0:1] not in ("-", "~", "+") and not names.key(word):
             settings.append(_pasted(f"steps.{rest[0]}.{places.pop(0)}={word}"))
         else:

@@ -13,6 +13,7 @@ import launcher.__main__
 from launcher.errors import RequestError
 from launcher.job.compose import Depth
 from launcher.job.config_folders import RECIPES
+from tests.data.prepare.corpora import tokenizer
 from tests.mistakes import answers
 from tests.mistakes.answers import answer, composed, next_command, refused, rows
 from tests.tiers import some_of
@@ -64,6 +65,7 @@ def folder(tmp_path_factory):
     (here / "empty.txt").touch()
     (here / "tiny.txt").write_text("hello")
     (here / "corpus.txt").write_text("To be or not to be. " * 2000)
+    tokenizer(here)
     shutil.copy(RECIPES / "lm_single.yaml", here / "mine.yaml")
     return here
 

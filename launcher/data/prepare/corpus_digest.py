@@ -34,17 +34,14 @@ class TextCorpus:
     @classmethod
     def from_files(cls, settings: Prepare, files: Sequence[CorpusFile]) -> TextCorpus:
         """Computes the digest. Reads every file."""
-        options = settings.model_dump(
-            include={"field", "documents", "tokenizer", "vocab_size", "shard_tokens"}
-        )
-        options["end"] = trained_end(settings) if settings.tokenizer == "bpe" else None
-        if settings.tokenizer == "file":
-            made = vocabulary(settings)
-            options |= {"tokenizer_json": made.tokenizer, "end": made.end}
         seen = tuple(_seen(file.path) for file in files)
         read = [(file.form, file.packing, content_digest(file.path)) for file in files]
-        digest = xxhash.xxh3_128_hexdigest(json.dumps([VERSION, options, read]).encode())
+        digest = xxhash.xxh3_128_hexdigest(json.dumps([VERSION, _options(settings), read]).encode())
         return cls(settings, tuple(files), digest, seen)
+
+    @property
+    def settings_digest(self) -> str:
+        return settings_digest(self.settings)
 
     @property
     def skips(self) -> bool:
@@ -77,6 +74,21 @@ class TextCorpus:
         file = self.files[block.start.file]
         number = block.start.row + row + 1
         return f"{file.path}:{number}" if file.form in LINES else f"{file.path}: row {number}"
+
+
+def settings_digest(settings: Prepare) -> str:
+    """xxh3 (128 bits) of the settings that the tokens depend on, the content of the tokenizer among them."""
+    return xxhash.xxh3_128_hexdigest(json.dumps([VERSION, _options(settings)]).encode())
+
+
+def _options(settings: Prepare) -> dict[str, Any]:
+    """The settings that the tokens depend on, besides the files of the corpus."""
+    options = settings.model_dump(include={"field", "documents", "tokenizer", "vocab_size", "shard_tokens"})
+    options["end"] = trained_end(settings) if settings.tokenizer == "bpe" else None
+    if settings.tokenizer == "file":
+        made = vocabulary(settings)
+        options |= {"tokenizer_json": made.tokenizer, "end": made.end}
+    return options
 
 
 def content_digest(path: Path) -> str:

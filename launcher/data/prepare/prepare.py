@@ -16,7 +16,7 @@ import numpy as np
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare import lock, shards
 from launcher.data.prepare.child_processes import Encoded, cores, encode, encoders
-from launcher.data.prepare.corpus_digest import VERSION, TextCorpus
+from launcher.data.prepare.corpus_digest import VERSION, TextCorpus, settings_digest
 from launcher.data.prepare.corpus_formats import CorpusFile, corpus_file, named, packing_errors, unpacked
 from launcher.data.prepare.documents import Bad, TextBlock, documents, keys_of_text
 from launcher.data.prepare.encode import Recipe
@@ -29,6 +29,9 @@ from launcher.errors import Problem, RunError, error_text
 from launcher.job.schema.steps import Prepare
 
 Say = Callable[[str], None]
+OTHER_CORPUS = "it was made from another corpus, or with other settings"
+READ_BY_PLAN = 1 << 30
+"""The most bytes of a corpus that a plan reads to see whether the tokens at ``dst`` were made from it."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,7 @@ def occupied(dst: Path, overwrite: bool) -> str | None:
         return None
     if shards.published(dst) is None:
         return f"{dst}: it is not empty, but prepare did not make it"
-    other = f"{dst}: it was made from another corpus, or with other settings"
-    return None if overwrite else f"{other}; overwrite=true replaces it"
+    return None if overwrite else f"{dst}: {OTHER_CORPUS}; overwrite=true replaces it"
 
 
 def _make(corpus: TextCorpus, folder: Path, say: Say, speed: ProgressReporter) -> PreparedTokens:
@@ -109,6 +111,7 @@ def _make(corpus: TextCorpus, folder: Path, say: Say, speed: ProgressReporter) -
         "version": VERSION, "digest": corpus.digest, "tokens": done.tokens, "documents": done.documents,
         "skipped": done.skipped, "vocab_size": made.size, "end_of_document": made.end_text,
         "shards": done.shards, "files": [str(file.path) for file in corpus.files],
+        "settings": corpus.settings_digest, "sizes": [file.size for file in corpus.files],
     }  # fmt: skip
     shards.publish(folder, Path(settings.dst), said_so)
     seconds = time.monotonic() - start
@@ -171,8 +174,12 @@ HEAD = 64 << 10  # bytes of a JSON lines file that are checked for bad lines
 
 
 def problems(settings: Prepare, key: str) -> list[Problem]:
-    """Problems with ``settings``, section ``key``. Reads the tokenizer and the start of each file."""
-    return [*_of_files(settings, key), *_of_tokenizer(settings, key), *_of_place(settings, key)]
+    """Problems with ``settings``, section ``key``. Reads the tokenizer and the start of each file.
+
+    Of a ``dst`` that exists the plan reads the corpus, too, if it has at most ``READ_BY_PLAN`` bytes.
+    """
+    found = [*_of_files(settings, key), *_of_tokenizer(settings, key), *_of_place(settings, key)]
+    return found or [*_of_other_tokens(settings, key)]
 
 
 def _of_files(settings: Prepare, key: str) -> Iterator[Problem]:
@@ -251,10 +258,36 @@ def _of_tokenizer(settings: Prepare, key: str) -> Iterator[Problem]:
 
 
 def _of_place(settings: Prepare, key: str) -> Iterator[Problem]:
-    """Reports a ``dst`` that may not be replaced. Only reading the corpus shows if it was made of that."""
+    """Reports a ``dst`` that ``prepare`` did not make, so that it may not be replaced."""
     dst = Path(settings.dst)
     if reason := occupied(dst, overwrite=True):
         yield Problem(f"{key}.dst", f"{reason}; give another folder")
+
+
+def _of_other_tokens(settings: Prepare, key: str) -> Iterator[Problem]:
+    """Reports a ``dst`` that was made from another corpus or with other settings, unless it is replaced.
+
+    A corpus of more than ``READ_BY_PLAN`` bytes is compared by its settings and the sizes of its files; the
+    step itself reads all of it.
+    """
+    dst = Path(settings.dst)
+    manifest = shards.published(dst)
+    if manifest is None or settings.overwrite:
+        return
+    files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
+    sizes = [file.size for file in files]
+    try:
+        if sum(sizes) <= READ_BY_PLAN:
+            same = TextCorpus.from_files(settings, files).is_in(manifest)
+        else:
+            now = {"settings": settings_digest(settings), "sizes": sizes}
+            same = all(manifest.get(name, value) == value for name, value in now.items())
+    except OSError as error:
+        yield Problem(f"{key}.src", error_text(error))
+        return
+    if not same:
+        way = f"name another folder, or {key}.overwrite=true replaces what is there"
+        yield Problem(f"{key}.dst", f"{dst}: {OTHER_CORPUS}; {way}")
 
 
 def _named_files(files: Sequence[CorpusFile]) -> str:

@@ -243,12 +243,28 @@ UNLIKE = {
     **dict.fromkeys(
         ("dropout", "attention_dropout", "hidden_dropout", "lora_dropout"), "the shipped models have none"
     ),
+    **dict.fromkeys(
+        ("out", "output", "output_path"),
+        "a step has its own setting for what it writes, as steps.export.path and steps.prepare.dst",
+    ),
     "momentum": "it is a setting of optim=sgd and of optim=momentum",
 }
 """Settings of other programs that do not exist here: the reason, and what to set instead.
 
 A name has its section where the name alone may mean something else.
 """
+
+
+FILES = {"dst": ("out", "output", "output_dir", "out_dir", "dest", "destination", "to", "target"),
+         "src": ("in", "input", "input_dir", "inputs", "source", "from", "files", "text")}  # fmt: skip
+"""The settings of steps for the files that they read and write, and their names in other programs."""
+
+
+def step_setting(name: str, fields: Collection[str]) -> str:
+    """The one of a step's ``fields`` that ``name`` is, or is another name for; "" if there is none."""
+    if name in fields:
+        return name
+    return next((field for field, names in FILES.items() if field in fields and name in names), "")
 
 
 SWITCHES = {half: f"train.precision={half}" for half in ("bf16", "fp16")}

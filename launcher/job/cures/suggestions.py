@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from launcher.job import intended_value
-from launcher.job.cures.other_programs import NOT_NEGATED, UNLIKE, of_others
+from launcher.job.cures.other_programs import NOT_NEGATED, UNLIKE, of_others, step_setting
 from launcher.job.overrides import paste
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.misspelled import did_you_mean, nearest
@@ -26,8 +27,25 @@ def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
     note = schema_keys.at(parts, data)
     if secret(key) or note is None:
         return ""
+    if tokenizer := _tokenizer_file(parts, bad, data):
+        return tokenizer
     good = next(intended_value.readings(key, note, bad), _NONE)
     return "" if good is _NONE else paste(key, good)
+
+
+def _tokenizer_file(parts: tuple[str, ...], bad: Any, data: Any) -> str:
+    """The overrides for a tokenizer that is named by its file, or by the folder of that file; "" otherwise."""
+    sibling = (*parts[:-1], "tokenizer_file")
+    if parts[-1] != "tokenizer" or not isinstance(bad, str) or schema_keys.at(sibling, data) is None:
+        return ""
+    file = bad if bad.endswith(".json") else str(Path(bad, "tokenizer.json"))
+    if "/" not in bad and file != bad and not Path(file).is_file():
+        return ""
+    return f"{paste('.'.join(parts), 'file')} {paste('.'.join(sibling), file)}"
+
+
+WITHOUT_GUESS = ("tokenizer",)
+"""Keys whose other words train on other data, so that none of them is proposed."""
 
 
 def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
@@ -51,6 +69,8 @@ def _other_words(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> I
     """Yields ``bad`` with another word at one of its keys, if several of its keys are set."""
     keys = [k for k, v in bad.items() if v is not None]
     for k in keys if len(keys) > 1 else ():
+        if k in WITHOUT_GUESS:
+            continue
         for word in schema_keys.literals(schema_keys.at((*parts, k), data)):
             yield {**bad, k: word}
 
@@ -71,13 +91,15 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     """
     leaf = parts[-1].lower().replace("-", "_")
     if ".".join(parts[-2:]).lower() in UNLIKE or (bad == len(parts) - 1 and leaf in UNLIKE):
-        return None
+        return _of_step(parts, leaf, data)
     if leaf not in NOT_NEGATED:  # disable_x means x, with the other value
         leaf = NEGATED.sub("", leaf)
     every = dict.fromkeys(schema_keys.everywhere())
     valid = [k for k in every if not data or schema_keys.at(k.split("."), data) is not None]
 
-    # a name that other programs use
+    # a file of a step, or a name that other programs use
+    if of_step := _of_step(parts, leaf, data):
+        return of_step
     ours = of_others((*parts[:-1], leaf), valid) or of_others(parts, valid)
     if ours is not None:
         return ours
@@ -112,6 +134,14 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
         return None
     near = nearest(leaf, {_leaf(k) for k in valid}, 0.75)
     return _only(parts, [k for k in valid if _leaf(k) == near])
+
+
+def _of_step(parts: Sequence[str], leaf: str, data: Any) -> str | None:
+    """The key of the step's file that ``leaf``, the last of ``parts``, is another name for."""
+    if len(parts) != 3 or parts[0] != "steps":
+        return None
+    field = step_setting(leaf, [*schema_keys.names(tuple(parts[:2]), data or {})])
+    return f"steps.{parts[1]}.{field}" if field else None
 
 
 def _may_be_meant(parts: Sequence[str], key: str, sections: Collection[str]) -> bool:

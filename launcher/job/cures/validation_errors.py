@@ -215,7 +215,10 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     if kind == "model_type" and (needed := _required(spot.parts, data)):
         why += f"; it needs {', '.join(needed)}"
     if not spot.items:
-        return Problem(key, f"{shown(bad, key)}: {why}", suggestions.value(spot.parts, bad, data))
+        cure = suggestions.value(spot.parts, bad, data)
+        if f"{key}_file=" in cure:
+            why += f"; {key}_file names a file"
+        return Problem(key, f"{shown(bad, key)}: {why}", cure)
     listed = origins.value(key)
     at = "".join(f"[{i}]" for i in spot.items)
     item = "" if kind == "missing" else f" = {shown(bad, key)}"

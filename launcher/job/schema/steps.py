@@ -237,10 +237,17 @@ class Prepare(Settings):
 
     @model_validator(mode="after")
     def _one_tokenizer(self) -> Self:
-        if (self.tokenizer == "file") != (self.tokenizer_file is not None):
-            raise ValueError("tokenizer=file and tokenizer_file go together: give both or neither")
-        if (self.tokenizer == "bpe") != (self.vocab_size is not None):
-            raise ValueError("tokenizer=bpe and vocab_size go together: give both or neither")
+        others = "tokenizer=bpe trains one, of vocab_size tokens, and tokenizer=bytes needs nothing"
+        if self.tokenizer == "file" and self.tokenizer_file is None:
+            raise ValueError(f"tokenizer=file needs tokenizer_file, the path of a tokenizer.json; {others}")
+        if self.tokenizer == "bpe" and self.vocab_size is None:
+            raise ValueError("tokenizer=bpe needs vocab_size, the number of its tokens, 257 or more")
+        if self.tokenizer != "file" and self.tokenizer_file is not None:
+            raise ValueError(f"tokenizer={self.tokenizer} reads no tokenizer_file; tokenizer=file does")
+        if self.tokenizer != "bpe" and self.vocab_size is not None:
+            raise ValueError(
+                f"tokenizer={self.tokenizer} has its own vocab_size; only tokenizer=bpe needs one"
+            )
         if self.tokenizer == "bytes" and self.end_of_document is not None:
             raise ValueError("tokenizer=bytes ends a document with token 256; leave end_of_document out")
         return self

@@ -138,6 +138,29 @@ def test_what_is_there_is_not_replaced(tmp_path):
     ]
 
 
+def test_tokens_of_another_corpus_or_of_other_settings_are_refused_before_anything_starts(tmp_path, monkeypatch):
+    src = jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    words = [f"src={src}", f"dst={tmp_path}/out", "tokenizer=bytes", "workers=1"]
+    assert main(words) == 0
+    assert found(tmp_path) == []
+
+    # other settings, and the same settings for another corpus
+    way = "name another folder, or steps.prepare.overwrite=true replaces what is there"
+    text = f"steps.prepare.dst: out: it was made from another corpus, or with other settings; {way}"
+    assert found(tmp_path, shard_tokens=7) == [text]
+    jsonl(src, ["one", "six"])
+    assert found(tmp_path) == [text]
+    assert found(tmp_path, overwrite=True) == []
+
+    # a plan does not read a corpus that is large: it compares what costs nothing
+    monkeypatch.setattr("launcher.data.prepare.prepare.READ_BY_PLAN", 1)
+    assert found(tmp_path) == []
+    assert found(tmp_path, shard_tokens=7) == [text]
+    jsonl(src, ["one", "seven"])
+    assert found(tmp_path) == [text]
+    assert main(words) == 2
+
+
 def test_the_command_says_all_of_it_at_once_with_cures_that_it_takes(tmp_path, capsys):
     jsonl(tmp_path / "a.jsonl", ["a"])
     (tmp_path / "a.jsonl").write_text('{"text": 1}\n{"text": "a"}')
