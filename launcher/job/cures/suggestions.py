@@ -34,7 +34,7 @@ def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
 
 
 def _tokenizer_file(parts: tuple[str, ...], bad: Any, data: Any) -> str:
-    """The overrides for a tokenizer that is named by its file, or by the folder of that file; "" otherwise."""
+    """The overrides for a tokenizer that is named by its file, or by its folder; "" otherwise."""
     sibling = (*parts[:-1], "tokenizer_file")
     if parts[-1] != "tokenizer" or not isinstance(bad, str) or schema_keys.at(sibling, data) is None:
         return ""
