@@ -6,7 +6,8 @@ from launcher.data.cifar10_fallback import resolve
 from launcher.data.mnist5k import check_mnist5k
 from launcher.data.text_file_checks import check_absent, check_text
 from launcher.data.tokens.corpus import corpus
-from launcher.errors import Problem
+from launcher.data.tokens.token_ids import check_ids
+from launcher.errors import Problem, error_text
 from launcher.job.schema.components import Data
 from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, Text, Tokens
 from launcher.optional import image_files, lacking
@@ -29,13 +30,23 @@ def check(settings: Data) -> list[Problem]:
         case ImageFolder():
             return list(image_files.check_images(settings))
         case Tokens():
-            return corpus(settings)[1]
+            return _check_tokens(settings)
         case Chat():
             from launcher.data.chat.checks import check_chat
 
             return list(check_chat(settings))
         case _:
             return []
+
+
+def _check_tokens(settings: Tokens) -> list[Problem]:
+    made, problems = corpus(settings)
+    if made is None:
+        return problems
+    try:
+        return [*check_ids(made)]
+    except OSError as error:  # a file that was removed since
+        return [Problem("data.path", error_text(error))]
 
 
 def absent(settings: Data) -> list[Problem]:

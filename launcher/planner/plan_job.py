@@ -12,10 +12,11 @@ from launcher.data.checks import check
 from launcher.data.cifar10_fallback import resolve as resolve_data
 from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.spec import check_fit, classes, vocab
+from launcher.data.tokens.token_ids import partly_checked
 from launcher.data.vocab_size import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import foreign
-from launcher.job.schema.data import Chat
+from launcher.job.schema.data import Chat, Tokens
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.job.schema.user_class import Target
@@ -427,6 +428,8 @@ def _planned(
 
         if text := learnt(job.data):
             notes.append(Note("data.path", text))
+    if isinstance(job.data, Tokens) and (text := partly_checked(job.data)):
+        notes.append(Note("data.vocab_size", text))
     if resolved.vocabulary_from:
         notes.append(Note("data.vocab_size", f"null -> {vocab(job.data)}: {resolved.vocabulary_from}"))
     if job.debug.onerank:

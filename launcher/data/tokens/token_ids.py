@@ -1,0 +1,132 @@
+"""Whether the ids in files of tokens are below the vocabulary, where no header of the files promises it.
+
+A plan reads them before anything starts: at training an id without a row ends the run after hours, and on a
+GPU as an assertion of the device. Files of any size are read in bounded time: all of them up to ``READ``
+bytes, else so many bytes in blocks that are spread evenly. What a plan has not read, each rank checks when it
+reads it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from launcher.data.tokens.corpus import Corpus, corpus
+from launcher.data.tokens.megatron import TokenFile
+from launcher.errors import Problem
+from launcher.job.schema.data import Tokens
+from launcher.untrusted.files import opened
+
+KEY = "data.vocab_size"
+READ = 1 << 28
+"""The most bytes that are read of all files together; a second from a slow disk."""
+BLOCK = 1 << 20  # bytes read at once
+
+
+@dataclass(frozen=True)
+class IdRange:
+    """The smallest and the largest id among the tokens read, and the number of the first token of each."""
+
+    least: int
+    least_at: int
+    most: int
+    most_at: int
+
+
+def check_ids(made: Corpus) -> Iterator[Problem]:
+    """Reports the first file with an id outside of the vocabulary. Raises ``OSError``."""
+    files = _unpromised(made)
+    outside = [(file, found) for file, found in _ranges(files) if not _fits(found, made.vocab_size)]
+    if not outside:
+        return
+    file, found = outside[0]
+    number, at = (found.least, found.least_at) if found.least < 0 else (found.most, found.most_at)
+    text = f"{made.vocab_size}: token {at} of {file.path} is {number}"
+    if number < 0:
+        yield Problem(KEY, f"{text}; ids count from 0, so the file has another dtype or another format")
+        return
+
+    # more rows are a cure only if all ids are known
+    need = 1 + max(found.most for _, found in outside)
+    reason = f"{text}, and ids must be below {KEY}, the number of tokens of the tokenizer that wrote the file"
+    known = all(found.least >= 0 for _, found in outside) and _bytes(files) <= READ
+    yield Problem(KEY, reason, f"{KEY}={need}" if known else "")
+
+
+def partly_checked(settings: Tokens) -> str:
+    """What a plan says of files that are too large to read every id of; "" for all others."""
+    made, _ = corpus(settings)
+    if made is None:
+        return ""
+    size = _bytes(_unpromised(made))
+    if size <= READ:
+        return ""
+    part = f"{READ / size:.1%} of {size / 1e9:.1f} GB"
+    text = f"{made.vocab_size}: no header promises that ids are below it; {part}"
+    return f"{text} were read, evenly spread, and have none above; the ranks check the rest as they read it"
+
+
+def _unpromised(made: Corpus) -> list[TokenFile]:
+    """The files whose header does not say how many tokens there are, and whose dtype allows too large ids."""
+    parts = [part for source in (*made.train, made.val) for part in source]
+    files = dict.fromkeys(part.file for part in parts)
+    return [file for file in files if file.vocab_size is None and _may_be_outside(file, made.vocab_size)]
+
+
+def _may_be_outside(file: TokenFile, vocab_size: int) -> bool:
+    numbers = np.iinfo(file.dtype)
+    return bool(file.tokens) and (numbers.min < 0 or numbers.max >= vocab_size)
+
+
+def _fits(found: IdRange, vocab_size: int) -> bool:
+    return found.least >= 0 and found.most < vocab_size
+
+
+def _bytes(files: Sequence[TokenFile]) -> int:
+    return sum(file.tokens * np.dtype(file.dtype).itemsize for file in files)
+
+
+def _ranges(files: Sequence[TokenFile]) -> Iterator[tuple[TokenFile, IdRange]]:
+    """The ids of each file; a file gets as large a part of ``READ`` as it has of all bytes."""
+    share = min(READ / max(_bytes(files), 1), 1.0)
+    for file in files:
+        status = os.stat(file.path)
+        yield file, _range(file, share, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _range(file: TokenFile, share: float, size: int, changed: int) -> IdRange:
+    """The ids of a file; a sweep plans it often. ``size`` and ``changed`` tell a file that changed."""
+    dtype = np.dtype(file.dtype).newbyteorder("<")
+    step = BLOCK // dtype.itemsize
+    blocks = -(-file.tokens // step)
+    found: IdRange | None = None
+    with opened(file.path) as stream:
+        for block in _spread(blocks, max(int(blocks * share), min(blocks, 2))):
+            first = block * step
+            stream.seek(file.offset + first * dtype.itemsize)
+            tokens = np.frombuffer(stream.read(min(step, file.tokens - first) * dtype.itemsize), dtype)
+            if not len(tokens):  # it was cut off after it was opened: its reader reports it
+                break
+            least, most = int(tokens.argmin()), int(tokens.argmax())
+            here = IdRange(int(tokens[least]), first + least, int(tokens[most]), first + most)
+            found = here if found is None else _wider(found, here)
+    return found or IdRange(0, 0, 0, 0)
+
+
+def _wider(a: IdRange, b: IdRange) -> IdRange:
+    low, high = min(a, b, key=lambda one: one.least), max(a, b, key=lambda one: one.most)
+    return IdRange(low.least, low.least_at, high.most, high.most_at)
+
+
+def _spread(blocks: int, count: int) -> Sequence[int]:
+    """``count`` of ``blocks``, evenly spread, the first and the last among them.
+
+    >>> [*_spread(9, 3)]
+    [0, 4, 8]
+    """
+    return range(blocks) if count >= blocks else [k * (blocks - 1) // (count - 1) for k in range(count)]
