@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from launcher import __version__
+from launcher import __version__, requirements
 from launcher.console import say, tell
 from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, printable, refuse
 from launcher.job.args import Args, parse
@@ -33,6 +33,7 @@ OF_A_RUN = ("status", "logs", "cancel")
 """First words that are commands rather than settings; a run folder follows."""
 BEGIN = "init"
 """Another command: the folder in which to start a small project follows."""
+OUT_OF_MEMORY = "this process has no memory left; a limit may be set (ulimit -v), or other programs use it"
 
 
 _is_command = False
@@ -74,6 +75,9 @@ def _main(words: list[str], rank: int | None) -> int:
             if not rank:
                 say(_about(args))
             return DONE
+        if lacks := requirements.missing():
+            tell(f"error: {lacks}; nothing was started")
+            return REFUSED
         if args.multirun:
             return sweeps.sweep(args, rank)
 
@@ -93,10 +97,19 @@ def _main(words: list[str], rank: int | None) -> int:
     except RunError as error:
         tell(hide(printable(f"error: {error}", "\n\t"), typed(words)))
         return FAILED
-    except OSError as error:
+    except MemoryError:
+        tell(f"error: {OUT_OF_MEMORY}")
+        return FAILED
+    except (OSError, ImportError) as error:
+        if unloadable := requirements.unloadable(error):
+            tell(printable(f"error: {unloadable}", "\n\t"))
+            return FAILED
+        if not isinstance(error, OSError):
+            raise
         from launcher.checkpoint.tensorfile.disk import unwritten
+        from launcher.run.process_limits import exhausted
 
-        if (full := unwritten(error)) is None:
+        if not (full := unwritten(error) or exhausted(error)):
             raise
         tell(printable(f"error: {full}", "\n\t"))
         return FAILED

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import xxhash
 
-from launcher.data import text_files
+from launcher.data import mnist5k, text_files
 from launcher.data.chat import conversation_files
 from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.tokens.corpus import corpus
 from launcher.data.tokens.megatron import TokenFile
 from launcher.job.schema.components import Data
-from launcher.job.schema.data import Chat, Text, Tokens
+from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, Text, Tokens
+from launcher.optional import image_files
 from launcher.untrusted.files import opened
 
 WHOLE = 1 << 20  # bytes of a file that is digested as a whole
 BLOCKS, BLOCK = 8, 1 << 14  # of a longer one so many blocks of so many bytes, from its start to its end
 SHOWN = 16  # hexadecimal digits
+SAMPLED = 10_000
+"""The most images whose content is read, evenly spread; that takes about a second."""
 
 
 def contents(settings: Data) -> str | None:
-    """The amount and a digest of what samples are read from; ``None`` unless these are text or tokens.
+    """The amount and a digest of what samples are read from; ``None`` for random tokens and a user's class.
 
-    Files of tokens without a digest in their header may be of any size, so they are digested in part.
+    Files of tokens without a digest in their header may be of any size, so they are digested in part. Of
+    image folders all names count, and of at most ``SAMPLED`` images the size, the start and the end.
     """
     match settings:
         case Text():
@@ -36,6 +40,11 @@ def contents(settings: Data) -> str | None:
             return _of_texts(files, settings.tokenizer_file)
         case Tokens():
             return _of_tokens(settings)
+        case ImageFolder() | Idx() | Cifar10():
+            return _of_images(image_files.files(settings))
+        case Mnist5k():
+            file = mnist5k.where()
+            return None if file is None else _of_texts([file], None)
         case _:
             return None
 
@@ -56,16 +65,26 @@ def _of_tokens(settings: Tokens) -> str | None:
     return _described(f"{sum(file.tokens for file in files)} tokens", map(_digest, files))
 
 
+def _of_images(files: Sequence[tuple[str, Path]]) -> str:
+    step = max(len(files) - 1, 1) / max(min(len(files), SAMPLED) - 1, 1)
+    read = dict.fromkeys(min(round(k * step), len(files) - 1) for k in range(min(len(files), SAMPLED)))
+    names = xxhash.xxh3_128_hexdigest("\0".join(name for name, _ in files).encode(errors="surrogateescape"))
+    return _described(f"{len(files)} files", [names, *(_in_part(files[k][1]) for k in read)])
+
+
 def _described(amount: str, digests: Iterable[str]) -> str:
     digest = xxhash.xxh3_128_hexdigest(" ".join(digests).encode())
     return f"{amount} with the digest {digest[:SHOWN]}"
 
 
 def _digest(file: TokenFile) -> str:
-    if file.digest is not None:
-        return file.digest
+    return _in_part(file.path) if file.digest is None else file.digest
+
+
+def _in_part(path: Path) -> str:
+    """The size and a digest of a file, which is read whole up to ``WHOLE`` bytes."""
     digest = xxhash.xxh3_128()
-    with opened(file.path) as stream:
+    with opened(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size <= WHOLE:
             digest.update(stream.read())

@@ -208,7 +208,8 @@ def _default(job: Job, key: str) -> Any:
 
 
 def _contents(old: Any, new: str | None, job: Job, changes: list[Difference]) -> Iterator[Difference]:
-    key = "data.sources" if getattr(job.data, "sources", None) else "data.path"
+    places = [field for field in ("sources", "path", "root") if getattr(job.data, field, None)]
+    key = f"data.{places[0]}" if places else "data.path" if hasattr(job.data, "path") else "data"
     if old is not None and new is not None and old != new and not {key, "data"} & {d.key for d in changes}:
         yield Difference(key, old, new, SAMPLES)
 

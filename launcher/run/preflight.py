@@ -14,7 +14,7 @@ from launcher.optional import lacking, metric_loggers
 from launcher.plan.plan import Plan
 from launcher.plan.values.note import Note
 from launcher.plan.verbs import output, verb, writes
-from launcher.run import launch, resume, status, submit_to_cluster, write_layout_files
+from launcher.run import launch, process_limits, resume, status, submit_to_cluster, write_layout_files
 from launcher.run.settle import Settled, home
 from launcher.runtime import run_folder
 from launcher.steps import module
@@ -28,6 +28,7 @@ def before_plan(run: Settled) -> list[Problem]:
     writable = run_folder.check_writable(where, key)
     return [
         *([writable] if writable else []),
+        *process_limits.problems(job),
         *launch.problems(job, run.outer),
         *submit_to_cluster.problems(job, run.outer),
         *resume.named(job, run.overrides, run.done),

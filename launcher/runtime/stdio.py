@@ -13,11 +13,11 @@ class _Lossy(io.FileIO):
     """A file that drops what does not fit on the disk."""
 
     def write(self, data: Any) -> int:
-        from launcher.checkpoint.tensorfile.disk import BROKEN, FULL
-
         try:
             return super().write(data)
         except OSError as error:
+            from launcher.checkpoint.tensorfile.disk import BROKEN, FULL
+
             if error.errno not in (*FULL, *BROKEN):
                 raise
             return memoryview(data).nbytes

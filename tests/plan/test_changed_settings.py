@@ -114,7 +114,7 @@ def test_a_setting_that_there_was_not_then_had_its_default(mine):
 @pytest.mark.parametrize(
     ("old", "new", "keys"),
     [
-        ("5 tokens", "7 tokens", ["data.path"]),
+        ("5 tokens", "7 tokens", ["data"]),
         ("5 tokens", "5 tokens", []),
         (None, "7 tokens", []),
         ("5 tokens", None, []),
