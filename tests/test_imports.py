@@ -19,7 +19,6 @@ LAYERS = {
     "launcher.errors": "errors",
     "launcher.user_errors": "errors",
     "launcher.optional": "errors",
-    "launcher.requirements": "errors",
     "launcher.untrusted": "untrusted",
     "launcher.workers": "workers",
     "launcher.job.schema": "schema",

@@ -7,7 +7,9 @@ pipeline can do.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -157,8 +159,9 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    written = AutoConfig.from_pretrained(settings.path, **here)
     changes = settings.config
+    with _refused_fields(settings):
+        written = AutoConfig.from_pretrained(settings.path, **here)
     rope = [key for key in (ROPE, *OLD_ROPE) if key in changes and hasattr(written, ROPE)]
     if rope:
         new = _rope_parameters(settings, getattr(written, ROPE) or {})
@@ -168,7 +171,8 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
             known = [*written.to_dict(), *KERNELS]
             text = f"{type(written).__name__} of {settings.path} has none{did_you_mean(nearest(key, known))}"
             raise RequestError((Problem(f"model.config.{key}", text),))
-    config = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | changes))
+    with _refused_fields(settings):
+        config = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | changes))
     if rope:
         try:
             config.standardize_rope_params()
@@ -178,6 +182,25 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
             raise RequestError((Problem(f"model.config.{rope[0]}", text),)) from error
     _fit_lists(settings, written, config)
     return config
+
+
+@contextmanager
+def _refused_fields(settings: HuggingFace) -> Iterator[None]:
+    """Reports a value that the class of the config refuses; its reason is not in the error's first line."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except StrictDataclassError as error:
+        field = re.search(r"for field '(\w+)'", str(error))
+        reason = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
+        reason = re.sub(r"^\w+Error: ", "", reason)
+        named = field[1] if field else next(iter(settings.config)) if len(settings.config) == 1 else ""
+        if named in settings.config:
+            text = f"{json.dumps(settings.config[named])}: {settings.path} cannot be built: {reason}"
+            raise RequestError((Problem(f"model.config.{named}", text),)) from error
+        key = "model.config" if settings.config and not field else "model.path"
+        raise RequestError((Problem(key, f"{settings.path}: cannot be built: {reason}"),)) from error
 
 
 def _rope_parameters(settings: HuggingFace, written: Mapping[str, Any]) -> dict[str, Any]:

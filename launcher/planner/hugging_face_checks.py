@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +41,11 @@ from launcher.untrusted.hub import download_hint
 
 KEY, WEIGHTS = "model.path", "model.weights"
 NEW = "model.weights=false"
-UNTIED = "model.config.tie_word_embeddings=false"
+TIED = "tie_word_embeddings"
+UNTIED = f"model.config.{TIED}=false"
+KERNELS = ("attn_implementation", "experts_implementation")
+"""Keys of ``model.config`` that choose a kernel and leave the weights as they are."""
+MISSING = object()
 DTYPES = {"dtype", "torch_dtype"}
 """Keys of a ``config.json`` that would have no effect in ``model.config``."""
 QUANTISED = "quantization_config"
@@ -176,11 +181,52 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
     strategy = taken(plan, read_hf(path).specs)
     source = joined(Blobs(read_hf(path)), model_type(path), {n: e.spec for n, e in strategy.entries.items()})
     if differences := [*_differences(source.specs, strategy)]:
-        return [Problem(KEY, f"{path}: {text}") for text in differences]
+        return [*_misfit(job.model, differences)]
 
     named = RenamedTensors(source, names_in_folder(source.specs, strategy.named))
     text = "are one tensor of the model, and the folder has different values for them"
-    return [Problem(KEY, f"{path}: {a} and {b} {text}", UNTIED) for a, b in unequal_ties(named, strategy)]
+    ties = unequal_ties(named, strategy)
+    if TIED in job.model.config:
+        text = f"{text}; {UNTIED} keeps both"
+        return [Problem(f"model.config.{TIED}", f"true: {path}: {a} and {b} {text}") for a, b in ties]
+    return [Problem(KEY, f"{path}: {a} and {b} {text}", UNTIED) for a, b in ties]
+
+
+def _misfit(model: HuggingFace, differences: Sequence[str]) -> Iterator[Problem]:
+    """Weights that do not fit the model, at the keys of ``model.config`` that change the model, if any do."""
+    data = read_json(Path(model.path) / CONFIG)
+    changed = [k for k, value in model.config.items() if k not in KERNELS and data.get(k, MISSING) != value]
+    if not changed:
+        yield from (Problem(KEY, f"{model.path}: {text}") for text in differences)
+        return
+
+    # the values with which the weights were made read them; new weights keep what was requested
+    was = {k: data[k] if k in data else _opposite(model.config[k]) for k in changed}
+    olds = " ".join(f"model.config.{k}={_json(v)}" for k, v in was.items() if v is not None)
+    reads = f"; {olds} reads them" if None not in was.values() else ""
+    values = ", ".join(f"{k}={_json(model.config[k])}" for k in changed)
+    if changed == [TIED]:
+        text = f"false: the head of {model.path} is its embedding, which has no weights for another one"
+        text = (
+            f"{text}{reads}; to train a head of its own, save the folder with a copy of the embedding as head"
+        )
+        yield Problem(f"model.config.{TIED}", text)
+    elif len(changed) == 1:
+        value = values.partition("=")[2]
+        text = f"{value}: the weights in {model.path} are others: {differences[0]}{reads}"
+        yield Problem(f"model.config.{changed[0]}", text, NEW)
+    else:
+        text = f"{values}: the weights in {model.path} are others: {differences[0]}{reads}"
+        yield Problem("model.config", text, NEW)
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _opposite(value: Any) -> Any:
+    """What a setting that the folder does not mention was before ``value``; ``None`` if nobody can tell."""
+    return not value if isinstance(value, bool) else None
 
 
 def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[str]:

@@ -13,6 +13,7 @@ import pytest
 from launcher.checkpoint.foreign.read import form_of
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
+from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.models import HuggingFace
 from launcher.optional import install_command
@@ -233,3 +234,60 @@ def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
     text = f"{names[0]} and {names[1]} are one tensor of the model, and the folder has different values for them"
     cure = "(try: model.config.tie_word_embeddings=false)"
     assert found(7) == [f"model.path: {tmp_path}/head 7: {text} {cure}"]
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "text"),
+    [
+        ({"num_hidden_layers": 4}, {}, "model.path: {at}: it has no weights for the model's {last}"),
+        (
+            {"num_hidden_layers": 4},
+            {"num_hidden_layers": 2},
+            "model.config.num_hidden_layers: 2: the weights in {at} are others: it has no weights for the model's "
+            "{last}; model.config.num_hidden_layers=4 reads them (try: model.weights=false)",
+        ),
+        (
+            {"num_hidden_layers": 4, "hidden_act": "silu"},
+            {"num_hidden_layers": 2, "hidden_act": "gelu"},
+            "model.config: num_hidden_layers=2, hidden_act=gelu: the weights in {at} are others: it has no weights for "
+            "the model's {last}; model.config.num_hidden_layers=4 model.config.hidden_act=silu reads them "
+            "(try: model.weights=false)",
+        ),
+        (
+            {},
+            {"tie_word_embeddings": False},
+            "model.config.tie_word_embeddings: false: the head of {at} is its embedding, which has no weights for "
+            "another one; model.config.tie_word_embeddings=true reads them; to train a head of its own, save the "
+            "folder with a copy of the embedding as head",
+        ),
+        (
+            {},
+            {"attn_implementation": "eager"},
+            "model.path: {at}: it has no weights for the model's {last}",
+        ),
+    ],
+    ids=["no change", "layers", "two changes", "an untied head", "a kernel"],
+)
+def test_weights_that_do_not_fit_are_refused_at_the_key_that_changes_the_model(tmp_path, config, changes, text):
+    asked = compose(["recipe=lm_single", "model=lm_tiny", "data=random_tokens", "data.vocab_size=256", "steps=[train]"])
+    plan = plan_job(asked.job)
+    specs = {n: e.spec for n, e in of_plan(plan).only("param", "buffer").entries.items()}
+    last = [*specs][-1]
+    del specs[last]
+    there = folder(tmp_path / "hf", {"model_type": "llama", **config})
+    write_stream(there / "model.safetensors", specs, lambda n: sliced(memoryview(bytes(specs[n].nbytes))), {})
+    job = asked.job.model_copy(update={"model": HuggingFace(name="hf", path=str(there), config=changes)})
+    assert [str(p) for p in hugging_face_checks.misfits(job, plan)] == [text.format(at=there, last=last)]
+
+
+def test_the_reason_of_a_config_class_is_not_lost(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    from launcher.models.hugging_face import config_of
+
+    transformers.LlamaConfig(hidden_size=32).save_pretrained(tmp_path)
+    with pytest.raises(RequestError) as refused:
+        config_of(HuggingFace(name="hf", path=str(tmp_path), config={"hidden_size": None}))
+    assert str(refused.value) == (
+        f"model.config.hidden_size: null: {tmp_path} cannot be built: Field 'hidden_size' expected int, got NoneType "
+        "(value: None)"
+    )
