@@ -143,13 +143,15 @@ class _Ckpt:
 
 _RANK = re.compile(r"rank_(0|[1-9]\d*)")
 _STEP = re.compile(r"(?:(\d+)_)?(\d+)$")
+_EPOCH_AND_STEP = re.compile(r"-\d+_\d+$")
 
 
 def rank_paths(folder: Path) -> dict[int, Path]:
     """Returns the file of each ``rank_<k>`` below ``folder``, by rank; of several, that of the highest step.
 
     All must be safetensors files, or all ``.ckpt`` files. Raises ``NotADirectoryError``, and ``ValueError``
-    if there are two formats, no ranks, or a rank without a file or with files that cannot be ordered.
+    if there are two formats, no ranks, or a rank without a file or with files that cannot be ordered, and if
+    the files of the ranks are of different steps.
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: not a folder")
@@ -164,7 +166,27 @@ def rank_paths(folder: Path) -> dict[int, Path]:
     other = [path for path in files.values() if path.suffix != first.suffix]
     if other:
         raise ValueError(f"{first} and {other[0]}: two formats in one source; give files of one")
+    _check_one_step(files)
     return files
+
+
+def _check_one_step(files: Mapping[int, Path]) -> None:
+    """Raises ``ValueError`` if the files of the ranks are of different steps: their parts make no model.
+
+    It happens when a training was killed while its ranks saved. The first number at the end of a name may
+    also be the rank. Where each rank has one file, only MindSpore's own form, ``net-1_20``, says a step.
+    """
+    steps = {rank: _step(path) for rank, path in files.items()}
+    several = any(sum(p.suffix == path.suffix for p in path.parent.iterdir()) > 1 for path in files.values())
+    if not several and not all(_EPOCH_AND_STEP.search(path.stem) for path in files.values()):
+        return
+    if all(len(step) > 1 and step[0] == rank for rank, step in steps.items()):
+        steps = {rank: step[1:] for rank, step in steps.items()}
+    first = next(iter(files))
+    other = next((rank for rank, step in steps.items() if step != steps[first]), None)
+    if other is not None:
+        text = f"{files[first]} and {files[other]}: ranks of different steps make no model"
+        raise ValueError(f"{text}; leave in each folder the file of a step that all ranks have")
 
 
 def newest(home: Path) -> Path:

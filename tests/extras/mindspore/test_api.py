@@ -176,6 +176,30 @@ def test_the_highest_step_counts_as_a_number(home: Path) -> None:
     assert written(home / "b") == {r: held(tp(2), r, filled(tp(4), 5)) for r in (0, 1)}
 
 
+def test_ranks_of_different_steps_are_not_mixed(home: Path) -> None:
+    """A training that was killed while it saved leaves the newest step on some ranks only."""
+    for rank in range(4):
+        (file,) = (home / "a" / f"rank_{rank}").iterdir()
+        file.rename(file.with_name("net-1_10.safetensors"))
+    shutil.copy(home / "a/rank_0/net-1_10.safetensors", home / "a/rank_0/net-1_20.safetensors")
+    text = (
+        f"{home}/a/rank_0/net-1_20.safetensors and {home}/a/rank_1/net-1_10.safetensors: ranks of different steps make "
+        "no model; leave in each folder the file of a step that all ranks have"
+    )
+    assert refusal(lambda: call(home)) == text
+    (home / "a/rank_0/net-1_10.safetensors").unlink()
+    assert refusal(lambda: call(home)) == text
+
+    # where all ranks have both, the newest counts; the first number may be the rank
+    for rank in range(4):
+        folder = home / "a" / f"rank_{rank}"
+        (file,) = folder.iterdir()
+        shutil.copy(file, folder / f"net_{rank}_20.safetensors")
+        file.rename(folder / f"net_{rank}_10.safetensors")
+    call(home)
+    assert written(home / "b") == {r: held(tp(2), r, filled(tp(4))) for r in (0, 1)}
+
+
 @pytest.mark.parametrize("names", [("x", "y"), ("x-1", "y-1"), ("net-1_1", "net-2")], ids=["none", "same", "mixed"])
 def test_files_that_do_not_say_which_is_newer_are_refused(home: Path, names: tuple[str, str]) -> None:
     for path in (home / "a" / "rank_0").iterdir():
