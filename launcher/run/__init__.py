@@ -7,6 +7,7 @@ __all__ = [
     "launch",
     "launch_device",
     "memory_check",
+    "process_limits",
     "run",
     "settle",
     "slurm",
