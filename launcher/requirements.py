@@ -6,6 +6,7 @@ import resource
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 
 PACKAGES = {
     "torch": "torch", "hydra": "hydra-core", "omegaconf": "omegaconf", "pydantic": "pydantic",
@@ -47,6 +48,8 @@ def _exists(name: str) -> bool:
 
 
 def _install() -> str:
+    """What to do; the Makefile of a checkout installs the newest torch for the CPU, pip alone gigabytes more."""
     root = Path(__file__).parents[1]
-    where = str(root) if (root / "pyproject.toml").is_file() else "the folder of the launcher"
-    return f"activate the environment of the launcher, or install it: pip install -e {where}"
+    if not (root / "Makefile").is_file():
+        return "activate the environment in which the launcher is installed"
+    return f"activate the environment of the launcher; make -C {quote(str(root))} .venv/installed makes one"

@@ -82,6 +82,7 @@ HELP = {
     "runtime.cluster.launch_env",
     "runtime.console_log",
     "runtime.gc_thresholds",
+    "requirements",
     "runtime.stdio",
 }
 """Modules of the launcher that ``--help`` may import."""
