@@ -48,7 +48,7 @@ def _exists(name: str) -> bool:
 
 
 def _install() -> str:
-    """What to do; the Makefile of a checkout installs the newest torch for the CPU, pip alone gigabytes more."""
+    """What to do. ``make`` installs torch for the CPU; pip alone would take gigabytes."""
     root = Path(__file__).parents[1]
     if not (root / "Makefile").is_file():
         return "activate the environment in which the launcher is installed"
