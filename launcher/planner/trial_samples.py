@@ -54,6 +54,7 @@ def try_samples(
                 world=world,
                 clocks=reads.clocks,
                 sent=asks.sent,
+                contiguous=asks.contiguous,
                 apart=asks.apart,
                 gathered=asks.gathered,
             )

@@ -1,7 +1,8 @@
 """Tries whether a module computes something else for other objects of the same numbers.
 
-A stage receives plain tensors: contiguous leaves, no views, without a class or attributes of their own. FSDP2
-passes those that require a gradient through a function of autograd, and rebuilds lists and dictionaries.
+A stage receives plain tensors: leaves without gaps, no views, without a class or attributes of their own;
+pieces of a sequence are contiguous. FSDP2 passes those that need a gradient through a function of autograd,
+and rebuilds lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import contents_put_back, files_of, put_back
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
 from launcher.parallel.trace.mixing_samples import SAMPLES, FixedDraws, alike, numbers_if_too_large, run
+from launcher.parallel.trace.output_specs import dims_of
 from launcher.parallel.trace.run_on_values import in_memory, stand_ins
 from launcher.parallel.trace.sample_values import trying
 
@@ -39,11 +41,13 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 class InputIdentity:
     """Modules that compute something else for other objects of the same numbers.
 
-    ``sent``: for tensors as a stage receives them. ``apart``: if tensors that are one object are several.
+    ``sent``: for tensors as a stage receives them. ``contiguous``: if they are made contiguous. ``apart``: if
+    tensors that are one object are several.
     ``gathered``: for tensors as FSDP2 passes them.
     """
 
     sent: tuple[str, ...] = ()
+    contiguous: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     gathered: tuple[str, ...] = ()
 
@@ -73,7 +77,7 @@ def input_identity(model: nn.Module, inputs: Sequence[Tensor]) -> InputIdentity:
         tried = _Tried(real)
         with tried.watching():
             real(*(x.clone() for x in xs))
-        return InputIdentity(tuple(tried.sent), tuple(tried.apart), tuple(tried.gathered))
+        return tried.found()
     return InputIdentity()
 
 
@@ -86,12 +90,19 @@ class _Tried:
 
     def __init__(self, model: nn.Module) -> None:
         self.sent: dict[str, None] = {}
+        self.contiguous: dict[str, None] = {}
         self.apart: dict[str, None] = {}
         self.gathered: dict[str, None] = {}
         self._names = {id(m): name for name, m in model.named_modules() if name and _own_code(m)}
         self._files = files_of(model)
         self._calls: Counter[str] = Counter()
         self._active = False
+
+    def found(self) -> InputIdentity:
+        """Return the modules found so far."""
+        return InputIdentity(
+            tuple(self.sent), tuple(self.contiguous), tuple(self.apart), tuple(self.gathered)
+        )
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -125,6 +136,7 @@ class _Tried:
                 (found, self._run(module, given, change))
                 for found, change in (
                     (self.sent, _as_sent),
+                    (self.contiguous, _contiguous),
                     (self.apart, _each_apart),
                     (self.gathered, _as_gathered),
                 )
@@ -168,6 +180,11 @@ def _as_sent(given: Call, leaves: bool) -> Call:
     return _mapped(given, lambda t: made.setdefault(id(t), _bare(t, leaves)))
 
 
+def _contiguous(given: Call, leaves: bool) -> Call:
+    made: dict[int, Tensor] = {}
+    return _mapped(given, lambda t: made.setdefault(id(t), _bare(t, leaves, torch.contiguous_format)))
+
+
 def _each_apart(given: Call, leaves: bool) -> Call:
     return _mapped(given, lambda t: _bare(t, leaves))
 
@@ -177,9 +194,10 @@ def _mapped(given: Call, change: Callable[[Tensor], Tensor]) -> Call:
     return tuple(mapped(a, change) for a in args), {k: mapped(v, change) for k, v in kwargs.items()}
 
 
-def _bare(t: Tensor, leaf: bool) -> Tensor:
+def _bare(t: Tensor, leaf: bool, form: torch.memory_format = torch.preserve_format) -> Tensor:
     with torch._C.DisableTorchFunction():
-        out = t.detach().as_subclass(Tensor).clone(memory_format=torch.contiguous_format)
+        plain = t.detach().as_subclass(Tensor)
+        out = plain.clone(memory_format=form if dims_of(plain) else torch.contiguous_format)
         if not t.requires_grad:
             return out
         out = out.requires_grad_()

@@ -37,11 +37,12 @@ def memory_dims(value: Any) -> tuple[tuple[int, ...], ...]:
     A tensor that is contiguous, or has gaps or overlaps, needs none.
     """
     tensors = [value] if _is_tensor(value) else value if specs(value)[1] else []
-    out = tuple(map(_dims, tensors))
+    out = tuple(map(dims_of, tensors))
     return out if any(out) else ()
 
 
-def _dims(t: torch.Tensor) -> tuple[int, ...]:
+def dims_of(t: torch.Tensor) -> tuple[int, ...]:
+    """Return the dimensions of ``t`` in the order of its memory; () if it is contiguous or has gaps."""
     if t.layout is not torch.strided or t.is_contiguous():
         return ()
     dims = tuple(sorted(range(t.dim()), key=t.stride, reverse=True))

@@ -457,6 +457,8 @@ def _hooked(p: Placed, at: CutModel, alone: str) -> Why | None:
 def _strides(at: CutModel, graph: Graph) -> Iterator[Problem]:
     """Yields modules that would compute something else because stages send the numbers of a tensor alone."""
     sent = {c.name: c.packed for row in at.boundaries for c in row}
+    differentiating = {inner.module for inner in graph.effects.inner}
+    contiguous = "call .contiguous() before, or put both on one stage"
     without_gaps = {c.name for row in at.boundaries for c in row if not any(c.dims)}
     for stage in at.stages[1:]:
         received = [n for n in sent if n not in stage.nodes]
@@ -468,8 +470,12 @@ def _strides(at: CutModel, graph: Graph) -> Iterator[Problem]:
             if node.target in graph.strided and direct is not None:
                 text = f"{node.target} asks how its input lies in memory (is_contiguous, stride)"
                 why = f"stages send {direct} contiguous, which it is not in one process"
-                way_out = "call .contiguous() before, or put both on one stage"
-                yield Problem(KEY, f"{text}, and {why}; {way_out}")
+                yield Problem(KEY, f"{text}, and {why}; {contiguous}")
+            elif taken and at.lengths and node.target in graph.effects.contiguous:
+                text = f"{node.target} asks how what it computes from {listed(taken)} lies in memory"
+                yield Problem(KEY, f"{text}, and stages send pieces of a sequence contiguous; {contiguous}")
+            elif node.target in differentiating:
+                continue  # what it lacks is the path of the gradient, which another check refuses
             elif (taken and node.target in graph.effects.sent) or (
                 node.target in graph.effects.apart and any(sent[n] for n in taken)
             ):

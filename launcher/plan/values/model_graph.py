@@ -248,9 +248,11 @@ class Effects:
     row for an id of the data: module, rows of the table, the id. ``lookups``: inputs that are ids of tables.
     ``clocks``: functions that answer otherwise at each call, as that of a clock does, and which its output
     depends on. ``moves``: whether a forward in evaluation mode changes Python state. ``drifts``: attributes
-    and variables among it that the output of the next such forward depends on. ``sent``: modules that compute
-    something else for plain copies of their inputs, as a stage receives them. ``apart``: those that do so if
-    inputs that are one object become several. ``gathered``: those that do so for inputs as FSDP2 passes them.
+    and variables among it that the output of the next such forward depends on.
+
+    Modules that compute something else for other inputs of the same numbers: ``sent`` for plain copies, as a
+    stage receives them, ``contiguous`` for contiguous copies, ``apart`` if inputs that are one object become
+    several, ``gathered`` for inputs as FSDP2 passes them.
     """
 
     changes: tuple[StateChange, ...] = ()
@@ -277,6 +279,7 @@ class Effects:
     moves: bool = False
     drifts: tuple[str, ...] = ()
     sent: tuple[str, ...] = ()
+    contiguous: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     gathered: tuple[str, ...] = ()
 
