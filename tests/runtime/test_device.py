@@ -15,7 +15,8 @@ CPU = torch.device("cpu")
 NAMED = ("cuda", "nccl")
 MAY_NAME = {
     "launcher.runtime.device": "it knows devices",
-    "launcher.job.schema.job": "words that launch.device, launch.backend and train.compile.mode are known to take",
+    "launcher.job.schema.launch": "words that launch.device and launch.backend are known to take",
+    "launcher.job.schema.train": "words that train.compile.mode is known to take",
     "launcher.job.intended_value": "what people call a GPU",
     "launcher.plan.settings.compile": "torch's name of a mode of compilation, which records CUDA graphs",
     "launcher.models.language_model": "which kernels of attention read groups of heads",

@@ -24,7 +24,7 @@ VARIABLES = frozenset({
 
 BETWEEN = (
     "os", "_collections_abc", "collections.abc", "contextlib", "functools", __name__,
-    "launcher.planner.trace_model",
+    "launcher.planner.environment_reads",
 )  # fmt: skip
 """Modules that are skipped in the search for the caller."""
 DISTRIBUTED = "torch.distributed"
