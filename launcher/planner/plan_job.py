@@ -39,7 +39,7 @@ from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import (
     device_kernels,
-    equal_layers,
+    extrapolated_layers,
     hugging_face_checks,
     hugging_face_operators,
     router_losses,
@@ -198,7 +198,7 @@ def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     refuse([*_backend(job), *user_classes.callback_problems(job), *user_classes.logger_problems(job)])
     refuse(_unrated(job, request.sizes.steps, traces))
     noted = user_classes.looked_at(job, request.sizes)
-    from launcher.parallel.dispatch.meta_kernels import without_dynamo
+    from launcher.parallel.dispatch.without_dynamo import without_dynamo
     from launcher.parallel.model_state.module_globals import put_back
 
     with without_dynamo(), put_back(user_classes.files(job)), device_kernels.counted(job, request.sizes):
@@ -385,12 +385,12 @@ def _shallow(
     traces: Traces,
 ) -> TracedForward:
     """Traces a forward; a deep model with equal layers is extrapolated from two shallow ones."""
-    two = equal_layers.shallow(job, uncut) if traces.shallow else None
+    two = extrapolated_layers.shallow(job, uncut) if traces.shallow else None
     if two is not None:
         read = [traces.read(one.job, builder(one.job)) for one in (two.first, two.second)]
         one = _followed(two.first.job, request, read[0], two.first.uncut, specs)
         other = _followed(two.second.job, request, read[1], two.second.uncut, specs)
-        with suppress(equal_layers.Unlike):
+        with suppress(extrapolated_layers.Unlike):
             return two.deeper(one, other)
     return _followed(job, request, model, uncut, specs)
 

@@ -9,8 +9,8 @@ import pytest
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.to_json import as_json
-from launcher.planner import equal_layers
-from launcher.planner.equal_layers import DEEP, Unlike, shallow
+from launcher.planner import extrapolated_layers
+from launcher.planner.extrapolated_layers import DEEP, Unlike, shallow
 from launcher.planner.plan_job import plan_job
 from launcher.planner.trace_model import Traces
 
@@ -109,4 +109,4 @@ def test_stages_that_take_a_layer_apart_are_followed_one_by_one() -> None:
 )
 def test_what_does_not_count_on_is_said(one: Any, two: Any) -> None:
     with pytest.raises(Unlike):
-        equal_layers._along(one, two, 3)
+        extrapolated_layers._along(one, two, 3)

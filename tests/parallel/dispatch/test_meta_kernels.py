@@ -9,10 +9,10 @@ from types import FunctionType
 import pytest
 import torch
 
-from launcher.parallel.dispatch.meta_kernels import UNTRACED, _disabled, without_dynamo
+from launcher.parallel.dispatch.without_dynamo import UNTRACED, _disabled, without_dynamo
 
 PLAIN = "torch.pow(torch.empty(4, device='meta'), 2)"
-BESIDE = "from launcher.parallel.dispatch.meta_kernels import without_dynamo\nwith without_dynamo():\n    "
+BESIDE = "from launcher.parallel.dispatch.without_dynamo import without_dynamo\nwith without_dynamo():\n    "
 
 
 @pytest.mark.parametrize("call", [PLAIN, "torch.rms_norm(torch.empty(4, 8, device='meta'), [8])"], ids=["pow", "norm"])
