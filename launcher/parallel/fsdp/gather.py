@@ -32,6 +32,12 @@ from launcher.plan.communication.gather_order import Gathering
 from launcher.plan.plan import Plan
 
 
+IN_ANY_ORDER = (
+    "parallel.hsdp.optimizer_level=level1 parallel.transformer_opt.grad_computation_allreduce_overlap=false"
+)
+"""Overrides with which gradients may come in any order, and more than once: they are reduced after a step."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """A collective that is due for ``group``.
@@ -266,7 +272,7 @@ class GatherOrder:
         row = self.rows[i]
         names = ", ".join(m or "the model" for m in row.modules)
         text = f"{names} (stage {row.stage}) {action} more often than planned, or in another order"
-        return RunError(f"{text}; parallel.hsdp.optimizer_level=level1 does not depend on that")
+        return RunError(f"{text}; {IN_ANY_ORDER} does not depend on that")
 
 
 def _group(part: StagePart, row: GatherGroup) -> Any:

@@ -253,7 +253,8 @@ def test_an_order_that_no_plan_can_know_is_told_where_it_would_mix_weights():
         on_ranks(2, rank_turned, j, plan_job(j))
     assert str(caught.value).splitlines()[0] == (
         "rank 1: blocks.2 (stage 0) is called more often than planned, or in another order; "
-        "parallel.hsdp.optimizer_level=level1 does not depend on that"
+        "parallel.hsdp.optimizer_level=level1 parallel.transformer_opt.grad_computation_allreduce_overlap=false "
+        "does not depend on that"
     )
 
 
