@@ -291,7 +291,8 @@ def owned(model: nn.Module) -> nn.Module:
             raise RequestError((Problem("model", text),))
         if t.layout is not torch.strided:
             kind = str(t.layout).removeprefix("torch.")
-            text = f"{name} is {kind}; only dense tensors can be sharded; keep its dense parts"
+            text = f"{name} is {kind}, and the launcher initialises, sends and saves dense tensors only"
+            text += "; register its dense parts as buffers, and make it of them in the forward"
             raise RequestError((Problem("model", text),))
 
     # tensors in plain attributes

@@ -31,7 +31,6 @@ from launcher.plan.communication.buckets_and_gathers import GatherGroup
 from launcher.plan.communication.gather_order import Gathering
 from launcher.plan.plan import Plan
 
-
 IN_ANY_ORDER = (
     "parallel.hsdp.optimizer_level=level1 parallel.transformer_opt.grad_computation_allreduce_overlap=false"
 )

@@ -141,7 +141,10 @@ def test_the_default_device_outside_does_not_count(default):
 def test_a_sparse_tensor_is_refused():
     with pytest.raises(RequestError) as error:
         constructor.record(unrecorded.Sparse)
-    assert str(error.value) == "model: links is sparse_coo; only dense tensors can be sharded; keep its dense parts"
+    assert str(error.value) == (
+        "model: links is sparse_coo, and the launcher initialises, sends and saves dense tensors only; "
+        "register its dense parts as buffers, and make it of them in the forward"
+    )
 
 
 def test_a_module_that_does_something_of_its_own_when_it_is_moved_is_as_after_a_move():
