@@ -233,7 +233,8 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
 
 def _checked(model: nn.Module, tape: Tape) -> nn.Module:
     """Return ``owned(model)``; the tape keeps the facts that replacing tensors loses."""
-    of = {key(p): name for name, p in model.named_parameters() if p.requires_grad}
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    of = {key(p): name for name, p in trained if not nn.parameter.is_lazy(p)}
     shown = [(array, of[k]) for array, k in tape.shown if k in of]
     refuse([*strangers(model), *arrays_of_parameters(model, shown)])
     tape.computed, tape.marks = computed(model), marks(model)

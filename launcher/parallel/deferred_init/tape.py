@@ -78,9 +78,8 @@ class Tape(Dispatch):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = Log()
-        self.shown: list[
-            tuple[Any, int]
-        ] = []  # arrays of numpy, and the keys of the tensors that share their memory
+        # arrays of numpy, and the keys of the tensors that share their memory
+        self.shown: list[tuple[Any, int]] = []
         self.seed = seed
         self.why = ""
 
