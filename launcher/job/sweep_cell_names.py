@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from launcher.job.schema import redact
 
+SHOWN = 80
+"""The maximum number of characters of values in a name."""
+
 
 def cell_name(k: int, varied: Sequence[str]) -> str:
     """The number ``k`` and the varied values, without secrets, in characters that are safe in a path."""
@@ -24,7 +27,3 @@ def _short(word: str) -> str:
         return word if len(word) < 8 else f"{float(word):.4g}"
     except ValueError:
         return word
-
-
-SHOWN = 80
-"""The maximum number of characters of values in a name."""

@@ -225,7 +225,7 @@ def _json(value: Any) -> str:
 
 
 def _opposite(value: Any) -> Any:
-    """What a setting that the folder does not mention was before ``value``; ``None`` if nobody can tell."""
+    """Returns the other value of a switch that the folder does not mention; ``None`` if it is no switch."""
     return not value if isinstance(value, bool) else None
 
 

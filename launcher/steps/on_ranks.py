@@ -18,8 +18,8 @@ from launcher.runtime.training import save, state
 from launcher.runtime.training.monitored_metrics import forget_absent
 from launcher.runtime.training.session import Session
 from launcher.steps import module
-from launcher.steps.emergency_save import rescued
 from launcher.steps.model import build_session, out_of_memory
+from launcher.steps.model.emergency_save import rescued
 from launcher.steps.model.newest_checkpoint import newest_whole
 from launcher.steps.model.shared_construction import SharedMetaModels
 from launcher.steps.sent_to_ranks import RankSteps

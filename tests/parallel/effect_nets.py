@@ -388,6 +388,31 @@ class EverySecond(Odd):
         return y if self.kept else torch.stack((y, y), -1)[..., 0]
 
 
+class StridedPair(nn.Module):
+    """A module returns a transposed tensor and one with gaps; another asks how the second lies in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Pair(), AskingSecond()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(self.a(x))
+        return y
+
+
+class Pair(Odd):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y: Tensor = self.lin(x)
+        return y.t().contiguous().t(), torch.stack((y, y), -1)[..., 0]
+
+
+class AskingSecond(Odd):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        first, second = pair
+        y: Tensor = self.lin(first) + second
+        return y if second.is_contiguous() else y * 2.0
+
+
 class Asking(Odd):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.lin(x)

@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK = ".lock"
-
-
 POLL_S = 0.1
 
 

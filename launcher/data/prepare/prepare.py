@@ -178,8 +178,8 @@ def problems(settings: Prepare, key: str) -> list[Problem]:
 
     Of a ``dst`` that exists the plan reads the corpus, too, if it has at most ``READ_BY_PLAN`` bytes.
     """
-    found = [*_of_files(settings, key), *_of_tokenizer(settings, key), *_of_place(settings, key)]
-    return found or [*_of_other_tokens(settings, key)]
+    of_request = [*_of_files(settings, key), *_of_tokenizer(settings, key), *_of_place(settings, key)]
+    return of_request or [*_of_other_tokens(settings, key)]
 
 
 def _of_files(settings: Prepare, key: str) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Whether the ids in files of tokens are below the vocabulary, where no header of the files promises it.
+"""Checks that ids in files of tokens are below the vocabulary, where no header of the files promises it.
 
 A plan reads them before anything starts: at training an id without a row ends the run after hours, and on a
 GPU as an assertion of the device. Files of any size are read in bounded time: all of them up to ``READ``
@@ -40,25 +40,25 @@ class IdRange:
 def check_ids(made: Corpus) -> Iterator[Problem]:
     """Reports the first file with an id outside of the vocabulary. Raises ``OSError``."""
     files = _unpromised(made)
-    outside = [(file, found) for file, found in _ranges(files) if not _fits(found, made.vocab_size)]
+    outside = [(file, ids) for file, ids in _ranges(files) if not _fits(ids, made.vocab_size)]
     if not outside:
         return
-    file, found = outside[0]
-    number, at = (found.least, found.least_at) if found.least < 0 else (found.most, found.most_at)
+    file, ids = outside[0]
+    number, at = (ids.least, ids.least_at) if ids.least < 0 else (ids.most, ids.most_at)
     text = f"{made.vocab_size}: token {at} of {file.path} is {number}"
     if number < 0:
         yield Problem(KEY, f"{text}; ids count from 0, so the file has another dtype or another format")
         return
 
     # more rows are a cure only if all ids are known
-    need = 1 + max(found.most for _, found in outside)
+    need = 1 + max(ids.most for _, ids in outside)
     reason = f"{text}, and ids must be below {KEY}, the number of tokens of the tokenizer that wrote the file"
-    known = all(found.least >= 0 for _, found in outside) and _bytes(files) <= READ
+    known = all(ids.least >= 0 for _, ids in outside) and _bytes(files) <= READ
     yield Problem(KEY, reason, f"{KEY}={need}" if known else "")
 
 
 def partly_checked(settings: Tokens) -> str:
-    """What a plan says of files that are too large to read every id of; "" for all others."""
+    """Returns the note on files that are too large to read all of their ids; "" for all others."""
     made, _ = corpus(settings)
     if made is None:
         return ""
@@ -82,8 +82,8 @@ def _may_be_outside(file: TokenFile, vocab_size: int) -> bool:
     return bool(file.tokens) and (numbers.min < 0 or numbers.max >= vocab_size)
 
 
-def _fits(found: IdRange, vocab_size: int) -> bool:
-    return found.least >= 0 and found.most < vocab_size
+def _fits(ids: IdRange, vocab_size: int) -> bool:
+    return ids.least >= 0 and ids.most < vocab_size
 
 
 def _bytes(files: Sequence[TokenFile]) -> int:
@@ -104,7 +104,7 @@ def _range(file: TokenFile, share: float, size: int, changed: int) -> IdRange:
     dtype = np.dtype(file.dtype).newbyteorder("<")
     step = BLOCK // dtype.itemsize
     blocks = -(-file.tokens // step)
-    found: IdRange | None = None
+    ids: IdRange | None = None
     with opened(file.path) as stream:
         for block in _spread(blocks, max(int(blocks * share), min(blocks, 2))):
             first = block * step
@@ -114,8 +114,8 @@ def _range(file: TokenFile, share: float, size: int, changed: int) -> IdRange:
                 break
             least, most = int(tokens.argmin()), int(tokens.argmax())
             here = IdRange(int(tokens[least]), first + least, int(tokens[most]), first + most)
-            found = here if found is None else _wider(found, here)
-    return found or IdRange(0, 0, 0, 0)
+            ids = here if ids is None else _wider(ids, here)
+    return ids or IdRange(0, 0, 0, 0)
 
 
 def _wider(a: IdRange, b: IdRange) -> IdRange:

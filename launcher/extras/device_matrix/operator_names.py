@@ -14,7 +14,7 @@ MARK = ":"
 
 
 def operator_names(graphs: Sequence[OpGraph]) -> list[tuple[str, ...]]:
-    """Returns the name of each operator of each stage; the code of one module may be in several stages."""
+    """Returns the names of the operators of each stage. Several stages may have code of one module."""
     seen: Counter[tuple[str, str]] = Counter()
     out = []
     for graph in graphs:
@@ -28,7 +28,7 @@ def operator_names(graphs: Sequence[OpGraph]) -> list[tuple[str, ...]]:
 
 
 def main_operators(graph: OpGraph, rules: Sequence[OpRule | None]) -> dict[str, int | None]:
-    """Returns the operator of each module that the module's strategy applies to; ``None`` if none can be cut.
+    """Returns for each module the operator to which its strategy applies; ``None`` if no operator can be cut.
 
     It is the operator with the largest inputs among those that take parameters, or else the first one.
     """

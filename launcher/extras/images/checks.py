@@ -25,8 +25,8 @@ def files(settings: ImageFolder | Idx | Cifar10) -> list[tuple[str, Path]]:
                 named += [(f"val/{os.path.relpath(path, settings.val)}", Path(path)) for path, _ in held_out]
             return named
         case Idx():
-            found = [idx_files.find(settings.root, name) for name in (*idx_files.TRAIN, *idx_files.TEST)]
-            return [(file.name, file) for file in found if file is not None]
+            parts = [idx_files.find(settings.root, name) for name in (*idx_files.TRAIN, *idx_files.TEST)]
+            return [(file.name, file) for file in parts if file is not None]
         case _:
             batches = cifar_files.find(settings.root)
             return [] if batches is None else [(file.name, file) for file in (*batches.train, *batches.test)]

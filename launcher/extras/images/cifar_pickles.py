@@ -14,6 +14,8 @@ from launcher.extras.images.cifar_files import LONGEST, RECORD
 from launcher.untrusted.files import read_bytes
 from launcher.untrusted.pickles import Bounded
 
+Split = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+
 
 def _latin1(text: str, encoding: str) -> bytes:
     """Decodes the text that Python 3 writes for bytes in old pickles."""
@@ -74,6 +76,3 @@ def _flat(labels: Any) -> bool:
     if isinstance(labels, np.ndarray):
         return True
     return isinstance(labels, list) and all(type(n) is int for n in labels)
-
-
-Split = tuple[NDArray[np.uint8], NDArray[np.uint8]]

@@ -25,6 +25,7 @@ from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import Key, changed, owns_generator, snapshot
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.data_dependence import Sized
+from launcher.parallel.trace.output_specs import dims_of
 from launcher.parallel.trace.rank_reads import streams_now, world_reads
 from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.tensor_side_effects import StateEffects
@@ -118,6 +119,7 @@ class ForwardObserver(TorchFunctionMode):
         inferred: modules that run in inference mode.
         lazy: modules that return a generator, whose code runs after they end.
         strided: modules that ask how an argument lies in memory that is not contiguous.
+        gapped: those of them whose argument has gaps, too.
         world: modules that query the processes that they run in, and what for.
         global_draws: whether values come from the global random streams of Python or numpy.
         moved: whether attributes of modules, or variables of their files, have changed, or may do so once
@@ -162,6 +164,7 @@ class ForwardObserver(TorchFunctionMode):
         self.inferred: set[str] = set()
         self.lazy: set[str] = set()
         self.strided: set[str] = set()
+        self.gapped: set[str] = set()
         self.toggles: dict[str, None] = {}
         self.hooks: dict[str, None] = {}
         self.swapped: set[str] = set()
@@ -339,7 +342,9 @@ class ForwardObserver(TorchFunctionMode):
             self.grads[self._running[-1]] = None
         if func in STRIDES and not args[0].is_contiguous():
             takes = zip(self._running, self._arguments, strict=True)
-            self.strided |= {name for name, taken in takes if any(t is args[0] for t in taken)}
+            asking = {name for name, taken in takes if any(t is args[0] for t in taken)}
+            self.strided |= asking
+            self.gapped |= asking if not dims_of(args[0]) else set()
         if func in TOGGLES and isinstance(args[0], nn.Parameter):
             self.toggles |= dict.fromkeys(self._names.get(id(args[0]), ()))
         if func in REGISTER and uses_weights(args[1] if len(args) > 1 else kwargs.get("hook")):

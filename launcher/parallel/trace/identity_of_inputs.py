@@ -1,4 +1,4 @@
-"""Tries whether a module computes something else for other objects of the same numbers.
+"""Finds modules that compute something else for other objects of the same numbers.
 
 A stage receives plain tensors: leaves without gaps, no views, without a class or attributes of their own;
 pieces of a sequence are contiguous. FSDP2 passes those that need a gradient through a function of autograd,
@@ -31,7 +31,7 @@ CALLS = 3
 """How many calls of each module are tried."""
 
 IN_PLACE = "used in an in-place operation", "is being modified inplace"
-"""What torch says of a leaf, and of a result of FSDP2's function, that is changed in place."""
+"""Torch's messages when a leaf, or a result of FSDP2's function, is changed in place."""
 
 CALL: Any = nn.Module.__call__
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -115,9 +115,9 @@ class _Tried:
             self._calls[name] += 1
             others = self._others(module, (args, kwargs))
             out = CALL(module, *args, **kwargs)
-            for found, other in others:
+            for modules, other in others:
                 if other is not None and not _same(out, other):
-                    found[name] = None
+                    modules[name] = None
             if name in self.sent:
                 self.apart.pop(name, None)
             return out
@@ -133,8 +133,8 @@ class _Tried:
         self._active = True
         try:
             return [
-                (found, self._run(module, given, change))
-                for found, change in (
+                (modules, self._run(module, given, change))
+                for modules, change in (
                     (self.sent, _as_sent),
                     (self.contiguous, _contiguous),
                     (self.apart, _each_apart),
@@ -159,7 +159,7 @@ class _Tried:
                     args, kwargs = change(given, leaves)
                     out = CALL(copy, *args, **kwargs)
                 except Exception as error:  # the user's code may raise anything
-                    if any(said in str(error) for said in IN_PLACE):
+                    if any(message in str(error) for message in IN_PLACE):
                         if leaves:
                             continue  # a stage clones what its module changes in place
                         return None  # another check refuses that for FSDP2
@@ -171,7 +171,7 @@ class _Tried:
 
 
 def _own_code(module: nn.Module) -> bool:
-    """Whether a user's class is in it: torch's own classes compute with numbers alone."""
+    """Return whether a user's class is in it: torch's own classes compute with numbers alone."""
     return any(not type(m).__module__.startswith("torch.") or "forward" in vars(m) for m in module.modules())
 
 
@@ -228,7 +228,7 @@ class _Passed(torch.autograd.Function):
 
 
 def _same(out: Any, other: Any) -> bool:
-    """Whether two outputs have the same numbers, up to rounding."""
+    """Return whether two outputs have the same numbers, up to rounding."""
     if isinstance(other, Exception):
         return False
     a, b = tensors(out), tensors(other)

@@ -197,9 +197,9 @@ def _listed(module: nn.Module, name: str, own: Callable[[], set[int]], what: str
     method = getattr(module, name)
     if getattr(method, "__func__", method) is getattr(nn.Module, name):
         return
-    found, has = {id(v[1] if isinstance(v, tuple) else v) for v in method()}, own()
-    if found != has:
-        text = f"{type(module).__name__}.{name}() lists {len(found & has)} of its {len(has)} {what}"
+    listed, has = {id(v[1] if isinstance(v, tuple) else v) for v in method()}, own()
+    if listed != has:
+        text = f"{type(module).__name__}.{name}() lists {len(listed & has)} of its {len(has)} {what}"
         text += ", and the launcher goes by what torch itself would list"
         cure = "let it list them all, and set requires_grad_(False) on parameters that are not to be trained"
         raise RequestError((Problem("model", f"{text}; {cure}"),))
@@ -427,6 +427,7 @@ def _watched(watch: ForwardObserver, known: ModelStructure, output: Any, meter: 
         "fills": among(watch.fills),
         "lazy": among(watch.lazy),
         "strided": among(watch.strided),
+        "gapped": among(watch.gapped),
         "toggles": tuple(watch.toggles),
         "swapped": among(watch.swapped),
         "overwrites": among(watch.overwrites),

@@ -363,10 +363,10 @@ def _seen(value: Any) -> list[Any]:
 
 
 def looks(error: BaseException | None) -> bool:
-    """Whether the error says that Python read values of a meta tensor, or that an operator needs some."""
-    said = str(error).lower()
+    """Return whether Python read values of a meta tensor, or an operator needs some."""
+    message = str(error).lower()
     return isinstance(error, RuntimeError | NotImplementedError) and (
-        "meta" in said or "no fake impl" in said
+        "meta" in message or "no fake impl" in message
     )
 
 

@@ -115,7 +115,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     yield from _hooks(at, skeleton, placed, alone)
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)
-    yield from _strides(at, graph)
+    yield from _inputs(at, graph)
     yield from _fused(job, at, skeleton)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
@@ -454,36 +454,42 @@ def _hooked(p: Placed, at: CutModel, alone: str) -> Why | None:
     return None
 
 
-def _strides(at: CutModel, graph: Graph) -> Iterator[Problem]:
+def _inputs(at: CutModel, graph: Graph) -> Iterator[Problem]:
     """Yields modules that would compute something else because stages send the numbers of a tensor alone."""
-    sent = {c.name: c.packed for row in at.boundaries for c in row}
+    packed = {c.name: c.packed for row in at.boundaries for c in row}
     differentiating = {inner.module for inner in graph.effects.inner}
-    contiguous = "call .contiguous() before, or put both on one stage"
-    without_gaps = {c.name for row in at.boundaries for c in row if not any(c.dims)}
+    asking = graph.strided if at.lengths else graph.gapped  # pieces of a sequence are sent contiguous
+    computing = graph.effects.contiguous if at.lengths else ()
+    way_out = "call .contiguous() before, or put both on one stage"
     for stage in at.stages[1:]:
-        received = [n for n in sent if n not in stage.nodes]
+        received = [n for n in packed if n not in stage.nodes]
         for node in (graph[n] for n in stage.nodes):
             if node.kind != "module":
                 continue
+            module = node.target
             taken = [n for n in received if n in node.inputs or graph[n].lies & node.reads]
-            direct = next((n for n in taken if n in node.inputs and n in without_gaps), None)
-            if node.target in graph.strided and direct is not None:
-                text = f"{node.target} asks how its input lies in memory (is_contiguous, stride)"
+            direct = min(
+                (n for n in taken if n in node.inputs), key=lambda n: any(graph[n].dims), default=None
+            )
+            if module in asking and direct is not None:
+                text = f"{module} asks how its input lies in memory (is_contiguous, stride)"
                 why = f"stages send {direct} contiguous, which it is not in one process"
-                yield Problem(KEY, f"{text}, and {why}; {contiguous}")
-            elif taken and at.lengths and node.target in graph.effects.contiguous:
-                text = f"{node.target} asks how what it computes from {listed(taken)} lies in memory"
-                yield Problem(KEY, f"{text}, and stages send pieces of a sequence contiguous; {contiguous}")
-            elif node.target in differentiating:
+                yield Problem(KEY, f"{text}, and {why}; {way_out}")
+            elif taken and module in computing:
+                text = f"{module} asks how a tensor lies in memory that it computes from {listed(taken)}"
+                yield Problem(KEY, f"{text}, and stages send pieces of a sequence contiguous; {way_out}")
+            elif module in differentiating:
                 continue  # what it lacks is the path of the gradient, which another check refuses
-            elif (taken and node.target in graph.effects.sent) or (
-                node.target in graph.effects.apart and any(sent[n] for n in taken)
+            elif taken and (
+                module in graph.effects.sent
+                or (module in graph.effects.apart and any(packed[n] for n in taken))
             ):
                 text = (
-                    f"{node.target} computes something else for a plain copy of {listed(taken)}: it asks for"
+                    f"{module} computes something else for a plain copy of {listed(taken)}: it asks for more"
                 )
-                text += f" more than the numbers ({ASKS}), and stages send the numbers alone"
-                yield Problem(KEY, f"{text}; pass what it asks for as an argument, or put both on one stage")
+                why = f"than the numbers ({ASKS}), and stages send the numbers alone"
+                cure = "pass what it asks for as an argument, or put both on one stage"
+                yield Problem(KEY, f"{text} {why}; {cure}")
 
 
 def _fused(job: Job, at: CutModel, skeleton: ModelStructure) -> Iterator[Problem]:
@@ -496,7 +502,7 @@ def _fused(job: Job, at: CutModel, skeleton: ModelStructure) -> Iterator[Problem
 
 
 ASKS = "a tensor's class, attributes, is_leaf, grad_fn, whether it is a view or the same object as another"
-"""What a module may ask about its inputs that other objects of the same numbers answer otherwise."""
+"""Properties of inputs, besides their numbers, on which the output of a module may depend."""
 
 
 def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:

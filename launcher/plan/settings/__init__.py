@@ -53,7 +53,6 @@ __all__ = [
     "device_matrix",
     "encryption",
     "hsdp",
-    "may_change_on_resume",
     "mode",
     "rank_groups",
     "recompute",

@@ -71,7 +71,7 @@ def _virtual(job: Job, changed: dict[str, Any]) -> int | None:
 
 
 def _as_far(skeleton: ModelStructure, now: int, then: int, grouped: bool) -> bool:
-    """Whether a cut into ``then`` stages divides modules into the same units as one into ``now`` stages.
+    """Returns whether a cut into ``then`` stages divides modules into the same units as one into ``now``.
 
     Only then does it keep the same modules together.
     """

@@ -299,7 +299,8 @@ class Graph:
     recomputes. ``nested``: modules that run inside of themselves. ``inferred``: modules that run in inference
     mode. ``fills``: modules that change a list or dictionary that is passed to them. ``lazy``: modules that
     return a generator. ``strided``: modules that ask how an argument lies in memory, where it is not
-    contiguous. ``toggles``: parameters whose ``requires_grad`` the forward sets. ``swapped``: modules
+    contiguous; ``gapped``: those of them whose argument has gaps, too.
+    ``toggles``: parameters whose ``requires_grad`` the forward sets. ``swapped``: modules
     that are called with other parameters than their own. ``detached``: the output requires no gradient.
     """
 
@@ -319,6 +320,7 @@ class Graph:
     fills: tuple[str, ...] = ()
     lazy: tuple[str, ...] = ()
     strided: tuple[str, ...] = ()
+    gapped: tuple[str, ...] = ()
     toggles: tuple[str, ...] = ()
     swapped: tuple[str, ...] = ()
     detached: bool = False

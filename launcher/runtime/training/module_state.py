@@ -166,5 +166,5 @@ def told_again(s: Session, checkpoint: Checkpoint, same_layout: bool) -> None:
     """Restores the extra state of modules; reports those that the checkpoint has none for."""
     missing = restore(s.model, checkpoint.state.get("modules"), s.world.rank, same_layout)
     if missing:
-        text = f"{checkpoint.folder.name} has no extra state of {listed(missing)}, which is reset"
+        text = f"{checkpoint.folder.name} has no extra state of {listed(missing)}: it is reset"
         s.emit({"text": text})

@@ -48,7 +48,7 @@ def net(
     name: str, layout: str, operators: dict[str, Any] | None = None, more: dict[str, Any] | None = None, **settings: Any
 ) -> Job:
     """A job for one of ``effect_nets``, or for a ``Net`` around one of its modules."""
-    whole_nets = ("Frozen", "Shared", "Between", "Crossing", "Strided", "Turned", "Listing")
+    whole_nets = ("Frozen", "Shared", "Between", "Crossing", "Strided", "StridedPair", "Turned", "Listing")
     target, middle = (name, {}) if name in whole_nets else ("Net", {"middle": name})
     parallel = LAYOUTS[layout] | ({"operators": operators} if operators else {})
     model = {"_target_": f"tests.parallel.effect_nets.{target}", **middle, **settings}

@@ -281,6 +281,16 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         ),
     ),
     (
+        "StridedPair",
+        "pp2",
+        {},
+        (
+            "model: b asks how its input lies in memory (is_contiguous, stride), and stages send getitem_1 "
+            "contiguous, "
+            "which it is not in one process; call .contiguous() before, or put both on one stage"
+        ),
+    ),
+    (
         "Turned",
         "pp2",
         {},
