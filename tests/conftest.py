@@ -62,14 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str | None:
-    return turns.said() if TURN else None
+    return turns.header() if TURN else None
 
 
 def _later(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     """Those of ``items`` whose turn comes in a later run."""
-    quarter, files = turns.quarter(), turns.landed_files()
+    quarter, whole = turns.quarter(), turns.whole(turns.landed_files())
     root = Path(__file__).parents[1]
-    return {i for i in items if turns.waits(i.path.relative_to(root).as_posix(), quarter, files)}
+    return {i for i in items if turns.waits(i.path.relative_to(root).as_posix(), quarter, whole)}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

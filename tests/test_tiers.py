@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import zlib
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,10 @@ def test_a_case_stays_where_one_is_quick() -> None:
 
 
 PATHS = sorted({line.partition("::")[0] for line in FILE.read_text().split()})
-NOTHING: frozenset[str] = frozenset()
 
 
 def test_four_turns_try_every_long_test() -> None:
-    tried = [{p for p in PATHS if not turns.waits(p, quarter, NOTHING)} for quarter in range(turns.QUARTERS)]
+    tried = [{p for p in PATHS if not turns.waits(p, quarter, ())} for quarter in range(turns.QUARTERS)]
     assert set().union(*tried) == set(PATHS)
     assert all(set(PATHS) > part for part in tried)
 
@@ -67,21 +67,39 @@ def test_every_long_test_is_of_a_part() -> None:
 
 
 def test_a_long_test_of_no_part_is_tried_in_every_turn() -> None:
-    assert not any(turns.waits("tests/new/test_thing.py", quarter, NOTHING) for quarter in range(turns.QUARTERS))
+    assert not any(turns.waits("tests/new/test_thing.py", quarter, ()) for quarter in range(turns.QUARTERS))
 
 
 @pytest.mark.parametrize("part", turns.PARTS)
 def test_a_part_that_has_changed_is_tried_whole(part: str) -> None:
     of = turns.PARTS[part]
     mine = [path for path in PATHS if path.startswith(of.tests)]
-    for changed in (*of.tests, *of.sources):
-        assert [p for p in mine if any(turns.waits(p, q, frozenset({changed})) for q in range(4))] == []
+    for changed in of.tests:
+        whole = turns.whole(frozenset({changed}))
+        assert part in whole
+        assert [p for p in mine if any(turns.waits(p, q, whole) for q in range(4))] == []
 
 
-def test_where_git_knows_no_history_everything_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_source_makes_its_part_whole_unless_a_third_of_the_parts_contain_it() -> None:
+    for name, part in turns.PARTS.items():
+        for changed in part.sources:
+            assert name in turns.whole(frozenset({changed}))
+
+
+ALL_OVER = frozenset(path for part in turns.PARTS.values() for path in part.tests)
+
+
+@pytest.mark.parametrize("files", [None, ALL_OVER])
+def test_a_landing_all_over_the_house_gets_its_quarter_alone(files: frozenset[str] | None) -> None:
+    assert turns.whole(files) == []
+
+
+def test_without_a_history_of_git_the_quarter_depends_on_the_changelog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TURN", raising=False)
     monkeypatch.setattr(turns, "_git", lambda *words: None)
     assert turns.landed_files() is None
-    assert [p for p in PATHS if turns.waits(p, turns.quarter(), turns.landed_files())] == []
+    text = (ROOT / "CHANGELOG.md").read_bytes()
+    assert turns.quarter() == zlib.crc32(text) % turns.QUARTERS
 
 
 @pytest.mark.parametrize("part", turns.PARTS)

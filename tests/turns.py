@@ -5,6 +5,9 @@
 Which quarter it is depends on the number of commits: four landings, one commit each, have tried everything. Of the odd
 models forty landings try each. The tests of a part are those of ``tests/long.txt`` and of make targets of their own;
 ``make test`` and ``make test-long`` know no turns. A long test that belongs to no part is tried in every run.
+
+A landing that changes a third of the parts gets the quarter alone: all of the parts together take longer than CI has on
+a slow machine, and a run that CI stops says nothing. Its author runs ``make test-long``.
 """
 
 from __future__ import annotations
@@ -13,14 +16,14 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-QUARTERS, FORTIETHS = 4, 40
+QUARTERS, FORTIETHS, THIRD = 4, 40, 1 / 3
 LANDING = timedelta(hours=6)
 """Commits of one landing are not older than this, counted from the newest one."""
 ROOT = Path(__file__).parents[1]
@@ -33,9 +36,9 @@ class Part:
     tests: tuple[str, ...]
     sources: tuple[str, ...]
 
-    def changed(self, files: frozenset[str] | None) -> bool:
-        """Whether one of ``files`` is of it; of unknown files any may be."""
-        return files is None or any(f.startswith((*self.tests, *self.sources)) for f in files)
+    def has(self, files: frozenset[str]) -> bool:
+        """Returns true if one of ``files`` belongs to the part."""
+        return any(f.startswith((*self.tests, *self.sources)) for f in files)
 
 
 PARTS = {
@@ -115,13 +118,20 @@ def quarter_of(path: str) -> int:
     return zlib.crc32(path.encode()) % QUARTERS
 
 
-def waits(path: str, quarter: int, files: frozenset[str] | None) -> bool:
-    """Whether the long tests of the test file ``path`` are left to a later run.
+def whole(files: frozenset[str] | None) -> list[str]:
+    """The names of the parts that are tried whole.
 
-    ``files``: the files that the newest landing changed, ``None`` if they are unknown.
+    ``files``: the files that the newest landing changed. No part is tried whole if they are unknown (``None``), or if
+    they belong to a third of the parts.
     """
-    parts = [part for part in PARTS.values() if path.startswith(part.tests)]
-    return bool(parts) and quarter_of(path) != quarter and not any(part.changed(files) for part in parts)
+    names = [name for name, part in PARTS.items() if part.has(files or frozenset())]
+    return names if len(names) < len(PARTS) * THIRD else []
+
+
+def waits(path: str, quarter: int, whole: Collection[str]) -> bool:
+    """Returns true if the long tests of the test file ``path`` are left to a later run; ``whole``: names of parts."""
+    parts = {name for name, part in PARTS.items() if path.startswith(part.tests)}
+    return bool(parts) and quarter_of(path) != quarter and parts.isdisjoint(whole)
 
 
 def quarter() -> int:
@@ -135,19 +145,24 @@ def due(models: Sequence[T]) -> Sequence[T]:
 
 
 def _landings() -> int:
-    """The number of commits, or ``TURN`` in the environment."""
-    return int(os.environ.get("TURN") or _git("rev-list", "--count", "HEAD") or 0)
+    """The number of commits, or ``TURN`` in the environment; without a history, a number that most landings change."""
+    count = os.environ.get("TURN") or (_git("rev-list", "--count", "HEAD") if _history() else None)
+    return int(count) if count else zlib.crc32((ROOT / "CHANGELOG.md").read_bytes())
 
 
 def landed_files() -> frozenset[str] | None:
     """The files that the newest landing changed, ``None`` where git cannot say: without it, or in a shallow clone."""
     newest = _git("log", "-1", "--format=%cI")
-    if newest is None or _git("rev-parse", "--is-shallow-repository") != "false":
+    if newest is None or not _history():
         return None
     base = os.environ.get("CI_BASE")
     since = (f"{base}..HEAD",) if base else (f"--since={datetime.fromisoformat(newest) - LANDING}",)
     named = _git("log", "--format=", "--name-only", *since)
     return None if named is None else frozenset(named.split())
+
+
+def _history() -> bool:
+    return _git("rev-parse", "--is-shallow-repository") == "false"
 
 
 def _git(*words: str) -> str | None:
@@ -158,15 +173,15 @@ def _git(*words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def said() -> str:
+def header() -> str:
     """One line for the log of CI."""
-    files = landed_files()
-    whole = [name for name, part in PARTS.items() if part.changed(files)]
-    return f"quarter {quarter()} of {QUARTERS}; whole, for they have changed: {', '.join(whole) or 'none'}"
+    return (
+        f"quarter {quarter()} of {QUARTERS}; whole, for they have changed: {', '.join(whole(landed_files())) or 'none'}"
+    )
 
 
 if __name__ == "__main__":
     [target] = sys.argv[1:]
-    now = PARTS[target].changed(landed_files()) or quarter_of(PARTS[target].tests[0]) == quarter()
-    print(f"{target}: {'tried in this run' if now else 'left to a later quarter'}; {said()}")
+    now = target in whole(landed_files()) or quarter_of(PARTS[target].tests[0]) == quarter()
+    print(f"{target}: {'tried in this run' if now else 'left to a later quarter'}; {header()}")
     sys.exit(not now)
