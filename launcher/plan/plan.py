@@ -56,7 +56,7 @@ from launcher.plan.settings.pipeline import ScheduleChoice
 from launcher.plan.settings.stage_config import StageRequest
 from launcher.plan.sizes import Sizes
 from launcher.plan.step_order import Phase
-from launcher.plan.tensor_parallel.operators import splits
+from launcher.plan.tensor_parallel.module_strategies import splits
 from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan
 from launcher.plan.time import step_work as work_of_step
 from launcher.plan.time.prediction import Prediction, predict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from launcher.plan.tensor_parallel.operators import Cut, tp_dim
+from launcher.plan.tensor_parallel.module_strategies import Cut, tp_dim
 from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperator, TensorParallelPlan
 from launcher.plan.tensor_parallel.strategy_reader import axes_text
 from launcher.plan.values.tensor_spec import TensorSpec

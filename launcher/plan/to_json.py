@@ -13,7 +13,7 @@ from launcher.plan.memory.memory import Memory
 from launcher.plan.plan import VERSION, Estimate, Plan
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.sizes import Sizes
-from launcher.plan.tensor_parallel.operators import Operator
+from launcher.plan.tensor_parallel.module_strategies import Operator
 from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator
 from launcher.plan.time.prediction import Prediction
 

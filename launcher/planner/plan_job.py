@@ -363,12 +363,13 @@ def _followed(
     specs: tuple[TensorSpec, ...],
 ) -> TracedForward:
     """Traces one forward, in the precision that the model computes in."""
+    from launcher.parallel.dispatch.modes import default_dtype
     from launcher.parallel.half_precision import narrow
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.trace import model_facts
 
     dtype, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]
-    kept = model_facts.default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks)
+    kept = default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks)
     with kept[0], kept[1], try_samples(job, model, specs) as finished:
         if compute != dtype:
             narrow(model.module, compute)

@@ -128,13 +128,14 @@ def drawn_graph(
     if uncut is not None:
         return graph
 
+    from launcher.parallel.dispatch.modes import default_dtype
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.trace import model_facts
 
     units = frozenset(uncut_modules.units(model.skeleton))
     dtype = model_facts.dtype_of(DTYPE[job.train.precision])
     try:
-        with model_facts.default_dtype(dtype), unmarked(model.marks), leaving(model.module):
+        with default_dtype(dtype), unmarked(model.marks), leaving(model.module):
             return model_facts.graph(model.module, units, specs, ours=not foreign(job.model))
     except RequestError:
         return graph

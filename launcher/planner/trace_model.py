@@ -21,7 +21,7 @@ from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.settings.stage_config import StageRequest
 from launcher.plan.tensor_parallel import strategies_of_layouts
-from launcher.plan.tensor_parallel.operators import Operator, resolve, splits
+from launcher.plan.tensor_parallel.module_strategies import Operator, resolve, splits
 from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan, uncalled
 from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.model_graph import Graph, ModelStructure
@@ -76,13 +76,14 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     """Builds the model without memory. Raises ``RequestError`` for models that no layout can train."""
     from launcher.parallel.deferred_init import fill
     from launcher.parallel.deferred_init.constructor import build_in_memory, record
+    from launcher.parallel.dispatch.modes import default_dtype
     from launcher.parallel.model_state.hooks import hooked_for_all
     from launcher.parallel.trace import model_facts
     from launcher.parallel.trace.rank_reads import world_reads
 
     dtype = model_facts.dtype_of(DTYPE[job.train.precision])
     world: dict[str, None] = {}
-    with model_facts.default_dtype(dtype), hooked_for_all() as for_all:
+    with default_dtype(dtype), hooked_for_all() as for_all:
         reads = world_reads(world.setdefault)
         with _owned(job.model, "model"), environment_reads(), reads:
             model, tape = record(build, job.seed)
@@ -147,6 +148,7 @@ def breaks(
 ) -> dict[str, str]:
     """What breaks the graph of each compiled module; for compiled stages also between their modules."""
     from launcher.parallel.compile import graph_breaks
+    from launcher.parallel.dispatch.modes import default_dtype
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.trace import model_facts
 
@@ -154,7 +156,7 @@ def breaks(
     if modules == (STAGE,) and made.leaves is not None:
         modules = tuple(m for s in made.stages for m in s.modules)
     dtype = model_facts.dtype_of(DTYPE[made.precision])
-    with model_facts.default_dtype(dtype), unmarked(model.marks), leaving(model.module):
+    with default_dtype(dtype), unmarked(model.marks), leaving(model.module):
         xs = model_facts.meta(specs)
         return graph_breaks(model.module, compilation, modules, xs, tp=made.sizes.grid["tp"])
 

@@ -24,7 +24,7 @@ from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import model as model_refusals
 from launcher.plan.settings import transformer_opt
-from launcher.plan.tensor_parallel.operators import unwrapped
+from launcher.plan.tensor_parallel.module_strategies import unwrapped
 from launcher.plan.values.class_dims import class_dims
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.precision import DTYPE

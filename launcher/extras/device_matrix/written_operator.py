@@ -25,7 +25,7 @@ from launcher.extras.device_matrix.written_dims import (
     slices,
     text,
 )
-from launcher.plan.tensor_parallel.operators import KEY
+from launcher.plan.tensor_parallel.module_strategies import KEY
 from launcher.plan.tensor_parallel.strategy_reader import named_matrix
 from launcher.plan.values.resolved import StrategyOrigin
 

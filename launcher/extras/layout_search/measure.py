@@ -15,8 +15,9 @@ from launcher.errors import Problem, RunError
 from launcher.extras.layout_search import show
 from launcher.extras.layout_search.evaluate import Finalist, Predicted, SearchContext
 from launcher.extras.layout_search.show import Ranking
+from launcher.job.schema.checkpoint import Checkpoint
 from launcher.job.schema.debug import Debug
-from launcher.job.schema.job import Checkpoint, Job
+from launcher.job.schema.job import Job
 from launcher.job.schema.logger import Logger
 from launcher.job.schema.search import Search
 from launcher.job.schema.steps import Train as TrainStep

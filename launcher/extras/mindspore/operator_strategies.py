@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.optional import matrices
-from launcher.plan.tensor_parallel.operators import LINEARS, Cut, Operator
+from launcher.plan.tensor_parallel.module_strategies import LINEARS, Cut, Operator
 from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator, TensorParallelPlan
 from launcher.plan.tensor_parallel.strategy_reader import DP, TP, Axes
 from launcher.plan.values.resolved import Origins, StrategyOrigin

@@ -5,6 +5,7 @@ Opens no files and does not import Hydra.
 
 __all__ = [
     "base",
+    "checkpoint",
     "cluster",
     "components",
     "data",

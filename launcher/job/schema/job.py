@@ -16,7 +16,8 @@ from pydantic import (
 )
 
 from launcher.errors import Problem
-from launcher.job.schema.base import Count, Flag, Goal, Index, Settings
+from launcher.job.schema.base import Flag, Index, Settings
+from launcher.job.schema.checkpoint import Checkpoint
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule
 from launcher.job.schema.debug import Debug
@@ -26,45 +27,13 @@ from launcher.job.schema.objective import CrossEntropy, named_metrics
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.paths import FilePath
 from launcher.job.schema.search import AUTO, AXES, Search, Sweep, lifted
+from launcher.job.schema.security import Security
 from launcher.job.schema.steps import Step, named, with_names
 from launcher.job.schema.train import Train
 from launcher.job.schema.user_class import Target
 
 OPERATORS = "parallel.operators"
 """Its candidates may be names of options, which are files."""
-
-
-class Checkpoint(Settings):
-    """Checkpoints. ``every``: optimizer steps between checkpoints during training; null: none.
-
-    ``keep``: the number of newest checkpoints that are kept; null: all.
-    """
-
-    every: Count | None = None
-    keep: Count | None = 2
-    best: str | None = Field(
-        None, min_length=1, description="a metric of validations: the best checkpoint is kept too"
-    )
-    best_goal: Goal = "min"
-    format: Literal["safetensors"] = "safetensors"
-    asynchronous: Flag = Field(False, alias="async")
-    encrypt: str | None = None
-    accept_plain: Flag = False
-    on_error: Literal["stop", "continue"] = Field(
-        "stop", description="when there is no room for one while training"
-    )
-    accept_changes: tuple[str, ...] = ()
-    resume: FilePath = "auto"
-
-
-class Security(Settings):
-    """Which packages and files are trusted.
-
-    ``recipe`` auto: files of the current folder and of --config-dir are trusted, others are not.
-    """
-
-    allow: tuple[str, ...] = ()
-    recipe: Literal["auto", "trusted", "untrusted"] = "auto"
 
 
 class Job(Settings):

@@ -15,9 +15,9 @@ from launcher.parallel.mesh import Meshes, local
 from launcher.parallel.stages import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand, with_bias
 from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear
-from launcher.parallel.trace.model_facts import ADAPTER, adds
+from launcher.parallel.trace.module_kinds import ADAPTER, adds
 from launcher.plan.plan import Plan
-from launcher.plan.tensor_parallel.operators import splits, tp_dim
+from launcher.plan.tensor_parallel.module_strategies import splits, tp_dim
 from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator, all_reduced
 from launcher.plan.tensor_parallel.strategy_reader import Axes
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from launcher.errors import RunError
-from launcher.plan.tensor_parallel.operators import Cut
+from launcher.plan.tensor_parallel.module_strategies import Cut
 from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperator
 
 

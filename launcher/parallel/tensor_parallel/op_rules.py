@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from launcher.plan.tensor_parallel.operators import KEY, Cut
+from launcher.plan.tensor_parallel.module_strategies import KEY, Cut
 from launcher.plan.tensor_parallel.strategy_reader import axes_text
 
 Shape = tuple[int, ...]

@@ -26,10 +26,11 @@ from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState
 from launcher.parallel.tensor_parallel.sharding_tracker import FollowCalls, FollowOps, ShardingTracker
 from launcher.parallel.trace.code_between_modules import RUNNING, refusing
 from launcher.parallel.trace.data_dependence import looking
-from launcher.parallel.trace.model_facts import NORMS, meta
+from launcher.parallel.trace.model_facts import meta
+from launcher.parallel.trace.module_kinds import NORMS
 from launcher.parallel.trace.run_on_values import looks, zeros
 from launcher.plan.cut.sequence_chunks import shortened
-from launcher.plan.tensor_parallel.operators import ADAPTED, KEY, Cut, Operator, splits, tp_dim
+from launcher.plan.tensor_parallel.module_strategies import ADAPTED, KEY, Cut, Operator, splits, tp_dim
 from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperator, TensorParallelPlan
 from launcher.plan.tensor_parallel.strategy_reader import axes_text
 from launcher.plan.values.tensor_spec import TensorSpec

@@ -23,7 +23,7 @@ from launcher.parallel.tensor_parallel.op_rules import (
     after,
     refuse_cut_features,
 )
-from launcher.plan.tensor_parallel.operators import Operator
+from launcher.plan.tensor_parallel.module_strategies import Operator
 from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator
 
 UNITS: dict[Any, str] = {

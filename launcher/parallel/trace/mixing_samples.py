@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype, draws, tree_leaves
 from launcher.parallel.dispatch.training_mode import evaluating
-from launcher.parallel.model_state.counts import counts
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back
+from launcher.parallel.model_state.numbers_outside_weights import counts
 from launcher.parallel.trace.run_on_values import in_memory, stand_ins
 from launcher.parallel.trace.sample_values import FEW, trying
 from launcher.parallel.trace.tensor_side_effects import FRESH

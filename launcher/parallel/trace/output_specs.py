@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from launcher.parallel.dispatch.modes import default_dtype as default_dtype
 from launcher.plan.values.tensor_spec import TensorSpec
 
 Specs = tuple[TensorSpec, ...] | None

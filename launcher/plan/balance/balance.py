@@ -31,7 +31,7 @@ from launcher.plan.schedule import schedules
 from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.schedule.simulate import TopologicalOrder, makespan, order
 from launcher.plan.sizes import Sizes
-from launcher.plan.tensor_parallel.operators import splits
+from launcher.plan.tensor_parallel.module_strategies import splits
 from launcher.plan.time.speeds import speeds
 from launcher.plan.values.precision import precision
 from launcher.plan.values.text import bytes_text

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import sqrt
 
-from launcher.plan.tensor_parallel.operators import tp_dim
+from launcher.plan.tensor_parallel.module_strategies import tp_dim
 from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan
 from launcher.plan.values.model_graph import Graph
 from launcher.plan.values.tensor_spec import TensorSpec

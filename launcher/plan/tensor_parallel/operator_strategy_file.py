@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.plan.tensor_parallel.operators import Operator
+from launcher.plan.tensor_parallel.module_strategies import Operator
 from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan
 from launcher.plan.tensor_parallel.strategy_reader import Axes, Reading
 from launcher.plan.values.resolved import Origins, StrategyOrigin

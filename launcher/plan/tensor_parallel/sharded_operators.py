@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import Problem
-from launcher.plan.tensor_parallel.operators import Cut, Operator
+from launcher.plan.tensor_parallel.module_strategies import Cut, Operator
 
 
 @dataclass(frozen=True)

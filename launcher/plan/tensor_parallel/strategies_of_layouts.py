@@ -9,8 +9,8 @@ from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.plan.tensor_parallel.operators import KEY as OPERATORS
-from launcher.plan.tensor_parallel.operators import Operator, resolve, unwrapped
+from launcher.plan.tensor_parallel.module_strategies import KEY as OPERATORS
+from launcher.plan.tensor_parallel.module_strategies import Operator, resolve, unwrapped
 from launcher.plan.tensor_parallel.strategy_lookup import StrategyLookup
 from launcher.plan.tensor_parallel.strategy_reader import TP, Axes, axes_text
 from launcher.plan.values.grid import Grid

@@ -16,7 +16,7 @@ from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import end_backward, finish_reductions, param_groups
 from launcher.parallel.sequence import Carry
 from launcher.parallel.split_backward import Deferral, DeferredProduct
-from launcher.runtime.torch_private.stage_of_torch_2_11 import Base, outputs_kept, resize
+from launcher.runtime.torch_private.stage_by_torch_version import Base, outputs_kept, resize
 
 Metas = Sequence[tuple[torch.Tensor, ...]]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.extras.mindspore import operator_strategies
 from launcher.extras.mindspore.operator_strategies import strategies
-from launcher.plan.tensor_parallel.operators import resolve
+from launcher.plan.tensor_parallel.module_strategies import resolve
 from launcher.plan.tensor_parallel.strategy_reader import degree
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.model_graph import ModelStructure, Param

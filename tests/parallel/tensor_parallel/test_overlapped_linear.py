@@ -20,7 +20,7 @@ from launcher.parallel.tensor_parallel.apply import install
 from launcher.parallel.tensor_parallel.collectives import Axis, Sending, bring
 from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear
 from launcher.plan.plan import Plan
-from launcher.plan.tensor_parallel.operators import Operator
+from launcher.plan.tensor_parallel.module_strategies import Operator
 from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from launcher.errors import RequestError
 from launcher.parallel.tensor_parallel.propagate import follow
 from launcher.parallel.trace import model_facts
-from launcher.plan.tensor_parallel.operators import resolve
+from launcher.plan.tensor_parallel.module_strategies import resolve
 from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.tensor_spec import TensorSpec

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.tensor_parallel.operators import Operator, resolve, splits
+from launcher.plan.tensor_parallel.module_strategies import Operator, resolve, splits
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.model_graph import ModelStructure, Param
 from tests.plan.made import spec

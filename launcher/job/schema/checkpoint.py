@@ -1,0 +1,33 @@
+"""Checkpoints of a training."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from launcher.job.schema.base import Count, Flag, Goal, Settings
+from launcher.job.schema.paths import FilePath
+
+
+class Checkpoint(Settings):
+    """Checkpoints. ``every``: optimizer steps between checkpoints during training; null: none.
+
+    ``keep``: the number of newest checkpoints that are kept; null: all.
+    """
+
+    every: Count | None = None
+    keep: Count | None = 2
+    best: str | None = Field(
+        None, min_length=1, description="a metric of validations: the best checkpoint is kept too"
+    )
+    best_goal: Goal = "min"
+    format: Literal["safetensors"] = "safetensors"
+    asynchronous: Flag = Field(False, alias="async")
+    encrypt: str | None = None
+    accept_plain: Flag = False
+    on_error: Literal["stop", "continue"] = Field(
+        "stop", description="when there is no room for one while training"
+    )
+    accept_changes: tuple[str, ...] = ()
+    resume: FilePath = "auto"

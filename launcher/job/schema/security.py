@@ -1,0 +1,17 @@
+"""Which packages and files are trusted."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from launcher.job.schema.base import Settings
+
+
+class Security(Settings):
+    """Which packages and files are trusted.
+
+    ``recipe`` auto: files of the current folder and of --config-dir are trusted, others are not.
+    """
+
+    allow: tuple[str, ...] = ()
+    recipe: Literal["auto", "trusted", "untrusted"] = "auto"
