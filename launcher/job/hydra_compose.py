@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -67,7 +67,7 @@ class RecipeSource(ConfigSource):
             raise ConfigLoadError(f"Recipe not found: {config_path}")
         check(path)
         return ConfigResult(
-            config=_loaded(path),
+            config=_loaded(path, ConfigFiles().groups()),
             path=self.full_path(),
             provider=self.provider,
             header={"package": "_global_"},  # a recipe configures a complete run, whatever its folder
@@ -104,16 +104,23 @@ class OptionSource(FileConfigSource):
         )
 
 
-def _loaded(path: Path) -> Container:
+def _loaded(path: Path, groups: Sequence[str] = ()) -> Container:
     """Reads the configuration at ``path`` like ``OmegaConf.load``, but keys are text as written.
 
-    A complete request, such as the ``config.yaml`` of a run, replaces the chosen options.
+    A complete request, such as the ``config.yaml`` of a run, replaces the chosen options. A word at one of
+    ``groups`` chooses an option: ``model: lm`` means ``override /model: lm`` in the defaults list.
     """
     data = load(path)
     if isinstance(data, dict) and "defaults" in data:
         _check_defaults(path, data["defaults"])
-    if isinstance(data, dict) and data.keys() >= COMPLETE and "defaults" not in data:
-        data = {"defaults": [{f"override /{group}": None} for group in (*CHOSEN, "steps")], **data}
+    if isinstance(data, dict):
+        complete = data.keys() >= COMPLETE and "defaults" not in data
+        chosen = {f"override /{g}": data.pop(g) for g in groups if _is_choice(g, data.get(g))}
+        emptied = {f"override /{group}": None for group in (*CHOSEN, "steps")} if complete else {}
+        listed = [{key: option} for key, option in (emptied | chosen).items()]
+        if listed:
+            _check_once(path, data.get("defaults", []), chosen)
+            data = {**data, "defaults": [*data.get("defaults", []), *listed]}
     try:
         return OmegaConf.create({} if data is None else data)
     except OmegaConfBaseException as error:
@@ -139,6 +146,24 @@ def _check_defaults(path: Path, defaults: object) -> None:
         if isinstance(option, list) and name not in LISTS:
             text = f"one option can be chosen, as in {group}: {next(iter(option), 'NAME')}"
             raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
+
+
+def _is_choice(group: str, value: object) -> bool:
+    """Returns true for a word, or for a list of words where several options can be chosen."""
+    if isinstance(value, list):
+        return group in LISTS and all(_is_choice(group, one) for one in value)
+    return isinstance(value, str) and value != "???" and "${" not in value
+
+
+def _check_once(path: Path, defaults: Sequence[object], chosen: Mapping[str, object]) -> None:
+    """Raises ``Hostile`` if the defaults list chooses an option of a group that is among ``chosen`` too."""
+    choices = (key for item in defaults if isinstance(item, dict) for key in item)
+    listed = {str(key).split()[-1].lstrip("/") for key in choices}
+    for key, option in chosen.items():
+        group = key.rpartition("/")[2]
+        if group in listed:
+            text = f"{written(option)}: the defaults list chooses an option of {group} too; keep one of them"
+            raise Hostile(Problem("", f"{short(path)}: {group}: {text}"))
 
 
 COMPLETE = {"name", "train", "parallel", "steps", *CHOSEN}
@@ -287,10 +312,13 @@ def _syntax(error: yaml.YAMLError) -> Problem:
 
 def _missing_option(error: MissingConfigException, configs: ConfigFiles) -> Problem:
     """An unknown option in a defaults list; options on the command line were checked before."""
-    group, _, option = (error.missing_cfg_file or "").rpartition("/")
-    options = configs.options(group)
-    if options:
-        return no_option(group, option, options)
+    wanted = error.missing_cfg_file or ""
+    group, _, option = wanted.rpartition("/")
+    first, _, path_like = wanted.partition("/")
+    for of, name in ((group, option), (first, path_like)):
+        options = configs.options(of) if of != GROUP else ()
+        if options:
+            return no_option(of, name, options)
     hydras = Problem("", " ".join(str(error).partition("Config search path")[0].split()))
     return _relative_choice(group.removeprefix("recipe/"), option, configs) or hydras
 

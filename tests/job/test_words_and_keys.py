@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.errors import RequestError
 from launcher.job.compose import Request, compose
+from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures.paste import pasted
 from launcher.job.overrides import paste
 from launcher.job.schema import keys
@@ -214,3 +216,44 @@ def test_an_empty_group_closes_what_a_word_leaves_open(key: str) -> None:
     open_keys = compose(["parallel=auto"]).job.search.over
     closed = compose(["parallel=auto", f"{key}={{}}"]).job.search.over
     assert {*open_keys} - {*closed} == {k for k in open_keys if f"{k}.".startswith(f"{key}.")}
+
+
+WORDS = {
+    "model": "lm_tiny", "data": "random_tokens", "loss": "mse", "optim": "lion", "schedule": "wsd", "launch": "cpu",
+    "cluster": "a100_80g", "logger": "csv", "debug": "anomaly", "operators": "megatron", "steps": "train",
+}  # fmt: skip
+
+
+def test_the_words_are_of_every_group() -> None:
+    assert {*WORDS, "recipe"} == {*ConfigFiles().groups()}
+
+
+@pytest.mark.parametrize("group", WORDS)
+def test_a_recipe_chooses_an_option_by_a_word_as_the_command_line_does(tmp_path: Path, group: str) -> None:
+    mine, plain = tmp_path / "mine.yaml", tmp_path / "plain.yaml"
+    plain.write_text("defaults: [lm_single, _self_]\nname: mine\n")
+    mine.write_text(f"{plain.read_text()}{group}: {WORDS[group]}\n")
+    made, typed = request(f"recipe={mine}"), request(f"recipe={plain}", f"{group}={WORDS[group]}")
+    assert made.job.model_copy(update={"recipe": None}) == typed.job.model_copy(update={"recipe": None})
+    assert made.job != request(f"recipe={plain}").job
+
+
+def test_a_recipe_lists_steps_as_the_command_line_does(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults: [lm_single, _self_]\nsteps: [train, save]\n")
+    assert [step.kind for step in request(f"recipe={mine}").job.steps.values()] == ["train", "save"]
+
+
+def test_the_command_line_and_a_recipe_above_replace_the_option_of_a_word(tmp_path: Path) -> None:
+    below, above = tmp_path / "below.yaml", tmp_path / "above.yaml"
+    below.write_text("defaults: [lm_single, _self_]\noptim: lion\n")
+    above.write_text("defaults: [below, _self_]\noptim: muon\n")
+    assert value(request(f"recipe={above}"), "optim.name") == "muon"
+    assert value(request(f"recipe={above}", "optim=sgd"), "optim.name") == "sgd"
+
+
+def test_a_word_in_the_request_of_a_run_chooses_an_option(tmp_path: Path) -> None:
+    mine = tmp_path / "config.yaml"
+    made = request("recipe=lm_single").job.model_dump(mode="json", by_alias=True)
+    mine.write_text(yaml.safe_dump(made | {"optim": "lion"}))
+    assert value(request(f"recipe={mine}"), "optim.name") == "lion"
