@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -147,6 +149,49 @@ class Shared(Net):
     def more(self) -> None:
         box = Box()
         self.b, self.head = Sharing(6, box), Sharing(3, box)
+
+
+STREAMS: dict[str, Callable[[], Any]] = {
+    "random": lambda: random.Random(1),
+    "numpy": lambda: np.random.default_rng(1),
+    "old numpy": lambda: np.random.RandomState(1),
+    "torch": lambda: torch.Generator().manual_seed(1),
+    "array": lambda: np.zeros(1),
+    "iterator": lambda: itertools.count(1),
+}
+
+
+class Drawing(nn.Linear):
+    """It takes its next factor from a stream."""
+
+    def __init__(self, out: int, stream: Any) -> None:
+        super().__init__(6, out)
+        self.stream = stream
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factor()
+
+    def factor(self) -> float:
+        if isinstance(self.stream, torch.Generator):
+            return float(torch.rand((), generator=self.stream, device="cpu"))
+        if isinstance(self.stream, np.ndarray):
+            self.stream += 1
+            return 1 / float(self.stream[0])
+        if isinstance(self.stream, itertools.count):
+            return 1 / next(self.stream)
+        return float(self.stream.random() if hasattr(self.stream, "random") else self.stream.rand())
+
+
+class Streams(Net):
+    """Two modules draw, each from a stream of its own, or from one that they ``share``."""
+
+    def __init__(self, kind: str, share: bool) -> None:
+        self.kind, self.share = kind, share
+        super().__init__()
+
+    def more(self) -> None:
+        one = STREAMS[self.kind]()
+        self.b, self.head = Drawing(6, one), Drawing(3, one if self.share else STREAMS[self.kind]())
 
 
 class GlobalCount(Net):

@@ -32,6 +32,10 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 BY_IDENTITY = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, ModuleType, type)
 """Values that are equal only if they are the same object."""
 
+STREAMS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+CHANGED_IN_PLACE = (*STREAMS, np.ndarray, Iterator)
+"""Single values that every module which has them sees change."""
+
 LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch", "transformers"}
 INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
 MANY, DEEP = 1000, 8
@@ -49,13 +53,15 @@ class PythonState:
     """Comparable marks of state.
 
     ``marks`` has a value for each place, which is equal as long as the state is. ``chains`` has the objects
-    that lead to each place, by id; ``also`` has further attributes that lead to an object.
+    that lead to each place, by id; ``also`` has further attributes that lead to an object;
+    ``shared_generators`` has the places of generators of torch to which several attributes lead.
     """
 
     def __init__(self) -> None:
         self.marks: dict[Key, Any] = {}
         self.chains: dict[Key, tuple[int, ...]] = {}
         self.also: dict[int, list[str]] = {}
+        self.shared_generators: list[Key] = []
         self._first: dict[int, Key] = {}
         self._alive: list[Any] = []  # the id of a freed object could be reused
 
@@ -69,9 +75,9 @@ class PythonState:
         return [*dict.fromkeys((key[0], *(n for i in chain for n in self.also.get(i, ()))))]
 
     def _walk(self, key: Key, value: Any, chain: tuple[int, ...]) -> None:
-        # a single value
+        # a single value that cannot change
         inner = parts(value) if len(chain) <= DEEP else None
-        if inner is None:
+        if inner is None and not isinstance(value, CHANGED_IN_PLACE):
             self.marks[key], self.chains[key] = mark(value), chain
             self._alive.append(value)
             return
@@ -80,13 +86,15 @@ class PythonState:
         if id(value) in self.also:
             self.also[id(value)].append(key[0])
             self.marks[key], self.chains[key] = self._first[id(value)], chain
+            if isinstance(value, torch.Generator):
+                self.shared_generators.append(self._first[id(value)])
             return
 
         # anything else: its kind, and then its parts
         self.also[id(value)], self._first[id(value)] = [], key
         self._alive.append(value)
-        self.marks[key], self.chains[key] = type(value), (*chain, id(value))
-        for way, part in inner:
+        self.marks[key], self.chains[key] = mark(value) if inner is None else type(value), (*chain, id(value))
+        for way, part in inner or ():
             self._walk((key[0], key[1] + way), part, (*chain, id(value)))
 
 
@@ -178,7 +186,7 @@ def mark(value: Any) -> Any:
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, torch.Generator) and value.device.type == "cpu":
-        return value.get_state().numpy().tobytes()
+        return generator_state(value)
 
     # the position of an iterator
     if isinstance(value, GeneratorType):
@@ -194,6 +202,12 @@ def mark(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return type(value), frozenset(v if isinstance(v, PLAIN) else id(v) for v in value)
     return value
+
+
+def generator_state(generator: torch.Generator) -> bytes:
+    """Return the state of a random stream on the CPU, unseen by a trace that records the model's code."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return generator.get_state().numpy().tobytes()
 
 
 def _reduced(value: Any) -> Any:
@@ -273,10 +287,11 @@ def counters(
     """Return the attributes in ``leaves`` that a forward changes.
 
     ``copies`` has those that changed in a leaf's copy. Raises ``RequestError`` for attributes outside of
-    ``leaves``, and for objects that several leaves share.
+    ``leaves``, and for objects that several leaves share. A generator of torch that several share is taken to
+    be drawn from, because its state does not advance on meta tensors.
     """
     out: dict[str, None] = {}
-    for key in (*changed(before, after), *copies):
+    for key in (*changed(before, after), *copies, *after.shared_generators):
         # all names of the object, and the leaves that contain them
         names = after.names(key) if key in after.marks else before.names(key)
         owners = {n: next((u for u in leaves if covers(u, n)), None) for n in names}
@@ -291,7 +306,8 @@ def counters(
             text = f"the forward changes {names[0]}, which is also {' and '.join(names[1:])}, in Python"
             cure = "give each its own, or hand on a tensor"
             raise RequestError((Problem("model", f"{text}: another stage would not see it; {cure}"),))
-        out |= dict.fromkeys(names)
+        if key not in after.shared_generators:
+            out |= dict.fromkeys(names)
     return [*out]
 
 

@@ -30,6 +30,7 @@ from launcher.parallel.dispatch.containers import (
     tensors,
 )
 from launcher.parallel.dispatch.modes import tree_leaves, tree_map_only
+from launcher.parallel.model_state.python_state import generator_state
 from launcher.parallel.trace.tensor_side_effects import STALE, TIE
 
 
@@ -309,7 +310,7 @@ class Capture(TorchFunctionMode):
 
     def _alike(self) -> None:
         """Refuse seeds, restored random states and hooks, not being torch functions: no stage has them."""
-        if stream() != self.stream:
+        if generator_state(torch.default_generator) != self.stream:
             text = "it seeds torch's random stream, or restores its state"
             raise self.refuse(f"{text}, which no stage would see")
         hooks = _saving()
@@ -369,7 +370,7 @@ class Capture(TorchFunctionMode):
             if call.kind == "call_module" or tensors(out) or wrote or acts or made:
                 self.note(call, out)
         finally:
-            self.eager, self.stream = False, stream()
+            self.eager, self.stream = False, generator_state(torch.default_generator)
         return out
 
     def _always(self, t: torch.Tensor) -> torch.Tensor | None:
@@ -515,12 +516,6 @@ class Capture(TorchFunctionMode):
         return node
 
 
-def stream() -> bytes:
-    """Return the state of torch's random stream on the CPU."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return torch.default_generator.get_state().numpy().tobytes()
-
-
 def _saving() -> Any:
     """Return the saved-tensor hooks; torch's own (checkpoint, save_on_cpu) restore the same values."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -561,7 +556,7 @@ def capturing(capture: Capture) -> Iterator[None]:
         for owner in {nn.Module, *(k for k in leaves if "__call__" in vars(k))}:
             patch(owner)
         with capture:
-            capture.stream, capture.hooks = stream(), _saving()
+            capture.stream, capture.hooks = generator_state(torch.default_generator), _saving()
             capture.modes_below = torch._C._len_torch_dispatch_stack()
             yield
     finally:

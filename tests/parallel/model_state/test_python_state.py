@@ -54,6 +54,22 @@ def test_what_only_its_module_sees_is_exact(net):
     assert_parity(own(f"python_state_nets.{net}", [6], stages=CUT, train__batch_size=4))
 
 
+def streams(kind, share):
+    model = {"_target_": "tests.parallel.python_state_nets.Streams", "kind": kind, "share": share}
+    return own("python_state_nets.Streams", [6], stages=CUT, train__batch_size=4, model=model)
+
+
+@pytest.mark.parametrize("kind", nets.STREAMS)
+def test_a_stream_of_a_module_goes_on_as_in_one_process(kind):
+    assert_parity(streams(kind, share=False), parts=2)
+
+
+@pytest.mark.parametrize("kind", nets.STREAMS)
+def test_a_stream_of_modules_of_two_stages_is_refused(kind):
+    with pytest.raises(RequestError, match=r"the forward changes b.stream, which is also head.stream, in Python"):
+        plan_job(streams(kind, share=True))
+
+
 def test_what_constructors_count_starts_anew_in_each_of_them():
     job = own("python_state_nets.ByNumber", [6], stages=CUT, train__batch_size=4)
     nets.Numbered.made = 0

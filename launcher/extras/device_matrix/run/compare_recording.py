@@ -14,8 +14,7 @@ from torch import Tensor, fx, nn
 
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.python_state import PythonState, changed, snapshot
-from launcher.parallel.trace.graph_recorder import stream
+from launcher.parallel.model_state.python_state import PythonState, changed, generator_state, snapshot
 
 
 class HiddenChanges(fx.Interpreter):
@@ -137,7 +136,7 @@ class ValueNumbers(Dispatch):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return ""
         self._draws += 1
-        return _digest(self._draws, stream())
+        return _digest(self._draws, generator_state(torch.default_generator))
 
     def _numbered(self, arg: Any) -> str:
         if isinstance(arg, Tensor):
@@ -215,7 +214,7 @@ def _counts(before: PythonState, after: PythonState) -> list[str]:
 def _streams() -> tuple[Any, ...]:
     """Return the states of the random streams; on meta nothing is drawn from torch's."""
     kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, bytes(np.asarray(keys)), *rest, stream()
+    return random.getstate(), kind, bytes(np.asarray(keys)), *rest, generator_state(torch.default_generator)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
