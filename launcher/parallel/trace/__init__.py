@@ -3,7 +3,6 @@
 __all__ = [
     "clock_and_host_reads",
     "code_between_modules",
-    "graph_recorder",
     "identity_of_inputs",
     "mixing_samples",
     "model_facts",
