@@ -19,7 +19,7 @@ from launcher.job import overrides as override_words
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures.paste import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
-from launcher.job.hydra_compose import COMPLETE, CONFIG, Composed, hydrate
+from launcher.job.hydra_compose import COMPLETE, CONFIG, GROUP, Composed, hydrate
 from launcher.job.merge import CHOSEN, expansion, keys, plain, put, replaced, words_first
 from launcher.job.origins import COMMAND_LINE, Origin, Origins, gather, of_files
 from launcher.job.overrides import LISTS, Override, paste, read, shell, written
@@ -225,6 +225,9 @@ def _name(option: Any) -> str:
 
 
 def _misspelt(o: Override, bad: str, options: Sequence[str]) -> Problem:
+    if o.key == GROUP and Path(f"{bad}.yaml").is_file():
+        text = f"no recipe of ours is called {bad!r}; a file is named with its suffix"
+        return Problem(o.key, text, paste(GROUP, f"{bad}.yaml"))
     problem = no_option(o.key, bad, options)
     if o.key in LISTS and set(bad.split(",")) <= set(options):
         return Problem(o.key, f"{bad!r} is one word; a list is [a,b]", paste(o.key, bad.split(",")))

@@ -347,3 +347,13 @@ def test_a_secret_that_is_hidden_in_the_request_of_a_run_is_set_again(
         ("checkpoint.encrypt", "***: this value is hidden in the file of a run; set it again")
     ]
     assert compose(["recipe=config.yaml", f"checkpoint.encrypt={key}"]).job.checkpoint.encrypt == key
+
+
+def test_a_recipe_of_the_current_folder_without_its_suffix_is_answered_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("defaults: [lm_single, _self_]\n")
+    with pytest.raises(RequestError) as raised:
+        compose(["recipe=mine"])
+    [problem] = raised.value.problems
+    assert problem.cure == "recipe=mine.yaml"
+    assert compose([problem.cure]).job.name == "mine"
