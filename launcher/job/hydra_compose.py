@@ -67,7 +67,7 @@ class RecipeSource(ConfigSource):
             raise ConfigLoadError(f"Recipe not found: {config_path}")
         check(path)
         return ConfigResult(
-            config=_loaded(path, ConfigFiles().groups()),
+            config=_loaded(path, [g for g in ConfigFiles().groups() if g != GROUP]),
             path=self.full_path(),
             provider=self.provider,
             header={"package": "_global_"},  # a recipe configures a complete run, whatever its folder

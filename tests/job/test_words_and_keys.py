@@ -254,6 +254,8 @@ def test_the_command_line_and_a_recipe_above_replace_the_option_of_a_word(tmp_pa
 
 def test_a_word_in_the_request_of_a_run_chooses_an_option(tmp_path: Path) -> None:
     mine = tmp_path / "config.yaml"
-    made = request("recipe=lm_single").job.model_dump(mode="json", by_alias=True)
-    mine.write_text(yaml.safe_dump(made | {"optim": "lion"}))
-    assert value(request(f"recipe={mine}"), "optim.name") == "lion"
+    before = request("recipe=lm_single", "optim=lion", "train.steps=7").job
+    mine.write_text(yaml.safe_dump(before.model_dump(mode="json", by_alias=True) | {"optim": "lion"}))
+    made = request(f"recipe={mine}").job
+    assert made.train == before.train
+    assert made.optim.name == "lion"
