@@ -62,6 +62,16 @@ REFUSED = {
             "parallel.hsdp=null)"
         ),
     ),
+    "SavesInside": (
+        SHARDED,
+        "model: b: its forward calls state_dict() or load_state_dict(), and FSDP2 reshards the weights; use "
+        "named_parameters(), or shard nothing (try: parallel.hsdp=null)",
+    ),
+    "Conditional": (
+        ONE,
+        "model: the forward of Conditional cannot be planned in b (Linear): it calls torch's cond, which torch traces "
+        "with tensors of its own kind, and a plan has tensors without values; write it in Python, or use torch.where",
+    ),
     "Grows": (
         {},
         "model: the forward makes the buffer b.seen float64 (1, 6), and checkpoints would expect float64 (0, 6); "
@@ -122,7 +132,7 @@ def test_native_code_between_modules_is_refused_however_often_it_has_run(calls):
         plan_job(asked("Scripted", {}))
 
 
-@pytest.mark.parametrize("net", ["Yields", "HookNotes", "Averages", "Remembers", "GrowsAside"])
+@pytest.mark.parametrize("net", ["SavesInside", "Yields", "HookNotes", "Averages", "Remembers", "GrowsAside"])
 def test_where_nobody_shares_it_it_is_exact(net):
     assert_parity(own(f"unusual_nets.{net}", [6], stages=CUT, train__batch_size=4), parts=2)
 

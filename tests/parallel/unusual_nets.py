@@ -70,6 +70,30 @@ class Yields(Net):
         return self.head(sum(self.b(self.a(x))))
 
 
+class _Saves(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.state_dict()["weight"].sum()
+
+
+class SavesInside(Net):
+    """A module asks for its state dict in its forward."""
+
+    def more(self) -> None:
+        self.b = _Saves()
+
+
+class Conditional(Net):
+    """torch.cond chooses between two functions of a module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h = torch.cond(h.sum() > 0, lambda t: self.b(t).sin(), lambda t: self.b(t).cos(), (h,))
+        return self.head(h)
+
+
 class _Buffers(nn.Linear):
     def __init__(self, persistent: bool = True, start: Tensor | None = None) -> None:
         super().__init__(6, 6)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -359,6 +360,12 @@ def refusing(
             text = f"{text}: {why if cuttable else line}; {MASKED if why == FLEX and cuttable else CURE}"
             raise RequestError((Problem(STAGES, text),)) from first
 
+        # an operator that torch traces itself
+        operator = _higher_order(first)
+        if operator:
+            text = f"the forward of {name} cannot be planned{inner}: it calls torch's {operator}, {TRACES}"
+            raise RequestError((Problem("model", text),)) from first
+
         # the forward itself fails
         shapes = ", ".join(f"{tuple(x.shape)} {spec(x).dtype}" for x in inputs)
         cure = DTYPES if "dtype" in line or "scalar type" in line else ""
@@ -372,6 +379,23 @@ FLEX = (
 )
 MASKED = "use torch.nn.functional.scaled_dot_product_attention, with a mask"
 SPARSE = "it computes with sparse tensors, which torch cannot do without values"
+
+
+TRACES = (
+    "which torch traces with tensors of its own kind, and a plan has tensors without values; write it in "
+    "Python, or use torch.where"
+)
+
+
+def _higher_order(error: BaseException) -> str:
+    """Return the operator of torch that takes functions, such as ``cond``, in which ``error`` was raised."""
+    frame = error.__traceback__
+    while frame is not None:
+        file = Path(frame.tb_frame.f_code.co_filename)
+        if file.parent.name == "_higher_order_ops" and file.parent.parent.name == "torch":
+            return file.stem
+        frame = frame.tb_next
+    return ""
 
 
 def failing(model: nn.Module, error: BaseException) -> str:

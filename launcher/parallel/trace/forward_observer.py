@@ -103,6 +103,7 @@ class ForwardObserver(TorchFunctionMode):
         scopes: for each used parameter, the deepest module around it that was running at every use. A weight
             that is used while its own module is not running must be gathered by one that is.
         grads: modules that read a gradient.
+        state_dicts: modules that call ``state_dict`` or ``load_state_dict``.
         borrowed: modules that use a tensor of others, which is not passed to them, and its name.
         calls: how often each module ran.
         runs: each call of a unit.
@@ -175,6 +176,7 @@ class ForwardObserver(TorchFunctionMode):
         self._real = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
+        self.state_dicts: dict[str, None] = {}
         self.borrowed: dict[tuple[str, str], None] = {}
         self.world: dict[tuple[str, str], None] = {}
         self.global_draws = False
@@ -430,6 +432,27 @@ def _moving() -> bool:
 
 
 @contextmanager
+def _state_dict_calls(report: Callable[[], None]) -> Iterator[None]:
+    """Call ``report`` each time that a module is asked for its state, or is given one."""
+    plain = {name: vars(nn.Module)[name] for name in ("state_dict", "load_state_dict")}
+
+    def patched(method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            report()
+            return method(*args, **kwargs)
+
+        return called
+
+    for name, method in plain.items():
+        setattr(nn.Module, name, patched(method))
+    try:
+        yield
+    finally:
+        for name, method in plain.items():
+            setattr(nn.Module, name, method)
+
+
+@contextmanager
 def watching(
     model: nn.Module, units: Iterable[str], saved: Callable[[], int], inputs: Iterable[torch.Tensor] = ()
 ) -> Iterator[ForwardObserver]:
@@ -460,7 +483,8 @@ def watching(
     try:
         known = watch.values if watch.values.batches else nullcontext()
         record = lambda query: watch.world.setdefault((watch.running, query))  # noqa: E731
-        with world_reads(record), watch, known, watch.effects:
+        asked = lambda: watch.state_dicts.setdefault(watch.running)  # noqa: E731
+        with world_reads(record), _state_dict_calls(asked), watch, known, watch.effects:
             yield watch
         watch.effects.settle()
         watch.global_draws = streams_now() != streams

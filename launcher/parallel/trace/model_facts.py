@@ -389,6 +389,7 @@ def _effects(watch: ForwardObserver, output: Any, meter: Meter) -> Effects:
         reads=tuple(watch.effects.reads),
         foreign=tuple(watch.effects.foreign),
         grads=tuple(watch.grads),
+        state_dicts=tuple(watch.state_dicts),
         borrowed=tuple(watch.borrowed),
         hooks=tuple(watch.hooks),
         mixed=tuple(watch.effects.mixed),

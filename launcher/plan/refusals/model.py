@@ -531,6 +531,12 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
             text = f"{listed(affected)}{why}; {way_out}, or shard nothing"
             yield Problem(KEY, text, "parallel.hsdp=null")
 
+    # FSDP2 reshards the weights of a module that is asked for its state, also while it runs
+    if at.sharded and graph.effects.state_dicts:
+        who = listed([m or "the model" for m in graph.effects.state_dicts])
+        text = f"{who}: its forward calls state_dict() or load_state_dict(), and FSDP2 reshards the weights"
+        yield Problem(KEY, f"{text}; use named_parameters(), or shard nothing", "parallel.hsdp=null")
+
     # level3 gathers weights again in the backward: after tensor hooks have run, and only a module's own
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
         affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
