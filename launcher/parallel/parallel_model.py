@@ -128,6 +128,24 @@ class ParallelModel:
     def _names(self) -> frozenset[str]:
         return frozenset(p.name for p in self.plan.params)
 
+    def toggled(self) -> list[str]:
+        """Return the parameters whose ``requires_grad`` a forward has set where ranks cannot follow.
+
+        FSDP2 computes with a gathered tensor, not with the one that is trained; in a pipeline forwards come
+        before the backward of earlier micro batches.
+        """
+        lost = set().union(*(order.toggled for order in self.orders))
+        staged = len(self.plan.stages) > 1
+        return [
+            placed.name
+            for placed, t in self._parameters
+            if id(t) in lost or (staged and t.requires_grad != placed.trainable)
+        ]
+
+    @cached_property
+    def _parameters(self) -> list[tuple[Placed, torch.Tensor]]:
+        return [(placed, t) for placed, t in self.named() if not placed.buffer]
+
     def param_groups(self) -> list[tuple[ParamGroup, list[tuple[str, nn.Parameter]]]]:
         """Return the trainable parameters by the plan's groups, without those that are empty on this rank."""
         at = {name: i for i, group in enumerate(self.plan.param_groups) for name in group.names}

@@ -62,6 +62,7 @@ class GatherOrder:
         self.rows = {i: g for i, g in enumerate(plan.groups) if g.stage == part.stage.index and plan.hsdp}
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
         self.present: set[int] = set()
+        self.toggled: set[int] = set()
         self.see: Callable[[list[torch.Tensor], list[torch.Tensor]], None] | None = None
         self.before_use: Callable[[int], None] | None = None
 
@@ -80,6 +81,7 @@ class GatherOrder:
 
         for i, group in self.groups.items():
             group.pre_forward = partial(self._enter, i, group.pre_forward)
+            group.post_forward = partial(self._leave, i, group.post_forward)
             group.pre_backward = partial(self._gather, i, group.pre_backward)
             group.post_backward = partial(self._reduce, i, group.post_backward)
 
@@ -144,6 +146,17 @@ class GatherOrder:
         elif not self._take(i, "forward") and not group.is_unsharded:
             raise self._out_of_order(i, "is called")
         return enter(*args)
+
+    def _leave(self, i: int, leave: Any, *args: Any) -> Any:
+        """Run after a module of group ``i`` is called.
+
+        It may have set whether a gathered weight requires a gradient, which the next gather undoes.
+        """
+        for p in self.groups[i].fsdp_params:
+            gathered = getattr(p, "_unsharded_param", p.sharded_param)
+            if gathered.requires_grad != p.sharded_param.requires_grad:
+                self.toggled.add(id(p.sharded_param))
+        return leave(*args)
 
     def _gather(self, i: int, gather: Any, *args: Any) -> None:
         """Run before backward passes group ``i``.

@@ -166,7 +166,7 @@ class ForwardObserver(TorchFunctionMode):
         self.lazy: set[str] = set()
         self.strided: set[str] = set()
         self.gapped: set[str] = set()
-        self.toggles: dict[str, None] = {}
+        self.toggles: dict[tuple[str, str], None] = {}
         self.hooks: dict[str, None] = {}
         self.swapped: set[str] = set()
         self.counted: list[Key] = []
@@ -348,7 +348,8 @@ class ForwardObserver(TorchFunctionMode):
             self.strided |= asking
             self.gapped |= asking if not dims_of(args[0]) else set()
         if func in TOGGLES and isinstance(args[0], nn.Parameter):
-            self.toggles |= dict.fromkeys(self._names.get(id(args[0]), ()))
+            names = self._names.get(id(args[0]), ())
+            self.toggles |= dict.fromkeys((name, self._running[-1]) for name in names)
         if func in REGISTER and uses_weights(args[1] if len(args) > 1 else kwargs.get("hook")):
             self.hooks[self._running[-1]] = None
         if func in GRADIENTS:

@@ -537,6 +537,18 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         text = f"{who}: its forward calls state_dict() or load_state_dict(), and FSDP2 reshards the weights"
         yield Problem(KEY, f"{text}; use named_parameters(), or shard nothing", "parallel.hsdp=null")
 
+    # a gathered weight forgets it, and in a pipeline later forwards come before the backward of earlier ones
+    if graph.toggles and (at.sharded or len(at.stages) > 1):
+        name, module = graph.toggles[0]
+        why = (
+            "FSDP2 gathers another tensor"
+            if at.sharded
+            else "a pipeline runs forwards before earlier backwards"
+        )
+        text = f"the forward of {module or 'the model'} sets whether {name} requires a gradient, and {why}"
+        cure = "" if len(at.stages) > 1 else "parallel.hsdp=null"
+        yield Problem(KEY, f"{text}; freeze it in the constructor, or detach() its output", cure)
+
     # level3 gathers weights again in the backward: after tensor hooks have run, and only a module's own
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
         affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]

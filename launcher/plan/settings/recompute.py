@@ -185,7 +185,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
             yield f"each of its forwards changes {changed[0]}"
         if module in b.unlike:
             yield "a second forward of it kept other tensors than the first"
-    for name in graph.toggles:
+    for name, _ in graph.toggles:
         if here(owner(name)):
             yield f"the forward changes whether {name} requires a gradient"
 

@@ -302,8 +302,9 @@ class Graph:
     mode. ``fills``: modules that change a list or dictionary that is passed to them. ``lazy``: modules that
     return a generator. ``strided``: modules that ask how an argument lies in memory, where it is not
     contiguous; ``gapped``: those of them whose argument has gaps, too.
-    ``toggles``: parameters whose ``requires_grad`` the forward sets. ``swapped``: modules
-    that are called with other parameters than their own. ``detached``: the output requires no gradient.
+    ``toggles``: parameters whose ``requires_grad`` the forward sets, each with the module that does.
+    ``swapped``: modules that are called with other parameters than their own. ``detached``: the output
+    requires no gradient.
     """
 
     nodes: tuple[Node, ...]
@@ -323,7 +324,7 @@ class Graph:
     lazy: tuple[str, ...] = ()
     strided: tuple[str, ...] = ()
     gapped: tuple[str, ...] = ()
-    toggles: tuple[str, ...] = ()
+    toggles: tuple[tuple[str, str], ...] = ()
     swapped: tuple[str, ...] = ()
     detached: bool = False
 

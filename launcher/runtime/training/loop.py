@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from launcher.errors import RunError
 from launcher.objective.metrics import values
+from launcher.plan.values.module_names import listed
 from launcher.runtime.faults import Preempted
 from launcher.runtime.training import monitored_metrics, save, throughput
 from launcher.runtime.training.monitored_metrics import Watched
@@ -210,6 +211,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     batch = s.feed.batch(s.step)
     s.optimizer.zero_grad(set_to_none=True)
     share = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor, measuring)
+    _check_trainable(s)
 
     # one all-reduce for the loss, the norm, requests to stop, and metrics
     share, square = s.norm.squared_beside(share)
@@ -247,6 +249,17 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     s.optimizer.step()
     s.scaling.went_well()
     return loss, norm
+
+
+def _check_trainable(s: Session) -> None:
+    """Raises ``RunError`` if a forward of this step has changed what is trained."""
+    toggled = s.model.toggled()
+    if toggled:
+        text = (
+            f"the forward set whether {listed(toggled)} requires a gradient; shards and stages cannot follow"
+        )
+        cure = "freeze it in the constructor, detach() its output, or train on one rank"
+        raise RunError(f"step {s.step + 1}: {text}. The weights were not touched: {cure}")
 
 
 def _pairs(sums: list[float]) -> list[tuple[float, float]]:
