@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError
+from launcher.job.schema.paths import local
 
 PROJECT = Path(__file__).parent / "project"
 
@@ -20,7 +21,10 @@ def carry_out(words: Sequence[str]) -> int:
     name, *rest = words
     if len(rest) != 1 or not rest[0] or rest[0].startswith("-"):
         raise _folder_error(f"{name}: takes one folder, as launcher {name} my_project", words)
-    folder = Path(rest[0])
+    try:
+        folder = Path(local(rest[0]))
+    except ValueError as error:
+        raise _folder_error(f"{rest[0]}: {error}", words) from error
     try:
         if any(p.is_file() for p in (folder, *folder.parents)):
             raise _folder_error(

@@ -12,6 +12,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.extras.starter import new_project
+from launcher.job.schema.paths import local
 from tests.pages import shell
 from tests.run.launching import losses, status
 
@@ -129,6 +130,17 @@ def test_a_file_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_it_takes_one_folder(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with chdir(tmp_path):
         assert refusal(capsys, *words) == "init: takes one folder, as launcher init my_project\n"
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("folder", ["s3://bucket/mine", "file:///tmp/mine", "~/mine"])
+def test_what_no_setting_takes_as_a_path_is_no_folder(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match=r"path|word") as why:
+        local(folder)
+    with chdir(tmp_path):
+        assert refusal(capsys, folder) == f"{folder}: {why.value}\n"
     assert names(tmp_path) == []
 
 
