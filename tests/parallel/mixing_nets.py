@@ -68,6 +68,7 @@ class Net(nn.Module):
         self.gate = nn.Linear(6, 2)
         self.calls, self.state = 0, {"calls": 0}
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("seen", torch.zeros(6))
         self.share = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,6 +111,10 @@ class Net(nn.Module):
             return x * min(1.0, self.calls / 1000)
         if self.kind == "clock":
             return x * next(TICKS)
+        if self.kind == "renormalized":
+            mean, seen = x.mean(0), self.seen
+            self.seen = seen.lerp(mean.detach(), 0.1)
+            return x - mean + (mean.detach() - seen).clamp(-0.5, 0.5)
         if self.kind == "mean and dropout":
             return self.drop(x - x.mean(0))
         if self.kind in ("capacity", "experts"):

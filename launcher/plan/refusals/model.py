@@ -252,8 +252,13 @@ def _mixes(graph: Graph) -> bool:
 
     A model that remembers batches does not count: what it changes is checked instead.
     """
-    remembers = any(c.by_data and c.read for c in graph.effects.changes)
-    return bool(graph.effects.mixing) and not remembers and not any(k.by_data for k in graph.effects.kept)
+    return bool(graph.effects.mixing) and not _remembered(graph)
+
+
+def _remembered(graph: Graph) -> list[str]:
+    """Returns what the forward changes by its samples, and reads."""
+    changes = [c.name for c in graph.effects.changes if c.by_data and c.read]
+    return changes + [k.name for k in graph.effects.kept if k.by_data]
 
 
 def _cuts_batch(sizes: Sizes) -> bool:
@@ -291,6 +296,10 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
         text = "whether its samples depend on one another, as in a contrastive loss"
         other = "if they do, another number of data-parallel ranks or micro batches gives other results"
         out.append(Note(KEY, f"{numbers} is too large to test {text}; {other}"))
+    if (remembered := _remembered(graph)) and _cuts_batch(sizes):
+        by = f"by the {many(sizes.micro_batch, 'sample')} of a micro batch, and reads what it has changed"
+        other = "another number of micro batches gives other results"
+        out.append(Note(KEY, f"the forward changes {listed(remembered)} {by}: {other}"))
     if skeleton.traits.batch_norms and _cuts_batch(sizes):
         text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
         names = listed(skeleton.traits.batch_norms)

@@ -132,6 +132,23 @@ def test_other_models_are_planned(kind, cut):
     assert notes(net(kind, CUTS[cut])) == []
 
 
+@pytest.mark.parametrize(("parallel", "samples"), [({}, None), ({"pipeline": {"micro_batch_num": 2}}, 6)])
+@pytest.mark.parametrize(
+    ("name", "kind", "kept"),
+    [("mixing_nets", "renormalized", "seen"), ("remembering_nets", "mean", "middle.kept")],
+    ids=["in a buffer", "in Python"],
+)
+def test_what_remembers_micro_batches_is_planned_and_the_plan_says_so(name, kind, kept, parallel, samples):
+    """As a plain loop that adds up the gradients of micro batches."""
+    model = {"_target_": f"tests.parallel.{name}.Net", "kind": kind}
+    text = (
+        f"the forward changes {kept} by the {samples} samples of a micro batch, and reads what it has changed: another "
+        "number of micro batches gives other results"
+    )
+    job = own(f"{name}.Net", [6], stages=1, model=model, parallel=parallel)
+    assert notes(job) == ([text] if samples else [])
+
+
 @pytest.mark.parametrize(
     ("cut", "samples"), [({}, None), *((cut, 6) for cut in CUTS.values())], ids=["in one piece", *CUTS]
 )
