@@ -27,13 +27,15 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
     """Return the attributes and buffers of ``model`` that the backward of a call of its ``leaf`` changes.
 
     Forward and backward run on meta tensors. A hook may change attributes of other modules. Returns nothing
-    for a hook that reads values.
+    for a hook that reads values. What a backward leaves in the files of the model and in containers is put
+    back: a later check that runs forwards before and after a backward would find it everywhere.
     """
     if not any(map(_hooks, leaf.modules())):
         return []
 
     # a hook may raise anything for meta tensors
-    with suppress(Exception), default_dtype(torch.float32), torch.device("meta"):
+    left = put_back(files_of(model)), contents_put_back(model)
+    with suppress(Exception), default_dtype(torch.float32), torch.device("meta"), left[0], left[1]:
         # a call
         args, kwargs = mapped((args, kwargs), _fresh)
         made = tree_leaves(leaf(*args, **kwargs))

@@ -39,7 +39,7 @@ def test_a_backward_that_uses_what_the_last_forward_left_is_refused(how):
     assert USES in str(refused.value) or "which differs in each process" in str(refused.value)
 
 
-@pytest.mark.parametrize("how", ["leaves", "parameter"])
+@pytest.mark.parametrize("how", ["leaves", "parameter", "leaves in a class"])
 def test_a_backward_that_leaves_something_for_the_next_forward_is_refused(how):
     with pytest.raises(RequestError) as refused:
         plan_job(net(how, 2))
