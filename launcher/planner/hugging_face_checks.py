@@ -206,7 +206,7 @@ def _misfit(model: HuggingFace, differences: Sequence[str]) -> Iterator[Problem]
     reads = f"; {olds} reads them" if None not in was.values() else ""
     values = ", ".join(f"{k}={_json(model.config[k])}" for k in changed)
     if changed == [TIED]:
-        text = f"false: the head of {model.path} is its embedding, which has no weights for another one"
+        text = f"false: the head of {model.path} is its embedding, and {differences[0]}"
         text = (
             f"{text}{reads}; to train a head of its own, save the folder with a copy of the embedding as head"
         )

@@ -256,8 +256,8 @@ def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
         (
             {},
             {"tie_word_embeddings": False},
-            "model.config.tie_word_embeddings: false: the head of {at} is its embedding, which has no weights for "
-            "another one; model.config.tie_word_embeddings=true reads them; to train a head of its own, save the "
+            "model.config.tie_word_embeddings: false: the head of {at} is its embedding, and it has no weights for the "
+            "model's {last}; model.config.tie_word_embeddings=true reads them; to train a head of its own, save the "
             "folder with a copy of the embedding as head",
         ),
         (
