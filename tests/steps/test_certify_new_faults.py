@@ -182,7 +182,7 @@ def mean_of_means(patch: Patch) -> None:
     """Each rank divides by the targets of its own batch."""
 
     def wrong(self: Any, targets: Any) -> None:
-        self._whole = torch.zeros((), dtype=torch.float64) if targets is None else self._loss.count(targets) * 2
+        self._total = torch.zeros((), dtype=torch.float64) if targets is None else self._loss.count(targets) * 2
 
     patch.setattr(pipeline._Count, "start", wrong)
 
