@@ -11,8 +11,11 @@ from pathlib import Path
 from types import FrameType
 
 
-class TooLong(Exception):
-    """The block ran longer than its time limit."""
+class TooLong(BaseException):
+    """The block ran longer than its time limit.
+
+    No ``Exception``: jinja2 passes over any that comes while it computes what is constant in a template.
+    """
 
 
 @contextmanager

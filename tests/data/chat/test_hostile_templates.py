@@ -46,6 +46,13 @@ def test_one_that_is_nested_too_deeply_is_no_template(source):
         ChatTemplate(source, {}).compile()
 
 
+def test_what_is_computed_while_it_is_compiled_ends_too():
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="no template: more than 2 s"):
+        ChatTemplate("{{ [1] | slice(1000000000) | list | length }}", {}).compile()
+    assert time.monotonic() - began < 60  # 2 s of an idle machine
+
+
 def test_small_products_are_fine():
     assert (
         ChatTemplate("{{ '-' * 20 }}{{ 2 ** 10 }}{{ 0.5 * 4 }}", {})._rendered(SAID, SAID.messages)
