@@ -15,7 +15,7 @@ from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest, Depth, depth
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures.keeps_meaning import kept, settings
-from launcher.job.cures.paste import pasted, swept, whole_override
+from launcher.job.cures.paste import pasted, swept, whole_override, with_placeholder
 from launcher.job.cures.validation_errors import MORE, counted, placeholder
 from launcher.job.cures.validation_errors import SHOWN as SHOWN_KEYS
 from launcher.job.origins import Origins
@@ -218,7 +218,7 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
     if word is None and origin is not None and not origin.typed:
         word = f"~{problem.key}"
     cure = shlex.quote(word) if word else ""
-    return pasted(words, replace(problem, cure=cure), origins)
+    return with_placeholder(words, replace(problem, cure=cure), origins)
 
 
 def _holding(

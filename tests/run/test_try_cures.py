@@ -102,3 +102,18 @@ def test_a_step_without_weights_to_work_on_gets_the_steps_that_make_them(asked: 
 def test_what_a_missing_recipe_chooses_is_not_called_wrong(tmp_path: Path) -> None:
     words = ("recipe=gone.yaml", f"data.path={tmp_path}", "train.stepz=3")
     assert [p.key for p in refused(words).problems] == ["recipe", "train.stepz"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        ("model.lora={rank:2,modules:[q]}", ["alpha"]),
+        ("model.lora={rank:no,modules:[q]}", ["alpha", "rank"]),
+        ("model.lora={rank:2,alpha:4,modules:[q_proj]}", ["modules"]),
+        ("model.lora={rank:2}", ["alpha", "modules"]),
+    ],
+)
+def test_what_a_group_of_keys_has_beside_the_wrong_one_is_not_said_to_be_missing(typed: str, keys: list[str]) -> None:
+    """A stand-in for the wrong key took the place of all that was typed."""
+    error = refused((*BASE, "model=lm_tiny", "model.vocab_size=64", typed))
+    assert sorted(p.key for p in error.problems) == [f"model.lora.{key}" for key in keys]

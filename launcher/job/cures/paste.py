@@ -25,6 +25,16 @@ def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[st
     return (*words[:start], *new, *words[start + taken :])
 
 
+def with_placeholder(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[str, ...]:
+    """As ``pasted``, but a word that sets a group of keys stays in front of the cure, for its other keys."""
+    start, taken = _place(words, problem, origins)
+    if not problem.cure or start is None or taken != 1 or not parsable(words[start]):
+        return pasted(words, problem, origins)
+    if problem.key.startswith(f"{parse(words[start]).key_or_group}."):
+        problem = replace(problem, cure=f"{shell(words[start])} {problem.cure}")
+    return pasted(words, problem, origins)
+
+
 def _place(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[int | None, int]:
     """The index of the first of the words that caused the problem, and their number.
 
