@@ -9,13 +9,13 @@ from shlex import quote
 
 from launcher.data import file_kinds, text_tokenizer
 from launcher.data.file_kinds import file as nearby
+from launcher.data.prepare.corpus_formats import TEXT_HEAD, not_text
 from launcher.data.text_files import split, where
 from launcher.errors import Problem
 from launcher.job.schema.data import Text
 from launcher.untrusted.files import irregular, opened, read_bytes
 from launcher.untrusted.hub import download_hint
 
-LOOKED = 64 << 10  # bytes checked at the start of a file; a NUL among them means that it is not text
 LONGEST = 1 << 30  # bytes of a text that is read whole; its tokens take four times as much
 
 
@@ -23,7 +23,7 @@ def check_text(settings: Text) -> Iterator[Problem]:
     file = where(settings)
     try:
         with opened(file) as stream:
-            start = stream.read(LOOKED)
+            start = stream.read(TEXT_HEAD)
     except OSError as error:
         text = f"{file}: {error.strerror}{download_hint(file, 'dataset')}"
         yield Problem("data.path", text, _meant("data.path", str(file)))
@@ -60,10 +60,8 @@ def _no_text(file: Path, start: bytes) -> Problem | None:
         if kind is not None:
             text = f"{kind.kind} by its {how}, but data=text reads plain text"
             return Problem("data.path", f"{file}: {text}; {kind.way.format(file)}")
-    at = start.find(0)
-    if at < 0:
+    if (text := not_text(start)) is None:
         return None
-    text = f"byte {at} is NUL, so it is not plain text: write the text to a UTF-8 file first"
     return Problem("data.path", f"{file}: {text}; data=tokens reads tokens that were prepared")
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from launcher.data.file_kinds import BadFile, by_start
 from launcher.data.tokens.corpus import files_of
@@ -24,6 +24,7 @@ FORMS: dict[str, Form] = {
 }  # fmt: skip
 PACKINGS = {".gz": "gzip", ".zst": "Zstandard"}
 LINES = ("text", "jsonl")
+TEXT_HEAD = 64 << 10  # bytes at the start of a plain text; a NUL among them means that it is not text
 SUFFIXES = (*FORMS, *(f + p for f, form in FORMS.items() if form in LINES for p in PACKINGS))
 READ = (
     ".txt, .text, .jsonl, .ndjson, .json (one object per line), each also with .gz or .zst, .parquet, .arrow"
@@ -79,13 +80,60 @@ def unpacked(file: CorpusFile) -> Iterator[BinaryIO]:
             with gzip.GzipFile(fileobj=stream) as plain:
                 yield cast(BinaryIO, plain)
         elif file.packing == ".zst":
-            import zstandard
-
-            reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-            with io.BufferedReader(cast(io.RawIOBase, reader)) as plain:
+            with io.BufferedReader(_ZstandardFrames(stream)) as plain:
                 yield cast(BinaryIO, plain)
         else:
             yield stream
+
+
+class _ZstandardFrames(io.RawIOBase):
+    """The uncompressed bytes of a file's frames. Reading raises ``EOFError`` if the last frame is cut short.
+
+    ``zstandard``'s own ``stream_reader`` ends there as if the file were complete.
+    """
+
+    _READ = 1 << 10  # compressed bytes at once: four of them may become 128 KB
+
+    def __init__(self, stream: BinaryIO) -> None:
+        import zstandard
+
+        super().__init__()
+        self._stream = stream
+        self._frames = zstandard.ZstdDecompressor()
+        self._frame: Any = None  # None between two frames
+        self._packed = self._plain = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._plain:
+            packed = self._packed or self._stream.read(self._READ)
+            if not packed and self._frame is not None:
+                raise EOFError("the file ends inside a Zstandard frame: it is cut short")
+            if not packed:
+                return 0
+
+            if self._frame is None:
+                self._frame = self._frames.decompressobj()
+            self._plain, self._packed = self._frame.decompress(packed), b""
+            if self._frame.eof:
+                self._frame, self._packed = None, self._frame.unused_data
+
+        size = min(len(buffer), len(self._plain))
+        buffer[:size], self._plain = self._plain[:size], self._plain[size:]
+        return size
+
+
+def not_text(head: bytes) -> str | None:
+    """Says why a file that starts with ``head`` is not plain text, or returns ``None``.
+
+    A text in UTF-16 whose characters are all ASCII is valid UTF-8, with a NUL beside each character.
+    """
+    at = head[:TEXT_HEAD].find(0)
+    if at < 0:
+        return None
+    return f"byte {at} is NUL, so it is not plain text: write the text to a UTF-8 file first"
 
 
 def packing_errors() -> tuple[type[Exception], ...]:

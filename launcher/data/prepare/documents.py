@@ -231,11 +231,11 @@ def _of_text(data: bytes) -> Documents:
     return Documents(["".join(good)], bad)
 
 
-def _decoded(line: bytes) -> str | _No:
+def _decoded(line: bytes, name: str = "line") -> str | _No:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        return _No(f"byte {error.start} of the line is not UTF-8")
+        return _No(f"byte {error.start} of the {name} is not UTF-8")
 
 
 def _of_line(line: bytes, _: str) -> str | _No:
@@ -274,6 +274,8 @@ _NAMES = {
 
 
 def _of_value(value: Any, prefix: str = "") -> str | _No:
+    if isinstance(value, bytes):
+        return _decoded(value, "text")
     if not isinstance(value, str):
         return _No(f"{prefix}{_NAMES.get(type(value), 'null')}, not text")
     try:

@@ -17,7 +17,15 @@ from launcher.data.file_kinds import BadFile
 from launcher.data.prepare import lock, shards
 from launcher.data.prepare.child_processes import Encoded, cores, encode, encoders
 from launcher.data.prepare.corpus_digest import VERSION, TextCorpus, settings_digest
-from launcher.data.prepare.corpus_formats import CorpusFile, corpus_file, named, packing_errors, unpacked
+from launcher.data.prepare.corpus_formats import (
+    TEXT_HEAD,
+    CorpusFile,
+    corpus_file,
+    named,
+    not_text,
+    packing_errors,
+    unpacked,
+)
 from launcher.data.prepare.documents import Bad, TextBlock, documents, keys_of_text
 from launcher.data.prepare.encode import Recipe
 from launcher.data.prepare.progress import Progress, ProgressReporter
@@ -214,6 +222,8 @@ def _of_fields(settings: Prepare, file: CorpusFile, key: str) -> Iterator[Proble
             yield from _of_columns(file, settings.field, key)
         elif file.form == "jsonl" and settings.on_bad == "error":
             yield from _of_first_lines(file, settings.field, key)
+        elif file.form == "text":
+            yield from _of_text(file, key)
     except BadFile as error:
         yield Problem(f"{key}.src", f"{file.path}: {error}")
     except packing_errors() as error:
@@ -244,6 +254,13 @@ def _of_first_lines(file: CorpusFile, field: str, key: str) -> Iterator[Problem]
         bad = read.bad[0]
         cure = f"{key}.on_bad=skip" if read.texts else _only_field(keys_of_text(head[:end]), key)
         yield Problem(f"{key}.src", f"{file.path}:{bad.row + 1}: {bad.why}", cure)
+
+
+def _of_text(file: CorpusFile, key: str) -> Iterator[Problem]:
+    with unpacked(file) as stream:
+        head = stream.read(TEXT_HEAD)
+    if reason := not_text(head):
+        yield Problem(f"{key}.src", f"{file.path}: {reason}")
 
 
 def _of_tokenizer(settings: Prepare, key: str) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,9 +22,17 @@ def check_column(file: CorpusFile, field: str) -> None:
     schema = _schema(file)
     if field not in schema.names:
         raise BadFile(f"no column {field!r} (columns: {', '.join(schema.names)})")
+    _check_once(schema, [field])
     kind = schema.field(field).type
     if not _is_text(kind):
         raise BadFile(f"column {field!r} has {kind}, not text")
+
+
+def _check_once(schema: Any, fields: Sequence[str]) -> None:
+    """Raises ``BadFile`` if several columns have the name of one that is read."""
+    for field in fields:
+        if (count := len(schema.get_all_field_indices(field))) > 1:
+            raise BadFile(f"{count} columns are named {field!r}: rename all but the one to read")
 
 
 def _is_text(kind: Any) -> bool:
@@ -47,22 +56,44 @@ def records(file: CorpusFile, fields: Sequence[str]) -> Iterator[dict[str, Any]]
     import pyarrow as pa
 
     try:
-        if file.form == "parquet":
-            with _parquet(file) as source:
-                for batch in source.iter_batches(RECORDS, columns=list(fields), use_threads=False):
-                    yield from batch.to_pylist()
-            return
-        with _arrow_batches(file) as batches:
-            for batch in batches:
-                some = batch.select(list(fields))
-                for at in range(0, len(some), RECORDS):
-                    yield from some.slice(at, RECORDS).to_pylist()
+        _check_once(_schema(file), fields)
+    except BadFile as error:
+        raise BadFile(f"{file.path}: {error}") from error
+    row = 0
+    try:
+        for batch in _record_batches(file, list(fields)):
+            for at in range(0, len(batch), RECORDS):
+                for record in _rows(batch.slice(at, RECORDS)):
+                    row += 1
+                    yield record
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{file.path}: row {row + 1} has text that is not UTF-8") from error
     except (pa.ArrowException, OSError) as error:
         raise BadFile(f"{file.path}: cannot be read: {_first_line(error)}") from error
 
 
+def _record_batches(file: CorpusFile, fields: list[str]) -> Iterator[Any]:
+    if file.form == "parquet":
+        with _parquet(file) as source:
+            yield from source.iter_batches(RECORDS, columns=fields, use_threads=False)
+        return
+    with _arrow_batches(file) as batches:
+        yield from (batch.select(fields) for batch in batches)
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a batch; raises ``UnicodeDecodeError`` at the first one that is not UTF-8."""
+    try:
+        rows = batch.to_pylist()
+    except UnicodeDecodeError:
+        rows = (batch.slice(at, 1).to_pylist()[0] for at in range(len(batch)))
+    yield from rows
+
+
 def column_values(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
-    """Yields lists of the column's values, from row ``start`` on; null values are ``None``.
+    """Yields lists of the column's values, from row ``start`` on.
+
+    Null values are ``None``; a text that is not UTF-8 is ``bytes``.
 
     ``start`` must be the first row of a list. Raises ``BadFile`` with the path.
     """
@@ -96,7 +127,7 @@ def _parquet_rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any
             size = _rows_at_once(meta, field)
             for batch in source.iter_batches(size, row_groups=[group], columns=[field], use_threads=False):
                 if at >= start:
-                    yield batch.column(0).to_pylist()
+                    yield _texts(batch.column(0))
                 at += len(batch)
 
 
@@ -138,7 +169,7 @@ def _arrow_rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]
             column = batch.column(batch.schema.get_field_index(field))
             for part in _parts(column):
                 if at >= start:
-                    yield part.to_pylist()
+                    yield _texts(part)
                 at += len(part)
 
 
@@ -154,6 +185,23 @@ def _arrow_batches(file: CorpusFile) -> Iterator[Iterator[Any]]:
             yield (indexed.get_batch(i) for i in range(indexed.num_record_batches))
         else:
             yield iter(ipc.open_stream(stream))
+            _check_end(file)
+
+
+_CONTINUES = b"\xff\xff\xff\xff"  # before each message, since version 0.15 of Arrow
+_ENDS = _CONTINUES + bytes(4)
+
+
+def _check_end(file: CorpusFile) -> None:
+    """Raises ``BadFile`` for a stream without the mark at its end: its writer may have been killed.
+
+    pyarrow takes the end of the file for the end of the stream, so later batches would be missing silently.
+    """
+    with opened(file.path) as stream:
+        start = stream.read(len(_CONTINUES))
+        stream.seek(-min(file.size, len(_ENDS)), io.SEEK_END)
+        if start == _CONTINUES and stream.read() != _ENDS:
+            raise BadFile(f"{file.path}: the stream has no mark at its end: it is cut short; write it again")
 
 
 def _parts(column: Any) -> Iterator[Any]:
@@ -163,6 +211,25 @@ def _parts(column: Any) -> Iterator[Any]:
         size = max(1, BATCH * len(some) // max(some.nbytes, 1))
         for at in range(0, len(some), size):
             yield some[at : at + size]
+
+
+def _texts(column: Any) -> list[Any]:
+    """The values of a column of text. No writer of Parquet or Arrow must check that they are UTF-8."""
+    import pyarrow as pa
+
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return [_decoded(value) for value in column.cast(pa.large_binary()).to_pylist()]
+
+
+def _decoded(value: bytes | None) -> str | bytes | None:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _first_line(error: Exception) -> str:

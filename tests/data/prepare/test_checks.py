@@ -44,6 +44,8 @@ FILES = {
     "a damaged pack": (("a.jsonl.gz", b"\x1f\x8b\x08\x00rest of it"), "a.jsonl.gz: cannot be unpacked: Error -3 while "
                        "decompressing data: invalid block type"),
     "a packed table": (("a.parquet.gz", gzip.compress(b"")), "a.parquet.gz: parquet packed as .gz: unpack it first"),
+    "UTF-16 without a mark": (("a.txt", "all of it is ASCII".encode("utf-16-le")), "a.txt: byte 1 is NUL, so it is not "
+                              "plain text: write the text to a UTF-8 file first"),
     "an array": (("a.json", b'[\n{"text": "a"}]'), "a.json:1: no JSON: Expecting value at character 1"),
     "another key": (("a.jsonl", b'\n{"id": 1, "content": "a"}'), "a.jsonl:2: no key 'text' (keys: id, content) (try: "
                     "steps.prepare.field=content)"),
@@ -89,6 +91,10 @@ def test_a_table_has_the_column_and_it_has_text(tmp_path):
     assert found(tmp_path, src=str(src), field="id") == [
         "steps.prepare.src: a.parquet: column 'id' has int64, not text (try: steps.prepare.field=content)"
     ]
+    double = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    parquet.write_table(double, src)
+    text = "steps.prepare.src: a.parquet: 2 columns are named 'text': rename all but the one to read"
+    assert found(tmp_path, src=str(src)) == [text]
     src.write_bytes(src.read_bytes()[:-20])
     assert found(tmp_path, src=str(src))[0].startswith("steps.prepare.src: a.parquet: cannot be read: Parquet magic")
 

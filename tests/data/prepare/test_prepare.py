@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.data.file_kinds import BadFile
+from launcher.data.prepare.corpus_formats import corpus_file, unpacked
 from launcher.data.prepare.shards import published, working_folder
 from launcher.data.tokens.corpus import corpus
 from launcher.errors import RunError
@@ -239,6 +240,70 @@ def test_a_file_that_is_packed_wrongly_is_named(tmp_path):
     src.write_bytes(src.read_bytes()[:-1000])
     with pytest.raises(BadFile, match=r"a\.jsonl\.gz: cannot be unpacked: Compressed file ended before"):
         prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer_file=str(file), workers=1)
+
+
+@HAS_ZSTD
+@pytest.mark.parametrize("settings", [{}, {"on_bad": "skip"}, {"format": "text"}])
+def test_a_zstandard_file_that_is_cut_short_is_named(tmp_path, settings):
+    import zstandard
+
+    data = jsonl(tmp_path / "a.jsonl", documents(3000)).read_bytes()
+    src = tmp_path / "a.jsonl.zst"
+    src.write_bytes(zstandard.compress(data)[:-1000])
+    with pytest.raises(BadFile, match=r"a\.jsonl\.zst: cannot be unpacked: the file ends inside a Zstandard frame: it"):
+        prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1, **settings)
+
+
+@HAS_ZSTD
+def test_zstandard_is_unpacked_in_bounded_memory(tmp_path):
+    import resource
+
+    import zstandard
+
+    src = tmp_path / "a.jsonl.zst"
+    src.write_bytes(zstandard.compress(b"\n" * (1 << 29)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with unpacked(corpus_file(src, "auto")) as stream:
+        assert sum(len(block) for block in iter(lambda: stream.read(1 << 20), b"")) == 1 << 29
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+@HAS_ARROW
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("width", ["string", "large_string", "string_view"])
+def test_a_text_of_a_table_that_is_no_utf8_is_named_with_its_row_or_left_out(tmp_path, kind, width):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    texts = pa.array([b"a", b"caf\xe9", None, b"d\xc3\xa9j\xc3\xa0"]).cast(width.replace("string", "binary"))
+    column = texts.view(width)
+    table, src = pa.table({"text": column}), tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, src)
+    else:
+        with pa.ipc.new_file(src, table.schema) as stream:
+            stream.write_table(table)
+    with pytest.raises(RunError, match=rf"a\.{kind}: row 2: byte 3 of the text is not UTF-8"):
+        prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1)
+    found = prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1, on_bad="skip")
+    assert (found.documents, found.skipped) == (2, 2)
+    assert tokens(tmp_path / "out") == [*b"a", 256, *"déjà".encode(), 256]
+
+
+@HAS_ARROW
+def test_an_arrow_stream_without_its_end_is_cut_short(tmp_path):
+    import pyarrow as pa
+
+    src, table = tmp_path / "a.arrow", pa.table({"text": documents(2000)})
+    with src.open("wb") as file:
+        stream = pa.ipc.new_stream(file, table.schema)
+        stream.write_table(table[:1000])
+        end = file.tell()
+        stream.write_table(table[1000:])
+        stream.close()
+    src.write_bytes(src.read_bytes()[:end])  # between two batches, where pyarrow sees nothing amiss
+    with pytest.raises(BadFile, match=r"a\.arrow: the stream has no mark at its end: it is cut short; write it again"):
+        prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1)
 
 
 def test_a_process_that_is_killed_ends_it_and_is_said(tmp_path, monkeypatch):
