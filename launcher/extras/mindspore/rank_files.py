@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -316,7 +317,7 @@ class RankFiles:
             known: Names that are never loose.
             own: False if ``strategy`` was derived from the files themselves.
             replicated: Entries of ``strategy`` that its file does not list.
-            verify: Check that every rank has the same bytes of ``replicated`` entries.
+            verify: Check that ranks have the same bytes of what they hold copies of.
         """
         self.files = files
         self.strategy = strategy
@@ -326,6 +327,8 @@ class RankFiles:
         flaws = [f"{files[rank].path}: {flaw}" for rank in files for flaw in self._flaws(rank)]
         same = {name: next(r for r in files if name in files[r].specs) for name in replicated if verify}
         flaws = flaws or [*self._changing({**self.loose, **same})]
+        if verify:
+            flaws = flaws or [*self._differing_copies({*replicated})]
         if flaws:
             raise ValueError("\n".join(flaws))
 
@@ -416,20 +419,39 @@ class RankFiles:
             for rank, file in self.files.items():
                 if rank != source and name in file.specs and _digest(file, name) != first:
                     text = f"{name} is in no strategy, and differs from that of rank {source}"
-                    yield f"{file.path}: {text}; {self._any_of(source)}"
+                    yield f"{file.path}: {text}; {self._way_out(name, source)}"
         for file in self.files.values():
             for name, text in file.texts.items():
                 if text != self.texts[name]:
                     yield f"{file.path}: the string {name} differs from that of another rank"
 
-    def _any_of(self, source: int) -> str:
-        """What to do with tensors that differ between ranks, if those of ``source`` will do."""
+    def _differing_copies(self, replicated: Collection[str]) -> Iterator[str]:
+        """Yields the tensors that differ between two files and that the strategy lists as replicated.
+
+        Buffers are left out: each data-parallel rank may have its own statistics, and the first rank's count.
+        """
+        first: dict[tuple[str, Box], tuple[int, bytes]] = {}
+        copied = _copied(self.strategy, self.files)
+        uncompared = {name for name, entry in self.strategy.entries.items() if entry.kind == "buffer"}
+        uncompared |= {name for name in self.strategy.entries if _is_statistic(name)} | {*replicated}
+        for rank, file in self.files.items():
+            for name, box in held_boxes(self.strategy, rank).items():
+                if (name, box) not in copied or name in uncompared:
+                    continue
+                digest = _digest(file, name)
+                source, expected = first.setdefault((name, box), (rank, digest))
+                if digest != expected:
+                    text = f"{name} differs from that of rank {source}, of which the strategy makes it a copy"
+                    yield f"{file.path}: {text}; give files of one save, and their strategy"
+
+    def _way_out(self, name: str, source: int) -> str:
+        """What to do with a tensor that differs between ranks, if that of ``source`` will do."""
         boxes = held_boxes(self.strategy, source)
         if all(boxes.get(n) == full_box(e.layout.shape) for n, e in self.strategy.entries.items()):
             return f"to take that of rank {source}, give {self.files[source].path} alone, without a strategy"
-        return (
-            "to take that of any rank, give a strategy that lists it, saved with only_trainable_params=False"
-        )
+        if not _is_statistic(name):
+            return f"give files of one save, and {LISTS_IT}"
+        return f"to take that of any rank, give {LISTS_IT}"
 
 
 def write_held(
@@ -512,6 +534,21 @@ def _small(specs: Mapping[str, TensorSpec]) -> list[str]:
     names = sorted(specs, key=lambda name: specs[name].nbytes)
     totals = accumulate(specs[name].nbytes for name in names)
     return [name for name, total in zip(names, totals, strict=True) if total <= 1 << 20]
+
+
+LISTS_IT = "a strategy that lists it, saved with only_trainable_params=False"
+# MindSpore's strategies do not say what is a buffer; these are its names of running statistics, and torch's
+STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
+
+
+def _is_statistic(name: str) -> bool:
+    return name.rpartition(".")[2] in STATISTICS
+
+
+def _copied(strategy: Strategy, ranks: Iterable[int]) -> set[tuple[str, Box]]:
+    """The pieces, by name and box, that several of ``ranks`` hold."""
+    counts = Counter(piece for rank in ranks for piece in held_boxes(strategy, rank).items())
+    return {piece for piece, count in counts.items() if count > 1}
 
 
 def _digest(file: RankSource, name: str) -> bytes:

@@ -281,7 +281,7 @@ def number(value: bytes) -> Blob:
     return Blob.of("int8", (), value)
 
 
-LISTED = "to take that of any rank, give a strategy that lists it, saved with only_trainable_params=False"
+LISTED = "give files of one save, and a strategy that lists it, saved with only_trainable_params=False"
 BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "rank missing": (lambda home: shutil.rmtree(home / "a/rank_3"), {},
                      "the source strategy has 4 ranks; no folder for rank 3"),

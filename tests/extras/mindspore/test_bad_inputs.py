@@ -73,7 +73,7 @@ def other(of: Strategy) -> Strategy:
 
 Damage = Callable[[Home], object]
 UNLISTED = "{home}/src/rank_%d/net-1_1{suffix}: %s is in no strategy, and differs from that of rank 0; "
-UNLISTED += "to take that of any rank, give a strategy that lists it, saved with only_trainable_params=False"
+UNLISTED += "give files of one save, and a strategy that lists it, saved with only_trainable_params=False"
 ROWS: dict[str, tuple[Damage, str]] = {
     "1 the folder of a rank is missing": (lambda h: shutil.rmtree(h.file(3).parent),
         "the source strategy has 4 ranks; no folder for rank 3"),

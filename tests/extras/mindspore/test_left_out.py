@@ -71,6 +71,14 @@ def test_statistics_that_differ_between_ranks_are_refused_by_name(home: Home) ->
     assert {name: spec.shape for name, spec in found.specs.items()} == SHAPES
 
 
+def test_copies_that_differ_are_refused_by_name_and_rank(home: Home) -> None:
+    home.put(2, lambda t: t.update({"bn.gamma": Blob.of("float32", (4,), bytes(16))}))
+    text = f"{home.file(2)}: bn.gamma differs from that of rank 0, of which the strategy makes it a copy; "
+    text += "give files of one save, and their strategy"
+    assert refusal(home.call) == text
+    assert refusal(lambda: read_incoming(home.path / "src", strategy=home.path / "src.ckpt")) == text
+
+
 def test_statistics_that_differ_between_data_parallel_ranks_can_be_those_of_the_first(tmp_path: Path) -> None:
     grid = Grid((("dp", 2),))
     of = Strategy(grid, {n: Entry(Layout(grid, s, ((),) * len(s)), "float32") for n, s in SHAPES.items()})
