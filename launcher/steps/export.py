@@ -294,7 +294,8 @@ def _compared(
         made = weights_in_one_process.with_values(job, trained)
         say(f"export: weights are rounded once, to the nearest in {dtypes} (steps.export.dtype)")
     of = AVERAGED if step.weights == "ema" else ""
-    if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
+    evaluated = f"val_loss{of}" in before and before.get(f"val_step{of}") == before.get("saved_step")
+    if not evaluated or not _is_newest(step, run):
         loss = held_out_loss.held_out_loss(made, job, 1, terms)  # only shows that it runs
         alone = "no 'evaluate' of these weights to compare with"
         say(f"export: validation loss {loss:.6f} of one batch in one process ({alone})")
@@ -310,6 +311,14 @@ def _compared(
         raise RunError(f"{text}: {gap:.1e} apart, allowed {allowed:.0e} (steps.export.tolerance)")
     say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
     return {"exported_loss": loss, "export_gap": gap}
+
+
+def _is_newest(step: Export, run: RunFiles) -> bool:
+    """Whether the run's newest checkpoint is exported; the run's loss is not that of another one."""
+    if step.src is None:
+        return True
+    src = source(step, run).absolute()
+    return src.parent == run.checkpoints.absolute() and src == run.last().absolute()
 
 
 def _check_rounding(trained: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:

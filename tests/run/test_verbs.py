@@ -226,3 +226,21 @@ def test_an_export_with_nothing_to_compare_with_tries_one_batch(
 ) -> None:
     run(tmp_path / "run", "steps=[train,save,export]", steps=1)
     assert "of one batch in one process (no 'evaluate' of these weights to compare with)\n" in capsys.readouterr().out
+
+
+def test_an_export_of_an_earlier_checkpoint_is_not_compared_with_the_loss_of_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = tmp_path / "run/checkpoints/step-000001"
+    words = (
+        *shape(pp=1, shard=1),
+        "steps=[train,evaluate,save,export]",
+        "checkpoint.every=1",
+        f"steps.export.src={earlier}",
+    )
+    run(tmp_path / "run", *words, steps=2)
+    assert "of one batch in one process (no 'evaluate' of these weights to compare with)\n" in capsys.readouterr().out
+    pieces = load_file(earlier / "rank_0/model.safetensors")
+    exported = load_file(tmp_path / "run/exports/model.safetensors")
+    assert exported
+    assert all(torch.equal(exported[name], pieces[name]) for name in exported)
