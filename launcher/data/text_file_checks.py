@@ -60,9 +60,10 @@ def _no_text(file: Path, start: bytes) -> Problem | None:
         if kind is not None:
             text = f"{kind.kind} by its {how}, but data=text reads plain text"
             return Problem("data.path", f"{file}: {text}; {kind.way.format(file)}")
-    if (text := not_text(start)) is None:
+    reason = not_text(start)
+    if reason is None:
         return None
-    return Problem("data.path", f"{file}: {text}; data=tokens reads tokens that were prepared")
+    return Problem("data.path", f"{file}: {reason}; data=tokens reads tokens that were prepared")
 
 
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:

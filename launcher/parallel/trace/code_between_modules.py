@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, signature
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -391,9 +390,9 @@ def _higher_order(error: BaseException) -> str:
     """Return the operator of torch that takes functions, such as ``cond``, in which ``error`` was raised."""
     frame = error.__traceback__
     while frame is not None:
-        file = Path(frame.tb_frame.f_code.co_filename)
-        if file.parent.name == "_higher_order_ops" and file.parent.parent.name == "torch":
-            return file.stem
+        _, folder, file = frame.tb_frame.f_code.co_filename.rpartition("/torch/_higher_order_ops/")
+        if folder:
+            return file.removesuffix(".py")
         frame = frame.tb_next
     return ""
 
