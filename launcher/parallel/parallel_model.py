@@ -128,6 +128,11 @@ class ParallelModel:
     def _names(self) -> frozenset[str]:
         return frozenset(p.name for p in self.plan.params)
 
+    def overwritten(self) -> list[str]:
+        """Return the parameters whose gathered values a forward has changed; FSDP2 trains their shards."""
+        lost = set().union(*(order.overwritten for order in self.orders))
+        return [placed.name for placed, t in self._parameters if id(t) in lost]
+
     def toggled(self) -> list[str]:
         """Return the parameters whose ``requires_grad`` a forward has set where ranks cannot follow.
 

@@ -49,12 +49,26 @@ class Turn:
     group: int
 
 
+def _gathered(p: Any) -> torch.Tensor:
+    """Return the tensor of FSDP2's record ``p`` that modules compute with."""
+    tensor: torch.Tensor = getattr(p, "_unsharded_param", p.sharded_param)
+    return tensor
+
+
+def _values_of(p: Any) -> tuple[int, int]:
+    """Return numbers that differ once a module has changed values of the gathered tensor, or its memory."""
+    tensor = _gathered(p)
+    return 0 if tensor.is_inference() else tensor._version, tensor.data_ptr()
+
+
 class GatherOrder:
     """The sharded groups of one part, and the collectives that the current pass still has to do.
 
     ``present`` has the parameters (by id of their shard) that had a gradient since ``agree``. ``see`` gets
     the shards and full gradients of the parameters that have one on this rank, right before they are reduced.
-    ``before_use`` is called with each group of which a module is about to be called.
+    ``before_use`` is called with each group of which a module is about to be called. ``toggled`` and
+    ``overwritten`` have the parameters (by id of their shard) that a module changed while they were gathered:
+    whether they require a gradient, or their values. The next gather undoes it.
     """
 
     def __init__(self, part: StagePart, plan: Plan) -> None:
@@ -63,6 +77,8 @@ class GatherOrder:
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
         self.present: set[int] = set()
         self.toggled: set[int] = set()
+        self.overwritten: set[int] = set()
+        self._seen: dict[int, tuple[int, int]] = {}
         self.see: Callable[[list[torch.Tensor], list[torch.Tensor]], None] | None = None
         self.before_use: Callable[[int], None] | None = None
 
@@ -137,25 +153,27 @@ class GatherOrder:
             self.before_use(i)
         begun = group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD)
         if self._turns is None or begun:
-            return enter(*args)
-
-        if self._turns is self._backward:  # recomputed in the backward
-            at = self._next(i, "backward")
-            if at is not None:
-                self._make_good(at)
-        elif not self._take(i, "forward") and not group.is_unsharded:
-            raise self._out_of_order(i, "is called")
-        return enter(*args)
+            out = enter(*args)
+        else:
+            if self._turns is self._backward:  # recomputed in the backward
+                at = self._next(i, "backward")
+                if at is not None:
+                    self._make_good(at)
+            elif not self._take(i, "forward") and not group.is_unsharded:
+                raise self._out_of_order(i, "is called")
+            out = enter(*args)
+        if not begun:
+            self._seen.update((id(p), _values_of(p)) for p in group.fsdp_params)
+        return out
 
     def _leave(self, i: int, leave: Any, *args: Any) -> Any:
-        """Run after a module of group ``i`` is called.
-
-        It may have set whether a gathered weight requires a gradient, which the next gather undoes.
-        """
+        """Run after a module of group ``i`` is called."""
         for p in self.groups[i].fsdp_params:
-            gathered = getattr(p, "_unsharded_param", p.sharded_param)
-            if gathered.requires_grad != p.sharded_param.requires_grad:
-                self.toggled.add(id(p.sharded_param))
+            kept = id(p.sharded_param)
+            if _gathered(p).requires_grad != p.sharded_param.requires_grad:
+                self.toggled.add(kept)
+            if self._seen.get(id(p), _values_of(p)) != _values_of(p):
+                self.overwritten.add(kept)
         return leave(*args)
 
     def _gather(self, i: int, gather: Any, *args: Any) -> None:

@@ -211,7 +211,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     batch = s.feed.batch(s.step)
     s.optimizer.zero_grad(set_to_none=True)
     share = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor, measuring)
-    _check_trainable(s)
+    _check_kept(s)
 
     # one all-reduce for the loss, the norm, requests to stop, and metrics
     share, square = s.norm.squared_beside(share)
@@ -251,15 +251,20 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     return loss, norm
 
 
-def _check_trainable(s: Session) -> None:
-    """Raises ``RunError`` if a forward of this step has changed what is trained."""
-    toggled = s.model.toggled()
+def _check_kept(s: Session) -> None:
+    """Raises ``RunError`` if a forward has changed weights, or what is trained, and ranks lose the change."""
+    toggled, overwritten = s.model.toggled(), s.model.overwritten()
     if toggled:
         text = (
             f"the forward set whether {listed(toggled)} requires a gradient; shards and stages cannot follow"
         )
         cure = "freeze it in the constructor, detach() its output, or train on one rank"
-        raise RunError(f"step {s.step + 1}: {text}. The weights were not touched: {cure}")
+    elif overwritten:
+        text = f"the forward changed {listed(overwritten)}, which is sharded, so the change would be lost"
+        cure = "let the forward compute with a copy, or shard nothing (parallel.hsdp=null)"
+    else:
+        return
+    raise RunError(f"step {s.step + 1}: {text}. The weights were not touched: {cure}")
 
 
 def _pairs(sums: list[float]) -> list[tuple[float, float]]:

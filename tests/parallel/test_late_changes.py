@@ -1,4 +1,4 @@
-"""A forward that sets what requires a gradient: refused where ranks cannot follow, by the plan or at the step."""
+"""A forward that changes weights, or what is trained: refused where ranks cannot follow, by the plan or at the step."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 CANNOT_FOLLOW = [name for name in LAYOUTS if name != "one rank"]
 
 
-def asked(layout: str, at: int) -> Job:
+def asked(layout: str, at: int, change: str = "freeze") -> Job:
     stages, parallel = LAYOUTS[layout]
     cut = {"a": 0, "b": stages - 1, "head": stages - 1}
     pipeline = {"pipeline": {"stages": stages, "stage_config": cut if stages > 1 else "auto", "micro_batch_num": 2}}
-    model = {"_target_": "tests.parallel.freezing_nets.Freezes", "at": at}
-    return own("freezing_nets.Freezes", [6], stages=cut, model=model, parallel=parallel | pipeline, train__batch_size=8)
+    model = {"_target_": "tests.parallel.late_change_nets.Changes", "change": change, "at": at}
+    return own(
+        "late_change_nets.Changes", [6], stages=cut, model=model, parallel=parallel | pipeline, train__batch_size=8
+    )
 
 
 @pytest.mark.parametrize("layout", CANNOT_FOLLOW)
@@ -73,6 +75,18 @@ def test_what_a_later_call_does_ends_the_step(layout: str, tmp_path: Path) -> No
     assert failed.value.fault.message == (
         "step 2: the forward set whether b.weight requires a gradient; shards and stages cannot follow. The weights "
         "were not touched: freeze it in the constructor, detach() its output, or train on one rank"
+    )
+
+
+@pytest.mark.parametrize("change", ["halve", "replace"])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name.startswith("shards")])
+def test_values_that_a_later_call_changes_are_not_lost_silently(layout: str, change: str, tmp_path: Path) -> None:
+    j = asked(layout, LATE, change)
+    with pytest.raises(RanksFailed) as failed:
+        on_ranks(2, rank_steps, j, plan_job(j), tmp_path)
+    assert failed.value.fault.message == (
+        "step 2: the forward changed b.weight, which is sharded, so the change would be lost. The weights were not "
+        "touched: let the forward compute with a copy, or shard nothing (parallel.hsdp=null)"
     )
 
 

@@ -1,0 +1,48 @@
+"""Nets whose forward changes weights, or what requires a gradient, at one of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+def freeze(layer: nn.Linear) -> None:
+    layer.weight.requires_grad_(False)
+
+
+def halve(layer: nn.Linear) -> None:
+    with torch.no_grad():
+        layer.weight.mul_(0.5)
+
+
+def replace(layer: nn.Linear) -> None:
+    layer.weight.data = layer.weight.data * 0.5
+
+
+CHANGES: dict[str, Callable[[nn.Linear], None]] = {f.__name__: f for f in (freeze, halve, replace)}
+
+
+class Changing(nn.Linear):
+    """It makes the ``change`` at call ``at``; at every call if that is 0."""
+
+    def __init__(self, change: str, at: int) -> None:
+        super().__init__(6, 6)
+        self.change, self.at, self.calls = change, at, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.at or not self.at:
+            CHANGES[self.change](self)
+        return super().forward(x)
+
+
+class Changes(nn.Module):
+    def __init__(self, change: str, at: int) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), Changing(change, at), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.b(self.a(x)))
+        return out
