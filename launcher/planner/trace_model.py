@@ -51,7 +51,7 @@ class ModelRead:
     by operators, tp and inputs. ``initial``: the values that the constructor gives its tensors. ``mixing``:
     whether samples of a batch depend on one another, by inputs, as far as that was tried. ``outside``: what
     its output depends on outside of the model, by inputs too. ``identity``: modules that ask for more than
-    the numbers of their inputs, by inputs.
+    the numbers of their inputs, by inputs. ``late_world``: what these trials asked about the processes.
     """
 
     make: Callable[[], nn.Module]
@@ -65,6 +65,7 @@ class ModelRead:
     mixing: dict[tuple[TensorSpec, ...], str | None] = field(default_factory=dict)
     outside: dict[tuple[TensorSpec, ...], OutsideReads] = field(default_factory=dict)
     identity: dict[tuple[TensorSpec, ...], InputIdentity] = field(default_factory=dict)
+    late_world: dict[str, None] = field(default_factory=dict)
 
     @cached_property
     def module(self) -> nn.Module:

@@ -38,15 +38,19 @@ def try_samples(
         yield lambda seen: seen
         return
     from launcher.parallel.trace.mixing_samples import numbers_if_too_large
+    from launcher.parallel.trace.rank_reads import world_reads
     from launcher.parallel.trace.sample_values import TrialValues, tried_with
 
     with environment_reads(), tried_with(TrialValues(batches(samples(job)), model.initial)):
-        mixing, reads = _mixing(job, model, specs), _outside(job, model, specs)
-        asks = _identity(job, model, specs)
+        with world_reads(model.late_world.setdefault):
+            mixing, reads = _mixing(job, model, specs), _outside(job, model, specs)
+            asks = _identity(job, model, specs)
         untried = numbers_if_too_large(model.module) if isinstance(job.model, Target) else 0
 
         def finished(seen: TracedForward) -> TracedForward:
-            world = (*seen.graph.effects.world, *(("", name) for name in reads.places))
+            known = {query for _, query in seen.graph.effects.world}
+            late = (query for query in (*model.late_world, *reads.places) if query not in known)
+            world = (*seen.graph.effects.world, *(("", query) for query in late))
             effects = replace(
                 seen.graph.effects,
                 mixing=mixing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -46,6 +47,15 @@ def test_who_asks_for_the_world_is_refused_on_several_ranks(how, looks, parallel
     with pytest.raises(RequestError) as refused:
         plan_job(net(how, parallel, looks))
     assert str(refused.value) == TEXT.format(what)
+
+
+@pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])
+@pytest.mark.parametrize("how", ["size", "rank", "reduce", "environment"])
+def test_who_asks_at_a_later_call_is_refused_on_several_ranks(how, parallel):
+    model = {"_target_": "tests.parallel.world_nets.LateNet", "how": how}
+    what = "the environment variable WORLD_SIZE" if how == "environment" else "torch.distributed.is_initialized()"
+    with pytest.raises(RequestError, match=f"asks for {re.escape(what)} in its forward, and 2 ranks"):
+        plan_job(own("world_nets.LateNet", [6], stages=1, model=model, parallel=parallel))
 
 
 @pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])
