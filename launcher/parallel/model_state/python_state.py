@@ -32,8 +32,9 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 BY_IDENTITY = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, ModuleType, type)
 """Values that are equal only if they are the same object."""
 
-STREAMS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-CHANGED_IN_PLACE = (*STREAMS, np.ndarray, Iterator)
+CHANGED_IN_PLACE = (
+    random.Random, np.random.Generator, np.random.RandomState, torch.Generator, np.ndarray, Iterator,
+)  # fmt: skip
 """Single values that every module which has them sees change."""
 
 LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch", "transformers"}
