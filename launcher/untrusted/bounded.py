@@ -18,6 +18,10 @@ class TooLong(BaseException):
     """
 
 
+AGAIN_S = 0.05
+"""Python drops an exception that comes in a callback of its garbage collector, so the alarm comes again."""
+
+
 @contextmanager
 def bounded(seconds: float, nbytes: int) -> Iterator[None]:
     """Limits the block to ``seconds`` and to ``nbytes`` of memory beyond what the process has now.
@@ -41,17 +45,22 @@ def _alarm(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGALRM, _late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    over = False
+
+    def late(_: int, __: FrameType | None) -> None:
+        if not over:
+            raise TooLong
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
-        yield
+        try:
+            yield
+        finally:
+            over = True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _late(_: int, __: FrameType | None) -> None:
-    raise TooLong
 
 
 def _address_space() -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import signal
+import sys
 import time
 
 import pytest
 
 from launcher.data.chat.conversation_files import BadRow, Conversation
 from launcher.data.chat.template import ChatTemplate
+from launcher.untrusted.bounded import TooLong, bounded
 
 SAID = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), 1)
 LOOP = "{% for a in range(90000) %}"
@@ -26,6 +29,15 @@ ENDLESS = {
     "a filter": "{{ 'a' | center(10000000000) }}",
     "a macro of itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
 }
+
+
+@pytest.fixture(autouse=True)
+def no_callbacks():
+    """Hypothesis has one in the garbage collector, and pytest reports an exception that Python drops there."""
+    kept = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = kept
 
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
@@ -51,6 +63,26 @@ def test_what_is_computed_while_it_is_compiled_ends_too():
     with pytest.raises(ValueError, match="no template: more than 2 s"):
         ChatTemplate("{{ [1] | slice(1000000000) | list | length }}", {}).compile()
     assert time.monotonic() - began < 60  # 2 s of an idle machine
+
+
+class Slow:
+    """Python drops what comes while it deletes one."""
+
+    def __del__(self):
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            pass
+
+
+def test_an_alarm_that_python_drops_comes_again(monkeypatch):
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: dropped.append(args.exc_type))
+    with pytest.raises(TooLong), bounded(0.1, 1 << 30):
+        Slow()
+        while True:
+            pass
+    assert dropped == [TooLong]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_small_products_are_fine():
