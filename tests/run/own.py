@@ -13,6 +13,11 @@ from torch import Tensor, nn
 from launcher.run.status import RunStatus
 
 
+def this_rank() -> str:
+    """The rank, read so that a plan does not see it: it refuses models that ask for their rank."""
+    return os.environb[b"RANK"].decode()
+
+
 class Guard(nn.Module):
     """Fails on ``rank`` of the first attempt, and says whether Hydra was there."""
 
@@ -22,7 +27,7 @@ class Guard(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        if x.device.type != "meta" and (os.environ["RANK"], attempt) == (str(self.rank), "0"):
+        if x.device.type != "meta" and (this_rank(), attempt) == (str(self.rank), "0"):
             raise RuntimeError(f"rank {self.rank} has had enough; hydra is here: {'hydra' in sys.modules}")
         return x
 
@@ -49,7 +54,7 @@ class Limit(nn.Module):
         self.rank, self.samples, self.end = rank, samples, end
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "meta" or os.environ["RANK"] != str(self.rank) or len(x) != self.samples:
+        if x.device.type == "meta" or this_rank() != str(self.rank) or len(x) != self.samples:
             return x
         if self.end == "hang":
             time.sleep(3600)
@@ -80,7 +85,7 @@ class Hungry(nn.Module):
         self.rank, self.of = rank, of
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "meta" or os.environ["RANK"] != str(self.rank):
+        if x.device.type == "meta" or this_rank() != str(self.rank):
             return x
         if self.of == "cpu":
             torch.empty(1 << 60, dtype=torch.uint8)
