@@ -124,7 +124,7 @@ class Warned(Fragile):
             time.sleep(0.1)  # whichever thread it goes to
             real(self, error)
 
-        if os.environ.get("RANK") == "0":
+        if this_rank() == "0":
             RunStatus.fail = fail  # type: ignore[method-assign]
 
 
