@@ -128,10 +128,10 @@ def whole(files: frozenset[str] | None) -> list[str]:
     return names if len(names) < len(PARTS) * THIRD else []
 
 
-def waits(path: str, quarter: int, whole: Collection[str]) -> bool:
-    """Returns true if the long tests of the test file ``path`` are left to a later run; ``whole``: names of parts."""
+def waits(path: str, quarter: int, tried: Collection[str]) -> bool:
+    """Returns true if the long tests of a test file are left to a later run; ``tried``: parts that are tried whole."""
     parts = {name for name, part in PARTS.items() if path.startswith(part.tests)}
-    return bool(parts) and quarter_of(path) != quarter and parts.isdisjoint(whole)
+    return bool(parts) and quarter_of(path) != quarter and parts.isdisjoint(tried)
 
 
 def quarter() -> int:

@@ -20,6 +20,7 @@ from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import HalfWeights, half_weights, shard
 from launcher.parallel.gradient_buckets import Bucketed, fuse, sums
 from launcher.parallel.half_precision import narrow_frozen
+from launcher.parallel.lost_changes import LostChanges
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.placement_check import check
@@ -83,6 +84,7 @@ class ParallelModel:
     modes: Modes
     compiled: CompileTimes | None = None
     weights: list[matrices.Weights] = field(default_factory=list)
+    changed: LostChanges = field(default_factory=LostChanges)
 
     def train(self) -> None:
         """Set training mode, as ``model.train()`` of the full model sets it for the modules of this rank."""
@@ -129,23 +131,31 @@ class ParallelModel:
         return frozenset(p.name for p in self.plan.params)
 
     def overwritten(self) -> list[str]:
-        """Return the parameters whose gathered values a forward has changed; FSDP2 trains their shards."""
-        lost = set().union(*(order.overwritten for order in self.orders))
+        """Return the parameters whose values a forward has changed where ranks cannot follow."""
+        lost = set().union(*(one.overwritten for one in self._lost))
         return [placed.name for placed, t in self._parameters if id(t) in lost]
 
     def toggled(self) -> list[str]:
         """Return the parameters whose ``requires_grad`` a forward has set where ranks cannot follow.
 
-        FSDP2 computes with a gathered tensor, not with the one that is trained; in a pipeline forwards come
-        before the backward of earlier micro batches.
+        A step may compute with copies of the parameters that are trained; in a pipeline forwards come before
+        the backward of earlier micro batches.
         """
-        lost = set().union(*(order.toggled for order in self.orders))
-        staged = len(self.plan.stages) > 1
+        lost = set().union(*(one.toggled for one in self._lost))
         return [
             placed.name
             for placed, t in self._parameters
-            if id(t) in lost or (staged and t.requires_grad != placed.trainable)
+            if id(t) in lost or (self.staged and t.requires_grad != placed.trainable)
         ]
+
+    @property
+    def _lost(self) -> list[LostChanges]:
+        return [self.changed, *(order.lost for order in self.orders), *(low.lost for low in self.halves)]
+
+    @property
+    def staged(self) -> bool:
+        """True if forwards come before the backward of earlier micro batches, which uses the same weights."""
+        return len(self.plan.stages) > 1
 
     @cached_property
     def _parameters(self) -> list[tuple[Placed, torch.Tensor]]:
@@ -174,10 +184,13 @@ class ParallelModel:
         self.prefetch.start()
         for weights in self.weights:
             weights.gather()
+        memory = [(t, t.data_ptr()) for _, t in self._parameters if self.staged and type(t) is nn.Parameter]
         with ExitStack() as stack:
             for low in self.halves:
                 stack.enter_context(low.running())
             yield
+        # autograd refuses a backward after a write in place, but not after an exchange of the memory
+        self.changed.overwritten.update(id(t) for t, before in memory if t.data_ptr() != before)
         self.prefetch.end()
         if not torch.is_grad_enabled():
             for weights in self.weights:

@@ -314,7 +314,7 @@ def _compared(
 
 
 def _is_newest(step: Export, run: RunFiles) -> bool:
-    """Whether the run's newest checkpoint is exported; the run's loss is not that of another one."""
+    """Returns true if the step exports the run's newest checkpoint. The recorded loss belongs to that one."""
     if step.src is None:
         return True
     src = source(step, run).absolute()

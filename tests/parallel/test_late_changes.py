@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +28,39 @@ def sharded(level: str) -> dict[str, Any]:
     return {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": level}}
 
 
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "one rank": (1, {}),
-    "stages": (2, {}),
-    "shards": (1, sharded("level1")),
-    "shards, gathered once": (1, sharded("level2")),
-    "shards, gathered twice": (1, sharded("level3")),
+@dataclass(frozen=True)
+class Layout:
+    ranks: int
+    stages: int = 1
+    parallel: dict[str, Any] = field(default_factory=dict)
+    precision: str = "fp64"
+
+
+FOLLOW = {"one rank": Layout(1), "replicas": Layout(2, parallel={"grid": {"dp_replicate": 2}})}
+LOSE = {
+    "stages": Layout(2, 2),
+    "shards": Layout(2, parallel=sharded("level1")),
+    "shards, gathered once": Layout(2, parallel=sharded("level2")),
+    "shards, gathered twice": Layout(2, parallel=sharded("level3")),
+    "half precision": Layout(1, precision="bf16"),
 }
 
 
-CANNOT_FOLLOW = [name for name in LAYOUTS if name != "one rank"]
-
-
-def asked(layout: str, at: int, change: str = "freeze") -> Job:
-    stages, parallel = LAYOUTS[layout]
-    cut = {"a": 0, "b": stages - 1, "head": stages - 1}
-    pipeline = {"pipeline": {"stages": stages, "stage_config": cut if stages > 1 else "auto", "micro_batch_num": 2}}
-    model = {"_target_": "tests.parallel.late_change_nets.Changes", "change": change, "at": at}
+def job_of(layout: Layout, at: int, change: str = "freeze") -> Job:
+    last = layout.stages - 1
+    cut = {"a": 0, "b": 0, "head": last}
+    pipeline = {"stages": layout.stages, "stage_config": cut if last else "auto", "micro_batch_num": 2}
     return own(
-        "late_change_nets.Changes", [6], stages=cut, model=model, parallel=parallel | pipeline, train__batch_size=8
-    )
+        "late_change_nets.Changes", [6], stages=cut, train__batch_size=8, train__precision=layout.precision,
+        model={"_target_": "tests.parallel.late_change_nets.Changes", "change": change, "at": at},
+        parallel=layout.parallel | {"pipeline": pipeline},
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", CANNOT_FOLLOW)
-def test_what_a_plan_sees_it_refuses(layout: str) -> None:
-    with pytest.raises(RequestError, match=r"the forward of b sets whether b\.weight requires a gradient, and"):
-        plan_job(asked(layout, 0))
+@pytest.mark.parametrize("layout", LOSE.values(), ids=LOSE)
+def test_what_a_plan_sees_it_refuses(layout: Layout) -> None:
+    with pytest.raises(RequestError, match=r"the forward of b sets requires_grad of b\.weight, and"):
+        plan_job(job_of(layout, 0))
 
 
 def rank_steps(world: World, j: Job, plan: Plan, folder: Path) -> list[bool]:
@@ -67,29 +75,37 @@ def rank_steps(world: World, j: Job, plan: Plan, folder: Path) -> list[bool]:
     return had
 
 
-@pytest.mark.parametrize("layout", CANNOT_FOLLOW)
-def test_what_a_later_call_does_ends_the_step(layout: str, tmp_path: Path) -> None:
-    j = asked(layout, LATE)
+@pytest.mark.parametrize("layout", LOSE.values(), ids=LOSE)
+def test_what_a_later_call_does_ends_the_step(layout: Layout, tmp_path: Path) -> None:
+    j = job_of(layout, LATE)
     with pytest.raises(RanksFailed) as failed:
-        on_ranks(2, rank_steps, j, plan_job(j), tmp_path)
+        on_ranks(layout.ranks, rank_steps, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
-        "step 2: the forward set whether b.weight requires a gradient; shards and stages cannot follow. The weights "
-        "were not touched: freeze it in the constructor, detach() its output, or train on one rank"
+        "step 2: the forward changed requires_grad of b.weight, and this layout would train to other numbers. The "
+        "weights were not touched: freeze it in the constructor, or detach() its output, or train with one rank in fp32"
     )
 
 
-@pytest.mark.parametrize("change", ["halve", "replace"])
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name.startswith("shards")])
-def test_values_that_a_later_call_changes_are_not_lost_silently(layout: str, change: str, tmp_path: Path) -> None:
-    j = asked(layout, LATE, change)
+def test_a_write_in_place_between_a_forward_and_its_backward_is_refused_by_autograd(tmp_path: Path) -> None:
+    j = job_of(LOSE["stages"], LATE, "halve")
     with pytest.raises(RanksFailed) as failed:
         on_ranks(2, rank_steps, j, plan_job(j), tmp_path)
+    assert "Failed to run stage backward" in failed.value.fault.message
+
+
+@pytest.mark.parametrize(("name", "change"), [*product(LOSE, ["replace"]), *product([*LOSE][1:], ["halve"])])
+def test_values_that_a_later_call_changes_are_not_lost_silently(name: str, change: str, tmp_path: Path) -> None:
+    layout = LOSE[name]
+    j = job_of(layout, LATE, change)
+    with pytest.raises(RanksFailed) as failed:
+        on_ranks(layout.ranks, rank_steps, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
-        "step 2: the forward changed b.weight, which is sharded, so the change would be lost. The weights were not "
-        "touched: let the forward compute with a copy, or shard nothing (parallel.hsdp=null)"
+        "step 2: the forward changed b.weight, and this layout would train to other numbers. The weights were not "
+        "touched: let the forward compute with a copy, or train with one rank in fp32"
     )
 
 
-def test_one_rank_follows(tmp_path: Path) -> None:
-    j = asked("one rank", LATE)
-    assert on_ranks(1, rank_steps, j, plan_job(j), tmp_path) == [[True, True, False]]
+@pytest.mark.parametrize("layout", FOLLOW.values(), ids=FOLLOW)
+def test_where_the_trained_weight_itself_is_used_it_is_frozen(layout: Layout, tmp_path: Path) -> None:
+    j = job_of(layout, LATE)
+    assert on_ranks(layout.ranks, rank_steps, j, plan_job(j), tmp_path) == [[True, True, False]] * layout.ranks

@@ -69,8 +69,8 @@ REFUSED = {
     ),
     "Conditional": (
         ONE,
-        "model: the forward of Conditional cannot be planned in b (Linear): it calls torch's cond, which torch traces "
-        "with tensors of its own kind, and a plan has tensors without values; write it in Python, or use torch.where",
+        "model: the forward of Conditional cannot be planned in b (Linear): it calls torch's cond, which cannot run on "
+        "tensors without values, as a plan has; write it in Python, or use torch.where",
     ),
     "Grows": (
         {},

@@ -126,7 +126,7 @@ class _ZstandardFrames(io.RawIOBase):
 
 
 def not_text(head: bytes) -> str | None:
-    """Says why a file that starts with ``head`` is not plain text, or returns ``None``.
+    """Returns why a file that starts with ``head`` is not plain text; ``None`` if it is.
 
     A text in UTF-16 whose characters are all ASCII is valid UTF-8, with a NUL beside each character.
     """

@@ -441,11 +441,11 @@ class RankFiles:
                 digest = _digest(file, name)
                 source, expected = first.setdefault((name, box), (rank, digest))
                 if digest != expected:
-                    text = f"{name} differs from that of rank {source}, of which the strategy makes it a copy"
+                    text = f"{name} differs from that of rank {source}, but their strategy makes them copies"
                     yield f"{file.path}: {text}; give files of one save, and their strategy"
 
     def _way_out(self, name: str, source: int) -> str:
-        """What to do with a tensor that differs between ranks, if that of ``source`` will do."""
+        """Returns what the user can do about a tensor that differs from that of rank ``source``."""
         boxes = held_boxes(self.strategy, source)
         if all(boxes.get(n) == full_box(e.layout.shape) for n, e in self.strategy.entries.items()):
             return f"to take that of rank {source}, give {self.files[source].path} alone, without a strategy"

@@ -26,7 +26,7 @@ def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[st
 
 
 def with_placeholder(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[str, ...]:
-    """As ``pasted``, but a word that sets a group of keys stays in front of the cure, for its other keys."""
+    """Pastes as ``pasted`` does, but keeps a word that sets a group of keys, for its other keys."""
     start, taken = _place(words, problem, origins)
     if not problem.cure or start is None or taken != 1 or not parsable(words[start]):
         return pasted(words, problem, origins)

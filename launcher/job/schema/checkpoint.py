@@ -1,4 +1,4 @@
-"""Checkpoints of a training."""
+"""The section ``checkpoint``: when a training saves, and what it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which packages and files are trusted."""
+"""The section ``security``: trusted packages and files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.job.schema.base import Settings
 
 
 class Security(Settings):
-    """Which packages and files are trusted.
+    """Trusted packages and files. ``allow``: packages whose code may run.
 
     ``recipe`` auto: files of the current folder and of --config-dir are trusted, others are not.
     """

@@ -24,6 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from launcher.errors import RunError
 from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
+from launcher.parallel.lost_changes import LostChanges, state_of
 from launcher.parallel.mesh import Meshes, flags, to_host
 from launcher.parallel.split_backward import Rounding
 from launcher.parallel.stages import StagePart
@@ -55,20 +56,13 @@ def _gathered(p: Any) -> torch.Tensor:
     return tensor
 
 
-def _values_of(p: Any) -> tuple[int, int]:
-    """Return numbers that differ once a module has changed values of the gathered tensor, or its memory."""
-    tensor = _gathered(p)
-    return 0 if tensor.is_inference() else tensor._version, tensor.data_ptr()
-
-
 class GatherOrder:
     """The sharded groups of one part, and the collectives that the current pass still has to do.
 
     ``present`` has the parameters (by id of their shard) that had a gradient since ``agree``. ``see`` gets
     the shards and full gradients of the parameters that have one on this rank, right before they are reduced.
-    ``before_use`` is called with each group of which a module is about to be called. ``toggled`` and
-    ``overwritten`` have the parameters (by id of their shard) that a module changed while they were gathered:
-    whether they require a gradient, or their values. The next gather undoes it.
+    ``before_use`` is called with each group of which a module is about to be called. ``lost`` has what
+    modules changed of gathered weights: the next gather undoes it.
     """
 
     def __init__(self, part: StagePart, plan: Plan) -> None:
@@ -76,8 +70,7 @@ class GatherOrder:
         self.rows = {i: g for i, g in enumerate(plan.groups) if g.stage == part.stage.index and plan.hsdp}
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
         self.present: set[int] = set()
-        self.toggled: set[int] = set()
-        self.overwritten: set[int] = set()
+        self.lost = LostChanges()
         self._seen: dict[int, tuple[int, int]] = {}
         self.see: Callable[[list[torch.Tensor], list[torch.Tensor]], None] | None = None
         self.before_use: Callable[[int], None] | None = None
@@ -163,17 +156,13 @@ class GatherOrder:
                 raise self._out_of_order(i, "is called")
             out = enter(*args)
         if not begun:
-            self._seen.update((id(p), _values_of(p)) for p in group.fsdp_params)
+            self._seen.update((id(p), state_of(_gathered(p))) for p in group.fsdp_params)
         return out
 
     def _leave(self, i: int, leave: Any, *args: Any) -> Any:
         """Run after a module of group ``i`` is called."""
         for p in self.groups[i].fsdp_params:
-            kept = id(p.sharded_param)
-            if _gathered(p).requires_grad != p.sharded_param.requires_grad:
-                self.toggled.add(kept)
-            if self._seen.get(id(p), _values_of(p)) != _values_of(p):
-                self.overwritten.add(kept)
+            self.lost.note(p.sharded_param, _gathered(p), self._seen[id(p)])
         return leave(*args)
 
     def _gather(self, i: int, gather: Any, *args: Any) -> None:

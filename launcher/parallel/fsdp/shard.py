@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 from launcher.parallel.dispatch.modes import tree_map_only
+from launcher.parallel.lost_changes import LostChanges, state_of
 from launcher.parallel.mesh import Meshes, local
 from launcher.parallel.stages import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
@@ -114,21 +115,26 @@ class HalfWeights:
     """The unsharded weights of a part that runs in half precision.
 
     As FSDP2 does for shards, each step makes new half-precision copies, and the gradient of each micro batch
-    is added up in the master precision.
+    is added up in the master precision. ``lost`` has what modules changed of the copies.
     """
 
     weights: tuple[HalfWeight, ...]
+    lost: LostChanges = field(default_factory=LostChanges)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Use the half-precision copies as the modules' parameters while entered."""
         lows = _cast([w.kept.detach() for w in self.weights], [w.dtype for w in self.weights])
+        copies = []
         for w, made in zip(self.weights, lows, strict=True):
             low = nn.Parameter(made, w.kept.requires_grad)
+            copies.append((w.kept, low, state_of(low)))
             for module, name in w.places:
                 module._parameters[name] = low
         try:
             yield
+            for kept, low, before in copies:
+                self.lost.note(kept, low, before)
         finally:
             for w in self.weights:
                 for module, name in w.places:

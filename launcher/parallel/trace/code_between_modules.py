@@ -380,10 +380,7 @@ MASKED = "use torch.nn.functional.scaled_dot_product_attention, with a mask"
 SPARSE = "it computes with sparse tensors, which torch cannot do without values"
 
 
-TRACES = (
-    "which torch traces with tensors of its own kind, and a plan has tensors without values; write it in "
-    "Python, or use torch.where"
-)
+TRACES = "which cannot run on tensors without values, as a plan has; write it in Python, or use torch.where"
 
 
 def _higher_order(error: BaseException) -> str:

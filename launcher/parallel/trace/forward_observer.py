@@ -484,8 +484,8 @@ def watching(
     try:
         known = watch.values if watch.values.batches else nullcontext()
         record = lambda query: watch.world.setdefault((watch.running, query))  # noqa: E731
-        asked = lambda: watch.state_dicts.setdefault(watch.running)  # noqa: E731
-        with world_reads(record), _state_dict_calls(asked), watch, known, watch.effects:
+        note_call = lambda: watch.state_dicts.setdefault(watch.running)  # noqa: E731
+        with world_reads(record), _state_dict_calls(note_call), watch, known, watch.effects:
             yield watch
         watch.effects.settle()
         watch.global_draws = streams_now() != streams

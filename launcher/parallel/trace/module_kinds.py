@@ -13,7 +13,7 @@ ADAPTER = ("lora_A", "lora_B")
 
 
 def adapted(module: nn.Module) -> bool:
-    """Whether a module is linear and has an adapter."""
+    """Return true for a linear module with an adapter."""
     return isinstance(module, nn.Linear) and module._parameters.keys() >= {*ADAPTER}
 
 
@@ -57,5 +57,5 @@ def _plain_kind(module: nn.Module) -> str:
 
 
 def _limited(module: nn.Module) -> bool:
-    """Whether it is a table whose rows, or their gradients, depend on everything that is looked up."""
+    """Return true for a table whose rows, or gradients, depend on all ids of the batch."""
     return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)

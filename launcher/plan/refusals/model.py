@@ -140,7 +140,10 @@ def _around(at: CutModel, skeleton: ModelStructure, graph: Graph, alone: str) ->
     """Yields what differs between ranks and would make them train different models."""
     n = at.sizes.grid.size
     asking = [f"the constructor asks for {query}" for query in skeleton.traits.world]
-    asking += [f"{_where(module)} asks for {query} in its forward" for module, query in graph.effects.world]
+    places = (
+        (f"{module} asks" if module else "the model asks", query) for module, query in graph.effects.world
+    )
+    asking += [f"{asks} for {query} in its forward" for asks, query in places]
     for asks in asking if n > 1 else ():
         text = f"{asks}, and {n} ranks get a different answer than one process"
         cure = "remove it: the launcher combines samples, gradients and losses itself"
@@ -546,17 +549,8 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         text = f"{who}: its forward calls state_dict() or load_state_dict(), and FSDP2 reshards the weights"
         yield Problem(KEY, f"{text}; use named_parameters(), or shard nothing", "parallel.hsdp=null")
 
-    # a gathered weight forgets it, and in a pipeline later forwards come before the backward of earlier ones
-    if graph.toggles and (at.sharded or len(at.stages) > 1):
-        name, module = graph.toggles[0]
-        why = (
-            "FSDP2 gathers another tensor"
-            if at.sharded
-            else "a pipeline runs forwards before earlier backwards"
-        )
-        text = f"the forward of {module or 'the model'} sets whether {name} requires a gradient, and {why}"
-        cure = "" if len(at.stages) > 1 else "parallel.hsdp=null"
-        yield Problem(KEY, f"{text}; freeze it in the constructor, or detach() its output", cure)
+    if graph.toggles:
+        yield from _toggles(at, *graph.toggles[0])
 
     # level3 gathers weights again in the backward: after tensor hooks have run, and only a module's own
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
@@ -570,6 +564,20 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         if affected:
             text = f"{listed(affected)}: called with another tensor in place of a weight, but level3 would"
             yield Problem(KEY, f"{text} gather the weight", "parallel.hsdp.optimizer_level=level2")
+
+
+def _toggles(at: CutModel, name: str, module: str) -> Iterator[Problem]:
+    """Yields a parameter whose ``requires_grad`` a forward sets, where ranks would lose that."""
+    if len(at.stages) > 1:
+        why, cure = "in a pipeline forwards come before the backward of earlier micro batches", ""
+    elif at.sharded:
+        why, cure = "FSDP2 passes it a gathered copy", "parallel.hsdp=null"
+    elif at.mixed:
+        why, cure = "in half precision the forward changes a copy", "train.precision=fp32"
+    else:
+        return
+    text = f"the forward of {module or 'the model'} sets requires_grad of {name}, and {why}"
+    yield Problem(KEY, f"{text}; freeze it in the constructor, or detach() its output", cure)
 
 
 def _twins(at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed]) -> Iterator[Problem]:

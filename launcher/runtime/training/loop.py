@@ -252,19 +252,18 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
 
 
 def _check_kept(s: Session) -> None:
-    """Raises ``RunError`` if a forward has changed weights, or what is trained, and ranks lose the change."""
+    """Raises ``RunError`` if a forward has changed weights in a way that this layout cannot follow."""
     toggled, overwritten = s.model.toggled(), s.model.overwritten()
     if toggled:
-        text = (
-            f"the forward set whether {listed(toggled)} requires a gradient; shards and stages cannot follow"
-        )
-        cure = "freeze it in the constructor, detach() its output, or train on one rank"
+        text = f"the forward changed requires_grad of {listed(toggled)}"
+        cure = "freeze it in the constructor, or detach() its output"
     elif overwritten:
-        text = f"the forward changed {listed(overwritten)}, which is sharded, so the change would be lost"
-        cure = "let the forward compute with a copy, or shard nothing (parallel.hsdp=null)"
+        text = f"the forward changed {listed(overwritten)}"
+        cure = "let the forward compute with a copy"
     else:
         return
-    raise RunError(f"step {s.step + 1}: {text}. The weights were not touched: {cure}")
+    why = "and this layout would train to other numbers. The weights were not touched"
+    raise RunError(f"step {s.step + 1}: {text}, {why}: {cure}, or train with one rank in fp32")
 
 
 def _pairs(sums: list[float]) -> list[tuple[float, float]]:

@@ -73,7 +73,7 @@ def test_statistics_that_differ_between_ranks_are_refused_by_name(home: Home) ->
 
 def test_copies_that_differ_are_refused_by_name_and_rank(home: Home) -> None:
     home.put(2, lambda t: t.update({"bn.gamma": Blob.of("float32", (4,), bytes(16))}))
-    text = f"{home.file(2)}: bn.gamma differs from that of rank 0, of which the strategy makes it a copy; "
+    text = f"{home.file(2)}: bn.gamma differs from that of rank 0, but their strategy makes them copies; "
     text += "give files of one save, and their strategy"
     assert refusal(home.call) == text
     assert refusal(lambda: read_incoming(home.path / "src", strategy=home.path / "src.ckpt")) == text
