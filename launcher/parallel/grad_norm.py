@@ -24,7 +24,7 @@ class Norm:
 
     @torch.no_grad()
     def squared_beside(self, number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``number`` (fp64, 0-d) and the result of ``squared``, in one copy from device to CPU.
+        """Return ``number`` (fp64, 0-d or 1-d) and the result of ``squared``, in one copy from device to CPU.
 
         It is the only copy of a step. Otherwise the CPU waits for the device only if a gradient is missing,
         to learn whether all ranks miss it.
@@ -37,9 +37,10 @@ class Norm:
 
         # in fp64: a CPU's sum of a million squares in fp32 has five correct digits
         norms = torch.stack(torch._foreach_norm([g for g, _ in weighted_grads], 2, torch.float64))
-        both = to_host(torch.cat([number.to(norms.device).reshape(1), norms]))
+        both = to_host(torch.cat([number.to(norms.device).reshape(-1), norms]))
+        own, norms = both.split([number.numel(), len(norms)])
         weights = torch.tensor([weight for _, weight in weighted_grads], dtype=torch.float64)
-        return both[0], both[1:].square() @ weights
+        return own.reshape(number.shape), norms.square() @ weights
 
     @torch.no_grad()
     def clip(self, norm: float, limit: float | None, scaled: float = 1.0) -> None:

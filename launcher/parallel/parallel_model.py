@@ -35,6 +35,7 @@ from launcher.parallel.trace.code_between_modules import Tracer
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.module_names import listed
 from launcher.plan.values.optimizer import ParamGroup
 from launcher.plan.values.tensor_spec import TensorSpec
 
@@ -130,12 +131,43 @@ class ParallelModel:
     def _names(self) -> frozenset[str]:
         return frozenset(p.name for p in self.plan.params)
 
-    def overwritten(self) -> list[str]:
+    def largest_loss(self) -> torch.Tensor:
+        """Return a number (fp64, 0-d): positive if ``lost`` has to read what a device compared."""
+        largest = [d for one in self._lost if (d := one.largest()) is not None]
+        largest += [apart.any().double() for _, apart in self.statistics.apart]
+        return torch.stack(largest).max() if largest else torch.zeros((), dtype=torch.float64)
+
+    def lost(self, any_differs: bool = True) -> str:
+        """Return what a forward has changed where ranks cannot follow, and the way out; "" if nothing.
+
+        ``any_differs``: whether ``largest_loss`` is positive, for callers that know it.
+        """
+        for one in self._lost:
+            one.settle(any_differs)
+        toggled, overwritten = self._toggled(), self._overwritten()
+        apart = self.statistics.differing() if any_differs else []
+        one_rank = "or train with one rank in fp32"
+        if toggled:
+            text = f"the forward changed requires_grad of {listed(toggled)}"
+            cure = f"freeze it in the constructor, or detach() its output, {one_rank}"
+        elif overwritten:
+            text, cure = (
+                f"the forward changed {listed(overwritten)}",
+                f"let the forward compute with a copy, {one_rank}",
+            )
+        elif apart:
+            text = f"the forward changed {listed(apart)} by the samples of one data-parallel rank"
+            cure = "compute it from all samples, or train with one data-parallel rank"
+        else:
+            return ""
+        return f"{text}, and this layout would train to other numbers. The weights were not touched: {cure}"
+
+    def _overwritten(self) -> list[str]:
         """Return the parameters whose values a forward has changed where ranks cannot follow."""
         lost = set().union(*(one.overwritten for one in self._lost))
         return [placed.name for placed, t in self._parameters if id(t) in lost]
 
-    def toggled(self) -> list[str]:
+    def _toggled(self) -> list[str]:
         """Return the parameters whose ``requires_grad`` a forward has set where ranks cannot follow.
 
         A step may compute with copies of the parameters that are trained; in a pipeline forwards come before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -15,34 +15,72 @@ from launcher.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """The persistent buffers of this rank by module and name, as a forward may replace the tensor."""
+class Buffer:
+    """A persistent buffer by module and name there, as a forward may replace the tensor.
 
-    places: tuple[tuple[nn.Module, str], ...]
+    ``steady``: the forward did not change it when it was planned, and it is no statistic of a BatchNorm.
+    """
+
+    module: nn.Module
+    attr: str
+    name: str
+    steady: bool
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        found: torch.Tensor = getattr(self.module, self.attr)
+        return found
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The persistent buffers of this rank, which takes those of the first data-parallel rank after each step.
+
+    ``apart``: steady buffers, and which of their bytes differed from those of the first rank.
+    """
+
+    buffers: tuple[Buffer, ...]
     group: dist.ProcessGroup | None
+    apart: list[tuple[tuple[Buffer, ...], torch.Tensor]] = field(default_factory=list)
 
     @torch.no_grad()
     def share(self) -> None:
-        """Broadcast them, in one collective per dtype."""
-        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-        for module, name in self.places:
-            t = getattr(module, name)
-            by_dtype.setdefault(t.dtype, []).append(t)
-        for same in by_dtype.values():
-            flat = torch.cat([t.reshape(-1) for t in same])
-            dist.broadcast(flat.view(torch.uint8), group_src=0, group=self.group)  # gloo supports few dtypes
-            for t, piece in zip(same, flat.split([t.numel() for t in same]), strict=True):
+        """Broadcast them, in one collective per dtype and kind."""
+        self.apart.clear()
+        alike: dict[tuple[torch.dtype, bool], list[Buffer]] = {}
+        for b in self.buffers:
+            alike.setdefault((b.tensor.dtype, b.steady), []).append(b)
+        for (_, steady), same in alike.items():
+            tensors = [b.tensor for b in same]
+            flat = torch.cat([t.reshape(-1) for t in tensors])
+            raw = flat.view(torch.uint8)  # gloo supports few dtypes
+            own = raw.clone() if steady else None
+            dist.broadcast(raw, group_src=0, group=self.group)
+            if own is not None:
+                self.apart.append((tuple(same), raw != own))
+            for t, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
                 t.copy_(piece.view_as(t))
+
+    def differing(self) -> list[str]:
+        """Return the steady buffers that differed; makes the CPU wait for the device."""
+        out = []
+        for same, apart in self.apart:
+            each = apart.split([b.tensor.nbytes for b in same])
+            out += [b.name for b, differs in zip(same, each, strict=True) if bool(differs.any())]
+        return out
 
 
 def statistics(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> Statistics:
     """Return the statistics to share; none with one data-parallel rank."""
     if plan.sizes.replicas == 1:
         return Statistics((), meshes.dp)
-    places = []
+    buffers = []
     for part in parts:
         for placed, name, _ in part.named(plan.params):
             if placed.buffer:
                 owner, _, attr = name.rpartition(".")
-                places.append((part.module.get_submodule(owner), attr))
-    return Statistics(tuple(places), meshes.dp)
+                module = part.module.get_submodule(owner)
+                moves = isinstance(module, nn.modules.batchnorm._NormBase)
+                steady = not moves and not {*plan.observed.changed} & {*placed.names}
+                buffers.append(Buffer(module, attr, placed.name, steady=steady))
+    return Statistics(tuple(buffers), meshes.dp)

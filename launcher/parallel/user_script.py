@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from launcher.errors import RunError
 from launcher.parallel import mesh, parallel_model
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.parallel_model import ParallelModel, blueprint
@@ -27,12 +28,18 @@ class Net(nn.Module):
         self.live = live
 
     def forward(self, *inputs: Any) -> Any:
-        """Run the model if it is one stage. Raises ``RuntimeError`` for a pipeline."""
+        """Run the model if it is one stage. Raises ``RuntimeError`` for a pipeline.
+
+        Raises ``RunError`` if the model has changed weights where ranks cannot follow.
+        """
         count = len(self.live.plan.stages)
         if count > 1:
             runner = "launcher.runtime.training.pipeline.PipelineRuntime(net.live, ...)"
             raise RuntimeError(f"one of {count} stages: {runner} runs them")
-        return self.stages[0](*inputs)
+        out = self.stages[0](*inputs)
+        if text := self.live.lost():
+            raise RunError(text)
+        return out
 
     def copies(self) -> dict[str, tuple[Tensor, ...]]:
         """Return this rank's parameters and buffers of the plan by first name: one tensor per copy."""

@@ -108,15 +108,16 @@ class Estimate:
 class Observed:
     """What the model and the optimizer did when the planner tried them.
 
-    ``optimizer`` describes the user's optimizer class; ``None`` for one of ours. ``restored`` are parameters
-    and buffers that a forward in evaluation mode changes, under all their names; ``moves``: whether it
-    changes Python state. ``unsteady`` is what of both its output depends on. ``mixed`` are modules that
-    normalize over the samples of a micro batch in evaluation mode. ``batch_dependent``: training depends on
-    which samples share a micro batch. ``lookups`` are inputs that index tables; each batch is checked
-    against them.
+    ``optimizer`` describes the user's optimizer class; ``None`` for one of ours. ``changed`` are parameters
+    and buffers that a forward in training changes, ``restored`` those that one in evaluation mode changes,
+    under all their names; ``moves``: whether the latter changes Python state. ``unsteady`` is what of both
+    its output depends on. ``mixed`` are modules that normalize over the samples of a micro batch in
+    evaluation mode. ``batch_dependent``: training depends on which samples share a micro batch. ``lookups``
+    are inputs that index tables; each batch is checked against them.
     """
 
     optimizer: OptimizerTraits | None
+    changed: tuple[str, ...]
     restored: tuple[str, ...]
     moves: bool
     unsteady: tuple[str, ...]
@@ -426,6 +427,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
     effects = model.graph.effects
     return Observed(
         optimizer=traits,
+        changed=tuple(n for c in effects.changes for n in c.names),
         restored=tuple(n for c in effects.evaluated for n in c.names),
         moves=effects.moves,
         unsteady=evaluation.unsteady(model.skeleton, model.graph),

@@ -45,8 +45,8 @@ ORDER = (
     "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room", "step",
     "phases", "settings", "notes",
     "deferred", "ema", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "objective",
-    "training", "loss_repeats", "optimizer", "restored", "moves", "unsteady", "mixed", "batch_dependent",
-    "lookups",
+    "training", "loss_repeats", "optimizer", "changed", "restored", "moves", "unsteady", "mixed",
+    "batch_dependent", "lookups",
 )  # fmt: skip
 """The order of a plan's values: decided, estimated and observed values are on one level."""
 

@@ -21,7 +21,12 @@ def replace(layer: nn.Linear) -> None:
     layer.weight.data = layer.weight.data * 0.5
 
 
-CHANGES: dict[str, Callable[[nn.Linear], None]] = {f.__name__: f for f in (freeze, halve, replace)}
+def write(layer: nn.Linear) -> None:
+    """In place, without a new version for autograd."""
+    layer.weight.data.mul_(0.5)
+
+
+CHANGES: dict[str, Callable[[nn.Linear], None]] = {f.__name__: f for f in (freeze, halve, replace, write)}
 
 
 class Changing(nn.Linear):
@@ -36,6 +41,34 @@ class Changing(nn.Linear):
         if self.calls == self.at or not self.at:
             CHANGES[self.change](self)
         return super().forward(x)
+
+
+class Restarting(nn.Linear):
+    """At call ``at`` it restarts from its samples: ``what`` is a weight, or a buffer that it adds."""
+
+    middle: Tensor
+
+    def __init__(self, what: str, at: int) -> None:
+        super().__init__(6, 6)
+        self.what, self.at, self.calls = what, at, 0
+        self.register_buffer("middle", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.at:
+            with torch.no_grad():
+                (self.weight if self.what == "weight" else self.middle).copy_(x.mean(0))
+        return super().forward(x + self.middle)
+
+
+class Restarts(nn.Module):
+    def __init__(self, what: str, at: int) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), Restarting(what, at), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.b(self.a(x)))
+        return out
 
 
 class Changes(nn.Module):

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
+from launcher.parallel.mesh import local
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
-from launcher.runtime.training import loop
+from launcher.runtime.training import loop, save
 from launcher.steps.model import build_session
 from tests.parity import own
 from tests.ranks import DRAWN, on_ranks
@@ -93,7 +95,7 @@ def test_a_write_in_place_between_a_forward_and_its_backward_is_refused_by_autog
     assert "Failed to run stage backward" in failed.value.fault.message
 
 
-@pytest.mark.parametrize(("name", "change"), [*product(LOSE, ["replace"]), *product([*LOSE][1:], ["halve"])])
+@pytest.mark.parametrize(("name", "change"), [*product(LOSE, ["replace"]), *product([*LOSE][1:], ["halve", "write"])])
 def test_values_that_a_later_call_changes_are_not_lost_silently(name: str, change: str, tmp_path: Path) -> None:
     layout = LOSE[name]
     j = job_of(layout, LATE, change)
@@ -103,6 +105,68 @@ def test_values_that_a_later_call_changes_are_not_lost_silently(name: str, chang
         "step 2: the forward changed b.weight, and this layout would train to other numbers. The weights were not "
         "touched: let the forward compute with a copy, or train with one rank in fp32"
     )
+
+
+def restarting(what: str, layout: Layout) -> Job:
+    return own(
+        "late_change_nets.Restarts", [6], stages=0, train__batch_size=8, train__precision=layout.precision,
+        model={"_target_": "tests.parallel.late_change_nets.Restarts", "what": what, "at": LATE},
+        parallel=layout.parallel | {"pipeline": {"micro_batch_num": 2}},
+    )  # fmt: skip
+
+
+def saved(world: World, j: Job, plan: Plan, folder: Path) -> str:
+    s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+    for _ in range(2):
+        loop.step(s, None)
+        s.step += 1
+    return save.save(s, None).name
+
+
+def test_a_buffer_that_a_later_call_makes_of_one_ranks_samples_ends_the_step(tmp_path: Path) -> None:
+    j = restarting("middle", FOLLOW["replicas"])
+    with pytest.raises(RanksFailed) as failed:
+        on_ranks(2, rank_steps, j, plan_job(j), tmp_path)
+    assert failed.value.fault.message == (
+        "step 2: the forward changed b.middle by the samples of one data-parallel rank, and this layout would train to "
+        "other numbers. The weights were not touched: compute it from all samples, or train with one data-parallel rank"
+    )
+
+
+REPLICAS_OF_SHARDS = Layout(4, parallel=sharded("level1") | {"grid": {"dp_replicate": 2, "dp_shard": 2}})
+
+
+def test_a_weight_that_a_later_call_makes_of_one_ranks_samples_is_not_saved(tmp_path: Path) -> None:
+    j = restarting("weight", FOLLOW["replicas"])
+    with pytest.raises(RanksFailed) as failed:
+        on_ranks(2, saved, j, plan_job(j), tmp_path)
+    assert failed.value.fault.message == (
+        "after step 2 b.weight differs between the ranks 0, 1, which a step leaves equal: a forward, a hook, a "
+        "callback or the optimizer changed it by what only some of them have. No checkpoint of this step was "
+        "written; change it by what all ranks have, or train with one data-parallel rank"
+    )
+    assert not [*tmp_path.glob("checkpoints/*")]
+
+
+def damaged(world: World, j: Job, plan: Plan, folder: Path, name: str, rank: int) -> str:
+    """``saved``, after one number of ``name`` has changed by one bit on ``rank``."""
+    s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+    if world.rank == rank:
+        for placed, t in s.model.named():
+            if placed.name == name:
+                raw = local(t.detach()).view(-1)[:1].view(torch.int64)
+                raw ^= 1
+    return save.save(s, None).name
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_one_bit_of_one_copy_keeps_a_checkpoint_from_being_written(rank: int, tmp_path: Path) -> None:
+    j = restarting("weight", REPLICAS_OF_SHARDS)
+    plan = plan_job(j)
+    twins = ", ".join(str(r) for r in sorted({rank, rank ^ 2}))
+    with pytest.raises(RanksFailed) as failed:
+        on_ranks(4, damaged, j, plan, tmp_path, "head.weight", rank)
+    assert f"head.weight differs between the ranks {twins}," in failed.value.fault.message
 
 
 @pytest.mark.parametrize("layout", FOLLOW.values(), ids=FOLLOW)

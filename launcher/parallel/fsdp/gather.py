@@ -24,8 +24,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from launcher.errors import RunError
 from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
-from launcher.parallel.lost_changes import LostChanges, state_of
-from launcher.parallel.mesh import Meshes, flags, to_host
+from launcher.parallel.lost_changes import LostChanges, Used, state_of
+from launcher.parallel.mesh import Meshes, flags, local, to_host
 from launcher.parallel.split_backward import Rounding
 from launcher.parallel.stages import StagePart
 from launcher.plan.communication.buckets_and_gathers import GatherGroup
@@ -54,6 +54,14 @@ def _gathered(p: Any) -> torch.Tensor:
     """Return the tensor of FSDP2's record ``p`` that modules compute with."""
     tensor: torch.Tensor = getattr(p, "_unsharded_param", p.sharded_param)
     return tensor
+
+
+def _piece(p: Any) -> Used:
+    """Return this rank's piece of the tensor that modules compute with, and its shard."""
+    full, shard = local(p._unsharded_param), local(p.sharded_param)
+    dim, n = p.fsdp_placement.dim, p.mesh_info.shard_mesh_size
+    first = min(-(-full.shape[dim] // n) * p.mesh_info.shard_mesh_rank, full.shape[dim])
+    return Used(p.sharded_param, shard, full.narrow(dim, first, shard.shape[dim]))
 
 
 class GatherOrder:
@@ -93,6 +101,7 @@ class GatherOrder:
             group.post_forward = partial(self._leave, i, group.post_forward)
             group.pre_backward = partial(self._gather, i, group.pre_backward)
             group.post_backward = partial(self._reduce, i, group.post_backward)
+            group._to_sharded = partial(self._free, i, group._to_sharded)
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -164,6 +173,13 @@ class GatherOrder:
         for p in self.groups[i].fsdp_params:
             self.lost.note(p.sharded_param, _gathered(p), self._seen[id(p)])
         return leave(*args)
+
+    def _free(self, i: int, free: Any) -> None:
+        """Compare this rank's piece of each gathered weight of group ``i`` with its shard; then free them."""
+        if self.groups[i].is_unsharded:
+            params = self.groups[i].fsdp_params
+            self.lost.compare([_piece(p) for p in params if hasattr(p, "_unsharded_param")])
+        free()
 
     def _gather(self, i: int, gather: Any, *args: Any) -> None:
         """Run before backward passes group ``i``.

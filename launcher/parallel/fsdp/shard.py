@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 from launcher.parallel.dispatch.modes import tree_map_only
-from launcher.parallel.lost_changes import LostChanges, state_of
+from launcher.parallel.lost_changes import LostChanges, Used, state_of
 from launcher.parallel.mesh import Meshes, local
 from launcher.parallel.stages import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
@@ -135,6 +135,8 @@ class HalfWeights:
             yield
             for kept, low, before in copies:
                 self.lost.note(kept, low, before)
+            if torch.is_grad_enabled():
+                self.lost.compare([Used(kept, local(kept), local(low)) for kept, low, _ in copies])
         finally:
             for w in self.weights:
                 for module, name in w.places:

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from launcher.errors import RunError
 from launcher.objective.metrics import values
-from launcher.plan.values.module_names import listed
 from launcher.runtime.faults import Preempted
 from launcher.runtime.training import monitored_metrics, save, throughput
 from launcher.runtime.training.monitored_metrics import Watched
+from launcher.runtime.training.replicas import check_replicas
 from launcher.runtime.training.session import Session
 
 
@@ -115,6 +115,7 @@ def _train(s: Session, loop: Loop) -> None:
             began = time.perf_counter()
             save.attempt(s, loop.keep)
             stall = {"save_stall_ms": (time.perf_counter() - began) * 1e3}
+    check_replicas(s)
     _call(s, "on_end", s.results)
 
 
@@ -211,10 +212,12 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     batch = s.feed.batch(s.step)
     s.optimizer.zero_grad(set_to_none=True)
     share = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor, measuring)
-    _check_kept(s)
 
     # one all-reduce for the loss, the norm, requests to stop, and metrics
-    share, square = s.norm.squared_beside(share)
+    both, square = s.norm.squared_beside(torch.stack([share, s.model.largest_loss().to(share.device)]))
+    share, largest_loss = both.unbind()
+    if text := s.model.lost(any_differs=bool(largest_loss > 0)):
+        raise RunError(f"step {s.step + 1}: {text}")
     sums = torch.stack([share, square, torch.tensor(float(bool(s.world.stop_signal())))])
     if s.times is not None:
         s.times.arrived()
@@ -249,21 +252,6 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     s.optimizer.step()
     s.scaling.went_well()
     return loss, norm
-
-
-def _check_kept(s: Session) -> None:
-    """Raises ``RunError`` if a forward has changed weights in a way that this layout cannot follow."""
-    toggled, overwritten = s.model.toggled(), s.model.overwritten()
-    if toggled:
-        text = f"the forward changed requires_grad of {listed(toggled)}"
-        cure = "freeze it in the constructor, or detach() its output"
-    elif overwritten:
-        text = f"the forward changed {listed(overwritten)}"
-        cure = "let the forward compute with a copy"
-    else:
-        return
-    why = "and this layout would train to other numbers. The weights were not touched"
-    raise RunError(f"step {s.step + 1}: {text}, {why}: {cure}, or train with one rank in fp32")
 
 
 def _pairs(sums: list[float]) -> list[tuple[float, float]]:

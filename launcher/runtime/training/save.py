@@ -23,6 +23,7 @@ from launcher.runtime.cluster.messages import decode, encode
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import module_state
 from launcher.runtime.training.monitored_metrics import forget_absent
+from launcher.runtime.training.replicas import check_replicas
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
 from launcher.runtime.training.state import blob, extra, states, strategy, tensors
@@ -123,10 +124,12 @@ class Snapshot:
 def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
     """Writes a complete checkpoint or none, once the previous one is written. All ranks call it.
 
-    A ``saver`` writes it from a copy in host memory: this returns once the copy is made, and ``finish`` and
-    ``check`` raise the error of a failed write.
+    Raises ``RunError`` if ranks that have the same weights have other numbers. A ``saver`` writes it from a
+    copy in host memory: this returns once the copy is made, and ``finish`` and ``check`` raise the error of a
+    failed write.
     """
     finish(s)
+    check_replicas(s)
     shot = _snapshot(s, keep, saver)
     if saver is None:
         shot.write()

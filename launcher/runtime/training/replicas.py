@@ -1,0 +1,91 @@
+"""Compares the weights that several ranks have a copy of: every step must leave them equal."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+import xxhash
+from torch import Tensor
+
+from launcher.errors import RunError
+from launcher.parallel.mesh import local
+from launcher.plan.values.layout import Layout
+from launcher.plan.values.module_names import listed
+from launcher.runtime.cluster.messages import all_gather
+from launcher.runtime.training.session import Session
+
+AXES = ("dp_replicate", "dp_shard")
+"""Axes whose ranks get the same gradients, to the last bit.
+
+Ranks of ``tp`` compute the gradient of a common weight each for itself, and some kernels of accelerators add
+in an order that changes from call to call.
+"""
+
+
+@torch.no_grad()
+def check_replicas(s: Session) -> None:
+    """Raises ``RunError`` if the copies of a weight or buffer differ, over replicas or tied stages.
+
+    Every rank calls this, between two steps.
+    """
+    groups: dict[str, dict[str, Tensor]] = {}
+    for placed, t in s.model.named():
+        if copies := _copies(placed.layout, s.world.rank):
+            groups.setdefault(copies, {})[placed.name] = local(t.detach())
+    digests = {copies: _digests(tensors) for copies, tensors in groups.items()}
+
+    # one number for each group of ranks: nearly always they are equal
+    mine = {copies: xxhash.xxh3_64_intdigest(repr(each).encode()) for copies, each in digests.items()}
+    every = all_gather(mine, dict[str, int])
+    pairs = {pair for theirs in every for pair in theirs.items()}
+    odd = {copies for copies, n in Counter(copies for copies, _ in pairs).items() if n > 1}
+    if not odd:
+        return
+
+    # the weights, and the ranks
+    shown = {copies: each for copies, each in digests.items() if copies in odd}
+    kinds: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for rank, theirs in enumerate(all_gather(shown, dict[str, dict[str, int]])):
+        for copies, each in theirs.items():
+            for name, digest in each.items():
+                kinds.setdefault((copies, name), {}).setdefault(digest, []).append(rank)
+    wrong = {key: ranks for key, ranks in kinds.items() if len(ranks) > 1}
+    names = listed([*dict.fromkeys(name for _, name in wrong)])
+    between = sorted({r for of in wrong.values() for ranks in of.values() for r in ranks})
+    text = f"after step {s.step} {names} differs between the ranks {', '.join(map(str, between))}"
+    why = "a forward, a hook, a callback or the optimizer changed it by what only some of them have"
+    cure = "change it by what all ranks have, or train with one data-parallel rank"
+    raise RunError(
+        f"{text}, which a step leaves equal: {why}. No checkpoint of this step was written; {cure}"
+    )
+
+
+def _copies(layout: Layout, rank: int) -> str:
+    """A name for the ranks that have the same piece of a tensor as ``rank``; "" if only ``rank`` has it."""
+    at = layout.grid.coords(rank)
+    if not {*AXES} <= at.keys():
+        return ""
+    stages = dict(layout.at).get("pp", (at["pp"],))
+    free = [a for a in AXES if a not in layout.axes and layout.grid[a] > 1]
+    if not free and len(stages) == 1:
+        return ""
+    first = layout.grid.rank(**at | dict.fromkeys(free, 0) | {"pp": stages[0]})
+    return f"{first} {stages}"
+
+
+def _digests(tensors: dict[str, Tensor]) -> dict[str, int]:
+    """Digests of bytes: by xxhash on a CPU; on an accelerator sums of integers, which come in one copy."""
+    if all(t.device.type == "cpu" for t in tensors.values()):
+        return {n: xxhash.xxh3_64_intdigest(_bytes(t)) for n, t in tensors.items()}
+    sums = [_integers(t).sum(dtype=torch.int64) for t in tensors.values()]
+    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True))
+
+
+def _bytes(t: Tensor) -> memoryview:
+    return memoryview(t.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def _integers(t: Tensor) -> Tensor:
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return t.contiguous().reshape(-1).view(kinds.get(t.element_size(), torch.uint8))
