@@ -27,7 +27,7 @@ from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable
 from launcher.parallel.trace.moving_state import unentangled
 from launcher.parallel.trace.output_specs import spec
 from launcher.parallel.trace.run_on_values import InMemory, Observers, cast, run_module
-from launcher.plan.cut.stages import covers
+from launcher.plan.cut.stages import around, covers
 from launcher.plan.refusals.model import DTYPES
 from launcher.plan.values.operations import Operations
 from launcher.user_errors import user_error
@@ -317,8 +317,8 @@ def _names(model: nn.Module, count: int) -> list[str]:
 def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
     """Refuse backward hooks of modules that are split: they have no backward of their own."""
     for path, module in model.named_modules():
-        inside = any(path == leaf or path.startswith(leaf + ".") for leaf in leaves)
-        if not inside and (module._backward_hooks or module._backward_pre_hooks):
+        hooked = module._backward_hooks or module._backward_pre_hooks
+        if hooked and leaves.isdisjoint(around(path)):
             text = f"{path or type(model).__name__} has a backward hook"
             why = "its forward is cut between the stages"
             cure = "put the hook on a module that has a stage of its own"

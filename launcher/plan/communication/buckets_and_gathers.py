@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.plan.cut.stages import Stage, covers
+from launcher.plan.cut.stages import Stage, around, covers
 from launcher.plan.cut.tensor_placement import Placed, by_stage
 from launcher.plan.cut.uncut_modules import units
 from launcher.plan.cut.written_stages import owner
@@ -146,8 +146,9 @@ def _groups(
     params: Sequence[Placed], stage: Stage, units: list[str], graph: Graph, limits: Limits
 ) -> Iterator[GatherGroup]:
     # a parameter goes with the innermost unit that alone uses it
+    here = {*stage.params}
     inner_first = sorted((u for u in units if u), key=lambda u: -u.count("."))
-    homes, rest = _homes(params, stage, inner_first, graph)
+    homes, rest = _homes(params, {*stage.modules}, here, inner_first, graph=graph)
 
     # in gathering order; the rest, which belongs to the whole stage, comes last
     order = inner_first if limits.each else units
@@ -155,54 +156,55 @@ def _groups(
     if rest:
         gathers.append(_Gather(("",), rest))
     if limits.gather is not None:
-        gathers = _fused(gathers, graph, limits.gather)
+        gathers = _fused(gathers, {*graph.chains}, limits.gather)
 
+    # gradients pass through a group if it or one before it is trained
+    at = {p.name: i for i, p in enumerate(params)}
+    learns = next((i for i, p in enumerate(params) if p.trainable), len(params))
+    calls, chains = dict(graph.calls), {*graph.chains}
     before = ""
     for gather in gathers:
-        yield _group(gather, params, stage, graph, before=before)
+        names = tuple(next(n for n in p.names if n in here) for p in gather.params)
+        yield GatherGroup(
+            stage=stage.index,
+            modules=gather.modules,
+            names=names,
+            nbytes=gather.nbytes,
+            chained=(before, gather.modules[0]) in chains,
+            calls=max(calls.get(m, 1) for m in gather.modules),
+            idle=tuple(n for n, p in zip(names, gather.params, strict=True) if not p.trainable),
+            backward=gather.modules == ("",) or stage.index > 0 or learns <= at[gather.params[-1].name],
+        )
         before = gather.modules[-1]
 
 
 def _homes(
-    params: Sequence[Placed], stage: Stage, units: list[str], graph: Graph
+    params: Sequence[Placed], modules: set[str], names: set[str], units: list[str], *, graph: Graph
 ) -> tuple[dict[str, tuple[Placed, ...]], tuple[Placed, ...]]:
-    """Returns the sharded parameters of ``stage`` by the first unit that can gather them, and the rest."""
+    """Returns the sharded ones of ``params`` by the first unit that can gather them, and the rest.
+
+    ``modules`` and ``names`` are those of the stage: modules that it calls, and tensors that it has.
+    """
     remaining = {p.name: p for p in params if p.sharded}
+
+    # the parameters that a unit contains under a name of the stage
+    contained: dict[str, dict[str, Placed]] = {}
+    for p in remaining.values():
+        for unit in {u for n in p.names if n in names for u in around(owner(n))}:
+            contained.setdefault(unit, {})[p.name] = p
+
+    begun = {module for module, begins in graph.order if begins}
+    scopes = dict(graph.scopes) | {n.target: "" for n in graph.nodes if n.kind == "param"}
     homes: dict[str, tuple[Placed, ...]] = {}
-    for unit in (u for u in units if _runs(stage, u)):
-        inside = [p for p in remaining.values() if _inside(p, unit, stage)]
-        called = not graph.order or (unit, True) in graph.order  # a direct call of its forward runs no hooks
-        if inside and called and _alone(unit, inside, stage, graph):
+    for unit in units:
+        if modules.isdisjoint(around(unit)):  # not all of it runs through module calls
+            continue
+        inside = [p for name, p in contained.get(unit, {}).items() if name in remaining]
+        called = not graph.order or unit in begun  # a direct call of its forward runs no hooks
+        here = [n for p in inside for n in p.names if n in names]
+        if inside and called and _alone(unit, here, scopes, looks=unit in graph.looks):
             homes[unit] = tuple(remaining.pop(p.name) for p in inside)
     return homes, tuple(remaining.values())
-
-
-def _inside(p: Placed, unit: str, stage: Stage) -> bool:
-    """Whether ``unit`` contains the parameter under a name that this stage uses."""
-    return any(covers(unit, owner(n)) for n in p.names if n in stage.params)
-
-
-def _group(
-    gather: _Gather, params: Sequence[Placed], stage: Stage, graph: Graph, *, before: str
-) -> GatherGroup:
-    """Makes a group of ``gather``; ``before`` is the last module of the group before it."""
-    names = tuple(next(n for n in p.names if n in stage.params) for p in gather.params)
-    calls = dict(graph.calls)
-
-    # gradients pass through if this group or one before it is trained
-    learning = [i for i, p in enumerate(params) if p.trainable]
-    last = params.index(gather.params[-1])
-    backward = gather.modules == ("",) or stage.index > 0 or bool(learning and learning[0] <= last)
-    return GatherGroup(
-        stage=stage.index,
-        modules=gather.modules,
-        names=names,
-        nbytes=gather.nbytes,
-        chained=(before, gather.modules[0]) in graph.chains,
-        calls=max(calls.get(m, 1) for m in gather.modules),
-        idle=tuple(n for n, p in zip(names, gather.params, strict=True) if not p.trainable),
-        backward=backward,
-    )
 
 
 def _units(skeleton: ModelStructure, graph: Graph, limits: Limits) -> list[str]:
@@ -229,26 +231,21 @@ def _units(skeleton: ModelStructure, graph: Graph, limits: Limits) -> list[str]:
     return [m for m in skeleton.modules if m in around | apart]
 
 
-def _alone(unit: str, inside: list[Placed], stage: Stage, graph: Graph) -> bool:
-    """Whether all parameters ``inside`` of ``unit`` are used only while it runs.
+def _alone(unit: str, names: list[str], scopes: Mapping[str, str | None], *, looks: bool) -> bool:
+    """Whether all parameters of ``unit``, by their ``names``, are used only while it runs.
 
     A group contains all parameters of its module, so a single one that other code uses excludes all of them.
-    A module that reads tensor values may have used none of them in the trace, whose inputs are zeros.
+    A module that ``looks`` at tensor values may have used none of them in the trace, whose inputs are zeros.
+    ``scopes``: as those of ``Graph``; code between modules uses a parameter while the model runs.
     """
-    here = [n for p in inside for n in p.names if n in stage.params]
-    glued = {n.target for n in graph.nodes if n.kind == "param"}
-    if not glued.isdisjoint(here):
-        return False
-
-    scopes = dict(graph.scopes)
-    users = [scopes.get(n, owner(n)) for n in here]
+    users = [scopes.get(n, owner(n)) for n in names]
     used = [user for user in users if user is not None]
-    if not used and unit not in graph.looks:
+    if not used and not looks:
         return False
-    return all(covers(unit, m) for m in (*used, *map(owner, here)))
+    return all(covers(unit, m) for m in (*used, *map(owner, names)))
 
 
-def _fused(gathers: list[_Gather], graph: Graph, limit: int) -> list[_Gather]:
+def _fused(gathers: list[_Gather], chains: set[tuple[str, str]], limit: int) -> list[_Gather]:
     """Merges consecutive gathers greedily while they fit; a gather that includes the rest becomes the rest.
 
     Only units that feed each other are merged: torch reduces a group as soon as the backward of its first
@@ -256,7 +253,7 @@ def _fused(gathers: list[_Gather], graph: Graph, limit: int) -> list[_Gather]:
     """
     out: list[_Gather] = []
     for gather in gathers:
-        if out and _feeds(out[-1], gather, graph) and out[-1].nbytes + gather.nbytes <= limit:
+        if out and _feeds(out[-1], gather, chains) and out[-1].nbytes + gather.nbytes <= limit:
             rest = gather.modules == ("",)
             modules = gather.modules if rest else (*out[-1].modules, *gather.modules)
             out[-1] = _Gather(modules, (*out[-1].params, *gather.params))
@@ -265,14 +262,9 @@ def _fused(gathers: list[_Gather], graph: Graph, limit: int) -> list[_Gather]:
     return out
 
 
-def _feeds(before: _Gather, gather: _Gather, graph: Graph) -> bool:
+def _feeds(before: _Gather, gather: _Gather, chains: set[tuple[str, str]]) -> bool:
     """Whether ``gather`` uses the output of the one before it; the rest of a stage always counts as such."""
-    return gather.modules == ("",) or (before.modules[-1], gather.modules[0]) in graph.chains
-
-
-def _runs(stage: Stage, unit: str) -> bool:
-    """Whether ``stage`` runs all of ``unit`` through module calls."""
-    return any(covers(m, unit) for m in stage.modules)
+    return gather.modules == ("",) or (before.modules[-1], gather.modules[0]) in chains
 
 
 def buckets(

@@ -133,10 +133,12 @@ def placed(
     alone = {n for n, ps in same.items() if apart[n] or n in unsharded or ps[0].spec.dtype != usual}
 
     out = []
+    has = {s.index: {*s.params} for s in stages}
     for name, ps in same.items():
         sharding = None if name in alone else hsdp
         compute = None if apart[name] else low
-        out.append(_placed(ps, stages, sizes, hsdp=sharding, splits=splits or {}, low=compute))
+        at = tuple(i for i, names in has.items() if not names.isdisjoint(p.name for p in ps))
+        out.append(_placed(ps, at, sizes, hsdp=sharding, splits=splits or {}, low=compute))
     return tuple(out)
 
 
@@ -161,7 +163,7 @@ def full_precision_names(skeleton: ModelStructure) -> frozenset[str]:
 
 def _placed(
     ps: list[Param],
-    stages: tuple[Stage, ...],
+    stages: tuple[int, ...],
     sizes: Sizes,
     *,
     hsdp: Hsdp | None,
@@ -169,7 +171,6 @@ def _placed(
     low: str | None,
 ) -> Placed:
     names = tuple(p.name for p in ps)
-    stage_indices = tuple(s.index for s in stages if not set(names).isdisjoint(s.params))
     spec = ps[0].spec
     if low and all(p.stored == low for p in ps):  # a wider dtype would hold the same numbers
         spec = TensorSpec(spec.shape, low)
@@ -179,7 +180,7 @@ def _placed(
     if _shards(ps[0], sizes, hsdp, split):
         split = ((*split[0], "dp_shard"), *split[1:])
 
-    coords = tuple(sorted({sizes.places[s] for s in stage_indices}))
+    coords = tuple(sorted({sizes.places[s] for s in stages}))
     layout = Layout(sizes.grid, spec.shape, split, (("pp", coords),))
     compute = low if low and "float" in spec.dtype else spec.dtype
     return Placed(
@@ -187,7 +188,7 @@ def _placed(
         names=names,
         spec=spec,
         layout=layout,
-        stages=stage_indices,
+        stages=stages,
         trainable=ps[0].trainable,
         buffer=ps[0].buffer,
         compute=compute,
