@@ -131,6 +131,11 @@ class ParallelModel:
     def _names(self) -> frozenset[str]:
         return frozenset(p.name for p in self.plan.params)
 
+    @property
+    def unread(self) -> bool:
+        """True if ``lost`` would have to read what a device compared."""
+        return bool(self.statistics.apart) or any(one.differences for one in self._lost)
+
     def largest_loss(self) -> torch.Tensor:
         """Return a number (fp64, 0-d): positive if ``lost`` has to read what a device compared."""
         largest = [d for one in self._lost if (d := one.largest()) is not None]
@@ -138,29 +143,29 @@ class ParallelModel:
         return torch.stack(largest).max() if largest else torch.zeros((), dtype=torch.float64)
 
     def lost(self, any_differs: bool = True) -> str:
-        """Return what a forward has changed where ranks cannot follow, and the way out; "" if nothing.
+        """Return what forwards have changed where ranks cannot follow, and the way out; "" if nothing.
 
-        ``any_differs``: whether ``largest_loss`` is positive, for callers that know it.
+        ``any_differs``: whether ``largest_loss`` is positive, for callers that know it. What was compared is
+        forgotten.
         """
         for one in self._lost:
             one.settle(any_differs)
         toggled, overwritten = self._toggled(), self._overwritten()
         apart = self.statistics.differing() if any_differs else []
+        self.statistics.apart.clear()
         one_rank = "or train with one rank in fp32"
         if toggled:
             text = f"the forward changed requires_grad of {listed(toggled)}"
             cure = f"freeze it in the constructor, or detach() its output, {one_rank}"
         elif overwritten:
-            text, cure = (
-                f"the forward changed {listed(overwritten)}",
-                f"let the forward compute with a copy, {one_rank}",
-            )
+            text = f"the forward changed {listed(overwritten)}"
+            cure = f"let the forward compute with a copy, {one_rank}"
         elif apart:
             text = f"the forward changed {listed(apart)} by the samples of one data-parallel rank"
             cure = "compute it from all samples, or train with one data-parallel rank"
         else:
             return ""
-        return f"{text}, and this layout would train to other numbers. The weights were not touched: {cure}"
+        return f"{text}, and this layout would train to other numbers; {cure}"
 
     def _overwritten(self) -> list[str]:
         """Return the parameters whose values a forward has changed where ranks cannot follow."""
@@ -214,6 +219,8 @@ class ParallelModel:
     def running(self) -> Iterator[None]:
         """Enter around every forward and backward: weights are gathered, in the dtype of the computation."""
         self.prefetch.start()
+        for order in self.orders:
+            order.compares = torch.is_grad_enabled()
         for weights in self.weights:
             weights.gather()
         memory = [(t, t.data_ptr()) for _, t in self._parameters if self.staged and type(t) is nn.Parameter]

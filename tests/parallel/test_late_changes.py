@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.errors import RequestError
+from launcher.errors import RequestError, RunError
 from launcher.job.schema.job import Job
+from launcher.objective.losses import ClassLoss
+from launcher.parallel import parallelize
 from launcher.parallel.mesh import local
 from launcher.plan.plan import Plan
-from launcher.planner.plan_job import plan_job
+from launcher.planner.plan_job import builder, plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop, save
+from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.steps.model import build_session
-from tests.parity import own
+from tests.parity import batch, own, place
 from tests.ranks import DRAWN, on_ranks
 
 LATE = 4
@@ -83,8 +86,8 @@ def test_what_a_later_call_does_ends_the_step(layout: Layout, tmp_path: Path) ->
     with pytest.raises(RanksFailed) as failed:
         on_ranks(layout.ranks, rank_steps, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
-        "step 2: the forward changed requires_grad of b.weight, and this layout would train to other numbers. The "
-        "weights were not touched: freeze it in the constructor, or detach() its output, or train with one rank in fp32"
+        "step 2: the forward changed requires_grad of b.weight, and this layout would train to other numbers; freeze "
+        "it in the constructor, or detach() its output, or train with one rank in fp32. The weights were not touched"
     )
 
 
@@ -102,9 +105,31 @@ def test_values_that_a_later_call_changes_are_not_lost_silently(name: str, chang
     with pytest.raises(RanksFailed) as failed:
         on_ranks(layout.ranks, rank_steps, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
-        "step 2: the forward changed b.weight, and this layout would train to other numbers. The weights were not "
-        "touched: let the forward compute with a copy, or train with one rank in fp32"
+        "step 2: the forward changed b.weight, and this layout would train to other numbers; let the forward compute "
+        "with a copy, or train with one rank in fp32. The weights were not touched"
     )
+
+
+def own_loop(world: World, j: Job, plan: Plan) -> str:
+    """What ends the third step of a loop that a user writes."""
+    net = parallelize(builder(j), plan)
+    xs, y = batch(j, plan)
+    n = plan.sizes.local_batch
+    mine = slice(place(plan, net.live.meshes) * n, (place(plan, net.live.meshes) + 1) * n)
+    pipe = PipelineRuntime(net.live, plan.inputs, ClassLoss(), torch.device("cpu"))
+    for _ in range(2):
+        pipe.step(tuple(x[mine] for x in xs), y[mine])
+    with pytest.raises(RunError) as raised:
+        pipe.step(tuple(x[mine] for x in xs), y[mine])
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSE if name != "stages"])
+def test_a_loop_of_the_user_ends_at_the_step_after(name: str) -> None:
+    j = job_of(LOSE[name], LATE, "write")
+    why = "the forward changed b.weight, and this layout would train to other numbers; let the forward compute with a copy"
+    want = [f"{why}, or train with one rank in fp32"] * LOSE[name].ranks
+    assert on_ranks(LOSE[name].ranks, own_loop, j, plan_job(j)) == want
 
 
 def restarting(what: str, layout: Layout) -> Job:
@@ -129,7 +154,7 @@ def test_a_buffer_that_a_later_call_makes_of_one_ranks_samples_ends_the_step(tmp
         on_ranks(2, rank_steps, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
         "step 2: the forward changed b.middle by the samples of one data-parallel rank, and this layout would train to "
-        "other numbers. The weights were not touched: compute it from all samples, or train with one data-parallel rank"
+        "other numbers; compute it from all samples, or train with one data-parallel rank. The weights were not touched"
     )
 
 

@@ -70,7 +70,7 @@ class GatherOrder:
     ``present`` has the parameters (by id of their shard) that had a gradient since ``agree``. ``see`` gets
     the shards and full gradients of the parameters that have one on this rank, right before they are reduced.
     ``before_use`` is called with each group of which a module is about to be called. ``lost`` has what
-    modules changed of gathered weights: the next gather undoes it.
+    modules changed of gathered weights: the next gather undoes it. ``compares``: their values, too.
     """
 
     def __init__(self, part: StagePart, plan: Plan) -> None:
@@ -79,6 +79,7 @@ class GatherOrder:
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
         self.present: set[int] = set()
         self.lost = LostChanges()
+        self.compares = True
         self._seen: dict[int, tuple[int, int]] = {}
         self.see: Callable[[list[torch.Tensor], list[torch.Tensor]], None] | None = None
         self.before_use: Callable[[int], None] | None = None
@@ -176,7 +177,7 @@ class GatherOrder:
 
     def _free(self, i: int, free: Any) -> None:
         """Compare this rank's piece of each gathered weight of group ``i`` with its shard; then free them."""
-        if self.groups[i].is_unsharded:
+        if self.compares and self.groups[i].is_unsharded:
             params = self.groups[i].fsdp_params
             self.lost.compare([_piece(p) for p in params if hasattr(p, "_unsharded_param")])
         free()

@@ -217,7 +217,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     both, square = s.norm.squared_beside(torch.stack([share, s.model.largest_loss().to(share.device)]))
     share, largest_loss = both.unbind()
     if text := s.model.lost(any_differs=bool(largest_loss > 0)):
-        raise RunError(f"step {s.step + 1}: {text}")
+        raise RunError(f"step {s.step + 1}: {text}. The weights were not touched")
     sums = torch.stack([share, square, torch.tensor(float(bool(s.world.stop_signal())))])
     if s.times is not None:
         s.times.arrived()

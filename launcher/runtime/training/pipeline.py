@@ -109,8 +109,11 @@ class PipelineRuntime:
         The first stage's ranks use ``inputs``, the last stage's ``targets``. Returns this rank's share (0-d)
         of the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without the last
         stage and on all but the first rank of ``tp``; it is NaN if no target of the global batch counts.
-        Gradients are complete and multiplied by ``scaled``; ``measuring``: updates ``measured``.
+        Gradients are complete and multiplied by ``scaled``; ``measuring``: updates ``measured``. Raises
+        ``RunError`` if an earlier forward has changed weights where ranks cannot follow.
         """
+        if text := self.model.lost(any_differs=self.model.unread):
+            raise RunError(text)
         self.scaled, self.measuring = scaled, measuring
         self.count.start(targets if self.last else None)
         self._run(self._train, inputs, targets, pieces=self.model.plan.pieces)
