@@ -127,9 +127,9 @@ def own_loop(world: World, j: Job, plan: Plan) -> str:
 @pytest.mark.parametrize("name", [name for name in LOSE if name != "stages"])
 def test_a_loop_of_the_user_ends_at_the_step_after(name: str) -> None:
     j = job_of(LOSE[name], LATE, "write")
-    why = "the forward changed b.weight, and this layout would train to other numbers; let the forward compute with a copy"
-    want = [f"{why}, or train with one rank in fp32"] * LOSE[name].ranks
-    assert on_ranks(LOSE[name].ranks, own_loop, j, plan_job(j)) == want
+    why = "the forward changed b.weight, and this layout would train to other numbers"
+    want = f"{why}; let the forward compute with a copy, or train with one rank in fp32"
+    assert on_ranks(LOSE[name].ranks, own_loop, j, plan_job(j)) == [want] * LOSE[name].ranks
 
 
 def restarting(what: str, layout: Layout) -> Job:
