@@ -16,7 +16,7 @@ from launcher.plan.values.layout import Box
 from launcher.plan.values.tensor_spec import TensorSpec
 
 BUFFER = 1 << 20
-"""Bytes; a buffer this small is still in the processor's cache when it is digested and when it is written."""
+"""Bytes; a buffer this small stays in the processor's cache while it is filled, hashed and written."""
 
 Fill = Callable[[Box, npt.NDArray[Any]], None]
 """Copies the elements of a box (global indices) into an array of the form that ``words`` returns."""

@@ -50,7 +50,7 @@ from launcher.untrusted.files import LINK
 
 LATEST = "latest"
 STEP = re.compile(r"step-(\d+)")
-LONGEST_LATEST = 1 << 20  # the most bytes of the file
+LONGEST_LATEST = 1 << 20  # bytes; the maximum size of the file
 _INFO = b"launcher checkpoint latest"
 _OLDER = re.compile(rf"older ({STEP.pattern}) ([0-9a-f]{{64}})")
 _LAST = re.compile(r"(sha256|hmac-sha256) ([0-9a-f]{64})")
@@ -187,9 +187,9 @@ def commit(
 ) -> None:
     """Makes the files that the ranks wrote the newest checkpoint.
 
-    One rank calls this after ``write_rank`` has returned on all. A checkpoint of the same name is replaced if
-    it is of the same training, else renamed (``replaced-step-000100``). A reader of ``latest`` gets the
-    previous checkpoint until the last line.
+    One rank calls this after ``write_rank`` has returned on all. If a checkpoint of the same name exists, it
+    is replaced if it is of the same training, else renamed (``replaced-step-000100``). The file ``latest`` is
+    written last; until then it names the previous checkpoint.
 
     Args:
         partial_folder: The folder that the ranks wrote to, ``partial(final_folder)``.
@@ -232,7 +232,10 @@ def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) 
 
 
 def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
-    """Raises ``ValueError`` unless there is one record per rank, of one strategy and with the same files."""
+    """Raises ``ValueError`` unless there is one record per rank and all agree.
+
+    They agree if strategy, world size and key are the same, and if all ranks or none have extra tensors.
+    """
     first = records[0]
     ranks = sorted(r.rank for r in records)
     if ranks != list(range(first.world)) or len({(r.world, r.strategy, r.key) for r in records}) > 1:
@@ -325,7 +328,7 @@ def newest_in(folder: Path) -> Path | None:
 def newest_of_runs(folder: Path) -> Path | None:
     """Returns the checkpoint that was completed last in the runs below ``folder``, if there are any.
 
-    ``folder`` has runs, or a folder of runs for each name, as ``runs`` has. No MAC is checked.
+    ``folder`` contains run folders or, like ``runs``, one folder of runs per name. No MAC is checked.
     """
     completed_ns: dict[Path, int] = {}
     for pattern in ("*/checkpoints", "*/*/checkpoints"):
@@ -347,10 +350,10 @@ def older(newest: Path) -> list[Path]:
 
 
 def passed_over(newest: Path) -> list[str]:
-    """Returns why checkpoints of a higher step than ``newest`` are incomplete, one text each.
+    """Returns a text for each checkpoint of a higher step than ``newest``: why it is incomplete.
 
-    A killed run leaves no such checkpoint. It is also reported if ``latest`` names a folder that does not
-    exist.
+    A killed run does not cause this, because a folder gets its name only when it is complete. If ``latest``
+    names a folder that does not exist, a text says so.
     """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     flaws = [why for why in map(_flaw, above) if why]

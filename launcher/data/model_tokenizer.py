@@ -1,4 +1,4 @@
-"""Checks that text is read with the tokenizer of a Hugging Face model: token ids depend on it."""
+"""Checks that text is tokenized as a Hugging Face model expects: its weights belong to its token ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def check_tokenizer(model: Model, data: Data) -> Iterator[Problem]:
-    """Reports text that is read with another tokenizer than that of the model's folder, if it has one."""
+    """Reports a tokenizer of the data that differs from the one in the model's folder.
+
+    If the weights in that folder are used and it has no tokenizer, a ``tokenizer_file`` is required.
+    """
     if not isinstance(model, HuggingFace) or model.task != "causal_lm" or not isinstance(data, Text | Chat):
         return
     if not Path(model.path).is_dir():  # reported with the model's other files
@@ -54,7 +57,7 @@ def _with_its_own(own: Path, data: Text | Chat) -> str:
 
 
 def _another(own: Path, used: Path) -> Iterator[Problem]:
-    """Reports tokens of the model that have other ids in ``used``. ``used`` may have more tokens."""
+    """Reports tokens of the tokenizer ``own`` whose ids differ in ``used``, which may have more tokens."""
     if not own.is_file() or not used.is_file() or own.samefile(used):
         return
     ours, theirs = _vocabulary(own), _vocabulary(used)

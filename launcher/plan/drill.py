@@ -22,8 +22,8 @@ WRITING = ("torn_write", "disk_full")
 class DrillFault:
     """A fault of ``kind`` on ``ranks`` in ``step``, which counts from 1.
 
-    ``ms``: for ``slow_rank``, the milliseconds that each of ``ranks`` sleeps in every step. ``restarts``: the
-    ranks have to be started again afterwards.
+    ``ms``: for ``slow_rank``, the milliseconds that each of ``ranks`` sleeps in ``step`` and every later one.
+    ``restarts``: all ranks have to be started again afterwards.
     """
 
     kind: str
@@ -71,7 +71,7 @@ def restarts(job: Job) -> bool:
 
 
 def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
-    """Yields why the fault cannot happen, or why nothing could be resumed or compared after it."""
+    """Yields why the fault cannot happen, or why the run could not be resumed or compared afterwards."""
     if job.debug.drill is None or sizes is None:
         return
     if lacks := lacking("drill", "debug.drill"):

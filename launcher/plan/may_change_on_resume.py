@@ -2,11 +2,11 @@
 
 Every setting is in one class:
 
-- Refused: it decides which samples follow or what a step means.
-- Derived: it is refused if the value that it leads to changes the numbers.
-- Noted: people change it during training on purpose.
-- Layout: every value trains the same numbers.
-- Aside: no number depends on it.
+- Refused: it decides which samples follow or what a step means, so a change is refused.
+- Derived: a change is refused only if a value that is computed from it changes too.
+- Noted: people change it on purpose between two runs; a note says so.
+- Layout: it says where and how training is computed; the numbers are the same for every value.
+- Aside: no optimizer step is computed from it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def class_of(key: str) -> tuple[str, ...]:
 def recorded(job: Job, plan: Plan, contents: str | None = None) -> dict[str, Any]:
     """Returns the training settings that a checkpoint records; secrets are hidden.
 
-    ``job`` must name the data that is actually read; ``contents`` says what their files contain, if known.
+    ``job`` must name the data that is actually read; ``contents``: a digest of its files, if known.
     """
     flat = {key: value for key, value in _flat(job) if _compared(key)}
     flat["train.steps"] = plan.sizes.steps
@@ -132,7 +132,7 @@ def differences(
 ) -> list[Difference]:
     """Returns the settings that differ from ``saved``, in the order of the schema.
 
-    Files of data that have changed in their place count as another path.
+    Data files whose contents have changed count as a difference of the setting that names them.
 
     Raises ``ValueError`` unless ``saved`` has the form that ``recorded`` returns.
     """
@@ -140,7 +140,7 @@ def differences(
         raise ValueError("its settings cannot be read")
     mine = recorded(job, plan)
 
-    # a section with another choice is one difference: the settings of two choices do not compare
+    # a section with another choice is one difference: settings of different choices cannot be compared
     other = [section for section in CHOSEN if _kind(saved, section) != _kind(mine, section)]
     changes: list[Difference] = []
     for section in other:

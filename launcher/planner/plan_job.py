@@ -102,7 +102,10 @@ def settled(job: Job) -> Resolved:
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """A request whose settings are compatible, with the content of its files, and its needs."""
+    """A request whose settings are compatible and whose files have been read.
+
+    ``needs``: what the plan has to know of it before the model is read.
+    """
 
     resolved: Resolved
     needs: StageRequest
@@ -113,7 +116,7 @@ class CheckedRequest:
 
 
 def before_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> CheckedRequest:
-    """Reads the files of a ``settled`` job; ``problems`` are known already.
+    """Reads the files of a ``settled`` job. ``problems``: those that are known already.
 
     Raises ``RequestError`` with all problems that can be detected without torch.
     """
@@ -146,7 +149,10 @@ def planning() -> Iterator[None]:
 
 
 def _unlike(job: Job, own: bool) -> list[Problem]:
-    """Problems of a dataset strategy that fits other tensors; ``own``: only of user data, which is opened."""
+    """Problems of a dataset strategy that does not fit the tensors of a sample.
+
+    ``own``: checks only data of a user's class, which is opened for this; otherwise only all other data.
+    """
     strategy = job.parallel.dataset_strategy
     if isinstance(strategy, str) or isinstance(job.data, Target) is not own:
         return []
@@ -174,9 +180,9 @@ def plan_like(
     traces: Traces | None = None,
     engine: EngineChoice | None = None,
 ) -> Plan:
-    """A plan with each module on its stage of another plan, where the request leaves that open.
+    """A plan that repeats choices of another plan where the request leaves them open.
 
-    ``engine``: how operators are cut in the other plan.
+    ``stages``: the stage of each module in the other plan; ``engine``: how it cuts operators.
     """
     checked = before_torch(replace(settled(job), engine=engine))
     checked = replace(checked, needs=replace(checked.needs, like=stages))
@@ -256,7 +262,7 @@ def _cut(resolved: Resolved, request: StageRequest, traces: Traces | None = None
 
     reading = read if traces is None else traces.read
     model = reading(resolved.job, builder(resolved.job))
-    with put_back(files_of(model.module)):  # its attributes may be functions of further files
+    with put_back(files_of(model.module)):  # the model's attributes may be functions of further files
         return _cut_model(resolved, request, model, traces)
 
 
@@ -283,7 +289,7 @@ def _cut_model(resolved: Resolved, request: StageRequest, model: ModelRead, trac
 def _undivided(
     job: Job, request: StageRequest, skeleton: ModelStructure, leaves: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...] | None, list[Note]]:
-    """The leaves, where automatic stages also leave uncut what is recomputed together."""
+    """Returns ``leaves``; for automatic stages, a module that is recomputed as a whole becomes one leaf."""
     if leaves is None or request.config is not None:
         return leaves, []
     out, undivided = recompute.undivided(job.parallel.recompute, skeleton, leaves, request.sizes.virtual)
@@ -312,7 +318,7 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     if not problems and made.objective.needs_full_output:
         problems += user_classes.objective_problems(job, made, target)
 
-    # for built-in data only the files tell how many samples there are
+    # only for a user's class: opening other data to count its samples would read its files
     if made.observed.mixed and isinstance(job.data, Target):
         from launcher.data.open import open_data
 
@@ -405,7 +411,7 @@ def _planned(
     more: Sequence[Note] = (),
     traces: Traces | None = None,
 ) -> Plan:
-    """The plan with the modules ``uncut`` not cut; cutting changes ``model``, so it is planned only once."""
+    """The plan that does not cut the modules ``uncut``. Use ``model`` only once: cutting changes it."""
     from launcher.parallel.model_state.references import unmarked
 
     job = resolved.job

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import isfinite
 
 MOST = 1000
-"""The most points of a curve; with more steps, each point covers several."""
+"""The maximum number of points of a curve; with more steps, each point covers several."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Means of equal parts, each as a bar of one character.
+    """Splits ``values`` into equal parts, and draws the mean of each as a bar of one character.
 
     >>> sparkline([8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.5, 1.0]), sparkline([1.0, 1.0]), sparkline([])
     ('█▆▅▄▃▂▁▁', '▁▁', '')

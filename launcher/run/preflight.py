@@ -42,12 +42,12 @@ def before_plan(run: Settled) -> list[Problem]:
 
 
 def _of_loggers(job: Job) -> list[Problem]:
-    """Problems of metric services: the part or a package is not installed."""
+    """Problems of metric services: the optional part, or a package that a service needs, is not installed."""
     return lacking("metric_loggers", "logger") or [*metric_loggers.problems(job)]
 
 
 def _of_others(run: Settled) -> list[Problem]:
-    """Problems of a drill in a folder with checkpoints of another training, which it might damage."""
+    """Reports a drill in a folder that has checkpoints of another training: the drill might damage them."""
     if run.job.debug.drill is None or run.job.run_dir is None:
         return []
     at = Path(run.job.run_dir)
@@ -73,7 +73,8 @@ def _cache(job: Job) -> list[Problem]:
 def after_plan(run: Settled, plan: Plan, shown: bool) -> tuple[list[Note], list[str]]:
     """Notes on the checkpoints that the run resumes from, and remarks. Raises ``RequestError`` for misfits.
 
-    ``shown``: what is not on this machine is only remarked on, as the run may start on another.
+    ``shown``: the plan is only shown. The run may start on another machine, so files that are missing on this
+    one are remarks, not problems.
     """
     if shown:
         notes = resume.shown(run.job, plan, run.overrides)
@@ -96,7 +97,8 @@ def previews(job: Job) -> list[str]:
 def _step_problems(run: Settled) -> list[Problem]:
     """Problems of the files that steps name, except steps that are done.
 
-    What an earlier step may write is left to the step. Files are compared only if each can be read.
+    A file that an earlier step may write is checked only when the step starts. Files are compared only if
+    each can be read.
     """
     problems: list[Problem] = []
     for at in _looks(run.job):
@@ -123,7 +125,7 @@ def _unfit(at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def _part(at: FileChecks, name: str) -> Callable[..., Any] | None:
-    """The function ``name`` of the verb's module, if it has one; imports no module without checks."""
+    """The function ``name`` in the module of the verb, if it has one. Imports no module without checks."""
     step = at.job.steps[at.name]
     return getattr(module(step), name, None) if verb(step).checks else None
 
@@ -144,5 +146,5 @@ def _answers(looks: list[FileChecks], function: str) -> list[str]:
 
 
 def _reads(job: Job) -> bool:
-    """Whether a step opens the request's data; a step that trains copies uses its own."""
+    """Whether a step opens the request's data. Steps that train copies of the run open their own data."""
     return any(not verb(step).copies for step in job.steps.values())

@@ -41,7 +41,7 @@ def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
 def work(world: World, todo: RankSteps, drawn: SharedMetaModels | None = None) -> dict[str, Any]:
     """Runs the steps, and after a drill the undisturbed training. Returns the results of the steps.
 
-    ``drawn``: blueprints that ranks share; without them a rank constructs its own.
+    ``drawn``: meta models that the ranks share; without them each rank constructs its own.
     """
     drawn = drawn or SharedMetaModels()
     figures = _work(world, todo, drawn)
@@ -110,7 +110,11 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
 
 
 def _again(live: Session, todo: RankSteps) -> Path | None:
-    """The checkpoint of a restarted attempt: a newer, undamaged one than at the start, else ``resume``."""
+    """The checkpoint that a restarted attempt resumes from: one of this training, else ``resume``.
+
+    It is the newest undamaged one if all checkpoints in the folder are of this training, else the newest one
+    if it was saved after the start.
+    """
     checkpoints = todo.folder / "checkpoints"
     newest = latest(checkpoints, live.trust)
     own = (

@@ -76,7 +76,7 @@ def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
 
 
 def _outputs(session: Session, source: Samples, count: int) -> Iterator[Tensor]:
-    """Yields the outputs of this rank's part of each batch without padding; nothing if it has none."""
+    """Yields this rank's outputs for each batch, without padding; nothing on a rank that gets no outputs."""
     from launcher.runtime.training import loop
 
     for batch in session.feed.inputs_in_order(source, count, "predict"):

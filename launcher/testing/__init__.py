@@ -1,1 +1,1 @@
-"""What only tests and benchmarks use."""
+"""Code that only tests and benchmarks use."""

@@ -61,7 +61,10 @@ class Window:
             self._used(data, chunk.nbytes)
 
     def _paced(self, data: mmap.mmap | None, src: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Copies ``src`` to ``out``, in halves while the file range of one, gaps included, is too long."""
+        """Copies ``src`` to ``out``.
+
+        A part that spans more than ``CHUNK`` bytes of the file, gaps included, is halved first.
+        """
         if not src.size:
             return
         span = sum((n - 1) * stride for n, stride in zip(src.shape, src.strides, strict=True)) + src.itemsize
@@ -96,7 +99,8 @@ def _opened(
 ) -> None:
     """Copies as ``Window.copy`` does, from an encrypted file.
 
-    It reads the range of plain text that contains the part, in halves while that is too long.
+    It decrypts the range of bytes that contains ``where``, gaps included. A part that spans more than
+    ``CHUNK`` bytes is halved first.
     """
     steps = strides(slot.spec.shape, out.itemsize)
     cuts = [cut for cut in where if isinstance(cut, slice)]

@@ -53,7 +53,7 @@ class Encoder:
         return text_tokenizer.encode(self._tokenizer, text).astype(np.uint32)
 
     def _batch(self, batch: list[tuple[str, bool]], end: bool) -> NDArray[np.uint32]:
-        """Encodes pieces; each comes with a flag that its text ends there."""
+        """Encodes pieces; the flag of each says whether its text ends there."""
         parts = []
         for ids, (_, last) in zip(self._ids([piece for piece, _ in batch]), batch, strict=True):
             parts += [ids, self._end] if last and end else [ids]
@@ -68,7 +68,7 @@ class Encoder:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Batches of about ``PIECE`` characters: pieces of texts, each with a flag that its text ends there."""
+    """Batches of about ``PIECE`` characters; the flag of each piece says whether its text ends there."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for text in texts:

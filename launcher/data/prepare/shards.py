@@ -39,7 +39,7 @@ def shard_name(number: int) -> str:
 def kept(folder: Path, digest: str, skips: bool) -> Progress:
     """Returns the progress of an earlier start on the same corpus; for another corpus, empties the folder.
 
-    Unless this start ``skips``, files that left out rows do not count.
+    Unless this start ``skips`` bad rows, the progress ends before the first file in which rows were skipped.
     """
     if _json(folder / BEGUN) != {"digest": digest}:
         empty(folder)
@@ -103,7 +103,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def published(dst: Path) -> dict[str, Any] | None:
-    """The manifest of what was made at ``dst``; ``None`` if there is none."""
+    """The manifest of the prepared corpus at ``dst``; ``None`` if there is none."""
     manifest = _json(dst / MANIFEST)
     return manifest if isinstance(manifest, dict) else None
 

@@ -14,7 +14,7 @@ from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.user_errors import owned
 
 SOME = 2
-"""The number of samples read of a user's own class: two show which dim is that of samples."""
+"""The number of samples that are read from a user's class. Two of them show which dim counts samples."""
 
 
 def sample_specs(
@@ -39,7 +39,7 @@ def sample_specs(
 
 
 def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-    """The specs of its first samples, with a batch dim of ``batch``. Raises ``RequestError``."""
+    """The specs of the first samples of ``source``, for batches of ``batch``. Raises ``RequestError``."""
     with owned("data._target_", f"{name}: its samples cannot be counted"):
         n = min(SOME, max(1, len(source)))
     with owned("data._target_", f"{name}: its samples cannot be read"):

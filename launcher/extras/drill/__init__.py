@@ -1,1 +1,1 @@
-"""Drills: the rank that a fault is planned for causes it, and the report says what happened."""
+"""Drills: a rank causes the planned fault on purpose, and a report says what happened."""

@@ -1,1 +1,1 @@
-"""A run as a job of Kubernetes, as text: each pod is a node, whose ranks join as under torchrun."""
+"""Manifests that run a request on Kubernetes: each pod is a node, and its ranks connect as under torchrun."""

@@ -25,7 +25,7 @@ TOGETHER = {
     "loss": ("loss", "val_loss", "val_loss_ema"),
     "step_ms_worst": ("step_ms_worst", "step_ms_median"),
 }
-"""Curves that share a chart, by the first of them."""
+"""The curves that share a chart, by the key of the first one."""
 FIRST_OF = {"loss": "training", "step_ms_worst": "the slowest"}
 FIRST = ("loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "step_ms_worst", "memory_mb")
 LABELS = {
@@ -35,7 +35,7 @@ LABELS = {
     "step_ms_worst": "ms of a rank's own work", "step_ms_median": "median of ranks",
 }  # fmt: skip
 LEFT_OUT = ("step", "steps", "bubble", "worst_rank")
-"""Row entries without a chart: the plan's bubble, which is constant; and a rank, which is no quantity."""
+"""Row entries without a chart: step counts, the planned bubble (constant), and the number of a rank."""
 STYLE = (
     "body{font-family:sans-serif;color:#24292f;max-width:1180px;margin:24px auto;padding:0 16px}"
     "h1{font-size:22px;margin:0}h2{font-size:16px;margin:28px 0 8px}p{margin:6px 0}a{color:#2c6fbb}"
@@ -51,8 +51,8 @@ STYLE = (
 class PageContent:
     """The content of a page.
 
-    ``status``: running, done, or how it ended. ``changes``: the typed settings. ``pictures``: SVG texts by
-    title. ``kernels``: tables of profiled kernels. ``files``: paths in the run folder.
+    ``status``: running, done, or how it ended. ``changes``: the overrides of the request. ``pictures``: SVG
+    texts by title. ``kernels``: tables of profiled kernels. ``files``: paths in the run folder.
     """
 
     name: str
@@ -166,9 +166,10 @@ KERNELS = "profile/rank*.txt"
 
 
 class RunReport:
-    """Takes every row of the metrics; ``before``: those that exist already.
+    """Collects the rows of the metrics and writes the page from time to time.
 
-    If it cannot be written, it warns once, and the run continues.
+    ``before``: the rows that exist already. If the page cannot be written, one warning says so, and the run
+    continues.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class RunReport:
 
     def _write(self, status: str) -> None:
         moved = self._began is not None and identity(self._run) not in (self._began, None)
-        if moved:  # another folder has taken its place; the run will say so
+        if moved:  # another folder is at its path now; the run reports that itself
             return
         try:
             write_text(self._run / REPORT_FILE, page(self._content(status)))

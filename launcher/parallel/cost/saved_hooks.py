@@ -15,12 +15,15 @@ KEEPING: ContextVar[Callable[[torch.Tensor], Any] | None] = ContextVar("keeping"
 """A callback for each tensor that is kept for a backward without autograd's knowledge."""
 
 Sent = list[tuple[str, int]]
-"""Collectives: a kind, and its bytes."""
+"""Collectives: the kind and the bytes of each."""
 
 AGAIN: ContextVar[Callable[[Callable[[], Sent]], AbstractContextManager[Any]] | None] = ContextVar(
     "again", default=None
 )
-"""Makes the context that is entered around a recomputed forward; its argument returns what that has sent."""
+"""Returns a context manager to enter around a recomputed forward.
+
+Its argument returns the collectives that this forward has run so far.
+"""
 
 PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 """Whether forwards run as if nothing were recomputed."""
@@ -54,9 +57,9 @@ class SavedHooks:
 
     @contextmanager
     def _disabling(self, error_message: str) -> Iterator[None]:
-        """Suspend these hooks, and any ``SavedHooks`` entered before, around torch's function.
+        """Suspend these hooks, and those of any ``SavedHooks`` entered before, while torch disables hooks.
 
-        That raises if there are hooks, so it still does for any others.
+        torch's function raises if hooks are active, so it still raises for hooks of other code.
         """
         if self.aside or not self._on_top():
             with self._disable(error_message):

@@ -90,7 +90,7 @@ def _add(parts: list[Any], value: Any) -> bool:
 
 
 def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
-    """Return the specs of ``out``, or nothing unless each of its tensors is new and alone in its memory."""
+    """Return the specs of ``out``; ``()`` unless its tensors are new and each has memory of its own."""
     made = (out,) if type(out) is torch.Tensor else out
     if type(made) is not tuple or not made or not all(map(_bare, made)):
         return ()

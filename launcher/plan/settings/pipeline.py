@@ -194,7 +194,7 @@ def _run(scheduler: str, sizes: Sizes, cost: Cost, *, less_memory: bool = False)
 
 
 def setting_rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
-    """Yields the settings of the pipeline that are not at their default."""
+    """Yields the pipeline settings that are applied, or that have no effect here, with the reason."""
     pipe = job.parallel.pipeline
     if pipe.stages == 1 and pipe.scheduler not in ("1f1b", "gpipe", "auto"):
         yield Setting(SCHEDULER, pipe.scheduler, "satisfied", "one stage has no bubble to fill: as 1f1b")

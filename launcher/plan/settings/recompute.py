@@ -99,7 +99,7 @@ def _key(policies: Mapping[str, str], patterns: Sequence[str], module: str) -> s
 def settled(
     recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: ModelStructure
 ) -> tuple[tuple[Recomputed, ...], list[Problem]]:
-    """Adds the buffers to restore to ``recomputed``, and returns problems for modules that cannot run twice.
+    """Returns ``recomputed`` with the buffers to restore, and problems for modules that cannot run twice.
 
     A module cannot run twice if its second forward would differ from the first.
     """
@@ -112,7 +112,7 @@ def settled(
         for r in recomputed
     }
 
-    # the cure names only the modules that can
+    # the cure names only the modules that can run twice
     others = [r.module for r, why in wrong.items() if not why]
     cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
     problems = [
@@ -138,7 +138,7 @@ def _restored(module: str, graph: Graph) -> tuple[str, ...]:
 def _once(r: Recomputed, graph: Graph) -> str:
     """Why a selectively recomputed module cannot run twice.
 
-    Kept results serve one more run only; gradients that the forward itself computes would need another one.
+    Kept results serve one more forward; gradients that the forward itself takes would need a further one.
     """
     if not r.keep or not graph.effects.inner:
         return ""

@@ -1,3 +1,3 @@
-"""The world of a rank: what torchrun or srun says about it, where ranks meet, and over which network."""
+"""The world of a rank: its environment under torchrun or srun, the rendezvous, messages, and the network."""
 
 __all__ = ["launch_env", "messages", "network", "rendezvous", "world"]

@@ -1,7 +1,7 @@
 """One attempt of a run: starts ranks, watches them, reaps them.
 
 The parent of the ranks is a child of the clean server (``fork_server``). It constructs once what all ranks
-share, forks them, reports their exit codes to the supervisor, and kills them when the supervisor has ended.
+share, forks the ranks, reports their exit codes to the supervisor, and kills them if the supervisor ends.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def parent_of(task: AttemptTask, ranks: Sequence[int], start: Start) -> RankPare
 
 def _fork_all(line: Connection, task: AttemptTask, ranks: Sequence[int]) -> None:
     """The main function of the parent of ranks."""
-    for signum in STOPS:  # the terminal signals all processes; the supervisor forwards what counts
+    for signum in STOPS:  # the terminal signals all processes; ranks get theirs from the supervisor
         signal.signal(signum, signal.SIG_IGN)
     if task.share is not None:
         task, why = _shared(task, task.share)
@@ -123,7 +123,7 @@ def _fork_all(line: Connection, task: AttemptTask, ranks: Sequence[int]) -> None
             line.send(("unfit", why))
             return
     task = replace(task, parent=os.getpid())
-    gc.freeze()  # objects shared with ranks are not examined for garbage: that would copy their pages
+    gc.freeze()  # the collector skips what ranks share: it would write to, and so copy, the pages
 
     pidfds: dict[int, tuple[int, int]] = {}
     for rank in ranks:
@@ -142,7 +142,7 @@ def _fork_all(line: Connection, task: AttemptTask, ranks: Sequence[int]) -> None
 
 
 def _shared(task: AttemptTask, share: Callable[[], Work]) -> tuple[AttemptTask, str]:
-    """Constructs what ranks share; returns the task that uses it, and why they cannot share it, if so."""
+    """Constructs what ranks share; returns the task that uses it, and why ranks cannot share it, if so."""
     import torch
 
     torch.set_num_threads(task.threads)  # as in each rank, so that a constructor computes the same values
@@ -183,14 +183,14 @@ def _fork(
 
 
 def _tell_ends(line: Connection, pidfds: dict[int, tuple[int, int]]) -> None:
-    """Reports each exit code to the supervisor until the last rank has ended; kills them if it has ended."""
+    """Reports each exit code to the supervisor; kills the remaining ranks if the supervisor has ended."""
     ready = select.poll()
     ready.register(line.fileno(), select.POLLIN)
     for fd in pidfds:
         ready.register(fd, select.POLLIN)
     while pidfds:
         for fd, _ in ready.poll():
-            if fd == line.fileno():  # it never sends, so it has ended
+            if fd == line.fileno():  # the supervisor never sends anything, so it has ended
                 for pidfd in pidfds:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 return
@@ -280,8 +280,9 @@ def watch(
 ) -> AttemptOutcome:
     """Supervises the ranks in ``live`` until it is empty: each child is removed when it is reaped.
 
-    After a failure, here or ``elsewhere``, or a byte from ``stop``, that takes at most ``GRACE_S``. Messages
-    are dropped without ``on_message``. A rank that is stopped for ``task.timeout_s`` counts as hung.
+    After a failure, here or ``elsewhere``, ranks have ``GRACE_S`` to end. A byte from ``stop`` is a signal of
+    the user: if ``task.polls``, ranks then take the time to save, else they have ``GRACE_S`` as well. Without
+    ``on_message``, messages are dropped. A rank that is halted for ``task.timeout_s`` counts as hung.
     """
     return _Supervisor(live, task, stop, on_message, elsewhere).run()
 
@@ -331,7 +332,10 @@ class _Supervisor:
         return math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _look(self) -> None:
-        """Counts the seconds for which each rank is stopped, as the others may not wait in a collective."""
+        """Checks folders, ranks elsewhere, and how long each rank here has been halted (SIGSTOP, debugger).
+
+        No collective times out for a halted rank unless another rank waits for it in one.
+        """
         seconds = time.monotonic() - self._looked
         if seconds < TICK_S:
             return
@@ -352,7 +356,7 @@ class _Supervisor:
             self._peer = fault
             self._hurry()
 
-        # stopped ranks
+        # halted ranks
         at_most = min(seconds, 2 * TICK_S)  # this process may have been stopped as well
         for rank, child in self._live.items():
             self._halted[rank] = self._halted.get(rank, 0.0) + at_most if stopped(child.pid) else 0.0
@@ -386,10 +390,7 @@ class _Supervisor:
             self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
 
     def _on_stop_request(self) -> None:
-        """Handles a request of the user to stop; after a second one nothing is waited for.
-
-        Ranks that poll take the time to save.
-        """
+        """Handles the user's request to stop: ranks that poll save first. A second one ends all at once."""
         assert self._stop is not None
         for signum in _unread(self._stop):
             self._flag.note(signum)
@@ -445,7 +446,7 @@ class _Supervisor:
     def _unsaid(self, rank: int, code: int) -> Fault:
         """The fault of a rank that reported none.
 
-        Only NCCL's watchdog writes a rank's last collectives before it ends the rank.
+        A new file of the rank's last collectives means that NCCL's watchdog ended it: only that writes one.
         """
         task = self._task
         if code == -signal.SIGABRT and task.folder is not None:

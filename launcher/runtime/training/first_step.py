@@ -37,7 +37,7 @@ class FirstStep:
 
     @contextmanager
     def groups(self) -> Iterator[None]:
-        """Process groups created in the block can wait that long.
+        """Process groups that are created in the block get the timeout ``patience``.
 
         gloo limits messages between two ranks to the timeout with which their group was created.
         """

@@ -25,8 +25,8 @@ class Loop:
     """Settings of the loop besides stepping; ``None`` means never.
 
     ``lr`` sets the rate for the next update of the weights, given the number of updates so far, and returns
-    it. ``keep``: how many checkpoints are kept; ``None`` means all. ``early_stop`` and ``best`` use
-    validations; with them there is one after the last step too.
+    it. ``keep``: how many checkpoints are kept; ``None`` means all. With ``early_stop`` or ``best``, which
+    use validations, the last step is followed by a validation too.
     """
 
     until: int
@@ -120,7 +120,7 @@ def _train(s: Session, loop: Loop) -> None:
 
 
 def _validation(s: Session, loop: Loop) -> bool:
-    """Runs a validation during training, and its consequences; whether these weights are the best so far."""
+    """Runs a validation and what depends on its result; returns whether these weights are the best so far."""
     validate(s, loop.eval_batches)
     _call(s, "on_eval", {name: v for name, v in s.results.items() if name.startswith("val_")})
     if loop.early_stop is not None:
@@ -129,7 +129,7 @@ def _validation(s: Session, loop: Loop) -> bool:
 
 
 def _ended(s: Session, loop: Loop) -> bool:
-    """Whether training ends here, with a checkpoint. All ranks call it between two steps, and agree."""
+    """Whether a callback or early stopping ends training here; if so, saves. All ranks call it and agree."""
     text = ""
     if s.callbacks is not None and s.callbacks.agreed():
         text = "a callback asked for it"
@@ -194,7 +194,7 @@ def stop(s: Session) -> NoReturn:
     dist.all_reduce(signals, dist.ReduceOp.MAX)
     signum = int(signals.item())
     if s.world.rank == 0:
-        # without the signal: the launcher may have sent another one than it received, and names that
+        # names no signal: the launcher may have received another one than it sent, and names that one itself
         s.emit({"text": f"stopping after {s.step} steps"})
     if s.average is not None:
         s.average.put_back()
@@ -298,7 +298,7 @@ def _skip(s: Session) -> None:
 def validate(s: Session, batches: int | None, suffix: str = "") -> float:
     """The loss over the held-out samples, each counted once, computed as in ``step``.
 
-    ``suffix``: for the names of the results if other weights are evaluated.
+    ``suffix``: what the names of the results end with, if other weights than the model's are evaluated.
     """
     sums = torch.zeros(2 + 2 * len(s.pipeline.metrics), dtype=torch.float64)
     for batch in s.feed.held_out(batches):

@@ -39,9 +39,9 @@ class PipelineRuntime:
     batch. So plain sums over micro batches and data-parallel ranks give the gradient, and no division
     follows.
 
-    ``around``: a context manager for the forwards and backwards of each step and evaluation. ``measured``: a
-    sum and a count for each of ``metrics`` of the last step or evaluation, this rank's share, (metrics, 2)
-    float64 on the device.
+    ``around``: makes the context manager in which each step and evaluation runs. ``measured``: a sum and a
+    count for each of ``metrics``, this rank's share of the last step or evaluation, as float64 of shape
+    (metrics, 2) on the device.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class PipelineRuntime:
         The first stage's ranks use ``inputs``, the last stage's ``targets``. Returns this rank's share (0-d)
         of the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without the last
         stage and on all but the first rank of ``tp``; it is NaN if no target of the global batch counts.
-        Gradients are complete and multiplied by ``scaled``; ``measuring``: updates ``measured``. Raises
+        Gradients are complete and multiplied by ``scaled``. If ``measuring``, ``measured`` is updated. Raises
         ``RunError`` if an earlier forward has changed weights where ranks cannot follow.
         """
         if text := self.model.lost(any_differs=self.model.unread):
@@ -144,7 +144,7 @@ class PipelineRuntime:
     def predict(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """The model's output for this rank's part of a batch, in evaluation mode.
 
-        The last stage's ranks get it; with ``output_broadcast`` those of every stage, otherwise they get
+        The ranks of the last stage get it, with ``output_broadcast`` those of every stage; all others get
         ``None``.
         """
         self._forward(inputs, None, None, keep=True)
@@ -159,8 +159,8 @@ class PipelineRuntime:
     ) -> None:
         """Runs the forward in evaluation mode.
 
-        ``keep``: collects ``outputs`` of the micro batches, in order. The model's state does not change, as
-        ``launcher.plan.refusals.evaluation`` requires.
+        ``keep``: collects ``outputs`` of the micro batches, in order. The model's state does not change:
+        ``launcher.plan.refusals.evaluation`` says why.
         """
         self.keep = keep
         modules = [p.module for p in self.model.parts]
@@ -173,7 +173,7 @@ class PipelineRuntime:
 
     @cached_property
     def _files(self) -> list[str]:
-        """The Python modules that define this rank's part of the model."""
+        """The names of the Python modules that define this rank's part of the model."""
         return files_of(*(p.module for p in self.model.parts))
 
     def _run(
@@ -253,7 +253,7 @@ class PipelineRuntime:
 
     @torch.no_grad()
     def _measure(self, output: Output, targets: torch.Tensor, parts: tuple[Axis, ...], counts: bool) -> None:
-        """Computes the metrics; all ranks with shards of an output call it. ``counts``: adds them up here."""
+        """Computes the metrics; all ranks with shards of an output call it. ``counts``: adds the sums."""
         if not self.measuring or not self.metrics:
             return
         sums = torch.stack([m.sums(output, targets, *parts) for m in self.metrics])
@@ -293,7 +293,7 @@ class _Count:
 
 
 def broadcast(outputs: list[torch.Tensor], model: ParallelModel) -> list[torch.Tensor]:
-    """Sends the last stage's ``outputs`` of all micro batches to all its pipeline's ranks: one collective."""
+    """Sends the ``outputs`` of all micro batches from the last stage to every stage, in one collective."""
     plan = model.plan
     (spec,) = plan.output
     if outputs:

@@ -15,8 +15,8 @@ from launcher.runtime.cluster.world import World
 def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]) -> Path | None:
     """The newest undamaged checkpoint, or ``None``. All ranks call it.
 
-    No user watches a restart, so damage is not left for a user to find: each rank reads its part of the files
-    before any rank uses them.
+    No user watches a restart, so damage must be found here: each rank reads its part of the files before any
+    rank uses them.
     """
     newest = latest(checkpoints, trust)
     candidates = [] if newest is None else [newest, *older(newest)]
