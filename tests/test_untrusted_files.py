@@ -130,17 +130,17 @@ BOMBS = {
 DEEP, DIGITS = "nested deeper than 64 levels", "a number of more digits than Python reads"
 ABOUT = {"deep": DEEP, "deep mappings": DEEP, "no end": DEEP, "digits": DIGITS}
 NO_JSON = {
-    "index": "{path}: no JSON",
-    "strategy": "{path}: not a strategy file: no JSON",
+    "index": "{path}: not JSON",
+    "strategy": "{path}: not a strategy file: not JSON",
     "strategy of any form": "{path}: not a MindSpore strategy file ({form})",
     "MindSpore strategy": "{path}: not a MindSpore strategy file ({form})",
-    "operators": "{path}:1: no JSON: {about}",
-    "switches": "{path}:1: no JSON: {about}",
+    "operators": "{path}:1: not JSON: {about}",
+    "switches": "{path}:1: not JSON: {about}",
     "status": "run_dir: {path}: damaged: it does not say which steps are done; remove the file to run all of them "
     "again",
-    "sweep": "sweep_dir: {path}: no JSON",
+    "sweep": "sweep_dir: {path}: not JSON",
 }
-FORM = {b"{": "json): no JSON", b"[": "protobuf): byte 0 does not start a field"}
+FORM = {b"{": "json): not JSON", b"[": "protobuf): byte 0 does not start a field"}
 
 
 @pytest.mark.parametrize("reader", NO_JSON)

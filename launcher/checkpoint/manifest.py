@@ -230,7 +230,7 @@ def stamp(rank: int, world: int, strategy: str) -> dict[str, str]:
 
 
 INFO = b"launcher checkpoint manifest"
-_CURE = f"put back the {MANIFEST} that was written with it, or use another checkpoint"
+_CURE = f"restore the {MANIFEST} that was saved with this checkpoint, or use another checkpoint"
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,8 @@ def best_checkpoint(checkpoints: Path, trust: Trust = ANYONE) -> Path:
     results = {} if newest is None else open_checkpoint(newest, trust).state.get("results")
     step = results.get("best_step") if isinstance(results, dict) else None
     if not isinstance(step, int | float):
-        raise ValueError(
-            f"{checkpoints}: no checkpoint is recorded as the best; checkpoint.best=val_loss keeps it"
-        )
+        cure = "train with checkpoint.best=val_loss to keep one"
+        raise ValueError(f"{checkpoints}: no checkpoint is recorded as the best; {cure}")
     best = step_folder(checkpoints, int(step))
     if not complete(best):
         raise ValueError(f"{best}: it was the best checkpoint, but no longer exists")

@@ -428,7 +428,7 @@ def _same_training(folder: Path, state: Mapping[str, Any]) -> bool:
 def _read_state(folder: Path) -> dict[str, Any]:
     state = parsed(folder / STATE, read_bytes(folder / STATE))
     if not isinstance(state, dict):
-        raise ValueError(f"{folder / STATE}: no JSON object")
+        raise ValueError(f"{folder / STATE}: not a JSON object")
     return state
 
 

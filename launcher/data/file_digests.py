@@ -29,7 +29,8 @@ def contents(settings: Data) -> str | None:
     """The amount and a digest of what samples are read from; ``None`` for random tokens and a user's class.
 
     Files of tokens without a digest in their header may be of any size, so they are digested in part. Of
-    image folders all names count, and of at most ``SAMPLED`` images the size, the start and the end.
+    image folders all names count, and of at most ``SAMPLED`` images the size and the content: of a file of
+    more than ``WHOLE`` bytes, ``BLOCKS`` blocks from its start to its end.
     """
     match settings:
         case Text():

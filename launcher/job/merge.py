@@ -108,7 +108,7 @@ def _replaceable(key: str, word: Any, below: str) -> bool:
 
 def _replaces(key: str, word: Any, override: Override, below: str) -> Problem:
     value = OmegaConf.to_container(word) if isinstance(word, ListConfig) else word
-    text = f"{redacted(override.text)}: {key} is {written(value)}, which it would replace"
+    text = f"{redacted(override.text)} would replace {written(value)}, the value of {key}"
     if key == OPERATORS:
         strategies = {below: override.value}
         if not isinstance(override.value, Mapping) and "." in below:
@@ -119,7 +119,7 @@ def _replaces(key: str, word: Any, override: Override, below: str) -> Problem:
     if meant is not None:
         return Problem(override.key, f"{text}{did_you_mean(meant)}", paste(meant, override.value))
     return Problem(
-        override.key, f"{text}; write the key there, or give all keys in place of {written(value)}"
+        override.key, f"{text}; set the key where {written(value)} is set, or give all keys of {key}"
     )
 
 

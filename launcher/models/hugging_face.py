@@ -169,7 +169,8 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
     for key in changes:
         if not hasattr(written, key) and key not in KERNELS:
             known = [*written.to_dict(), *KERNELS]
-            text = f"{type(written).__name__} of {settings.path} has none{did_you_mean(nearest(key, known))}"
+            text = f"{type(written).__name__} of {settings.path} has no such key"
+            text += did_you_mean(nearest(key, known))
             raise RequestError((Problem(f"model.config.{key}", text),))
     with _refused_fields(settings):
         config = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | changes))
@@ -275,7 +276,8 @@ def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, config: PreTrai
             continue
         if now > was:
             text = (
-                f"{now}: {key} of {settings.path} says what {was} layers are; give one of {now} entries too"
+                f"{now}: {key} of {settings.path} has {was} entries, one for each layer; "
+                f"set model.config.{key} with {now} entries too"
             )
             raise RequestError((Problem(f"model.config.{LAYERS}", text),))
         setattr(config, key, value[:now])

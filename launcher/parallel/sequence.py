@@ -33,6 +33,7 @@ from launcher.plan.cut.sequence_chunks import SequencePieces, balanced, equal, s
 from launcher.plan.cut.stages import covers
 from launcher.plan.values.model_graph import Graph, Node
 from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.plan.values.text import many
 
 Kept = tuple[Tensor, ...]
 
@@ -180,9 +181,15 @@ ALIKE_FUNCTIONS = frozenset({
 def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[Problem]:
     """Return why ``model`` cannot run the sequences of ``specs`` (their dim 1) in ``count`` pieces."""
     lengths = {s.shape[1] if len(s.shape) > 1 else 0 for s in specs}
-    if len(lengths) > 1 or min(lengths) < count:
-        shapes = ", ".join(str(s.shape) for s in specs)
-        return [Problem(KEY, f"{count}: no sequence of {count} positions in dim 1 of {shapes}", f"{KEY}=1")]
+    shapes = ", ".join(str(s.shape) for s in specs)
+    if len(lengths) > 1:
+        text = f"{count}: dim 1, the sequence, must be equally long in all inputs, and they are {shapes}"
+        return [Problem(KEY, text, f"{KEY}=1")]
+    if min(lengths) == 0:
+        return [Problem(KEY, f"{count}: {shapes} has no dim 1 to cut", f"{KEY}=1")]
+    if min(lengths) < count:
+        text = f"{count}: dim 1 of {shapes} has {many(min(lengths), 'position')}, fewer than {count}"
+        return [Problem(KEY, text, f"{KEY}=1")]
     return mixing(model, specs)
 
 

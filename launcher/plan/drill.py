@@ -39,8 +39,8 @@ class DrillFault:
 
     def __str__(self) -> str:
         which = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
-        pace = f", {self.ms:g} ms a step" if self.ms else ""
-        return f"{self.kind} of {which} in step {self.step}{pace}"
+        when = f"from step {self.step} on, {self.ms:g} ms a step" if self.ms else f"in step {self.step}"
+        return f"{self.kind} of {which} {when}"
 
 
 KEY = "debug.drill"

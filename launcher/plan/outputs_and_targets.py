@@ -55,7 +55,7 @@ def several(job: Job, plan: Plan) -> Iterator[Problem]:
         yield Problem(MODEL, f"{text}; {LOGITS}, or give a loss of your own by loss._target_")
     if plan.objective.ranked:
         names = listed([name for name, _ in plan.objective.ranked])
-        yield Problem(METRICS, f"{names}: it takes one tensor, {returns}")
+        yield Problem(METRICS, f"{names}: a metric that has a name takes one tensor, {returns}")
     for name, step in job.steps.items():
         if step.kind in ("predict", "sample"):
             yield Problem(f"steps.{name}", f"it takes one tensor, {returns}")

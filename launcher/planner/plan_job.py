@@ -440,7 +440,8 @@ def _planned(
     if resolved.vocabulary_from:
         notes.append(Note("data.vocab_size", f"null -> {vocab(job.data)}: {resolved.vocabulary_from}"))
     if job.debug.onerank:
-        text = "true: parallel and launch.nproc are left out, micro batches kept"
+        text = "true: launch.nproc and launch.nnodes are 1; of parallel only deferred_init and, of pipeline, "
+        text += "micro_batch_num and loss_reduction are kept"
         notes.append(Note("debug.onerank", text))
     if (fault := drill.fault(job, request.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))

@@ -108,7 +108,7 @@ def _json(path: str) -> Any:
     try:
         return read_json(path)
     except json.JSONDecodeError as error:
-        return Unreadable(f"{path}:{error.lineno}: no JSON: {error.msg}")
+        return Unreadable(f"{path}:{error.lineno}: not JSON: {error.msg}")
     except UnicodeDecodeError:
         return Unreadable(f"{path}: not JSON: it is not text")
     except RefusedFile as error:

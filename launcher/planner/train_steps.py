@@ -54,7 +54,8 @@ def steps_note(resolved: Resolved) -> Iterator[Note]:
     if samples is not None and train.epochs is not None:
         text = f"null -> {train.steps}: {many(train.epochs, 'epoch')} of {many(samples, 'sample')}"
         if rest := train.epochs * samples % train.batch_size:
-            text += f"; the last step has {rest} of them, and the first ones of the epoch that would follow"
+            text += f"; the last step takes {rest} of them"
+            text += " and is filled up with the first samples of a further epoch"
         yield Note("train.steps", text)
 
 

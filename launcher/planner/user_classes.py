@@ -49,7 +49,7 @@ def _hooks(cls: type, name: str, key: str) -> Iterator[Problem]:
     hooks = [n for n in dir(cls) if n.startswith("on_") and callable(getattr(cls, n))]
     known = ", ".join(HOOKS)
     if not hooks:
-        yield Problem(key, f"{name}: has no hook; there are {known}")
+        yield Problem(key, f"{name}: has no hook; the hooks are {known}")
     for hook in hooks:
         if hook not in HOOKS:
             right = nearest(hook, HOOKS)
@@ -57,7 +57,7 @@ def _hooks(cls: type, name: str, key: str) -> Iterator[Problem]:
                 key,
                 (
                     f"{name}: the launcher does not call its "
-                    f"{hook}{did_you_mean(right) or f'; there are {known}'}"
+                    f"{hook}{did_you_mean(right) or f'; the hooks are {known}'}"
                 ),
             )
 

@@ -318,5 +318,5 @@ def with_last_checkpoint(job: Job) -> tuple[Job, tuple[Note, ...]]:
     if last is None:
         return job, ()
     new = {n: job.steps[n].model_copy(update={"src": str(last)}) for n in reads}
-    notes = tuple(Note(f"steps.{n}.src", f"null -> {last}: the last of run_dir") for n in reads)
+    notes = tuple(Note(f"steps.{n}.src", f"null -> {last}: the newest checkpoint of run_dir") for n in reads)
     return job.model_copy(update={"steps": {**job.steps, **new}}), notes

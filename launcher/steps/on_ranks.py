@@ -102,7 +102,7 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
         forget_absent(live)
         if world.rank == 0:
             done, doubt = f"{live.step} of {todo.plan.sizes.steps} steps", unvouched(resume, live.trust)
-            live.emit({"text": f"going on from {resume.name}, after {done}{doubt}"})
+            live.emit({"text": f"resuming from {resume.name}, after {done}{doubt}"})
     elif isinstance(todo.job.model, HuggingFace) and todo.job.model.weights:
         build_session.read(live, todo.job.model)
     live.on_stop = partial(rescued, live, todo.job, live.step)

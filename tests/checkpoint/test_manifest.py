@@ -207,4 +207,4 @@ def test_a_bad_manifest_is_refused(tmp_path: Path, change: Callable[[dict[str, A
 def test_a_manifest_that_is_no_json_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path, 1)
     (folder / "manifest.json").write_text("{")
-    assert refusal(lambda: open_checkpoint(folder)) == f"{folder / 'manifest.json'}: no JSON"
+    assert refusal(lambda: open_checkpoint(folder)) == f"{folder / 'manifest.json'}: not JSON"

@@ -31,7 +31,7 @@ from tests.checkpoint.saving import edit, filled, held, save, small
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 OURS = Trust("env:CHECKPOINT_KEY")
-CURE = "put back the manifest.json that was written with it, or use another checkpoint"
+CURE = "restore the manifest.json that was saved with this checkpoint, or use another checkpoint"
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def _try(how: str, chance: random.Random, small: Path, log: Path, straight: list
         (small / "ballast").unlink(missing_ok=True)
         if forked(words, log) != 0:
             return f"{harm}: does not go on: {log.read_text()[-400:]}"
-        if last is not None and step_of(last) != STEPS and f"going on from {last.name}," not in log.read_text():
+        if last is not None and step_of(last) != STEPS and f"resuming from {last.name}," not in log.read_text():
             return f"{harm}: did not go on from {last.name}: {log.read_text()[-400:]}"
         return "right" if _rows(run_dir) == straight else "goes on to other numbers"
     finally:

@@ -143,7 +143,7 @@ def test_a_key_that_would_replace_a_word_is_refused(tmp_path: Path, key: str) ->
     word, below = REFUSED[key]
     file = file_of(tmp_path / "mine.yaml", "lm_single", key, word)
     name = f"{key}.{below.split('=')[0]}"
-    text = f"{name}: {key}.{below}: {key} is {word}, which it would replace; "
+    text = f"{name}: {key}.{below} would replace {word}, the value of {key}; "
     assert problems(f"recipe={file}", f"{key}.{below}")[0].startswith(text)
 
 
@@ -187,8 +187,8 @@ def test_a_key_beside_auto_among_candidates_counts_in_it_too() -> None:
 def test_a_key_beside_candidates_that_have_no_keys_is_refused() -> None:
     words = ("parallel.recompute=[null]", "parallel.recompute.comm=keep")
     assert problems("recipe=lm_single", *words) == [
-        "parallel.recompute.comm: parallel.recompute.comm=keep: parallel.recompute is [null], which it would "
-        "replace; write the key there, or give all keys in place of [null]"
+        "parallel.recompute.comm: parallel.recompute.comm=keep would replace [null], the value of parallel.recompute; "
+        "set the key where [null] is set, or give all keys of parallel.recompute"
     ]
 
 

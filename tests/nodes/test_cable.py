@@ -62,7 +62,7 @@ def test_pulled_in_a_save_leaves_the_checkpoint_before_it(
 
     # one node
     assert main([*PAIR, "launch.nproc=2", f"run_dir={run}", "train.steps=5"]) == 0
-    assert "going on from step-000002" in capsys.readouterr().out
+    assert "resuming from step-000002" in capsys.readouterr().out
     assert checkpoints(run)[-1] == "step-000005"
 
 

@@ -197,7 +197,7 @@ ENDS: dict[str, tuple[Job, str]] = {
     ),
     "nothing that counts for a loss of one's own": (
         asked(data=HOLED | {"empty": 1}, loss=own("Weighted")),
-        "step 1: the targets of the global batch count nothing by the loss's count(target), so there is no loss; the "
+        "step 1: count(target) of the loss is 0 for the global batch, so there is no loss; the "
         "weights were not touched. Look at the data of this step",
     ),
 }  # fmt: skip

@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
             f"{ALONE}, or give a loss of your own by loss._target_"
         ],
     ),
-    "metric": ({"metrics": ["accuracy"]}, [f"metrics: accuracy: it takes one tensor, {RETURNS}"]),
+    "metric": ({"metrics": ["accuracy"]}, [f"metrics: accuracy: a metric that has a name takes one tensor, {RETURNS}"]),
     "predict": (
         {"steps": {"predict": {"kind": "predict"}}},
         [f"steps.predict: it takes one tensor, {RETURNS}"],

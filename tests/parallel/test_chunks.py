@@ -52,7 +52,7 @@ def test_more_pieces_than_positions_are_refused():
     with pytest.raises(RequestError) as refused:
         plan_job(pieced("Summing", count=8))
     assert str(refused.value) == (
-        f"parallel.pipeline.seq_chunks: 8: no sequence of 8 positions in dim 1 of (4, 7) {CURE}"
+        f"parallel.pipeline.seq_chunks: 8: dim 1 of (4, 7) has 7 positions, fewer than 8 {CURE}"
     )
 
 

@@ -85,7 +85,9 @@ def test_a_setting_that_the_config_does_not_have(tmp_path: Path, capsys: pytest.
     folder = described("llama", tmp_path / "m")
     words = ("model.weights=false", "model.config={num_hidden_layer: 3}", "steps=[train]")
     assert main(typed(folder, tmp_path / "run", *words)) == 2
-    text = f"model.config.num_hidden_layer: LlamaConfig of {folder} has none, did you mean 'num_hidden_layers'?\n"
+    text = (
+        f"model.config.num_hidden_layer: LlamaConfig of {folder} has no such key, did you mean 'num_hidden_layers'?\n"
+    )
     assert text in capsys.readouterr().err
 
 
@@ -234,5 +236,8 @@ def test_more_layers_than_the_folder_describes(tmp_path: Path, capsys: pytest.Ca
     folder = described("qwen2", tmp_path / "m")
     words = ("model.weights=false", "model.config={num_hidden_layers: 6}", "steps=[train]")
     assert main(typed(folder, tmp_path / "run", *words)) == 2
-    text = f"model.config.num_hidden_layers = 6: layer_types of {folder} says what 4 layers are; give one of 6"
+    text = (
+        f"model.config.num_hidden_layers = 6: layer_types of {folder} has 4 entries, one for each layer; "
+        "set model.config.layer_types with 6 entries too"
+    )
     assert text in capsys.readouterr().err

@@ -104,7 +104,7 @@ def test_a_rank_killed_while_its_thread_writes_leaves_the_checkpoint_before(stra
     assert "error: rank 1 was killed by SIGKILL" in capsys.readouterr().err
     assert (folder / "checkpoints/latest").read_text().startswith("step-000002\n")
     assert main(command) == 0
-    assert "going on from step-000002, after 2 of 6 steps" in capsys.readouterr().out
+    assert "resuming from step-000002, after 2 of 6 steps" in capsys.readouterr().out
     for step in (2, 4, 6):
         assert tensors(folder, step) == tensors(straight, step)
     assert losses(folder) == losses(straight)

@@ -303,4 +303,4 @@ def test_a_newer_checkpoint_that_is_damaged_or_gone_is_told(trained, capsys):
     assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
     run(folder, *words[len(TINY) :], steps=4)
     assert why in " ".join((folder / "plan.txt").read_text().split())
-    assert "going on from step-000002, after 2 of 4 steps" in capsys.readouterr().out
+    assert "resuming from step-000002, after 2 of 4 steps" in capsys.readouterr().out

@@ -111,7 +111,7 @@ def test_a_node_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
         assert first.wait(300) == 0, (tmp_path / "first.log").read_text()[-3000:]
     told = (tmp_path / "first.log").read_text()
     assert "launch.nnodes 2 -> 1: the nodes that are left (launch.elastic)" in told
-    assert re.search(r"going on from step-0000\d0", told)
+    assert re.search(r"resuming from step-0000\d0", told)
     assert steps(job) == list(range(1, N + 1))
 
     # on four ranks, undisturbed

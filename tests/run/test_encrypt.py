@@ -151,7 +151,7 @@ def test_a_run_goes_on_from_what_is_not_encrypted_only_when_told(how, tmp_path, 
     assert main(words) == 2
     assert "it is not encrypted but checkpoint.encrypt is set: it cannot be verified" in capsys.readouterr().err
     assert main([*words, "checkpoint.accept_plain=true"]) == 0
-    told = "going on from step-000001, after 1 of 2 steps; it is not encrypted, so it cannot be verified\n"
+    told = "resuming from step-000001, after 1 of 2 steps; it is not encrypted, so it cannot be verified\n"
     assert told in capsys.readouterr().out
 
 
@@ -206,4 +206,4 @@ def test_latest_cannot_lead_an_encrypted_run_back(tmp_path, capsys):
     assert f"{file}: it has no MAC, and the checkpoints are encrypted: " in capsys.readouterr().err
     file.unlink()
     run(folder, *words, steps=8)
-    assert "going on from step-000006, after 6 of 8 steps" in capsys.readouterr().out
+    assert "resuming from step-000006, after 6 of 8 steps" in capsys.readouterr().out

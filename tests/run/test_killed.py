@@ -103,7 +103,7 @@ def test_a_killed_rank_is_named_and_costs_only_time(when, rank, last, straight, 
         -1
     ] == f"step-{last:06d}"
     assert main(command) == 0
-    assert f"going on from step-{last:06d}, after {last} of 8 steps" in capsys.readouterr().out
+    assert f"resuming from step-{last:06d}, after {last} of 8 steps" in capsys.readouterr().out
     assert tensors(folder, 8) == tensors(straight, 8)
     assert losses(folder) == losses(straight)
     assert checkpoints(folder) == checkpoints(straight)
@@ -122,7 +122,7 @@ def test_a_restart_goes_on_from_what_the_attempt_before_has_saved(straight, tmp_
 
     monkeypatch.setattr(Session, "__init__", heal)
     assert main([*TINY, f"run_dir={folder}", "train.steps=8", *EVERY, "launch.max_restarts=1"]) == 0
-    assert "going on from step-000004, after 4 of 8 steps" in capsys.readouterr().out
+    assert "resuming from step-000004, after 4 of 8 steps" in capsys.readouterr().out
     assert tensors(folder, 8) == tensors(straight, 8)
     assert losses(folder) == losses(straight)
     assert steps(folder) == [1, 2, 3, 4, 5, 6, 7, 8]

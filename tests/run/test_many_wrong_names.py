@@ -94,7 +94,7 @@ def test_the_key_of_several_problems_is_the_one_above_them() -> None:
     assert counted(["train.a", "train.b"]) == Problem("train", "2 more keys are wrong")
     assert counted(["a.b.c", "a.b.d", "a.b"]) == Problem("a.b", "3 more keys are wrong")
     assert counted(["a", "b"]) == Problem("a", "this and 1 more keys are wrong")
-    assert counted(["a"]) == Problem("a", "is wrong, too")
+    assert counted(["a"]) == Problem("a", "is also wrong")
 
 
 def test_a_long_list_is_shown_by_its_start_without_writing_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

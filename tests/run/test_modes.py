@@ -83,8 +83,8 @@ def test_one_rank_trains_what_four_would(tmp_path):
     assert losses(one) == pytest.approx(losses(four), rel=1e-10)
     assert not (one / "logs/rank1.log").exists()
     assert (
-        "debug.onerank true: parallel and launch.nproc are left out, micro batches kept"
-        in (one / "plan.txt").read_text()
+        "debug.onerank true: launch.nproc and launch.nnodes are 1; of parallel only deferred_init and, of "
+        "pipeline, micro_batch_num and loss_reduction are kept" in (one / "plan.txt").read_text()
     )
 
 

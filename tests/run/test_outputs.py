@@ -176,7 +176,7 @@ def test_what_is_no_layout_file_is_refused(tmp_path: Path) -> None:
     why = f"{path}: cannot be read: No such file or directory"
     assert str(refusal(f"{LOAD}={path}")) == f"{LOAD}: {why}"
     path.write_text("{")
-    assert str(refusal(f"{LOAD}={path}")) == f"{LOAD}: {path}: not a strategy file: no JSON"
+    assert str(refusal(f"{LOAD}={path}")) == f"{LOAD}: {path}: not a strategy file: not JSON"
 
 
 def test_held_out_samples_count_once_however_many_ranks_work_on_them(tmp_path: Path) -> None:

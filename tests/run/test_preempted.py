@@ -162,7 +162,7 @@ def test_a_job_that_slurm_runs_again_finds_its_folder(tmp_path, monkeypatch, cap
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert main(command) == 0
-    assert "going on from step-000003, after 3 of 5 steps" in capsys.readouterr().out
+    assert "resuming from step-000003, after 3 of 5 steps" in capsys.readouterr().out
     assert sorted(p.name for p in (tmp_path / "job").iterdir()) == ["0001", "latest"]
 
 

@@ -111,7 +111,7 @@ AT_THE_DOOR = {
     ),
     "a strategy that is no JSON": (
         ["steps=[train,save,transform]", "steps.transform.strategy=bad.json"],
-        "steps.transform.strategy = bad.json: not a MindSpore strategy file (json): no JSON",
+        "steps.transform.strategy = bad.json: not a MindSpore strategy file (json): not JSON",
     ),
     "stages that cannot be made": (
         [*TRANSFORM, "steps.transform.stages=3", "steps.transform.nproc=6"],

@@ -166,7 +166,7 @@ def test_told_to_stop_it_asks_to_be_requeued_and_goes_on(place: Path) -> None:
     assert (place / "asked").read_text() == "requeue 77\n"
     [saved] = checkpoints(job)
     assert started(place, 1, str(free_port())).wait(120) == 0
-    assert f"going on from {saved}" in (place / "1.log").read_text()
+    assert f"resuming from {saved}" in (place / "1.log").read_text()
     assert (place / "asked").read_text() == "requeue 77\n"
     assert steps(job) == list(range(1, 21))
     assert status(job)["status"] == "done"

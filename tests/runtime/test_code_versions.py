@@ -123,7 +123,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "no JSON": "[",
+    "not JSON": "[",
     "no list": "1",
     "a mapping": str(asdict(OLD)).replace("'", '"').replace("False", "false"),
     "other keys": '[{"launcher": "1"}]',

@@ -53,7 +53,7 @@ def test_told_to_save_and_requeued_by_hand(cluster: None, tmp_path: Path) -> Non
     until(lambda: is_(job, "running") and trained(job, 30), SLOW_S, "it does not go on")
     subprocess.run(["scontrol", "requeue", number], check=True)
     until(lambda: is_(job, "done"), SLOW_S, "it does not end")
-    assert (job / f"slurm-{number}.log").read_text().count("going on from step-") == 2
+    assert (job / f"slurm-{number}.log").read_text().count("resuming from step-") == 2
     same(job, undisturbed(tmp_path, n), n)
 
 
@@ -65,7 +65,7 @@ def test_its_time_is_up(cluster: None, tmp_path: Path) -> None:
     number = submitted(job, n, *more)
     until(lambda: is_(job, "done"), 2 * SLOW_S, "it does not end")
     log = (job / f"slurm-{number}.log").read_text()
-    assert log.count("preempted by SIGUSR2: saved step-") == log.count("going on from step-") >= 1
+    assert log.count("preempted by SIGUSR2: saved step-") == log.count("resuming from step-") >= 1
     same(job, undisturbed(tmp_path, n), n)
 
 

@@ -152,7 +152,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     except RefusedFile:
         raise
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{index}: no JSON") from error
+        raise ValueError(f"{index}: not JSON") from error
     except ValueError as error:
         raise ValueError(f"{index}: {error}") from error
     files = data.get("weight_map") if isinstance(data, dict) else None

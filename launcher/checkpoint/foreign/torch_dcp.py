@@ -325,7 +325,7 @@ def _described(part: memoryview) -> tuple[_Rebuilt, zipfile.ZipInfo]:
 
         tensor = read(archive.read(entries["data.pkl"]), KNOWN, _storage)
         if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
-            raise ValueError("its numbers are not little-endian")
+            raise ValueError("its values are not little-endian")
 
     if not isinstance(tensor, _Rebuilt) or not isinstance(tensor.storage, _Storage):
         raise ValueError("it is not a tensor")
@@ -350,7 +350,7 @@ def _within(t: _Rebuilt, base: int, nbytes: int, end: int) -> PickledTensor:
     size = ITEMSIZE[dtype]
     last = t.offset + sum((n - 1) * stride for n, stride in zip(t.shape, t.strides, strict=True))
     if (0 not in t.shape and (last + 1) * size > nbytes) or base + nbytes > end:
-        raise ValueError(f"its numbers need more than the {nbytes} bytes of the file")
+        raise ValueError(f"its values need more than the {nbytes} bytes that are stored")
     return PickledTensor(
         TensorSpec(t.shape, dtype), base + t.offset * size, tuple(n * size for n in t.strides)
     )

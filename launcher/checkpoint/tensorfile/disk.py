@@ -238,7 +238,7 @@ def parsed(path: Path, data: bytes, prefix: str = "") -> Any:
     try:
         return files.parsed(data, unique=True)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: {prefix}no JSON") from error
+        raise ValueError(f"{path}: {prefix}not JSON") from error
     except ValueError as error:
         raise ValueError(f"{path}: {prefix}{error}") from error
 

@@ -171,7 +171,7 @@ def _object(line: bytes) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise BadRow(f"byte {error.start} of the line is not UTF-8") from error
     except json.JSONDecodeError as error:
-        raise BadRow(f"no JSON: {error.msg} at character {error.pos}") from error
+        raise BadRow(f"not JSON: {error.msg} at character {error.pos}") from error
     except (ValueError, RecursionError) as error:
         raise BadRow("not JSON within limits: too deep, or a number too long") from error
     if not isinstance(row, dict):

@@ -251,7 +251,7 @@ def _of_json(line: bytes, field: str) -> str | _No:
     try:
         row = json.loads(text)
     except json.JSONDecodeError as error:
-        return _No(f"no JSON: {error.msg} at character {error.pos}")
+        return _No(f"not JSON: {error.msg} at character {error.pos}")
     except (ValueError, RecursionError):
         return _No("not JSON within limits: too deep, or a number too long")
     if not isinstance(row, dict):

@@ -74,7 +74,7 @@ def _slicing(layout: Layout, axes: Sequence[str]) -> Slicing:
 def _check(layout: Layout) -> None:
     for axis, _ in layout.at:
         if axis != STAGE:
-            raise ValueError(f"it is at some coordinates of axis {axis} only")
+            raise ValueError(f"only some coordinates of axis {axis} have it")
     if STAGE in layout.axes:
         raise ValueError(f"its slices are of several stages (axis {STAGE})")
     for dim, (n, names) in enumerate(zip(layout.shape, layout.split, strict=True)):

@@ -62,7 +62,7 @@ def _load(data: bytes) -> Any:
     try:
         return parsed(data, unique=True, finite=True)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError("no JSON") from error
+        raise ValueError("not JSON") from error
 
 
 def _operator(name: str, row: Any) -> OperatorParts:

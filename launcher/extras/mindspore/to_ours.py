@@ -15,6 +15,7 @@ from launcher.extras.mindspore.strategy import Slicing, StrategyFile
 from launcher.plan.values.grid import Grid, RankSpan
 from launcher.plan.values.layout import DimSpans, Layout, common_axes, within
 from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.plan.values.text import many
 
 
 def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -46,7 +47,8 @@ def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int 
     parts = {name: s for name, s in _flat(file).items() if name in full}
     count = max(file.stages()) + 1 if stages is None else stages
     if count <= max(file.stages()):
-        problems.append(f"the strategy has a stage {max(file.stages())}, the pipeline {count} stages")
+        has = f"only {many(count, 'stage')}, {'0' if count == 1 else f'0 to {count - 1}'}"
+        problems.append(f"the strategy has stage {max(file.stages())}, but the pipeline has {has}")
 
     sliced: dict[str, DimSpans] = {}
     for name, slicing in parts.items():

@@ -132,13 +132,13 @@ def _pictures(pictures: Mapping[str, str]) -> Iterator[str]:
 
 def _kernels(tables: Sequence[str]) -> Iterator[str]:
     if tables:
-        yield "<h2>The dearest kernels</h2>"
+        yield "<h2>The slowest kernels</h2>"
         yield from (f"<pre>{escape(table)}</pre>" for table in tables)
 
 
 def _settings(changes: Sequence[str]) -> Iterator[str]:
     if changes:
-        yield "<h2>What was asked</h2><pre>" + escape("\n".join(changes)) + "</pre>"
+        yield "<h2>Overrides</h2><pre>" + escape("\n".join(changes)) + "</pre>"
 
 
 def _files(files: Sequence[str]) -> Iterator[str]:

@@ -101,7 +101,7 @@ def known_cells(folder: Path) -> dict[str, list[str]]:
     try:
         overrides: dict[str, list[str]] = read_json(index)
     except (OSError, ValueError) as error:
-        why = error_text(error) if isinstance(error, OSError) else f"{index}: no JSON"
+        why = error_text(error) if isinstance(error, OSError) else f"{index}: not JSON"
         raise RequestError((Problem("sweep_dir", why),)) from error
 
     # users may edit the file

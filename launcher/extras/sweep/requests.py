@@ -239,7 +239,7 @@ def _one_value(axis: SweepAxis) -> Problem:
     """The problem of a setting of the sweep itself that has several values."""
     key = axis.key.lstrip("+")
     shown = ",".join(word.partition("=")[2] for word in axis.words)
-    return Problem(key, f"{shown}: cells differ in other settings; a sweep has one {key}", axis.words[0])
+    return Problem(key, f"{shown}: all cells share one {key}; give one value", axis.words[0])
 
 
 def _own_folder(run_dir: str, args: Args) -> Problem:

@@ -67,7 +67,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], origins: Origins) -
 def counted(keys: Sequence[str]) -> Problem:
     """The problem that stands for those of ``keys``: it names the key above all of them, or the first one."""
     if len(keys) == 1:
-        return Problem(keys[0], "is wrong, too")
+        return Problem(keys[0], "is also wrong")
     levels = zip(*(key.split(".") for key in keys), strict=False)
     above = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels)]
     if above:

@@ -28,7 +28,9 @@ class NodeLink(Link):
     """The links inside a node: through switches, or a direct line between any two devices."""
 
     mesh: bool = Field(
-        False, description="a line from each device to each other: few have few of gb_per_s's lines"
+        False,
+        description="each pair of devices has its own line; gb_per_s is the sum of a device's lines, "
+        "and a small group uses few of them",
     )
 
 
@@ -51,7 +53,7 @@ class KernelEfficiency(Settings):
     moved: Share = Field(1.0, description="share of the bytes that are left where kernels are fused")
     launch_us: NotNegative = Field(5, description="of the host, per kernel")
     alone: Annotated[Number, Field(ge=1)] = Field(
-        1, description="of cores_per_node: times as fast is a core while the others rest"
+        1, description="how many times faster a core of cores_per_node is while the others are idle"
     )
 
 
@@ -59,7 +61,9 @@ class Overheads(Settings):
     """Costs besides kernels and messages. ``near_limit``: on a full device the allocator must retry."""
 
     scatter: Positive = Field(
-        1.0, description="bytes of a reduce-scatter pass the ring so often; gloo: 2, it reduces all of them"
+        1.0,
+        description="how often the bytes of a reduce-scatter go around the ring; "
+        "2 with gloo, which reduces all of them on each rank",
     )
     exposed: NotNegative = Field(
         0.3, description="share of gradients' time on the network that is waited for"

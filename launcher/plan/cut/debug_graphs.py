@@ -14,7 +14,10 @@ from launcher.plan.values.text import bytes_text, many, scaled, spans
 
 RECEIVED = "received"
 SHAPES = "Shapes, FLOPs of a forward, bytes kept for the backward: of one micro batch on one rank."
-ORDER_ONLY = "The code between its modules could not be followed: these are its modules, as they run."
+ORDER_ONLY = (
+    "The code between its modules could not be followed: "
+    "its modules are listed in the order in which they run."
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def text(stage: StageGraph) -> str:
     lines = [stage.title, SHAPES if stage.linked else ORDER_ONLY, ""]
     head = ("value", "made by", "of", "shape", "weights", "FLOPs", "saved")
     lines += _table([head, *(_row(c) for c in stage.calls)])
-    lines += ["", "What it holds of the model, and what of that each rank keeps:", ""]
+    lines += ["", "The tensors of this stage, and the part that each rank keeps:", ""]
     lines += _table([_kept(p, stage.ranks) for p in stage.params])
     return "\n".join(lines) + "\n"
 

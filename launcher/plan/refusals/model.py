@@ -165,9 +165,9 @@ def _clocks(at: CutModel, graph: Graph, recomputes: bool) -> Iterator[Problem]:
     n = at.sizes.grid.size
     if graph.effects.clocks and (n > 1 or recomputes):
         who = f"each of {n} ranks gets" if n > 1 else "a recomputed forward gets"
-        text = f"its output depends on {listed(graph.effects.clocks)}, and {who} an answer of its own"
+        text = f"its output depends on {listed(graph.effects.clocks)}, and {who} a different value"
         cure = "" if n > 1 else "parallel.recompute=null"
-        yield Problem(KEY, f"{text}; draw random numbers with torch, count forwards in a buffer", cure)
+        yield Problem(KEY, f"{text}; draw random numbers with torch, and count forwards in a buffer", cure)
 
 
 def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:

@@ -122,7 +122,10 @@ def problems(job: Job, size: int | None) -> Iterator[Problem]:
         yield Problem(mode.MODE_KEY, text, f"{mode.MODE_KEY}=semi_auto")
     for axis, n in (("dp_replicate", par.grid.dp_replicate), ("dp_shard", par.grid.dp_shard)):
         if n not in (None, 1):
-            text = f"{n}: each operator divides all ranks of a stage in its own way"
+            text = (
+                f"{n}: has no meaning with device matrices, where each operator divides all ranks of a stage"
+            )
+            text += " in its own way"
             yield Problem(f"parallel.grid.{axis}", text, quote(f"~parallel.grid.{axis}"))
     if par.grid.tp not in (None, size) and size is not None:
         text = f"{par.grid.tp}: operators are cut over all {size} ranks of a stage"

@@ -64,7 +64,7 @@ def _one_stage(pipe: Pipeline) -> Iterator[Problem]:
 
 def _less_memory(pipe: Pipeline) -> Iterator[Problem]:
     if pipe.less_memory and pipe.scheduler != "1f1b":
-        text = f"true: only interleaved 1f1b has this form; the scheduler is {pipe.scheduler}"
+        text = f"true: only interleaved 1f1b supports it; the scheduler is {pipe.scheduler}"
         yield Problem(LESS_MEMORY, text, f"{LESS_MEMORY}=false")
     elif pipe.less_memory and not (pipe.interleave and pipe.chunks > 1):
         text = "true: has no effect without several virtual stages per rank"
@@ -104,7 +104,7 @@ def _pieces(pipe: Pipeline, rule: Rule) -> Iterator[Problem]:
         text = f"{pipe.scheduler}: needs several virtual stages per rank"
         yield Problem(SCHEDULER, text, _several(pipe))
     if rule.several and pieces > ranks:
-        text = f"{pieces}: {pipe.scheduler} takes as many pieces together as there are stages, {ranks}"
+        text = f"{pieces}: {pipe.scheduler} takes at most as many pieces as there are stages, {ranks}"
         yield Problem(PIECES, text, f"{PIECES}={ranks}")
 
     if pipe.scheduler == "seqsmartvpp" and ranks % 2:

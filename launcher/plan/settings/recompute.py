@@ -77,7 +77,7 @@ def undivided(
 def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, ...]) -> Problem:
     """Returns the problem of a module that is divided into several stages."""
     inside = listed([leaf for leaf in leaves if covers(module, leaf)])
-    text = f"{module} is cut into stages, {inside}, so no rank runs all of it; name modules inside it"
+    text = f"stages divide {module} (into {inside}), so no rank runs all of it; name modules inside it"
     names = ",".join(f"{module}.*" if r.module == module else r.module for r in recomputed)
     return Problem(MODULES, text, quote(f"{MODULES}=[{names}]"))
 

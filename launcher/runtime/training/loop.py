@@ -279,7 +279,7 @@ def _nothing(s: Session, batch: str) -> str:
     objective = s.plan.objective
     if objective.classes:
         return f"all targets of {batch} are {objective.ignored}, which are ignored"
-    return f"the targets of {batch} count nothing by the loss's count(target)"
+    return f"count(target) of the loss is 0 for {batch}"
 
 
 def _skip(s: Session) -> None:

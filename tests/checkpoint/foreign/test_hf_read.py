@@ -184,7 +184,7 @@ def test_an_index_that_is_wrong_is_refused(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [("{", "no JSON"), ("[]", "weight_map is not a mapping of tensor names to file names"),
+    [("{", "not JSON"), ("[]", "weight_map is not a mapping of tensor names to file names"),
      ('{"weight_map": {"a": "1.safetensors", "a": "2.safetensors"}}', "a is listed twice")],
 )  # fmt: skip
 def test_an_index_that_is_no_index_is_refused(tmp_path: Path, content: str, text: str) -> None:

@@ -150,7 +150,7 @@ def test_a_tensor_in_the_file_of_a_stage_that_does_not_hold_it_is_named(tmp_path
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        ("{", "[", "not a strategy file: no JSON"),
+        ("{", "[", "not a strategy file: not JSON"),
         ('"launcher.strategy"', '"other"', 'not a strategy file: "format" is not "launcher.strategy"'),
         ('"version": 1', '"version": 3', "version 3; this launcher reads versions 1 and 2"),
         ('"version": 1', '"version": true', "version True; this launcher reads versions 1 and 2"),

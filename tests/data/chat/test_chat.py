@@ -155,7 +155,7 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
 
 
 BAD = {
-    "no JSON": ('{"messages": ', "no JSON: Expecting value at character 14"),
+    "not JSON": ('{"messages": ', "not JSON: Expecting value at character 14"),
     "keys": ('{"talk": []}', "a row has 'messages', or 'prompt' and 'completion' (keys: talk)"),
     "no list": ('{"messages": "hi"}', "'messages' is not a list of messages"),
     "from": (

@@ -46,7 +46,7 @@ FILES = {
     "a packed table": (("a.parquet.gz", gzip.compress(b"")), "a.parquet.gz: parquet packed as .gz: unpack it first"),
     "UTF-16 without a mark": (("a.txt", "all of it is ASCII".encode("utf-16-le")), "a.txt: byte 1 is NUL, so it is not "
                               "plain text: write the text to a UTF-8 file first"),
-    "an array": (("a.json", b'[\n{"text": "a"}]'), "a.json:1: no JSON: Expecting value at character 1"),
+    "an array": (("a.json", b'[\n{"text": "a"}]'), "a.json:1: not JSON: Expecting value at character 1"),
     "another key": (("a.jsonl", b'\n{"id": 1, "content": "a"}'), "a.jsonl:2: no key 'text' (keys: id, content) (try: "
                     "steps.prepare.field=content)"),
     "several keys": (("a.jsonl", b'{"title": "a", "content": "a"}\n{"text": 1}'), "a.jsonl:1: no key 'text' (keys: "

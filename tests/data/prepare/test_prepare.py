@@ -123,7 +123,7 @@ def test_what_is_bad_is_named_with_its_line_or_left_out_and_counted(tmp_path):
     ]  # fmt: skip
     src.write_bytes(b"\n".join(lines))
     whys = [
-        "2: no JSON: Expecting value at character 9",
+        "2: not JSON: Expecting value at character 9",
         "3: an array, not an object",
         "4: no key 'text' (keys: other)",
         "5: 'text' is null, not text",

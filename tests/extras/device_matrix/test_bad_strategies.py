@@ -200,10 +200,10 @@ def test_a_matrix_that_does_not_divide_the_ranks_is_told_once_of_all_tensors() -
 
 
 BESIDE = {
-    "parallel.grid.dp_shard=2": "parallel.grid.dp_shard: 2: each operator divides all ranks of a stage in its own "
-    "way (try: '~parallel.grid.dp_shard')",
-    "parallel.grid.dp_replicate=2": "parallel.grid.dp_replicate: 2: each operator divides all ranks of a stage in "
-    "its own way (try: '~parallel.grid.dp_replicate')",
+    "parallel.grid.dp_shard=2": "parallel.grid.dp_shard: 2: has no meaning with device matrices, where each operator "
+    "divides all ranks of a stage in its own way (try: '~parallel.grid.dp_shard')",
+    "parallel.grid.dp_replicate=2": "parallel.grid.dp_replicate: 2: has no meaning with device matrices, where each "
+    "operator divides all ranks of a stage in its own way (try: '~parallel.grid.dp_replicate')",
     "parallel.grid.tp=4": "parallel.grid.tp: 4: operators are cut over all 8 ranks of a stage (try: "
     "'~parallel.grid.tp')",
     "parallel.recompute={modules:'*'}": "parallel.recompute: operators over device matrices do not run again in the "

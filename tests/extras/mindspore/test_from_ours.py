@@ -85,7 +85,7 @@ def test_real_files_of_optimizer_sharding_come_out_again_as_they_were(name: str,
     ("layout", "told"),
     [
         (Layout(GRID, (5, 4), (("tp",), ())), "ragged: dim 0 of [5, 4] does not divide into 2 parts"),
-        (Layout(GRID, (4,), ((),), (("tp", (0,)),)), "it is at some coordinates of axis tp only"),
+        (Layout(GRID, (4,), ((),), (("tp", (0,)),)), "only some coordinates of axis tp have it"),
         (Layout(GRID, (4,), (("pp",),)), "its slices are of several stages (axis pp)"),
     ],
 )

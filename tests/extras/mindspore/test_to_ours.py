@@ -215,5 +215,6 @@ def test_a_slice_that_contradicts_the_shape_in_the_file_is_named() -> None:
 
 
 def test_a_pipeline_with_too_few_stages_is_refused() -> None:
-    with pytest.raises(ValueError, match=exactly(UNFIT + "  the strategy has a stage 2, the pipeline 2 stages")):
+    text = "  the strategy has stage 2, but the pipeline has only 2 stages, 0 to 1"
+    with pytest.raises(ValueError, match=exactly(UNFIT + text)):
         to_strategy(file_of({"w": ROWS}, 2), {"w": W}, stages=2)

@@ -86,7 +86,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
         (
             ["optim.lr=1,2", "sweep.goal=min,max"],
             """
-  sweep.goal: min,max: cells differ in other settings; a sweep has one sweep.goal
+  sweep.goal: min,max: all cells share one sweep.goal; give one value
     try:    sweep.goal=min
 """,
         ),

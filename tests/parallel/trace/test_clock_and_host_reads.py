@@ -14,7 +14,7 @@ from tests.parity import own
 REPLICAS: dict[str, Any] = {"grid": {"dp_replicate": 2}}
 AGAIN: dict[str, Any] = {"recompute": {"modules": "b"}}
 CLOCKS = {"clock": "time.time()", "identifier": "uuid.uuid4()", "system": "os.urandom()"}
-WAY_OUT = "draw random numbers with torch, count forwards in a buffer"
+WAY_OUT = "draw random numbers with torch, and count forwards in a buffer"
 
 
 def net(how: str, parallel: dict[str, Any]) -> Job:
@@ -31,9 +31,9 @@ def refusal(how: str, parallel: dict[str, Any]) -> str:
 @pytest.mark.parametrize("how", CLOCKS)
 def test_a_number_that_is_another_one_at_each_call_is_refused_where_it_is_asked_for_twice(how: str) -> None:
     text = f"model: its output depends on {CLOCKS[how]}, and"
-    assert refusal(how, REPLICAS) == f"{text} each of 2 ranks gets an answer of its own; {WAY_OUT}"
+    assert refusal(how, REPLICAS) == f"{text} each of 2 ranks gets a different value; {WAY_OUT}"
     cure = "(try: parallel.recompute=null)"
-    assert refusal(how, AGAIN) == f"{text} a recomputed forward gets an answer of its own; {WAY_OUT} {cure}"
+    assert refusal(how, AGAIN) == f"{text} a recomputed forward gets a different value; {WAY_OUT} {cure}"
 
 
 @pytest.mark.parametrize("how", CLOCKS)

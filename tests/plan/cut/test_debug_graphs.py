@@ -29,7 +29,7 @@ Shapes, FLOPs of a forward, bytes kept for the backward: of one micro batch on o
   d       module d          add_1      float32[4, 10]  520 B    960    192 B
   output  output            d          float32[4, 10]
 
-What it holds of the model, and what of that each rank keeps:
+The tensors of this stage, and the part that each rank keeps:
 
   s         float32[12]      whole on each rank
   c.weight  float32[12, 12]  whole on each rank
@@ -124,7 +124,7 @@ def test_of_one_stage_the_modules_that_could_be_cut() -> None:
 def test_where_code_cannot_be_followed_the_order_of_modules() -> None:
     found = pictures(planned(Untraceable, 1))
     assert found["graphs/stage0.txt"].splitlines()[1:6] == [
-        "The code between its modules could not be followed: these are its modules, as they run.",
+        "The code between its modules could not be followed: its modules are listed in the order in which they run.",
         "",
         "  value  made by   of  shape  weights  FLOPs  saved",
         "  a      module a             36.8 KB         24.5 KB",

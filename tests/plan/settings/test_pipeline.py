@@ -28,7 +28,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "less_memory of gpipe": (
         (f"{PIPE}.scheduler=gpipe", *TWO, f"{PIPE}.less_memory=true", f"{PIPE}.interleave=true"),
-        f"{PIPE}.less_memory: true: only interleaved 1f1b has this form; the scheduler is gpipe "
+        f"{PIPE}.less_memory: true: only interleaved 1f1b supports it; the scheduler is gpipe "
         f"(try: {PIPE}.less_memory=false)",
     ),
     "less_memory, not interleaved": (
@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "seqvpp of more pieces than stages": (
         (*TWO, f"{PIPE}.seq_chunks=4", f"{PIPE}.scheduler=seqvpp", f"{PIPE}.interleave=true"),
-        f"{PIPE}.seq_chunks: 4: seqvpp takes as many pieces together as there are stages, 2 (try: {PIPE}.seq_chunks=2)",
+        f"{PIPE}.seq_chunks: 4: seqvpp takes at most as many pieces as there are stages, 2 (try: {PIPE}.seq_chunks=2)",
     ),
     "seqsmartvpp of 3 stages": (
         (f"{PIPE}.stages=3", "launch.nproc=3", "train.batch_size=12", f"{PIPE}.scheduler=seqsmartvpp",

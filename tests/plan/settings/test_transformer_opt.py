@@ -254,12 +254,12 @@ def test_a_wrong_key_beside_a_file_is_refused_by_its_name(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b'{"a": 1,\n}', ":2: no JSON: Expecting property name enclosed in double quotes"),
+        (b'{"a": 1,\n}', ":2: not JSON: Expecting property name enclosed in double quotes"),
         (b"\xff", ": not JSON: it is not text"),
         (b"[]", ": should be an object: {switch: value}"),
         (None, ": cannot be read: No such file or directory"),
     ],
-    ids=["no JSON", "no text", "no object", "no file"],
+    ids=["not JSON", "no text", "no object", "no file"],
 )
 def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
     path = tmp_path / "speed.json"
