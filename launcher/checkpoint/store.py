@@ -61,13 +61,13 @@ _CURE = "remove it to use the checkpoint of the highest step"
 class Latest:
     """The content of the file ``latest``.
 
-    ``name`` is the newest checkpoint. ``older`` maps the name of each older checkpoint of a higher step,
-    which a run that began anew left behind, to its ``identity``. ``digest`` covers ``text``; it is ``None``
+    ``name`` is the newest checkpoint. ``superseded`` maps the name of each checkpoint of a higher
+    step that another training left behind to its ``identity``. ``digest`` covers ``text``; it is ``None``
     in a file of an earlier launcher, which contains the name alone. ``mac``: the digest is a MAC.
     """
 
     name: str
-    older: Mapping[str, str]
+    superseded: Mapping[str, str]
     text: str
     digest: str | None = None
     mac: bool = False
@@ -78,12 +78,12 @@ def identity(manifest: Manifest) -> str:
     return hashlib.sha256(canonical(manifest)).hexdigest()
 
 
-def write(checkpoints: Path, name: str, older: Mapping[str, str], place: str | None) -> None:
+def write(checkpoints: Path, name: str, superseded: Mapping[str, str], place: str | None) -> None:
     """Writes the file ``latest`` of the folder ``checkpoints``.
 
     ``place`` says where the key is that the checkpoints are encrypted with; ``None``: they are not encrypted.
     """
-    text = "".join([f"{name}\n", *(f"older {other} {digest}\n" for other, digest in older.items())])
+    text = "".join([f"{name}\n", *(f"older {other} {digest}\n" for other, digest in superseded.items())])
     key = None if place is None else load_key(place)
     last = f"sha256 {_sha256(text)}" if key is None else f"hmac-sha256 {_mac(text, key)}"
     write_text(checkpoints / LATEST, f"{text}{last}\n")
@@ -106,11 +106,11 @@ def read(checkpoints: Path) -> Latest | None:
         return Latest(lines[0], {}, "")
 
     last = _LAST.fullmatch(lines[-1])
-    older = [_OLDER.fullmatch(line) for line in lines[1:-1]]
-    if last is None or None in older:
+    listed = [_OLDER.fullmatch(line) for line in lines[1:-1]]
+    if last is None or None in listed:
         raise damaged(path)
     text = "".join(f"{line}\n" for line in lines[:-1])
-    above = {match[1]: match[3] for match in older if match}
+    above = {match[1]: match[3] for match in listed if match}
     return Latest(lines[0], above, text, digest=last[2], mac=last[1] != "sha256")
 
 
@@ -267,22 +267,22 @@ def point(folder: Path, key: str | None) -> None:
     home = folder.parent
     own = step_of(folder)
 
-    # checkpoints of a higher step are older: a run that began anew left them behind
-    older = {}
+    # checkpoints of a higher step are superseded: a run that began anew left them behind
+    superseded = {}
     for path in _steps(home):
         if own is None or int(path.name.removeprefix("step-")) <= own:
             continue
         manifest = _complete(path)
         if manifest is not None:
-            older[path.name] = identity(manifest)
-    write(home, folder.name, older, key)
+            superseded[path.name] = identity(manifest)
+    write(home, folder.name, superseded, key)
 
 
 def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     """Returns the newest complete checkpoint, or ``None`` if there is none.
 
-    The newest checkpoint is the one of the highest step, except those that the file ``latest`` lists as older
-    than the one it names. An outdated file does no harm: a checkpoint that it does not list counts as newer.
+    The newest checkpoint is the one of the highest step, except those that the file ``latest`` lists as
+    superseded by the one it names. An outdated file does no harm: a checkpoint that it does not list counts as newer.
 
     Raises ``ValueError`` if that file is damaged or, for encrypted checkpoints, is not authentic under a key
     that ``trust`` accepts.
@@ -295,11 +295,11 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     if pointer is None:
         return highest[0]
 
-    # a file with a digest also lists the older checkpoints of a higher step; one without has a name alone
+    # a file with a digest also lists the superseded checkpoints of a higher step; one without has a name alone
     newest = highest
     if pointer.digest is not None:
         candidates = chain((highest,), complete_ones)
-        newer = ((path, m) for path, m in candidates if pointer.older.get(path.name) != identity(m))
+        newer = ((path, m) for path, m in candidates if pointer.superseded.get(path.name) != identity(m))
         newest = next(newer, highest)
     else:
         manifest = _complete(checkpoints / pointer.name)
