@@ -235,13 +235,13 @@ def root(faults: Iterable[Fault]) -> Fault:
 
 def failed(
     faults: Iterable[Fault],
-    stopped: Iterable[int] = (),
+    killed: Iterable[int] = (),
     finished: Iterable[int] = (),
     folder: Path | None = None,
 ) -> RanksFailed:
     """The error to raise: the root cause, its traceback, how the others ended, the log to read.
 
-    ``stopped``: ranks that were still running and were killed; ``finished``: ranks that returned a result.
+    ``killed``: ranks that were still running and were killed; ``finished``: ranks that returned a result.
     """
     # the root cause
     every = tuple(faults)
@@ -252,9 +252,9 @@ def failed(
 
     # how the others ended
     lines += _others(first, [f for f in every if f is not first])
-    killed = sorted(stopped)
-    if killed:
-        lines.append(f"still running, so killed: {_ranks(killed)}")
+    late = sorted(killed)
+    if late:
+        lines.append(f"still running, so killed: {_ranks(late)}")
     done = sorted(finished)
     if first.echo and done:
         lines.append(f"had finished by then: {_ranks(done)} (one collective fewer than the others?)")

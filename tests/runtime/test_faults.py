@@ -160,7 +160,7 @@ def test_the_whole_message_tells_what_became_of_every_rank():
         died(4, 0, -signal.SIGKILL),
         fault(5, 9, "gone", echo=True),
     ]
-    assert str(failed(faults, stopped={7, 6}, finished=[8], folder=Path("runs/x/0001"))) == (
+    assert str(failed(faults, killed={7, 6}, finished=[8], folder=Path("runs/x/0001"))) == (
         "rank 1: ValueError: boom\n"
         "Traceback (most recent call last):\n"
         "  ...\n"

@@ -44,7 +44,7 @@ def answer(path: Path) -> None:
 _open: list[object] = []  # keeps the files open while the process lives
 
 
-def stopped(pid: int) -> bool:
+def halted(pid: int) -> bool:
     """Whether a signal (SIGSTOP, Ctrl-Z) or a debugger has stopped a process of this machine."""
     return _state(pid) in ("T", "t")
 
@@ -65,9 +65,9 @@ def culprits(
     collective, where a rank that waits for another one ends.
     """
     why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
-    halted = {rank: why for rank, pid in pids.items() if stopped(pid)}
-    if halted:
-        return halted
+    paused = {rank: why for rank, pid in pids.items() if halted(pid)}
+    if paused:
+        return paused
 
     # request each stack, and allow some time to write it
     for rank in pids:
@@ -221,7 +221,7 @@ def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: fl
         # only for a process of this machine more than its silence can be known
         if here and not _lives(int(pid)):
             known.append(_lost(rank, world, "has died without a message (SIGKILL? out of memory? see dmesg)"))
-        elif here and stopped(int(pid)):
+        elif here and halted(int(pid)):
             why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
             known.append(faults.hung(rank, world.attempt, timeout_s, why))
         else:

@@ -161,8 +161,8 @@ def _judge(out: AttemptOutcome, task: AttemptTask) -> faults.RanksFailed | None:
     if task.folder is not None:
         for fault in out.faults.values():
             faults.write(fault, task.folder)
-    killed = out.stopped - out.faults.keys()
-    return faults.failed(out.faults.values(), stopped=killed, finished=out.results, folder=task.folder)
+    killed = out.killed - out.faults.keys()
+    return faults.failed(out.faults.values(), killed=killed, finished=out.results, folder=task.folder)
 
 
 def _attempt(

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from launcher.runtime.cluster.flight_recorder import nccl_file, written
 from launcher.runtime.faults import Fault, aborted, died, hung, root, signal_name
 from launcher.runtime.processes.fork_server import ForkedChild, single_threaded
-from launcher.runtime.processes.hang import ASK, culprits, stopped
+from launcher.runtime.processes.hang import ASK, culprits, halted
 from launcher.runtime.processes.worker import AttemptTask, Inbox, Work, run_rank
 from launcher.runtime.run_folder import identity, still_there
 from launcher.runtime.signals import STOPS, StopFlag
@@ -213,14 +213,14 @@ Elsewhere = Callable[[], Fault | None]
 class AttemptOutcome:
     """The outcome of an attempt.
 
-    ``stopped``: ranks killed after the grace period; ``signum``: the signal that the user sent; ``insisted``:
+    ``killed``: ranks killed after the grace period; ``signum``: the signal that the user sent; ``insisted``:
     the user sent a second one.
     """
 
     attempt: int
     results: dict[int, object] = field(default_factory=dict)
     faults: dict[int, Fault] = field(default_factory=dict)
-    stopped: set[int] = field(default_factory=set)
+    killed: set[int] = field(default_factory=set)
     signum: int | None = None
     insisted: bool = False
 
@@ -359,7 +359,7 @@ class _Supervisor:
         # halted ranks
         at_most = min(seconds, 2 * TICK_S)  # this process may have been stopped as well
         for rank, child in self._live.items():
-            self._halted[rank] = self._halted.get(rank, 0.0) + at_most if stopped(child.pid) else 0.0
+            self._halted[rank] = self._halted.get(rank, 0.0) + at_most if halted(child.pid) else 0.0
         if self._deadline is None and any(t > self._task.timeout_s for t in self._halted.values()):
             self._deadline = time.monotonic()
 
@@ -373,7 +373,7 @@ class _Supervisor:
             self._accuse()
         for child in self._live.values():
             child.send_signal(signal.SIGKILL)
-        self._out.stopped |= self._live.keys()
+        self._out.killed |= self._live.keys()
         self._deadline = None
 
     def _known(self) -> list[Fault]:
@@ -384,7 +384,7 @@ class _Supervisor:
         """Blames the ranks that caused the failure but report nothing: all known faults are echoes."""
         known = self._known()
         late = not known or root(known).late
-        pids = {rank: child.pid for rank, child in self._live.items() if late or stopped(child.pid)}
+        pids = {rank: child.pid for rank, child in self._live.items() if late or halted(child.pid)}
         stack = self._task.rendezvous.stack
         for rank, where in culprits(pids, stack, lambda rank: self._live[rank].send_signal(ASK)).items():
             self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
@@ -438,7 +438,7 @@ class _Supervisor:
         del self._live[child.rank]
         code = child.reap()
         done = code == 0 and child.rank in self._out.results
-        explained = child.rank in self._out.faults or child.rank in self._out.stopped
+        explained = child.rank in self._out.faults or child.rank in self._out.killed
         if not done and not explained:
             self._out.faults[child.rank] = self._unsaid(child.rank, code)
             self._hurry()

@@ -16,7 +16,7 @@ from launcher.parallel import mesh
 from launcher.plan.values.grid import Grid
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
-from launcher.runtime.processes.hang import stopped, waits
+from launcher.runtime.processes.hang import halted, waits
 from launcher.runtime.training.save_thread import Saver
 from tests.ranks import on_ranks
 
@@ -150,5 +150,5 @@ def test_who_waits_for_its_own_thread_waits_where_that_does():
 
 
 def test_only_a_stopped_process_is_stopped():
-    assert not stopped(os.getpid())
-    assert not stopped(2**22 + 1)
+    assert not halted(os.getpid())
+    assert not halted(2**22 + 1)
