@@ -282,7 +282,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     """Returns the newest complete checkpoint, or ``None`` if there is none.
 
     The newest checkpoint is the one of the highest step, except those that the file ``latest`` lists as
-    superseded by the one it names. An outdated file does no harm: a checkpoint that it does not list counts as newer.
+    superseded by the one it names. An outdated file does no harm: what it does not list counts as newer.
 
     Raises ``ValueError`` if that file is damaged or, for encrypted checkpoints, is not authentic under a key
     that ``trust`` accepts.
@@ -295,7 +295,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     if pointer is None:
         return highest[0]
 
-    # a file with a digest also lists the superseded checkpoints of a higher step; one without has a name alone
+    # a file with a digest also lists superseded checkpoints of a higher step; one without has a name alone
     newest = highest
     if pointer.digest is not None:
         candidates = chain((highest,), complete_ones)

@@ -43,15 +43,15 @@ class Norm:
         return own.reshape(number.shape), norms.square() @ weights
 
     @torch.no_grad()
-    def clip(self, norm: float, limit: float | None, scaled: float = 1.0) -> None:
+    def clip(self, norm: float, limit: float | None, loss_scale: float = 1.0) -> None:
         """Scale every gradient so that the global ``norm`` is at most ``limit``, as ``clip_grad_norm_`` does.
 
-        ``norm`` is that of the gradients divided by ``scaled``; the gradients are divided by it here.
+        ``norm`` is that of the gradients divided by ``loss_scale``; the gradients are divided by it here.
         """
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
         grads = [local(p.grad) for p in self.copies if p.grad is not None]  # redistributed ones are copies
-        if scale / scaled != 1.0 and grads:
-            torch._foreach_mul_(grads, scale / scaled)
+        if scale / loss_scale != 1.0 and grads:
+            torch._foreach_mul_(grads, scale / loss_scale)
 
 
 def build(model: ParallelModel) -> Norm:

@@ -93,7 +93,9 @@ def reference_untied(patch: Patch) -> None:
 
 def not_clipped(patch: Patch) -> None:
     real = grad_norm.Norm.clip
-    patch.setattr(grad_norm.Norm, "clip", lambda self, found, limit, scaled=1.0: real(self, found, None, scaled))
+    patch.setattr(
+        grad_norm.Norm, "clip", lambda self, found, limit, loss_scale=1.0: real(self, found, None, loss_scale)
+    )
 
 
 def states_swapped(patch: Patch) -> None:

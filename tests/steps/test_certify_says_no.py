@@ -81,8 +81,8 @@ def last_skipped(patch: Patch) -> None:
 def clipped_by_its_own_norm(patch: Patch) -> None:
     real = grad_norm.Norm.clip
 
-    def wrong(self: grad_norm.Norm, found: float, limit: float | None, scaled: float = 1.0) -> None:
-        real(self, self.squared().sqrt().item() / scaled, limit, scaled)
+    def wrong(self: grad_norm.Norm, found: float, limit: float | None, loss_scale: float = 1.0) -> None:
+        real(self, self.squared().sqrt().item() / loss_scale, limit, loss_scale)
 
     patch.setattr(grad_norm.Norm, "clip", wrong)
 
@@ -213,7 +213,7 @@ def gradients_of_idle_experts_mixed(patch: Patch) -> None:
 
 def scale_not_taken_back(patch: Patch) -> None:
     real = grad_norm.Norm.clip
-    patch.setattr(grad_norm.Norm, "clip", lambda self, found, limit, scaled=1.0: real(self, found, limit))
+    patch.setattr(grad_norm.Norm, "clip", lambda self, found, limit, loss_scale=1.0: real(self, found, limit))
 
 
 def everything_decays(patch: Patch) -> None:

@@ -84,7 +84,7 @@ def _train(s: Session, loop: Loop) -> None:
         if s.profile is not None:
             s.profile.before(s.step + 1)
         lr = loop.lr(s.step - s.scaling.skipped)
-        scaled = s.scaling.factor
+        loss_scale = s.scaling.factor
         loud = (s.step + 1) % loop.log_every == 0 or s.step + 1 == loop.until
         with s.first_step.around(s.model.compiled):
             loss, norm = step(s, loop.clip, measuring=loud)
@@ -101,7 +101,7 @@ def _train(s: Session, loop: Loop) -> None:
         # report its results
         _call(s, "on_step", {"loss": loss, "lr": lr, "grad_norm": norm})
         if s.local_norm is not None:
-            s.local_norm.tell(s.step, loud, scaled)
+            s.local_norm.tell(s.step, loud, loss_scale)
         if s.world.rank == 0 and loud and math.isfinite(loss + norm):
             figures = {"loss": loss, **s.measured, "lr": lr, "grad_norm": norm}
             s.emit(_row(s, loop, figures, time.perf_counter() - began) | stall)
@@ -238,7 +238,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
             _skip(s)
             return loss, norm
         if s.local_norm is not None:  # show which rank and which parameter
-            s.local_norm.tell(s.step + 1, loud=True, scaled=s.scaling.factor)
+            s.local_norm.tell(s.step + 1, loud=True, loss_scale=s.scaling.factor)
         text = f"the loss is {loss} and the gradient norm {norm}; the weights were not touched"
         cure = ". Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
         if s.scaling.factor > 1 and math.isfinite(loss):

@@ -182,12 +182,12 @@ class LocalNormLog:
     scale: float
     _file: Metrics | None = field(default=None, init=False)
 
-    def tell(self, step: int, loud: bool, scaled: float = 1.0) -> None:
+    def tell(self, step: int, loud: bool, loss_scale: float = 1.0) -> None:
         """Reports a step's norms; every rank calls this. ``loud``: the step is one of those to report.
 
-        The step's gradients were multiplied by ``scaled``.
+        The step's gradients were multiplied by ``loss_scale``.
         """
-        norms = self.own.take(self.scale / scaled)
+        norms = self.own.take(self.scale / loss_scale)
         if not loud:
             return
         if self.device:

@@ -78,7 +78,7 @@ class PipelineRuntime:
         self.scale *= 1 if plan.gradients_mean else plan.sizes.replicas
 
         # the state of one step
-        self.scaled = 1.0
+        self.loss_scale = 1.0
         self.count = _Count(model, loss, device)
         self.targets: list[torch.Tensor] = []
         self.valid: list[int] = []
@@ -101,7 +101,7 @@ class PipelineRuntime:
         self,
         inputs: Sequence[torch.Tensor],
         targets: torch.Tensor | None,
-        scaled: float = 1.0,
+        loss_scale: float = 1.0,
         measuring: bool = False,
     ) -> torch.Tensor:
         """Forward and backward of this rank's part of a batch; gradients must be cleared before.
@@ -109,12 +109,12 @@ class PipelineRuntime:
         The first stage's ranks use ``inputs``, the last stage's ``targets``. Returns this rank's share (0-d)
         of the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without the last
         stage and on all but the first rank of ``tp``; it is NaN if no target of the global batch counts.
-        Gradients are complete and multiplied by ``scaled``. If ``measuring``, ``measured`` is updated. Raises
-        ``RunError`` if an earlier forward has changed weights where ranks cannot follow.
+        Gradients are complete and multiplied by ``loss_scale``. If ``measuring``, ``measured`` is updated.
+        Raises ``RunError`` if an earlier forward has changed weights where ranks cannot follow.
         """
         if text := self.model.lost(any_differs=self.model.unread):
             raise RunError(text)
-        self.scaled, self.measuring = scaled, measuring
+        self.loss_scale, self.measuring = loss_scale, measuring
         self.count.start(targets if self.last else None)
         self._run(self._train, inputs, targets, pieces=self.model.plan.pieces)
         if self.before_reduce is not None:
@@ -230,7 +230,7 @@ class PipelineRuntime:
         self.raw.append(loss.detach())
         self._measure(each(output, torch.Tensor.detach), targets, self.share.parts, counts=self.share.counts)
         denominator = self.count.total()
-        return loss * (self.scale * self.scaled / torch.where(denominator == 0, 1, denominator)).to(
+        return loss * (self.scale * self.loss_scale / torch.where(denominator == 0, 1, denominator)).to(
             loss.dtype
         )
 
