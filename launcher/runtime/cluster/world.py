@@ -163,7 +163,7 @@ def usual_timeout() -> timedelta:
     return timeout
 
 
-def wait_for(timeout: timedelta) -> None:
+def set_timeouts(timeout: timedelta) -> None:
     """Sets the timeout of collectives for every existing group of this rank.
 
     Messages between two ranks over gloo keep the timeout with which their group was created.

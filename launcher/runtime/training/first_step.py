@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from launcher.plan.values.compilation import Compilation
-from launcher.runtime.cluster.world import bounded, usual_timeout, wait_for
+from launcher.runtime.cluster.world import bounded, set_timeouts, usual_timeout
 from launcher.runtime.torch_private.selftest import COMPILING, verify
 from launcher.runtime.training.compile_cache import keep_compiled
 
@@ -31,17 +31,17 @@ class FirstStep:
             keep_compiled()
 
     @property
-    def patience(self) -> timedelta:
+    def timeout(self) -> timedelta:
         """The timeout while compiling; never less than the usual one."""
         return self.usual if self.plan is None else max(self.usual, timedelta(seconds=self.plan.timeout_s))
 
     @contextmanager
     def groups(self) -> Iterator[None]:
-        """Process groups that are created in the block get the timeout ``patience``.
+        """Process groups that are created in the block get the timeout ``timeout``.
 
         gloo limits messages between two ranks to the timeout with which their group was created.
         """
-        with bounded(self.patience) if self.plan is not None else nullcontext():
+        with bounded(self.timeout) if self.plan is not None else nullcontext():
             yield
 
     @contextmanager
@@ -50,9 +50,9 @@ class FirstStep:
         if self.done:
             yield
             return
-        wait_for(self.patience)
+        set_timeouts(self.timeout)
         yield
-        wait_for(self.usual)
+        set_timeouts(self.usual)
         self.done = True
         if times is not None:
             _log.info("train.compile: %s", times.summary())
