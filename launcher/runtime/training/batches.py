@@ -20,7 +20,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.dataset_strategy import BatchRole
 from launcher.runtime import device as devices
 from launcher.runtime.cluster.messages import recv, send
-from launcher.runtime.training.pipeline import TargetPlace, check_classes, check_ids, check_shares
+from launcher.runtime.training.pipeline import SamplePlace, check_classes, check_ids, check_probabilities
 
 Tensors = tuple[torch.Tensor, ...]
 _Shapes = list[tuple[tuple[int, ...], str]]
@@ -158,7 +158,7 @@ class Feed:
 
         def read_inputs() -> tuple[Tensor, ...]:
             inputs = [_each(t, read, where, split) for t in source.inputs(read)]
-            check_ids(inputs, read % len(source), self.plan.observed.lookups, TargetPlace(where, split))
+            check_ids(inputs, read % len(source), self.plan.observed.lookups, SamplePlace(where, split))
             return tuple(t[keep] for t in inputs)
 
         def read_targets() -> tuple[Tensor, ...]:
@@ -173,12 +173,12 @@ class Feed:
     def _targets(self, source: Samples, read: Indices, where: str, split: str) -> Tensor:
         """The targets, checked on the CPU by the rank that reads them: no rank has to wait for a GPU."""
         targets = _each(source.targets(read), read, where, split)
-        objective, at = self.plan.objective, TargetPlace(where, split)
+        objective, at = self.plan.objective, SamplePlace(where, split)
         count = classes(self.plan, targets.shape)
         if count is not None:
             check_classes(targets, read % len(source), count, objective.ignored, at)  # of one of many epochs
         elif objective.loss == "bce":
-            check_shares(targets, read % len(source), at)
+            check_probabilities(targets, read % len(source), at)
         return targets
 
     @cached_property

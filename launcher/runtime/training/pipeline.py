@@ -382,14 +382,14 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class TargetPlace:
-    """Where targets are read: ``when``, such as ``step 3``, and the ``split``."""
+class SamplePlace:
+    """Where samples are read: ``when``, such as ``step 3``, and the ``split``."""
 
     when: str
     split: str
 
 
-def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int, at: TargetPlace) -> None:
+def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int, at: SamplePlace) -> None:
     """Raises ``RunError`` for ``targets`` of the samples ``indices`` that are not classes."""
     wrong = ((targets < 0) | (targets >= classes)) & (targets != ignored)
     if wrong.any():
@@ -398,7 +398,7 @@ def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int,
         raise RunError(f"{_first(targets, wrong, indices, at)}, but the model's output has {known}. {cure}")
 
 
-def check_shares(targets: Tensor, indices: Indices, at: TargetPlace) -> None:
+def check_probabilities(targets: Tensor, indices: Indices, at: SamplePlace) -> None:
     """Raises ``RunError`` for targets that are not between 0 and 1."""
     wrong = ~((targets >= 0) & (targets <= 1))
     if wrong.any():
@@ -407,7 +407,7 @@ def check_shares(targets: Tensor, indices: Indices, at: TargetPlace) -> None:
 
 
 def check_ids(
-    inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[EmbeddingLookup], at: TargetPlace
+    inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[EmbeddingLookup], at: SamplePlace
 ) -> None:
     """Raises ``RunError`` for ids in ``inputs`` that a table of the model has no row for."""
     for table in lookups:
@@ -427,7 +427,7 @@ def check_ids(
 
 
 def _first(
-    targets: Tensor, wrong: Tensor, indices: Indices, at: TargetPlace, noun: str = "the target"
+    targets: Tensor, wrong: Tensor, indices: Indices, at: SamplePlace, noun: str = "the target"
 ) -> str:
     spot, *below = wrong.nonzero()[0].tolist()
     more = f" and {int(wrong.sum()) - 1} more" if wrong.sum() > 1 else ""

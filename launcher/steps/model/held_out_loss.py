@@ -17,7 +17,7 @@ from launcher.parallel.half_precision import narrowed
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.values.class_dims import class_dims
 from launcher.plan.values.precision import COMPUTE, HALF
-from launcher.runtime.training.pipeline import TargetPlace, check_classes, check_shares
+from launcher.runtime.training.pipeline import SamplePlace, check_classes, check_probabilities
 
 
 def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:
@@ -65,12 +65,12 @@ def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int =
 
 def _check(loss: Loss, output: torch.Tensor, y: torch.Tensor, indices: Indices) -> None:
     """Raises ``RunError`` for targets that the loss does not accept."""
-    at = TargetPlace("validation", "held-out")
+    at = SamplePlace("validation", "held-out")
     dims = class_dims(output.shape, y.shape)
     if isinstance(loss, CrossEntropy) and dims:
         check_classes(y, indices, output.shape[dims[0]], loss.ignore_index, at)
     elif isinstance(loss, BCE):
-        check_shares(y, indices, at)
+        check_probabilities(y, indices, at)
 
 
 def _in(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.errors import RequestError, RunError
 from launcher.planner.plan_job import plan_job
-from launcher.runtime.training.pipeline import TargetPlace, check_ids
+from launcher.runtime.training.pipeline import SamplePlace, check_ids
 from tests.parallel.lookup_nets import Ids
 from tests.parity import own
 
@@ -73,10 +73,10 @@ def test_a_rank_names_the_first_id_that_a_table_has_no_row_for(model, first, end
 
     source = Ids("train", 12)
     with pytest.raises(RunError) as error:
-        check_ids(source.inputs(np.arange(18, 24)), np.arange(18, 24), (table,), TargetPlace("step 2", "training"))
+        check_ids(source.inputs(np.arange(18, 24)), np.arange(18, 24), (table,), SamplePlace("step 2", "training"))
     where = f"{table.module} has" if table.module else "the model has"
     assert str(error.value) == (
         f"step 2: an id of input 0 of training sample 20 at 4 is 12, but {where} a table of {table.rows} rows, for ids "
         f"from {first} to {end - 1}. Look at the data, or give the table at least {table.rows + 13 - end} rows"
     )
-    check_ids(source.inputs(np.arange(12)), np.arange(12), (table,), TargetPlace("step 1", "training"))
+    check_ids(source.inputs(np.arange(12)), np.arange(12), (table,), SamplePlace("step 1", "training"))
