@@ -78,11 +78,11 @@ def after_plan(run: Settled, plan: Plan, shown: bool) -> tuple[list[Note], list[
     """
     if shown:
         notes = resume.shown(run.job, plan, run.overrides)
-        looks = [FileChecks(name, run.job, shown=True) for name in run.job.steps]
-        refuse([p for at in looks for p in _unfit(at, plan)])
-        return notes, _answers(looks, "pending")
+        checks = [FileChecks(name, run.job, shown=True) for name in run.job.steps]
+        refuse([p for at in checks for p in _unfit(at, plan)])
+        return notes, _answers(checks, "pending")
     problems, notes = resume.resume_problems(run.job, plan, run.overrides, run.done)
-    for at in _looks(run.job):
+    for at in _file_checks(run.job):
         if at.name not in run.done:
             problems += _unfit(at, plan)
     refuse(problems)
@@ -101,13 +101,13 @@ def _step_problems(run: Settled) -> list[Problem]:
     each can be read.
     """
     problems: list[Problem] = []
-    for at in _looks(run.job):
+    for at in _file_checks(run.job):
         if at.name not in run.done and (check := _part(at, "check")):
             problems += check(run.job.steps[at.name], at)
     return problems
 
 
-def _looks(job: Job) -> Iterator[FileChecks]:
+def _file_checks(job: Job) -> Iterator[FileChecks]:
     """Each step, with the places where earlier steps leave files."""
     written: list[Path] = []
     for name, step in job.steps.items():
@@ -130,11 +130,11 @@ def _part(at: FileChecks, name: str) -> Callable[..., Any] | None:
     return getattr(module(step), name, None) if verb(step).checks else None
 
 
-def _answers(looks: list[FileChecks], function: str) -> list[str]:
+def _answers(checks: list[FileChecks], function: str) -> list[str]:
     """Collects the answers of all steps; raises all of their refusals at once."""
     out: list[str] = []
     problems: list[Problem] = []
-    for at in looks:
+    for at in checks:
         tell = _part(at, function)
         try:
             out += tell(at.job.steps[at.name], at) if tell else []

@@ -20,7 +20,7 @@ from launcher.runtime.training.session import Session
 from launcher.steps import module
 from launcher.steps.model import build_session, out_of_memory
 from launcher.steps.model.emergency_save import rescued
-from launcher.steps.model.newest_checkpoint import newest_whole
+from launcher.steps.model.newest_checkpoint import newest_undamaged
 from launcher.steps.model.shared_construction import SharedMetaModels
 from launcher.steps.sent_to_ranks import RankSteps
 
@@ -124,5 +124,5 @@ def _again(live: Session, todo: RankSteps) -> Path | None:
         return todo.resume
     if not own or newest is None:
         return newest or todo.resume
-    undamaged = newest_whole(live.world, checkpoints, live.trust, lambda text: live.emit({"text": text}))
+    undamaged = newest_undamaged(live.world, checkpoints, live.trust, lambda text: live.emit({"text": text}))
     return undamaged or todo.resume

@@ -12,7 +12,9 @@ from launcher.runtime.cluster.messages import all_gather
 from launcher.runtime.cluster.world import World
 
 
-def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]) -> Path | None:
+def newest_undamaged(
+    world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]
+) -> Path | None:
     """The newest undamaged checkpoint, or ``None``. All ranks call it.
 
     No user watches a restart, so damage must be found here: each rank reads its part of the files before any
