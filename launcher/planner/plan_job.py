@@ -122,13 +122,18 @@ def before_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> Checke
     """
     resolved, wrong = inlined(resolved)
     job = resolved.job
-    problems = [*problems, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False)]
+    problems = [
+        *problems,
+        *check(job.data),
+        *check_fit(job.model, job.data),
+        *_dataset_strategy_problems(job, own=False),
+    ]
     problems += wrong
     problems += [
         *hugging_face_checks.check(job, vocab(job.data), classes(job.data)),
         *recompute_auto.unknown(job),
     ]
-    problems += [*hugging_face_operators.problems(job), *user_classes.nowhere(job)]
+    problems += [*hugging_face_operators.problems(job), *user_classes.missing_modules(job)]
     supposed = train_steps.with_placeholder_steps(hugging_face_operators.with_placeholder_operators(job))
     return CheckedRequest(resolved, _ask(resolved.with_job(supposed), problems))
 
@@ -148,7 +153,7 @@ def planning() -> Iterator[None]:
         raise
 
 
-def _unlike(job: Job, own: bool) -> list[Problem]:
+def _dataset_strategy_problems(job: Job, own: bool) -> list[Problem]:
     """Problems of a dataset strategy that does not fit the tensors of a sample.
 
     ``own``: checks only data of a user's class, which is opened for this; otherwise only all other data.
@@ -200,17 +205,17 @@ def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
         resolved = train_steps.with_steps(resolved.with_job(written))
         job = resolved.job
         request = replace(_ask(resolved), like=request.like)
-    refuse(_unlike(job, own=True))
+    refuse(_dataset_strategy_problems(job, own=True))
     refuse([*_backend(job), *user_classes.callback_problems(job), *user_classes.logger_problems(job)])
-    refuse(_unrated(job, request.sizes.steps, traces))
-    noted = user_classes.looked_at(job, request.sizes)
+    refuse(_schedule_problems(job, request.sizes.steps, traces))
+    noted = user_classes.data_notes(job, request.sizes)
     from launcher.parallel.dispatch.without_dynamo import without_dynamo
     from launcher.parallel.model_state.module_globals import put_back
 
     with without_dynamo(), put_back(user_classes.files(job)), device_kernels.counted(job, request.sizes):
         made = _made(resolved, request, traces)
     check_stored_layouts(job, made)
-    refuse([*_mismatched(job, made), *hugging_face_checks.misfits(job, made)])
+    refuse([*_target_problems(job, made), *hugging_face_checks.misfits(job, made)])
     return replace(made, notes=(*made.notes, *noted)) if noted else made
 
 
@@ -281,7 +286,7 @@ def _cut_model(resolved: Resolved, request: StageRequest, model: ModelRead, trac
         coarse, _ = _undivided(job, request, model.skeleton, leaves(request, model.skeleton, stacks=False))
         if coarse == fine:
             raise
-        more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
+        more = [*more, _uncut_note(coarse or (), fine or (), error.problems[0])]
         again = reading(job, builder(job))
         return _planned(resolved, request, again, coarse, traits=traits, more=more, traces=traces)
 
@@ -308,7 +313,7 @@ def _unwrapped(request: StageRequest, skeleton: ModelStructure) -> tuple[StageRe
     return replace(request, config=names), [Note(written_stages.KEY, text)]
 
 
-def _mismatched(job: Job, made: Plan) -> list[Problem]:
+def _target_problems(job: Job, made: Plan) -> list[Problem]:
     """Targets that do not fit the model's output, and samples that cannot be evaluated."""
     from launcher.data.spec import target_spec
 
@@ -327,7 +332,7 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     return problems
 
 
-def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
+def _uncut_note(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
     shut = ", ".join(u for u in coarse if u not in fine)
     return Note(written_stages.KEY, f"auto: {shut} stays in one piece, because it cannot be cut: {why.text}")
 
@@ -350,7 +355,7 @@ def _tried(job: Job, skeleton: ModelStructure) -> OptimizerTraits | None:
     )
 
 
-def _unrated(job: Job, steps: int, traces: Traces | None) -> list[Problem]:
+def _schedule_problems(job: Job, steps: int, traces: Traces | None) -> list[Problem]:
     """Problems with the learning rates that the user's schedule class returns."""
     if not isinstance(job.schedule, Target):
         return []

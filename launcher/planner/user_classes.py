@@ -100,7 +100,7 @@ DOCUMENTS = "documents"
 PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def nowhere(job: Job) -> list[Problem]:
+def missing_modules(job: Job) -> list[Problem]:
     """Problems of user classes in modules that do not exist; imports nothing."""
     keys = ("model", "data", "loss", "optim", "schedule")
     named = [(f"{k}._target_", getattr(job, k)) for k in keys] + [("metrics", m) for m in job.metrics]
@@ -137,7 +137,7 @@ def document_problems(job: Job, read: ModelRead) -> Iterator[Problem]:
 DATA_KEY = "data._target_"
 
 
-def looked_at(job: Job, sizes: Sizes) -> list[Note]:
+def data_notes(job: Job, sizes: Sizes) -> list[Note]:
     """Notes on how the data set is read.
 
     Opens it, and reads some items more than once; raises ``RequestError``.
