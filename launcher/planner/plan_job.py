@@ -104,11 +104,11 @@ def settled(job: Job) -> Resolved:
 class CheckedRequest:
     """A request whose settings are compatible and whose files have been read.
 
-    ``needs``: what the plan has to know of it before the model is read.
+    ``stage_request``: what the plan has to know of it before the model is read.
     """
 
     resolved: Resolved
-    needs: StageRequest
+    stage_request: StageRequest
 
     @property
     def job(self) -> Job:
@@ -190,14 +190,14 @@ def plan_like(
     ``stages``: the stage of each module in the other plan; ``engine``: how it cuts operators.
     """
     checked = before_torch(replace(settled(job), engine=engine))
-    checked = replace(checked, needs=replace(checked.needs, like=stages))
+    checked = replace(checked, stage_request=replace(checked.stage_request, like=stages))
     with planning():
         return plan_checked(checked, traces)
 
 
 def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     """The plan of a request that has passed all earlier checks."""
-    resolved, job, request = checked.resolved, checked.job, checked.needs
+    resolved, job, request = checked.resolved, checked.job, checked.stage_request
     if hugging_face_operators.operators_are_open(job) or train_steps.steps_are_open(job):
         written = (
             hugging_face_operators.written(job) if hugging_face_operators.operators_are_open(job) else job

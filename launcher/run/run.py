@@ -113,12 +113,12 @@ def prepare(
     # the settings, at once with all else that needs no torch
     checked = before_torch(settled.resolved, [] if shown else preflight.before_plan(settled))
     if until == "settings":
-        refuse(impossible(checked.needs))
+        refuse(impossible(checked.stage_request))
         return Prepared(settled, chosen, previews=previews)
 
     # the plan, then checkpoints, files of steps and memory against it
     with planning():
-        start = _start(settled, checked.needs.sizes.grid.size) if until == "start" else None
+        start = _start(settled, checked.stage_request.sizes.grid.size) if until == "start" else None
         plan = plan_checked(checked)
         notes, remarks = preflight.after_plan(settled, plan, shown)
         if start is not None:

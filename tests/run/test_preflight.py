@@ -41,4 +41,4 @@ def test_what_is_wrong_without_a_plan_is_found_without_one(tmp_path: Path) -> No
     assert [str(p) for p in preflight.before_plan(asked)] == [
         f"steps.verify.src: {tmp_path}/nowhere: no checkpoint: no such folder"
     ]
-    assert before_torch(asked.resolved).needs.sizes.grid.size == 4
+    assert before_torch(asked.resolved).stage_request.sizes.grid.size == 4
