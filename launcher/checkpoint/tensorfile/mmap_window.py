@@ -16,7 +16,7 @@ from launcher.checkpoint.tensorfile.encryption import EncryptedFile
 from launcher.checkpoint.tensorfile.safetensors import CHUNK, Blob, ByteRange, mapped, words
 
 OPEN = 128  # files mapped at once
-OPEN_SEALED = 4  # encrypted files open at once; each keeps a few decrypted blocks in memory
+OPEN_ENCRYPTED = 4  # encrypted files open at once; each keeps a few decrypted blocks in memory
 
 
 class Window:
@@ -24,7 +24,7 @@ class Window:
 
     def __init__(self, key: bytes | None = None) -> None:
         """If a ``key`` is given, the files are encrypted; decrypted bytes stay in memory until copied."""
-        self._sealed = None if key is None else lru_cache(maxsize=OPEN_SEALED)(partial(_sealed, key))
+        self._encrypted = None if key is None else lru_cache(maxsize=OPEN_ENCRYPTED)(partial(_encrypted, key))
         self._map = lru_cache(maxsize=OPEN)(mapped)
         self._touched: dict[int, mmap.mmap] = {}
         self._resident = 0
@@ -33,8 +33,8 @@ class Window:
         self, path: Path, slot: ByteRange, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
     ) -> None:
         """Copies ``tensor[where]`` to ``out``, an array of the form that ``words`` returns."""
-        if self._sealed is not None:
-            _opened(self._sealed(path), slot, where, out)
+        if self._encrypted is not None:
+            _copy_encrypted(self._encrypted(path), slot, where, out)
             return
         data = self._map(path)
         self._paced(data, words(data, slot.spec, slot.start)[where], out)
@@ -49,9 +49,9 @@ class Window:
 
     def chunks(self, path: Path, slot: ByteRange) -> Iterator[memoryview]:
         """Yields the bytes of a tensor, in order. A chunk is valid until the next one."""
-        if self._sealed is not None:
+        if self._encrypted is not None:
             for at in range(slot.start, slot.stop, CHUNK):
-                yield memoryview(self._sealed(path).read(at, min(at + CHUNK, slot.stop)))
+                yield memoryview(self._encrypted(path).read(at, min(at + CHUNK, slot.stop)))
             return
         data = self._map(path)
         view = memoryview(data)
@@ -90,11 +90,11 @@ class Window:
             self._resident = 0
 
 
-def _sealed(key: bytes, path: Path) -> EncryptedFile:
+def _encrypted(key: bytes, path: Path) -> EncryptedFile:
     return EncryptedFile(path, key)
 
 
-def _opened(
+def _copy_encrypted(
     file: EncryptedFile, slot: ByteRange, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
 ) -> None:
     """Copies as ``Window.copy`` does, from an encrypted file.
