@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.checkpoint.cast import Cast, differing, exact
-from launcher.checkpoint.foreign.mismatches import strange
+from launcher.checkpoint.foreign import mismatches
 from launcher.checkpoint.foreign.names import renamed, to_ours
 from launcher.checkpoint.foreign.read import form_of, import_whole, outline, read_incoming
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
@@ -54,11 +54,11 @@ def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
     """
     strategy = Path(step.strategy) if step.strategy else None
     try:
-        problems = outline(Path(step.src), strategy)
+        specs = outline(Path(step.src), strategy)
     except (ValueError, OSError) as error:
         return [Problem(f"steps.{name}.src", error_text(error))]
     key, target = f"steps.{name}", of_plan(plan)
-    return strange(key, step.src, problems, step.names, target=target, strict=step.strict)
+    return mismatches.problems(key, step.src, specs, step.names, target=target, strict=step.strict)
 
 
 def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:

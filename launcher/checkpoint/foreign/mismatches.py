@@ -97,7 +97,7 @@ class _Attempt:
         return f"{self.key}.names.{name}" if isinstance(self.names, Mapping) else f"{self.key}.names"
 
 
-def strange(
+def problems(
     key: str,
     src: object,
     specs: Mapping[str, TensorSpec],
@@ -118,13 +118,13 @@ def strange(
 
     # names first; unused rows are reported only if there is another problem
     attempt = _Attempt(key, src, names=names, target=target, new=new)
-    problems = [*_doubled(attempt)]
+    out = [*_doubled(attempt)]
     if strict:
-        problems += [*_unmatched(attempt), *_unknown(attempt)]
-    problems += _missing(attempt)
-    if problems and strict:
-        problems += _idle(attempt)
-    return [*problems, *_unlike(attempt, specs)]
+        out += [*_unmatched(attempt), *_unknown(attempt)]
+    out += _missing(attempt)
+    if out and strict:
+        out += _idle(attempt)
+    return [*out, *_unlike(attempt, specs)]
 
 
 def _doubled(attempt: _Attempt) -> Iterator[Problem]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.checkpoint.foreign.mismatches import strange
+from launcher.checkpoint.foreign.mismatches import problems
 from launcher.checkpoint.foreign.names import NameTable
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.plan.values.grid import Grid
@@ -23,7 +23,7 @@ PLACE = "steps.import.names: x: the model has no place for"
 
 def told(names: list[str], table: NameTable, *, strict: bool = True, spec: TensorSpec | None = None) -> list[str]:
     specs = dict.fromkeys(names, spec or TensorSpec((), "float32"))
-    return [str(p) for p in strange("steps.import", "x", specs, table, MODEL, strict=strict)]
+    return [str(p) for p in problems("steps.import", "x", specs, table, MODEL, strict=strict)]
 
 
 @pytest.mark.parametrize(
