@@ -265,7 +265,7 @@ class _Flops(Dispatch):
         out = meta_shapes.run(func, args, kwargs)
 
         # what it keeps if no hook sees that, what it writes, and what it costs
-        if self.hooks.aside:
+        if self.hooks.suspended:
             for t in tensors((args, kwargs, out)):
                 self.keep(t)
         if func._schema.is_mutable:

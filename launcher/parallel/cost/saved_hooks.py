@@ -32,7 +32,7 @@ PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 class SavedHooks:
     """Passes every saved tensor to ``keep`` while entered, and saves what that returns instead.
 
-    ``aside`` is true while the hooks are suspended, for code that allows no hooks on saved tensors.
+    ``suspended`` is true while the hooks are suspended, for code that allows no hooks on saved tensors.
     """
 
     def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -40,7 +40,7 @@ class SavedHooks:
         self._use: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
         self._disable: Any = None
         self._token: Token[Any] | None = None
-        self.aside = False
+        self.suspended = False
 
     def __enter__(self) -> None:
         self._push()
@@ -61,17 +61,17 @@ class SavedHooks:
 
         torch's function raises if hooks are active, so it still raises for hooks of other code.
         """
-        if self.aside or not self._on_top():
+        if self.suspended or not self._on_top():
             with self._disable(error_message):
                 yield
             return
         self._pop()
-        self.aside = True
+        self.suspended = True
         try:
             with self._disable(error_message):
                 yield
         finally:
-            self.aside = False
+            self.suspended = False
             self._push()
 
     def _push(self) -> None:
