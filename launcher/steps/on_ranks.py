@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.manifest import unvouched
-from launcher.checkpoint.store import TRAINING, latest
+from launcher.checkpoint.store import TRAINING, latest, older
 from launcher.job.schema.models import HuggingFace
 from launcher.optional import drill
 from launcher.plan.verbs import loads
@@ -112,17 +112,20 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
 def _again(live: Session, todo: RankSteps) -> Path | None:
     """The checkpoint that a restarted attempt resumes from: one of this training, else ``resume``.
 
-    It is the newest undamaged one if all checkpoints in the folder are of this training, else the newest one
-    if it was saved after the start.
+    It is the newest undamaged one if all checkpoints in the folder are of this training. Else only the newest
+    one is known to be, if it was saved after the start.
     """
-    checkpoints = todo.folder / "checkpoints"
-    newest = latest(checkpoints, live.trust)
+    newest = latest(todo.folder / "checkpoints", live.trust)
     own = (
         todo.before is None or todo.resume == todo.before
     )  # those before the newest are of this training too
-    if newest == todo.before and not own:
+    if newest is None or (newest == todo.before and not own):
         return todo.resume
-    if not own or newest is None:
-        return newest or todo.resume
-    undamaged = newest_undamaged(live.world, checkpoints, live.trust, lambda text: live.emit({"text": text}))
+
+    candidates = [newest, *older(newest)] if own else [newest]
+    undamaged = newest_undamaged(live.world, candidates, live.trust, lambda text: live.emit({"text": text}))
+    if undamaged is None and not own and live.world.rank == 0:
+        text = "older checkpoints in the folder may be of another training"
+        start = "training starts again" if todo.resume is None else f"this attempt starts from {todo.resume}"
+        live.emit({"text": f"{text}: {start}"})
     return undamaged or todo.resume

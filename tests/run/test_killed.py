@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 from torch import Tensor
@@ -13,9 +14,11 @@ from torch import Tensor
 from launcher.__main__ import main
 from launcher.checkpoint import store
 from launcher.checkpoint.store import complete
+from launcher.checkpoint.tensorfile.safetensors import read_header
 from launcher.checkpoint.write import RankWriter
 from launcher.parallel.grad_norm import Norm
 from launcher.runtime.training.session import Session
+from tests.checkpoint.test_verify import flip
 from tests.run.launching import (
     TINY,
     checkpoints,
@@ -45,13 +48,16 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def mid_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 2 dies in step 5, between the backward and the optimizer's step."""
+def mid_step(monkeypatch: pytest.MonkeyPatch, damaging: Path | None = None) -> None:
+    """Rank 2 dies in its fifth step, between the backward and the optimizer's step; a checkpoint is damaged before."""
     before, seen = Norm.squared_beside, []
 
     def squared(self: Norm, number: Tensor) -> object:
         seen.append(None)
         if os.environ["RANK"] == "2" and len(seen) == 5:
+            if damaging is not None:
+                file = damaging / "rank_1/model.safetensors"
+                flip(file, next(iter(read_header(file).entries)))
             die()
         return before(self, number)
 
@@ -126,6 +132,34 @@ def test_a_restart_goes_on_from_what_the_attempt_before_has_saved(straight, tmp_
     assert tensors(folder, 8) == tensors(straight, 8)
     assert losses(folder) == losses(straight)
     assert steps(folder) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["from scratch", "from a named checkpoint"])
+def test_a_restart_beside_another_training_passes_over_a_damaged_checkpoint(
+    named, straight, tmp_path, monkeypatch, capsys
+):
+    folder = run(tmp_path / "run", *EVERY, "seed=7", steps=2)
+    start = straight / "checkpoints/step-000002"
+    last = "step-000006" if named else "step-000004"
+    mid_step(monkeypatch, damaging=folder / "checkpoints" / last)
+    before = Session.__init__
+
+    def heal(self, world, *rest, **more):
+        if world.attempt:
+            monkeypatch.undo()
+        before(self, world, *rest, **more)
+
+    monkeypatch.setattr(Session, "__init__", heal)
+    capsys.readouterr()
+    words = [f"checkpoint.resume={start if named else 'never'}", "launch.max_restarts=1"]
+    assert main([*TINY, f"run_dir={folder}", "train.steps=8", *EVERY, *words]) == 0
+
+    told = capsys.readouterr().out.splitlines()
+    at = next(n for n, line in enumerate(told) if line.startswith(f"{last} is passed over: "))
+    goes_on = f"this attempt starts from {start}" if named else "training starts again"
+    assert told[at + 1] == f"older checkpoints in the folder may be of another training: {goes_on}"
+    assert tensors(folder, 8) == tensors(straight, 8)
+    assert losses(folder)[2:] == losses(straight)[2:]  # the named checkpoint has no rows here
 
 
 @pytest.fixture(scope="module")

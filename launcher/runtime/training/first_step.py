@@ -37,7 +37,7 @@ class FirstStep:
 
     @contextmanager
     def groups(self) -> Iterator[None]:
-        """Process groups that are created in the block get the timeout ``timeout``.
+        """Process groups that are created in the block get ``timeout``.
 
         gloo limits messages between two ranks to the timeout with which their group was created.
         """

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from launcher.checkpoint.store import latest, older
 from launcher.checkpoint.verify import damaged
 from launcher.plan.settings.encryption import Trust
 from launcher.runtime.cluster.messages import all_gather
@@ -13,15 +12,13 @@ from launcher.runtime.cluster.world import World
 
 
 def newest_undamaged(
-    world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]
+    world: World, candidates: Iterable[Path], trust: Trust, say: Callable[[str], None]
 ) -> Path | None:
-    """The newest undamaged checkpoint, or ``None``. All ranks call it.
+    """The first undamaged one of ``candidates``, the newest first, or ``None``. All ranks call it.
 
     No user watches a restart, so damage must be found here: each rank reads its part of the files before any
     rank uses them.
     """
-    newest = latest(checkpoints, trust)
-    candidates = [] if newest is None else [newest, *older(newest)]
     for path in candidates:
         every = all_gather(damaged(path, trust, world.rank, world.size), list[str])
         wrong = [text for texts in every for text in texts]
