@@ -67,8 +67,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "over stages": (
         lambda: asked("layers.*", {"stages": 2, "stage_config": CUT}),
-        f"{KEY}: layers.1 is cut into stages, layers.1.attn, layers.1.attn.k, layers.1.attn.o, layers.1.attn.q, .., "
-        "layers.1.mlp.gate, layers.1.mlp.up, layers.1.mlp_norm, so no rank runs all of it; name modules inside it "
+        f"{KEY}: stages divide layers.1 (into layers.1.attn, layers.1.attn.k, layers.1.attn.o, layers.1.attn.q, .., "
+        "layers.1.mlp.gate, layers.1.mlp.up, layers.1.mlp_norm), so no rank runs all of it; name modules inside it "
         f"(try: '{KEY}=[layers.0,layers.1.*,layers.2,layers.3]')",
     ),
     "a counter": (
@@ -131,4 +131,4 @@ def test_automatic_stages_leave_in_one_piece_what_runs_again():
 def test_where_that_leaves_too_few_pieces_it_is_refused():
     with pytest.raises(RequestError) as caught:
         plan_job(uncut("blocks.*", 6))
-    assert str(caught.value).startswith(f"{KEY}: blocks.1 is cut into stages, blocks.1.0 .. blocks.1.2, so no rank ")
+    assert str(caught.value).startswith(f"{KEY}: stages divide blocks.1 (into blocks.1.0 .. blocks.1.2), so no rank ")
