@@ -183,7 +183,7 @@ def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[
     lengths = {s.shape[1] if len(s.shape) > 1 else 0 for s in specs}
     shapes = ", ".join(str(s.shape) for s in specs)
     if len(lengths) > 1:
-        text = f"{count}: dim 1, the sequence, must be equally long in all inputs, and they are {shapes}"
+        text = f"{count}: the inputs {shapes} differ in dim 1, the sequence, so they cannot be cut together"
         return [Problem(KEY, text, f"{KEY}=1")]
     if min(lengths) == 0:
         return [Problem(KEY, f"{count}: {shapes} has no dim 1 to cut", f"{KEY}=1")]

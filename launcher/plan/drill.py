@@ -38,6 +38,12 @@ class DrillFault:
         return self.step if self.kind in WRITING else self.step - 1
 
     def __str__(self) -> str:
+        """
+        >>> print(DrillFault("kill_rank", (1,), 3))
+        kill_rank of rank 1 in step 3
+        >>> print(DrillFault("slow_rank", (1,), 3, ms=1000))
+        slow_rank of rank 1 from step 3 on, 1000 ms a step
+        """
         which = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
         when = f"from step {self.step} on, {self.ms:g} ms a step" if self.ms else f"in step {self.step}"
         return f"{self.kind} of {which} {when}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import nn
 
-from launcher.errors import RequestError
+from launcher.errors import Problem, RequestError
+from launcher.parallel import sequence
+from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, batch, build, error, job, own, plain, step
 from tests.ranks import on_ranks
@@ -54,6 +57,22 @@ def test_more_pieces_than_positions_are_refused():
     assert str(refused.value) == (
         f"parallel.pipeline.seq_chunks: 8: dim 1 of (4, 7) has 7 positions, fewer than 8 {CURE}"
     )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        (
+            [(4, 8), (4, 7)],
+            "2: the inputs (4, 8), (4, 7) differ in dim 1, the sequence, so they cannot be cut together",
+        ),
+        ([(4,)], "2: (4,) has no dim 1 to cut"),
+        ([(4, 1)], "2: dim 1 of (4, 1) has 1 position, fewer than 2"),
+    ],
+)
+def test_inputs_without_one_sequence_are_refused(shapes, text):
+    specs = [TensorSpec(shape, "int64") for shape in shapes]
+    assert sequence.problems(nn.Identity(), specs, 2) == [Problem(sequence.KEY, text, f"{sequence.KEY}=1")]
 
 
 def test_pieces_of_fewer_positions_than_operators_cut_them_over_ranks_are_refused():
