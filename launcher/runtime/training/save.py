@@ -124,12 +124,18 @@ class Snapshot:
 def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
     """Writes a complete checkpoint or none, once the previous one is written. All ranks call it.
 
-    Raises ``RunError`` if ranks that have the same weights have other numbers. A ``saver`` writes it from a
-    copy in host memory: this returns once the copy is made, and ``finish`` and ``check`` raise the error of a
-    failed write.
+    Raises ``RunError`` if ranks that have copies of a weight have other numbers in them. A ``saver`` writes
+    the checkpoint from a copy in host memory: this returns once the copy is made, and ``finish`` and
+    ``check`` raise the error of a failed write.
     """
     finish(s)
     check_replicas(s)
+    return save_unchecked(s, keep, saver)
+
+
+def save_unchecked(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
+    """Like ``save``, without comparing the ranks' copies: for a caller that compares all weights itself."""
+    finish(s)
     shot = _snapshot(s, keep, saver)
     if saver is None:
         shot.write()
