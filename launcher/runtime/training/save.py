@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from launcher.checkpoint import store
+from launcher.checkpoint.tensorfile import disk
 from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
 from launcher.errors import RunError, error_text
@@ -118,7 +118,7 @@ class Snapshot:
             store.prune(self.final.parent, self.keep, self.best)
 
     def discard(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        disk.discard(self.folder)
 
 
 def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
