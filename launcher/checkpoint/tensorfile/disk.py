@@ -40,17 +40,18 @@ class Unwritten(OSError, RunError):
 
 
 @contextmanager
-def named_errors(path: Path, needed: int) -> Iterator[None]:
+def named_errors(path: Path, needed: int, present: int = 0) -> Iterator[None]:
     """Turns an ``OSError`` of the block into ``Unwritten`` for ``path``.
 
-    If the disk is full, the message has the bytes ``needed`` and those that are free.
+    If the disk is full, the message has the bytes ``needed`` and those that are free. ``present``: the bytes
+    that the file has already, if it is appended to; they count for the largest file that is allowed.
     """
     try:
         yield
     except (Unwritten, RefusedFile, watched_folder.FolderMoved):
         raise
     except OSError as error:
-        raise _unwritten(error, path, needed) from error
+        raise _unwritten(error, path, needed, present) from error
 
 
 def unwritten(error: BaseException) -> Unwritten | None:
@@ -66,15 +67,16 @@ def unwritten(error: BaseException) -> Unwritten | None:
     return _unwritten(error, Path(error.filename), BLOCK)
 
 
-def _unwritten(error: OSError, path: Path, needed: int) -> Unwritten:
+def _unwritten(error: OSError, path: Path, needed: int, present: int = 0) -> Unwritten:
     code = error.errno or errno.EIO
-    why = _reason(code, path, needed) if code in FULL else os.strerror(code)
+    why = _reason(code, path, needed, present) if code in FULL else os.strerror(code)
     return Unwritten(code, why, os.fspath(path))
 
 
-def _reason(code: int, path: Path, needed: int) -> str:
+def _reason(code: int, path: Path, needed: int, present: int) -> str:
     room = f"{free(path)} are free"
     if code == errno.EFBIG:
+        needed += present
         room = f"{resource.getrlimit(resource.RLIMIT_FSIZE)[0]} are allowed (ulimit -f)"
     return f"{os.strerror(code)}: the file needs {needed} bytes, {room}"
 

@@ -91,7 +91,7 @@ class Metrics:
         """Writes all waiting rows, or none of them."""
         end = os.fstat(self._fd).st_size
         try:
-            with named_errors(self._path, len(self._waiting)):
+            with named_errors(self._path, len(self._waiting), present=end):
                 rest = memoryview(bytes(self._waiting))
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
