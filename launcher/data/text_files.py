@@ -25,7 +25,7 @@ def split(settings: Text) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     A byte order mark at the start of the file is no text: it is left out, as ``prepare`` leaves it out.
     """
     with opened(where(settings)) as file:
-        data = np.memmap(file, np.uint8, mode="r")
+        data: NDArray[np.uint8] = np.memmap(file, np.uint8, mode="r")
     if data[: len(BOM_UTF8)].tobytes() == BOM_UTF8:
         data = data[len(BOM_UTF8) :]
     at = len(data) - round(len(data) * settings.val_fraction)
