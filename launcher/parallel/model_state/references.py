@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import HOOKS, hooks
@@ -39,8 +40,11 @@ OPAQUE = (
 PYTHONS = weakref.__file__.removesuffix("weakref.py")
 
 
-def strangers(model: nn.Module) -> list[Problem]:
-    """Return problems of tensors and modules that are kept where they get neither values nor a device."""
+def strangers(model: nn.Module, away: Callable[[Tensor], bool] = lambda t: t.is_meta) -> list[Problem]:
+    """Return problems of tensors and modules that are kept where they get neither values nor a device.
+
+    ``away``: whether the constructor itself has put a tensor on the meta device, where it needs neither.
+    """
     # other classes than plain modules and parameters
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -60,7 +64,9 @@ def strangers(model: nn.Module) -> list[Problem]:
         for item in inside(value, known):
             if id(item) in mine:
                 out.setdefault(at, _itself(at, mine[id(item)]))
-            elif isinstance(item, nn.Module) and any(True for _ in _own(item)):
+            elif isinstance(item, Node):
+                out.setdefault(at, _node(at, item))
+            elif isinstance(item, nn.Module) and not all(map(away, _own(item))):
                 out.setdefault(at, _no_submodule(at, item))
             elif isinstance(item, Tensor) and id(item) not in known and not isinstance(item, nn.Parameter):
                 text = (
@@ -72,6 +78,8 @@ def strangers(model: nn.Module) -> list[Problem]:
         for item in inside(value, known):
             if id(item) in mine and isinstance(item, nn.Parameter):
                 out.setdefault(at, _itself(at, mine[id(item)]))
+            elif isinstance(item, Node) and id(getattr(item, "variable", None)) in mine:
+                out.setdefault(at, _node(at, item))
     return list(out.values())
 
 
@@ -113,6 +121,13 @@ def _itself(at: str, name: str) -> Problem:
     return Problem("model", f"{text}; get it from its module each time instead")
 
 
+def _node(at: str, node: Node) -> Problem:
+    text = f"{at} holds a node of autograd ({node.name()}) that the constructor made"
+    why = "and the launcher replaces the weights that it belongs to, so hooks of the node are not called"
+    cure = "use register_hook or register_post_accumulate_grad_hook of the weight instead"
+    return Problem("model", f"{text}, {why}; {cure}")
+
+
 def _no_submodule(at: str, module: nn.Module) -> Problem:
     text = f"{at} is or holds the module {type(module).__name__}, which is not a submodule"
     why = "so the launcher cannot initialise or move its tensors"
@@ -126,7 +141,7 @@ def named(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
-    """Yield the tensors and modules in ``value``, but not those inside of ``known`` modules."""
+    """Yield the tensors, modules and nodes of autograd in ``value``, but not those inside of ``known`` modules."""
     stack = [(value, 0)]
     seen = set[int]()
 
@@ -139,7 +154,7 @@ def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
         _CACHES.add(some)
 
         # itself, then its parts; those of a known module are not new
-        if isinstance(some, Tensor):
+        if isinstance(some, Tensor | Node):
             yield some
         elif isinstance(some, nn.Module):
             if id(some) in known:

@@ -340,7 +340,7 @@ class ForwardObserver(TorchFunctionMode):
         # before: reads of values and of gradients
         if self._real and func in READS:
             self.look(args)
-        if func == GRAD.__get__ and id(args[0]) in self._names and not _moving():
+        if func == GRAD.__get__ and self._owned(args[0]) and not _moving():
             self.grads[self._running[-1]] = None
         if func in STRIDES and not args[0].is_contiguous():
             takes = zip(self._running, self._arguments, strict=True)
@@ -371,6 +371,10 @@ class ForwardObserver(TorchFunctionMode):
                     elif buffer := self.effects.buffer(t):
                         self._borrow([buffer], t)
         return out
+
+    def _owned(self, t: Tensor) -> bool:
+        """Whether ``t`` is a parameter or buffer of the model."""
+        return id(t) in self._names or bool(self.effects.buffer(t))
 
     def _inner(self, func: Any, args: Any, kwargs: Any) -> Inner:
         if func is not torch.autograd.grad:

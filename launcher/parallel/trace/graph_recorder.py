@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import fx, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import (
@@ -317,6 +317,9 @@ class Capture(TorchFunctionMode):
         if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
             text = "it has hooks on what autograd saves (saved_tensors_hooks)"
             raise self.refuse(f"{text}, which no stage would see")
+        for mode in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()):
+            if type(mode).__module__.partition(".")[0] not in ("torch", "launcher"):
+                raise self.refuse(f"it is under {type(mode).__name__}, a mode of its own, which no stage would see")
 
     def output(self, value: Any) -> None:
         self.values[self.graph.output(self.arg(value))] = value

@@ -105,7 +105,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     yield from _borrowed(at, graph, placed)
     for module in graph.effects.grads:
         text = (
-            f"{_where(module)} reads a weight's .grad, and each rank has only its own "
+            f"{_where(module)} reads the .grad of a weight or buffer, and each rank has only its own "
             "part of the gradient, or none yet"
         )
         way_out = "compute what it needs in the forward (torch.autograd.grad), or remove the read"

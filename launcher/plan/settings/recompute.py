@@ -168,7 +168,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
             yield "it takes gradients itself"
     for name in graph.effects.grads:
         if here(name):
-            yield "it reads a weight's .grad"
+            yield "it reads the .grad of a weight or buffer"
     for reason, names in (
         ("changes an input in place", graph.overwrites),
         ("changes a list or dictionary that it receives", graph.fills),
