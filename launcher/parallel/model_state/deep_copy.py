@@ -79,7 +79,7 @@ def _single(model: nn.Module) -> dict[int, Any]:
 def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
     """Return ``value`` with copies of the objects that it refers to, or ``value`` itself without any."""
     if type(value) in PROXIES:
-        target = _target(value)
+        target = behind(value)
         return proxy(memo[id(target)]) if id(target) in memo else value
     if id(value) in memo:
         return memo[id(value)]
@@ -108,8 +108,10 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
     return value
 
 
-def _target(value: Any) -> Any:
-    """Return the object that a weak proxy stands for, or ``None`` if it is gone."""
+def behind(value: Any) -> Any:
+    """Return the object that ``value``, a weak proxy, stands for, or ``None`` if it is gone; anything else as it is."""
+    if type(value) not in PROXIES:
+        return value
     try:
         return value.__repr__.__self__
     except ReferenceError:

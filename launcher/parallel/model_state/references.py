@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.model_state.deep_copy import HOOKS, hooks
+from launcher.parallel.model_state.deep_copy import HOOKS, behind, hooks
 
 DEPTH, MOST = 8, 100_000
 OWN = frozenset(vars(nn.Module()))
@@ -121,6 +121,44 @@ def _itself(at: str, name: str) -> Problem:
     return Problem("model", f"{text}; get it from its module each time instead")
 
 
+class _Met(set[int]):
+    """Ids of modules that ``inside`` does not enter; ``met`` has those that it found."""
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        super().__init__(ids)
+        self.met: dict[int, None] = {}
+
+    def __contains__(self, some: object) -> bool:
+        found = super().__contains__(some)
+        if found:
+            self.met[some] = None  # type: ignore[index]
+        return found
+
+
+def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Return modules that hold another module by a Python reference, each with a weight of that one that is its own too."""
+    paths = {id(m): name for name, m in model.named_modules()}
+    kept: dict[str, list[Any]] = {}
+    for path, module in model.named_modules():
+        values = [v for k, v in vars(module).items() if k not in OWN and not isinstance(v, (*OPAQUE, Tensor))]
+        if values:
+            kept[path] = values
+    out: dict[tuple[str, str], None] = {}
+    for path, values in kept.items():
+        module = model.get_submodule(path)
+        own = {id(p) for p in module.parameters()}
+        below = {id(m) for m in module.modules()}
+        known = _Met(paths)
+        for _ in inside(values, known):
+            pass
+        for some in known.met.keys() - below:
+            other = model.get_submodule(paths[some])
+            if not any(m is module for m in other.modules()):  # one around it has all that it has
+                names = [n for n, p in other.named_parameters(paths[some]) if id(p) in own]
+                out |= dict.fromkeys((path, name) for name in names)
+    return tuple(out)
+
+
 def _node(at: str, node: Node) -> Problem:
     text = f"{at} holds a node of autograd ({node.name()}) that the constructor made"
     why = "and the launcher replaces the weights that it belongs to, so hooks of the node are not called"
@@ -148,6 +186,7 @@ def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
     while stack and len(seen) < MOST:
         # each object once
         some, depth = stack.pop()
+        some = behind(some)
         if id(some) in seen or isinstance(some, OPAQUE) or some is None:
             continue
         seen.add(id(some))

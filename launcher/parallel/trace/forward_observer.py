@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import batched, tree_leaves
+from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.model_state.hooks import REGISTER, uses_weights
 from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import Key, changed, owns_generator, snapshot
@@ -414,6 +415,11 @@ class ForwardObserver(TorchFunctionMode):
         )
 
 
+def _hooks_of(model: nn.Module) -> list[list[int]]:
+    """Return the ids of the hooks of each module."""
+    return [[*vars(m)[kind]] for m in model.modules() for kind in HOOKS]
+
+
 def _version(t: torch.Tensor) -> int:
     """Return how often ``t`` was changed in place; inference tensors have no version and count as 0."""
     return 0 if t.is_inference() else t._version
@@ -473,6 +479,7 @@ def watching(
         before_call = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
         module.register_forward_pre_hook(before_call, prepend=True, with_kwargs=True)
         module.register_forward_hook(after, with_kwargs=True, always_call=True)
+    hooked = _hooks_of(model)
 
     # reentrant checkpoints, which autograd does not show
     reentrant: Any = CheckpointFunction
@@ -494,7 +501,10 @@ def watching(
         watch.effects.settle()
         watch.global_draws = streams_now() != streams
         watch.moved = bool(
-            watch.counted or changed(before, snapshot(model)) or changed(around, variables(names))
+            watch.counted
+            or changed(before, snapshot(model))
+            or changed(around, variables(names))
+            or _hooks_of(model) != hooked
         )
         watch.moved |= owns_generator(model)
     finally:

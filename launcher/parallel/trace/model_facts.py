@@ -32,7 +32,7 @@ from launcher.parallel.trace.code_between_modules import (
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
 from launcher.parallel.trace.memory_and_gradients import memory, trained
 from launcher.parallel.trace.module_kinds import kind_of
-from launcher.parallel.trace.moving_state import drifting, moving
+from launcher.parallel.trace.moving_state import drifting, moving, not_restored
 from launcher.parallel.trace.output_specs import memory_dims, output_specs, spec, specs
 from launcher.parallel.trace.parameter_roles import param_roles
 from launcher.parallel.trace.run_on_values import Observers, looks, run_module
@@ -441,8 +441,8 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
 
 def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
     """Return ``graph`` with the Python state that its forwards keep."""
-    kept = moving(model, meta(inputs), bool(graph.looks))
-    return replace(graph, effects=replace(graph.effects, kept=kept))
+    kept, resets = moving(model, meta(inputs), bool(graph.looks)), not_restored(model, meta(inputs))
+    return replace(graph, effects=replace(graph.effects, kept=kept, resets=resets))
 
 
 def _drifting(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:

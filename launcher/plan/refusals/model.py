@@ -103,6 +103,12 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
             how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     yield from _borrowed(at, graph, placed)
+    for module, name in skeleton.traits.held:
+        stage, other = at.stage_of(module), at.stage_of(owner(name))
+        if None not in (stage, other) and stage != other:
+            text = f"{module} holds {owner(name)} by a reference in Python, whose {name} is its own weight too"
+            text += f", but they run on stages {stage} and {other}, each with a copy"
+            yield Problem(KEY, f"{text}; keep only the weight, or put both modules on one stage")
     for module in graph.effects.grads:
         text = (
             f"{_where(module)} reads the .grad of a weight or buffer, and each rank has only its own "
@@ -327,6 +333,16 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
         if names:
             text = f"{listed(names)}: the forward changes and reads it, and {reason}; no checkpoint stores it"
             out.append(Note("checkpoint", f"{text}, so a resumed run resets it; {cure}"))
+
+    # what a forward sets only once is no change from one forward to the next
+    once = [n for n in graph.effects.resets if n and n not in {k.name for k in graph.effects.kept}]
+    if once:
+        text = f"{listed(once)}: a forward sets it and later ones read it, and Python keeps it; no checkpoint stores it"
+        out.append(Note("checkpoint", f"{text}, so a resumed run sets it anew; make a buffer of it"))
+    elif graph.effects.resets == ("",) and not out:
+        text = "a forward leaves something behind that later ones depend on, as a hook that is removed"
+        text += ", and no checkpoint stores it; so a resumed run computes something else"
+        out.append(Note("checkpoint", f"{text}; keep what has been done in a buffer"))
     return out
 
 
@@ -554,16 +570,17 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
 
     # level3 gathers weights again in the backward: after tensor hooks have run, and only a module's own
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
+        cure = "parallel.hsdp=null" if graph.effects.inner else "parallel.hsdp.optimizer_level=level2"  # see _inner
         affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
         if affected:
             who = listed([m or "the model" for m in affected])
             text = f"{who}: its forward puts a hook on a tensor, which uses"
             text += " weights in the backward, before level3 has gathered them again"
-            yield Problem(KEY, text, "parallel.hsdp.optimizer_level=level2")
+            yield Problem(KEY, text, cure)
         affected = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
         if affected:
             text = f"{listed(affected)}: called with another tensor in place of a weight, but level3 would"
-            yield Problem(KEY, f"{text} gather the weight", "parallel.hsdp.optimizer_level=level2")
+            yield Problem(KEY, f"{text} gather the weight", cure)
 
 
 def _toggles(at: CutModel, name: str, module: str) -> Iterator[Problem]:

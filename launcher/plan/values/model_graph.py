@@ -42,6 +42,7 @@ class ModelTraits:
     ``fused``: tensors that ``eval()`` makes of weights. ``for_all``: the functions by
     which the constructor registered global module hooks. ``batch_norms``: modules that normalize over the
     samples of a batch in training. ``world``: what the constructor asks about the distributed processes.
+    ``held``: modules that hold another one by a Python reference, each with a weight of it that is its own too.
     """
 
     hooked: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class ModelTraits:
     for_all: tuple[str, ...] = ()
     batch_norms: tuple[str, ...] = ()
     world: tuple[str, ...] = ()
+    held: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,8 @@ class Effects:
     that draw for dropout only, which can be switched off. ``hooks``: modules that register a hook that
     uses weights. ``world``: modules that ask about the distributed processes, each with what it asks.
     ``global_draws``: whether it draws from the global random stream of Python or numpy. ``kept``:
-    attributes that carry Python state from one forward to the next. ``mixing``: what of a sample depends
+    attributes that carry Python state from one forward to the next. ``resets``: attributes, or "", that make a
+    resumed model compute something else. ``mixing``: what of a sample depends
     on the other samples of its batch, BatchNorm aside, "" for nothing; ``None`` if that was not tried.
     ``untried``: the numbers of a model that is too large to try it. ``beyond``: modules whose table has no
     row for an id of the data: module, rows of the table, the id. ``lookups``: inputs that are ids of tables.
@@ -273,6 +276,7 @@ class Effects:
     world: tuple[tuple[str, str], ...] = ()
     global_draws: bool = False
     kept: tuple[MovingAttribute, ...] = ()
+    resets: tuple[str, ...] = ()
     mixing: str | None = None
     untried: int = 0
     beyond: tuple[tuple[str, int, int], ...] = ()

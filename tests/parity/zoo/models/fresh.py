@@ -509,6 +509,62 @@ class AsksMemory(Net):
         self.c.lin.weight = self.a[0].weight
 
 
+class _HoldsTied(_HoldsTable):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.table.weight * 0.5, self.lin.bias) + self.lin(x)
+
+
+@odd(*ABCD)
+class UsesHeldTie(Net):
+    """A module computes with another's weight, which is its own too."""
+
+    def extra(self) -> None:
+        self.c = _HoldsTied(self.a[0])
+        self.c.lin.weight = self.a[0].weight
+
+
+class _HeldGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(D, D)
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.last is not None and self.last.grad is not None:
+            x = x + self.last.grad.square().sum().sqrt()
+        h = self.lin(x).tanh()
+        if h.requires_grad and self.training:
+            h.retain_grad()
+            self.last = h
+        return h
+
+
+@odd(*ABCD)
+class HeldGradient(Net):
+    """A module keeps its last result, whose gradient its next forward reads."""
+
+    def extra(self) -> None:
+        self.b = _HeldGradient()
+
+
+class _Replaces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = block(), block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first = nn.Identity()
+        return self.second(self.first(x))
+
+
+@odd(*ABCD)
+class ReplacedAtOnce(Net):
+    """A module takes a part of itself out at its first call."""
+
+    def extra(self) -> None:
+        self.b = _Replaces()
+
+
 class _IsParameter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -559,11 +615,11 @@ class _Equalized(nn.Linear):
     def __init__(self) -> None:
         super().__init__(D, D)
         w = self.weight
-        self.raw = nn.Parameter(w.data * 3)
         del self._parameters["weight"]
+        self.raw = nn.Parameter(w.data * 3)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "weight":
+        if name == "weight" and "raw" in self._parameters:
             return self.raw / 3
         return super().__getattr__(name)
 
@@ -1408,10 +1464,10 @@ class _WeakSelf(nn.Module):
         super().__init__()
         import weakref
 
-        self.lin, self.root = nn.Linear(D, D), weakref.proxy(root)
+        self.lin, self.root = nn.Linear(D, D), [weakref.proxy(root)]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x).tanh() * self.root.factor
+        return self.lin(x).tanh() * self.root[0].factor
 
 
 @odd(*ABCD)
