@@ -116,6 +116,8 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
         )
         way_out = "compute what it needs in the forward (torch.autograd.grad), or remove the read"
         yield Problem(KEY, f"{text}; {way_out}")
+    if graph.effects.early:
+        yield from _early(at, graph.effects.early, alone)
 
     # code that would see less than in one process, or that torch does not support
     yield from _hooks(at, skeleton, placed, alone)
@@ -210,6 +212,19 @@ def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
         )
         text += " and was not created in the forward: ranks have no values for it; register it as a buffer"
         yield Problem(KEY, text)
+
+
+def _early(at: CutModel, names: tuple[str, ...], alone: str) -> Iterator[Problem]:
+    """Yields parameters whose gradient the backward reads, where it is not yet that of one process."""
+    if at.sizes.replicas > 1:
+        why, cure = f"before ranks have added it up; change gradients in your own optimizer, or {ALONE}", alone
+    elif at.mixed:
+        why, cure = "and in half precision it is that of a copy", "train.precision=fp32"
+    elif at.split:
+        why, cure = f"and {at.scheduler} computes it later", "parallel.pipeline.scheduler=1f1b"
+    else:
+        return
+    yield Problem(KEY, f"the backward reads the gradient of {listed(names)}, {why}", cure)
 
 
 def _borrowed(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator[Problem]:

@@ -237,7 +237,7 @@ class Effects:
     tensors of several, in the model without a lower ``train.precision``. ``reads``: tensors of the model that
     it reads as the constructor left them. ``foreign``: shapes of tensors that belong neither to the model nor
     to the inputs, and that the forward does not make. ``grads``: modules that read the gradient that a
-    backward left on a parameter. ``state_dicts``: modules that ask a module for its state dict, or load
+    backward left on a parameter. ``early``: parameters whose gradient is read in the backward itself. ``state_dicts``: modules that ask a module for its state dict, or load
     one. ``borrowed``: modules that use a tensor of the model that is neither
     theirs nor passed to them, with its name. ``evaluated``: what a forward in evaluation mode changes.
     ``mixed``: modules that normalize over the samples of their batch in evaluation mode. ``draws``:
@@ -266,6 +266,7 @@ class Effects:
     reads: tuple[str, ...] = ()
     foreign: tuple[tuple[int, ...], ...] = ()
     grads: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
     state_dicts: tuple[str, ...] = ()
     borrowed: tuple[tuple[str, str], ...] = ()
     evaluated: tuple[StateChange, ...] = ()
