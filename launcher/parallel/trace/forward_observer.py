@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import filled
-from launcher.parallel.dispatch.modes import batched, tree_leaves
+from launcher.parallel.dispatch.modes import Surroundings, batched, tree_leaves
 from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.model_state.hooks import REGISTER, uses_weights
 from launcher.parallel.model_state.module_globals import files_of, variables
@@ -106,6 +106,7 @@ class ForwardObserver(TorchFunctionMode):
         grads: modules that read a gradient.
         state_dicts: modules that call ``state_dict`` or ``load_state_dict``.
         borrowed: modules that use a tensor of others, which is not passed to them, and its name.
+        under: modules that are called while the model's code has entered or replaced something, and what.
         calls: how often each module ran.
         runs: each call of a unit.
         order: each module as it begins (True) and ends (False).
@@ -179,6 +180,8 @@ class ForwardObserver(TorchFunctionMode):
         self.grads: dict[str, None] = {}
         self.state_dicts: dict[str, None] = {}
         self.borrowed: dict[tuple[str, str], None] = {}
+        self.under: dict[str, str] = {}
+        self._around = Surroundings()
         self.world: dict[tuple[str, str], None] = {}
         self.global_draws = False
         self.moved = False
@@ -287,6 +290,8 @@ class ForwardObserver(TorchFunctionMode):
             self.nested.add(name)
         if torch.is_inference_mode_enabled():
             self.inferred.add(name)
+        if what := self._around.entered():
+            self.under[name] = what
         own = {n: id(p) for n, p in module._parameters.items()}
         if self._built.get(id(module), own) != own:
             self.swapped.add(name)

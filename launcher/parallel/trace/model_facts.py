@@ -392,6 +392,7 @@ def _effects(watch: ForwardObserver, output: Any, meter: Meter) -> Effects:
         grads=tuple(watch.grads),
         state_dicts=tuple(watch.state_dicts),
         borrowed=tuple(watch.borrowed),
+        under=tuple(watch.under.items()),
         hooks=tuple(watch.hooks),
         mixed=tuple(watch.effects.mixed),
         draws=tuple(watch.effects.draws),

@@ -239,7 +239,8 @@ class Effects:
     to the inputs, and that the forward does not make. ``grads``: modules that read the gradient that a
     backward left on a parameter. ``early``: parameters whose gradient is read in the backward itself. ``state_dicts``: modules that ask a module for its state dict, or load
     one. ``borrowed``: modules that use a tensor of the model that is neither
-    theirs nor passed to them, with its name. ``evaluated``: what a forward in evaluation mode changes.
+    theirs nor passed to them, with its name. ``under``: modules that are called while the model's code has entered
+    a mode of its own, or replaced a function of torch, with what it is. ``evaluated``: what a forward in evaluation mode changes.
     ``mixed``: modules that normalize over the samples of their batch in evaluation mode. ``draws``:
     modules that draw random numbers from a torch generator in training. ``dropouts``: modules among these
     that draw for dropout only, which can be switched off. ``hooks``: modules that register a hook that
@@ -269,6 +270,7 @@ class Effects:
     early: tuple[str, ...] = ()
     state_dicts: tuple[str, ...] = ()
     borrowed: tuple[tuple[str, str], ...] = ()
+    under: tuple[tuple[str, str], ...] = ()
     evaluated: tuple[StateChange, ...] = ()
     mixed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()

@@ -1496,3 +1496,463 @@ class PartialParameter(Net):
 
     def extra(self) -> None:
         self.b = _PartialParam()
+
+
+# 8 --- second wave
+import contextvars  # noqa: E402
+import ctypes  # noqa: E402
+import datetime  # noqa: E402
+import multiprocessing as mp  # noqa: E402
+import os  # noqa: E402
+import secrets  # noqa: E402
+import threading  # noqa: E402
+import types  # noqa: E402
+import uuid  # noqa: E402
+import weakref  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+
+import torch.autograd.forward_ad as fwad  # noqa: E402
+
+
+@odd(*ABCD)
+class DualInGlue(Net):
+    """A dual tensor goes through blocks, from the glue; its tangent is added."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with fwad.dual_level():
+            h = fwad.make_dual(self.a(x), torch.ones(x.shape[0], D, dtype=x.dtype))
+            out = self.d(self.c(self.b(h)))
+            p, t = fwad.unpack_dual(out)
+            return p + 0.1 * t if t is not None else p
+
+
+@odd(*ABCD)
+class DualInput(Net):
+    """The same, the input itself is dual."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with fwad.dual_level():
+            out = super().forward(fwad.make_dual(x, torch.ones_like(x)))
+            p, t = fwad.unpack_dual(out)
+            return p + (0.1 * t if t is not None else 0)
+
+
+@odd(*ABCD)
+class JvpGlue(Net):
+    """torch.func.jvp over two blocks, in the glue."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        out, t = torch.func.jvp(lambda v: self.c(self.b(v)), (h,), (torch.ones_like(h),))
+        return self.d(out + 0.1 * t)
+
+
+LOCAL = threading.local()
+VAR: contextvars.ContextVar[Any] = contextvars.ContextVar("VAR", default=1.0)
+
+
+class _ReadsLocal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * getattr(LOCAL, "scale", 1.0)
+
+
+class _ReadsVar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * VAR.get()
+
+
+@odd(*ABCD)
+class ThreadLocalNumber(Net):
+    """The glue sets a number in a threading.local, which a late module reads."""
+
+    def extra(self) -> None:
+        self.c = _ReadsLocal()
+
+    def forward(self, x: Tensor) -> Tensor:
+        LOCAL.scale = 0.5
+        try:
+            return super().forward(x)
+        finally:
+            del LOCAL.scale
+
+
+@odd(*ABCD)
+class ContextNumber(Net):
+    """The glue sets a number in a context variable for the time of the forward, which a late module reads."""
+
+    def extra(self) -> None:
+        self.c = _ReadsVar()
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = VAR.set(0.5)
+        try:
+            return super().forward(x)
+        finally:
+            VAR.reset(token)
+
+
+class _SetsVar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.net(x)
+        VAR.set(h.detach().mean(1, keepdim=True))
+        return h
+
+
+@odd(*ABCD)
+class ContextTensor(Net):
+    """An early module puts a tensor into a context variable, which a late one reads."""
+
+    def extra(self) -> None:
+        self.a, self.c = _SetsVar(), _ReadsVar()
+
+
+PASS: dict[str, float] = {}
+
+
+class _ReadsPass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * PASS.get("scale", 1.0)
+
+
+@odd(*ABCD)
+class GlobalForACall(Net):
+    """The glue puts a number into a dictionary of the file for the time of the forward, which a late module reads."""
+
+    def extra(self) -> None:
+        self.c = _ReadsPass()
+
+    def forward(self, x: Tensor) -> Tensor:
+        PASS["scale"] = 0.5
+        try:
+            return super().forward(x)
+        finally:
+            PASS.clear()
+
+
+@odd(*ABCD)
+class FlagForACall(Net):
+    """The glue sets an attribute of a late module for the time of the forward."""
+
+    def extra(self) -> None:
+        self.c = _Flagged()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.c.scale = 0.5
+        out = super().forward(x)
+        self.c.scale = 1.0
+        return out
+
+
+class _Flagged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scale = block(), 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.scale
+
+
+class _Counter:
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class _Slotted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.state = block(), _Counter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state.calls += 1
+        return self.net(x) / self.state.calls
+
+
+@odd(*ABCD)
+class SlottedState(Net):
+    """A module counts in an object with slots."""
+
+    def extra(self) -> None:
+        self.b = _Slotted()
+
+
+@odd(*ABCD)
+class SlottedShared(Net):
+    """Two modules of different stages count in one object with slots."""
+
+    def extra(self) -> None:
+        self.b, self.c = _Slotted(), _Slotted()
+        self.c.state = self.b.state
+
+
+class _SharedMemory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.calls = block(), mp.Value("i", 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.value += 1
+        return self.net(x) / self.calls.value
+
+
+@odd(*ABCD)
+class SharedMemoryCounter(Net):
+    """A module counts in a value of multiprocessing, which forks share."""
+
+    def extra(self) -> None:
+        self.b = _SharedMemory()
+
+
+class _Ctype(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.calls = block(), ctypes.c_int(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.value += 1
+        return self.net(x) / self.calls.value
+
+
+@odd(*ABCD)
+class CtypesCounter(Net):
+    """A module counts in a number of ctypes."""
+
+    def extra(self) -> None:
+        self.b = _Ctype()
+
+
+WEAK: Any = weakref.WeakKeyDictionary()
+
+
+class _WeakKeyed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        WEAK[self] = WEAK.get(self, 0) + 1
+        return self.net(x) / WEAK[self]
+
+
+@odd(*ABCD)
+class WeakKeyedCounter(Net):
+    """Modules count in a WeakKeyDictionary of their file."""
+
+    def extra(self) -> None:
+        self.b, self.c = _WeakKeyed(), _WeakKeyed()
+
+
+class _Names(nn.Module):
+    """Counts in a SimpleNamespace within a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.state = block(), (types.SimpleNamespace(calls=0),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state[0].calls += 1
+        return self.net(x) / self.state[0].calls
+
+
+@odd(*ABCD)
+class NamespaceShared(Net):
+    """Two modules of different stages count in one namespace within tuples."""
+
+    def extra(self) -> None:
+        self.b, self.c = _Names(), _Names()
+        self.c.state = self.b.state
+
+
+def _entropy(kind: str) -> float:
+    if kind == "urandom":
+        return os.urandom(1)[0] / 255
+    if kind == "uuid":
+        return uuid.uuid4().int % 100 / 100
+    if kind == "secrets":
+        return secrets.randbelow(100) / 100
+    if kind == "now":
+        return datetime.datetime.now().microsecond / 1e6
+    if kind == "system":
+        return random.SystemRandom().random()
+    if kind == "rng":
+        return float(np.random.default_rng().random())
+    g = torch.Generator()
+    g.seed()
+    return float(torch.rand((), generator=g))
+
+
+def _entropic(kind: str) -> type[nn.Module]:
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x) * (1 + _entropy(kind))
+
+    class One(Net):
+        def extra(self) -> None:
+            self.b = Draws()
+
+    One.__doc__ = f"A module scales by {kind}."
+    One.__name__ = One.__qualname__ = f"Entropy{kind.title()}"
+    globals()[One.__name__] = One
+    return odd(*ABCD)(One)
+
+
+for _kind in ("urandom", "uuid", "secrets", "now", "system", "rng", "generator"):
+    _entropic(_kind)
+
+
+class _Renamed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        for n, p in super().named_parameters(*args, **kwargs):
+            yield f"x_{n}", p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+@odd(*ABCD)
+class RenamedParameters(Net):
+    """The root names its parameters otherwise."""
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        for n, p in super().named_parameters(*args, **kwargs):
+            yield f"x_{n}", p
+
+
+@odd(*ABCD)
+class RenamedInside(Net):
+    """A block names its parameters otherwise."""
+
+    def extra(self) -> None:
+        self.b = _Renamed()
+
+
+@odd(*ABCD)
+class UnfrozenByTrain(Net):
+    """A block is frozen by the constructor, and freed by train()."""
+
+    def extra(self) -> None:
+        self.b.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.b.requires_grad_(mode)
+        return self
+
+
+class _Slots(nn.Module):
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+        self.factor = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.factor
+
+
+@odd(*ABCD)
+class SlotsModule(Net):
+    """A module with __slots__."""
+
+    def extra(self) -> None:
+        self.b = _Slots()
+
+
+class _InitCall(nn.Module):
+    calls = 0
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return super().__new__(cls)
+
+    def __init__(self) -> None:
+        super().__init__()
+        _InitCall.calls += 1
+        self.net, self.depth = block(), _InitCall.calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) / self.depth
+
+
+@odd(*ABCD)
+class NumberedBlocks(Net):
+    """Blocks number themselves by a counter of their class, which the root sets back."""
+
+    def extra(self) -> None:
+        _InitCall.calls = 0
+        self.b, self.c = _InitCall(), _InitCall()
+
+
+@odd(*ABCD)
+class NumberedForever(Net):
+    """Blocks number themselves by a counter of their class, which nobody sets back."""
+
+    def extra(self) -> None:
+        self.b, self.c = _InitCall2(), _InitCall2()
+
+
+class _InitCall2(_InitCall):
+    def __init__(self) -> None:
+        super().__init__()
+        _COUNT[0] += 1
+        self.depth = _COUNT[0]
+
+
+_COUNT = [0]
+
+
+@odd(*ABCD)
+class FunctionPatched(Net):
+    """The forward replaces a function of torch for the time of its blocks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        plain = torch.nn.functional.linear
+        torch.nn.functional.linear = lambda *a: plain(*a) * 0.5
+        try:
+            return super().forward(x)
+        finally:
+            torch.nn.functional.linear = plain
+
+
+class _TwiceHooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+        self.norms: list[float] = []
+        self.net.register_full_backward_hook(lambda m, i, o: self.norms.append(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) / (1 + len(self.norms))
+
+
+@odd(*ABCD)
+class BackwardList(Net):
+    """A backward hook appends to a list, whose length the forward reads."""
+
+    def extra(self) -> None:
+        self.b = _TwiceHooked()
