@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import (
 )
 
 from launcher.parallel.dispatch.containers import repacked
+from launcher.plan.values.model_graph import DUAL
 
 
 class Dispatch(TorchDispatchMode):
@@ -127,10 +128,12 @@ class Surroundings:
     def entered(self) -> str:
         """Return what the user's code has entered or replaced since then; "" for nothing."""
         for mode in _modes():
-            if type(mode).__module__.partition(".")[0] not in OURS and all(mode is not m for m in self._modes):
+            if type(mode).__module__.partition(".")[0] not in OURS and all(
+                mode is not m for m in self._modes
+            ):
                 return f"a mode of its own ({type(mode).__name__})"
         if forward_ad._current_level > self._level:
-            return "a level of forward-mode differentiation"
+            return DUAL
         for name, was in self._functions.items():
             now = getattr(functional, name, was)
             if now is not was and (getattr(now, "__module__", None) or "torch").partition(".")[0] not in OURS:

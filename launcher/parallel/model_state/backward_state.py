@@ -21,7 +21,9 @@ from launcher.parallel.model_state.python_state import changed, library, snapsho
 Batch = tuple[Any, Any]
 """The arguments of a module's call: positional, and by name."""
 
-HOOKING = frozenset({"apply", "register_hook", "register_multi_grad_hook", "register_prehook", "grad", "retain_grad"})
+HOOKING = frozenset(
+    {"apply", "register_hook", "register_multi_grad_hook", "register_prehook", "grad", "retain_grad"}
+)
 """Names in the code of a module that may register its own code for the backward, or read what one has left."""
 GRAD: Any = torch.Tensor.grad
 """The property with the gradient that a backward has left."""
@@ -86,7 +88,13 @@ def gradients_read(model: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[st
         with _GradientReads(one) as seen:
             # torch.autograd.backward would hide the mode from the code that it runs
             _engine_run_backward(
-                out, tuple(map(torch.empty_like, out)), False, False, (), allow_unreachable=True, accumulate_grad=True
+                out,
+                tuple(map(torch.empty_like, out)),
+                False,
+                False,
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
             )
         return tuple(seen.read)
     return ()

@@ -15,7 +15,7 @@ from launcher.plan.cut_model import CutModel
 from launcher.plan.refusals.evaluation import evaluated_by
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.model_graph import Graph, Inner, ModelStructure, StateChange
+from launcher.plan.values.model_graph import DUAL, Graph, Inner, ModelStructure, StateChange
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.note import Note
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -106,7 +106,9 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     for module, name in skeleton.traits.held:
         stage, other = at.stage_of(module), at.stage_of(owner(name))
         if None not in (stage, other) and stage != other:
-            text = f"{module} holds {owner(name)} by a reference in Python, whose {name} is its own weight too"
+            text = (
+                f"{module} holds {owner(name)} by a reference in Python, whose {name} is its own weight too"
+            )
             text += f", but they run on stages {stage} and {other}, each with a copy"
             yield Problem(KEY, f"{text}; keep only the weight, or put both modules on one stage")
     for module in graph.effects.grads:
@@ -217,7 +219,10 @@ def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
 def _early(at: CutModel, names: tuple[str, ...], alone: str) -> Iterator[Problem]:
     """Yields parameters whose gradient the backward reads, where it is not yet that of one process."""
     if at.sizes.replicas > 1:
-        why, cure = f"before ranks have added it up; change gradients in your own optimizer, or {ALONE}", alone
+        why, cure = (
+            f"before ranks have added it up; change gradients in your own optimizer, or {ALONE}",
+            alone,
+        )
     elif at.mixed:
         why, cure = "and in half precision it is that of a copy", "train.precision=fp32"
     elif at.split:
@@ -555,7 +560,10 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
     in-place changes of them.
     """
     gathered = {m for g in at.groups for m in g.modules if m}
+    duals = [m for m, what in graph.effects.under if what == DUAL]
     for modules, why, way_out in (
+        (duals, ": called on dual numbers (torch.autograd.forward_ad), which the gathering of weights does not "
+                "differentiate", "use torch.func.jvp within a module"),
         (graph.inferred, " runs in torch.inference_mode, where sharded weights cannot be gathered",
          "use torch.no_grad instead"),
         (graph.overwrites, ": its forward changes its input in place, which FSDP2 does not allow for "
@@ -585,7 +593,9 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
 
     # level3 gathers weights again in the backward: after tensor hooks have run, and only a module's own
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
-        cure = "parallel.hsdp=null" if graph.effects.inner else "parallel.hsdp.optimizer_level=level2"  # see _inner
+        cure = (
+            "parallel.hsdp=null" if graph.effects.inner else "parallel.hsdp.optimizer_level=level2"
+        )  # see _inner
         affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
         if affected:
             who = listed([m or "the model" for m in affected])

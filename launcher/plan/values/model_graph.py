@@ -228,6 +228,10 @@ class EmbeddingLookup:
     end: int
 
 
+DUAL = "a level of forward-mode differentiation"
+"""What ``Effects.under`` has for modules that are called on dual numbers."""
+
+
 @dataclass(frozen=True)
 class Effects:
     """The side effects of a forward.
