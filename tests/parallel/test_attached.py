@@ -16,8 +16,8 @@ ONE: dict[str, Any] = {"pipeline": {"stages": 1, "stage_config": "auto"}}
 AGAIN = {**ONE, "recompute": {"modules": ["b"]}}
 SHARDED = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
 NODE = (
-    "holds a node of autograd (torch::autograd::AccumulateGrad) that the constructor made, and the launcher replaces the "
-    "weights that it belongs to, so hooks of the node are not called; use register_hook or "
+    "holds a node of autograd (torch::autograd::AccumulateGrad) that the constructor made, and the launcher replaces "
+    "the weights that it belongs to, so hooks of the node are not called; use register_hook or "
     "register_post_accumulate_grad_hook of the weight instead"
 )
 MODE, DUAL = "a mode of its own ({})", "a level of forward-mode differentiation"
@@ -58,12 +58,12 @@ REFUSED = {
         "own optimizer, or use one data-parallel rank (try: launch.nproc=1 parallel.hsdp=null)"
     ),
     ("HoldsTied", "cut"): (
-        "model: head.0 holds a by a reference in Python, whose a.weight is its own weight too, but they run on stages 1 "
-        "and 0, each with a copy; keep only the weight, or put both modules on one stage"
+        "model: head.0 holds a by a reference in Python, whose a.weight is its own weight too, but they run on stages "
+        "1 and 0, each with a copy; keep only the weight, or put both modules on one stage"
     ),
     ("Weak", "cut"): (
-        "model: b uses a.weight of other modules by a reference in Python, but runs on stage 1, which does not have it; "
-        "pass tensors to its forward, or put both modules on one stage"
+        "model: b uses a.weight of other modules by a reference in Python, but runs on stage 1, which does not have "
+        "it; pass tensors to its forward, or put both modules on one stage"
     ),
     ("TakesOut", "one"): (
         "model: the forward removes or replaces the module b.first, and the optimizer, the ranks and checkpoints have "

@@ -232,7 +232,10 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
 
 
 def _checked(model: nn.Module, tape: Tape, away: Callable[[torch.Tensor], bool]) -> nn.Module:
-    """Return ``owned(model)``; the tape keeps the facts that replacing tensors loses. ``away``: as in ``strangers``."""
+    """Return ``owned(model)``; the tape keeps the facts that replacing tensors loses.
+
+    ``away``: as in ``strangers``.
+    """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     of = {key(p): name for name, p in trained if not nn.parameter.is_lazy(p)}
     shown = [(array, of[k]) for array, k in tape.shown if k in of]

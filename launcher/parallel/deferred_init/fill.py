@@ -126,7 +126,7 @@ def _store(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 
 
 def _allocate(module: nn.Module, device: torch.device) -> None:
-    """Allocate real memory for every tensor, once: recurrent layers keep weak references to allocated ones."""
+    """Allocate real memory for every tensor, once: recurrent layers keep weak references to what has some."""
     names: dict[int, list[str]] = {}
     for name, t in tensors(module).items():
         names.setdefault(id(t), []).append(name)

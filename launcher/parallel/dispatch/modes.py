@@ -118,7 +118,7 @@ OURS = ("torch", "launcher")
 
 
 class Surroundings:
-    """What a call of a module takes from around it, beside its arguments and its own state, when this is made."""
+    """What a call of a module takes from around it, beside arguments and state, at the time this is made."""
 
     def __init__(self) -> None:
         self._modes = _modes()

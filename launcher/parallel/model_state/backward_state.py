@@ -24,7 +24,7 @@ Batch = tuple[Any, Any]
 HOOKING = frozenset(
     {"apply", "register_hook", "register_multi_grad_hook", "register_prehook", "grad", "retain_grad"}
 )
-"""Names in the code of a module that may register its own code for the backward, or read what one has left."""
+"""Names in the code of a module that may register code for the backward, or read what one has left."""
 GRAD: Any = torch.Tensor.grad
 """The property with the gradient that a backward has left."""
 

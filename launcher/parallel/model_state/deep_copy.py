@@ -109,7 +109,7 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def behind(value: Any) -> Any:
-    """Return the object that ``value``, a weak proxy, stands for, or ``None`` if it is gone; anything else as it is."""
+    """Return the object that a weak proxy stands for, or ``None`` if it is gone; anything else as it is."""
     if type(value) not in PROXIES:
         return value
     try:

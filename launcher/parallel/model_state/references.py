@@ -136,7 +136,10 @@ class _Met(set[int]):
 
 
 def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    """Return modules that hold another module by a Python reference, each with a weight of that one that is its own too."""
+    """Return modules that hold another one by a Python reference, each with a weight of that one.
+
+    Only weights that are its own, too.
+    """
     paths = {id(m): name for name, m in model.named_modules()}
     kept: dict[str, list[Any]] = {}
     for path, module in model.named_modules():
@@ -179,7 +182,7 @@ def named(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
-    """Yield the tensors, modules and nodes of autograd in ``value``, but not those inside of ``known`` modules."""
+    """Yield tensors, modules and autograd nodes in ``value``, but not those inside of ``known`` modules."""
     stack = [(value, 0)]
     seen = set[int]()
 

@@ -126,8 +126,9 @@ def drifting(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
 def not_restored(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
     """Return attributes that make a resumed model compute something else than one that goes on.
 
-    One that goes on has run a forward, and its weights have changed since. A resumed one is new, and gets what a
-    checkpoint keeps. ``("",)`` is a difference that no attribute shows, such as a hook that a forward removes.
+    One that goes on has run a forward, and its weights have changed since. A resumed one is new, and gets
+    what a checkpoint keeps. ``("",)`` is a difference that no attribute shows, such as a hook that a forward
+    removes.
     ``model`` is not changed. Nothing is found for a model that is too large to run in memory, or that fails.
     """
     if sum(t.numel() for t in (*model.parameters(), *model.buffers())) > FEW:

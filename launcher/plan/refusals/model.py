@@ -357,8 +357,9 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     # what a forward sets only once is no change from one forward to the next
     once = [n for n in graph.effects.resets if n and n not in {k.name for k in graph.effects.kept}]
     if once:
-        text = f"{listed(once)}: a forward sets it and later ones read it, and Python keeps it; no checkpoint stores it"
-        out.append(Note("checkpoint", f"{text}, so a resumed run sets it anew; make a buffer of it"))
+        text = f"{listed(once)}: a forward sets it and later ones read it, and Python keeps it"
+        why = "no checkpoint stores it, so a resumed run sets it anew"
+        out.append(Note("checkpoint", f"{text}; {why}; make a buffer of it"))
     elif graph.effects.resets == ("",) and not out:
         text = "a forward leaves something behind that later ones depend on, as a hook that is removed"
         text += ", and no checkpoint stores it; so a resumed run computes something else"
@@ -562,8 +563,8 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
     gathered = {m for g in at.groups for m in g.modules if m}
     duals = [m for m, what in graph.effects.under if what == DUAL]
     for modules, why, way_out in (
-        (duals, ": called on dual numbers (torch.autograd.forward_ad), which the gathering of weights does not "
-                "differentiate", "use torch.func.jvp within a module"),
+        (duals, ": called on dual numbers (torch.autograd.forward_ad), which the gathering of weights "
+                "does not differentiate", "use torch.func.jvp within a module"),
         (graph.inferred, " runs in torch.inference_mode, where sharded weights cannot be gathered",
          "use torch.no_grad instead"),
         (graph.overwrites, ": its forward changes its input in place, which FSDP2 does not allow for "

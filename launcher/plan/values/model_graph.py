@@ -42,7 +42,7 @@ class ModelTraits:
     ``fused``: tensors that ``eval()`` makes of weights. ``for_all``: the functions by
     which the constructor registered global module hooks. ``batch_norms``: modules that normalize over the
     samples of a batch in training. ``world``: what the constructor asks about the distributed processes.
-    ``held``: modules that hold another one by a Python reference, each with a weight of it that is its own too.
+    ``held``: modules that hold another one by a Python reference, each with a weight of it that is its own.
     """
 
     hooked: tuple[str, ...] = ()
@@ -241,18 +241,19 @@ class Effects:
     tensors of several, in the model without a lower ``train.precision``. ``reads``: tensors of the model that
     it reads as the constructor left them. ``foreign``: shapes of tensors that belong neither to the model nor
     to the inputs, and that the forward does not make. ``grads``: modules that read the gradient that a
-    backward left on a parameter. ``early``: parameters whose gradient is read in the backward itself. ``state_dicts``: modules that ask a module for its state dict, or load
-    one. ``borrowed``: modules that use a tensor of the model that is neither
-    theirs nor passed to them, with its name. ``under``: modules that are called while the model's code has entered
-    a mode of its own, or replaced a function of torch, with what it is. ``evaluated``: what a forward in evaluation mode changes.
-    ``mixed``: modules that normalize over the samples of their batch in evaluation mode. ``draws``:
+    backward left on a parameter or buffer. ``early``: parameters whose gradient is read in the backward
+    itself. ``state_dicts``: modules that ask a module for its state dict, or load one. ``borrowed``: modules
+    that use a tensor of the model that is neither theirs nor passed to them, with its name. ``under``:
+    modules that are called while the model's code has entered a mode of its own, or replaced a function of
+    torch, with what it is. ``evaluated``: what a forward in evaluation mode changes. ``mixed``:
+    modules that normalize over the samples of their batch in evaluation mode. ``draws``:
     modules that draw random numbers from a torch generator in training. ``dropouts``: modules among these
     that draw for dropout only, which can be switched off. ``hooks``: modules that register a hook that
     uses weights. ``world``: modules that ask about the distributed processes, each with what it asks.
     ``global_draws``: whether it draws from the global random stream of Python or numpy. ``kept``:
-    attributes that carry Python state from one forward to the next. ``resets``: attributes, or "", that make a
-    resumed model compute something else. ``mixing``: what of a sample depends
-    on the other samples of its batch, BatchNorm aside, "" for nothing; ``None`` if that was not tried.
+    attributes that carry Python state from one forward to the next. ``resets``: attributes, or "", that make
+    a resumed model compute something else. ``mixing``: what of a sample depends on the other samples of its
+    batch, BatchNorm aside, "" for nothing; ``None`` if that was not tried.
     ``untried``: the numbers of a model that is too large to try it. ``beyond``: modules whose table has no
     row for an id of the data: module, rows of the table, the id. ``lookups``: inputs that are ids of tables.
     ``clocks``: functions that answer otherwise at each call, as that of a clock does, and which its output
