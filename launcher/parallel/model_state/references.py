@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -140,25 +141,22 @@ def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
     Only weights that are its own, too.
     """
-    paths = {id(m): name for name, m in model.named_modules()}
-    kept: dict[str, list[Any]] = {}
-    for path, module in model.named_modules():
-        values = [v for k, v in vars(module).items() if k not in OWN and not isinstance(v, (*OPAQUE, Tensor))]
-        if values:
-            kept[path] = values
+    modules = {id(m): (name, m) for name, m in model.named_modules()}
+    known = _Met(modules)
     out: dict[tuple[str, str], None] = {}
-    for path, values in kept.items():
-        module = model.get_submodule(path)
-        own = {id(p) for p in module.parameters()}
-        below = {id(m) for m in module.modules()}
-        known = _Met(paths)
-        for _ in inside(values, known):
-            pass
-        for some in known.met.keys() - below:
-            other = model.get_submodule(paths[some])
-            if not any(m is module for m in other.modules()):  # one around it has all that it has
-                names = [n for n, p in other.named_parameters(paths[some]) if id(p) in own]
-                out |= dict.fromkeys((path, name) for name in names)
+    for path, module in modules.values():
+        known.met.clear()
+        for name, value in vars(module).items():
+            if name not in OWN and not isinstance(value, (*OPAQUE, Tensor)):
+                deque(inside(value, known), maxlen=0)
+        if not known.met:
+            continue
+
+        # those outside of it, but not one around it, which has all that it has
+        own, below = {id(p) for p in module.parameters()}, {id(m) for m in module.modules()}
+        for name, other in (modules[some] for some in known.met.keys() - below):
+            if all(m is not module for m in other.modules()):
+                out |= dict.fromkeys((path, n) for n, p in other.named_parameters(name) if id(p) in own)
     return tuple(out)
 
 
