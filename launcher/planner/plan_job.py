@@ -446,7 +446,7 @@ def _planned(
         notes.append(Note("debug.drill", str(fault)))
     notes += [*train_steps.steps_note(resolved), *hugging_face_checks.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, forward.graph)
-    notes += router_losses.untrained_losses(job)
+    notes += [*router_losses.untrained_losses(job), *hugging_face_checks.stays(job)]
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"
