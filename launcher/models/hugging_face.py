@@ -115,6 +115,7 @@ Styles have the names of transformers' own plans. The attention of OPT needs all
 EXPERTS = "experts_implementation"
 KERNELS = ("attn_implementation", EXPERTS)
 """Settings that choose a kernel and do not change the model: no ``config.json`` contains them."""
+CACHE = "use_cache"
 LAYERS = "num_hidden_layers"
 ROPE = "rope_parameters"
 LABELS = ("id2label", "label2id")
@@ -134,8 +135,7 @@ def from_folder(settings: HuggingFace) -> nn.Module:
 
     config = config_of(settings)
     class_of(settings, config)
-    if settings.task == "causal_lm":
-        config.use_cache = False  # of generation
+    _set_caches(config, False)
     of_task = TASKS[settings.task]
     auto = getattr(transformers, of_task.auto)
     model: nn.Module = auto.from_config(config, dtype=torch.get_default_dtype())
@@ -414,9 +414,23 @@ def _live(settings: HuggingFace, dtype: str) -> PreTrainedConfig:
     config: PreTrainedConfig = model.config
     config.architectures = [type(model).__name__]
     config.dtype = dtype
-    if settings.task == "causal_lm":
-        config.use_cache = getattr(config_of(settings), "use_cache", True)
+    for part, as_read in zip(_decoders(config), _decoders(config_of(settings)), strict=True):
+        if hasattr(as_read, CACHE):
+            setattr(part, CACHE, getattr(as_read, CACHE))
     return config
+
+
+def _decoders(config: PreTrainedConfig) -> tuple[PreTrainedConfig, ...]:
+    """Return the config of the model, and of its decoder if that has one of its own."""
+    decoder = config.get_text_config(decoder=True)
+    return (config,) if decoder is config else (config, decoder)
+
+
+def _set_caches(config: PreTrainedConfig, value: bool) -> None:
+    """Set whether a forward keeps keys and values, which only generation uses."""
+    for part in _decoders(config):
+        if hasattr(part, CACHE):
+            setattr(part, CACHE, value)
 
 
 def unlike_settings(settings: HuggingFace, folder: str) -> list[str]:
@@ -454,8 +468,7 @@ def opened(settings: HuggingFace, folder: str, dtype: torch.dtype) -> tuple[Any,
     finally:
         if bars:
             transformers.utils.logging.enable_progress_bar()
-    if settings.task == "causal_lm":
-        model.config.use_cache = False
+    _set_caches(model.config, False)
     cls: type[nn.Module] = type(model)
     model.__class__ = _logits_only(cls, of_task.takes)  # type: ignore[arg-type]  # nn.Module has a __hash__
     unlike = [
@@ -498,6 +511,6 @@ def tp_plan(settings: HuggingFace) -> dict[str, str]:
 
 def heads(settings: HuggingFace) -> tuple[int, ...]:
     """Return the number of query heads, and the number of key and value heads if the config has it."""
-    config = config_of(settings)
+    config = config_of(settings).get_text_config(decoder=True)
     counts = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     return tuple(n for n in counts if n)

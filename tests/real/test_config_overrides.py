@@ -174,3 +174,24 @@ def test_a_part_of_a_config_is_changed_by_the_same_rules(tmp_path: Path) -> None
 def test_a_method_is_no_setting(key: str, tmp_path: Path) -> None:
     path = described("llama", tmp_path)
     assert refusal(path, **{key: 3}).startswith(f"model.config.{key}: LlamaConfig of {path} has none")
+
+
+def test_the_config_of_a_model_that_also_sees_is_written_as_it_was_read(tmp_path: Path) -> None:
+    from transformers import Gemma3Config
+
+    from launcher.models.hugging_face import config_text, from_folder, unlike_settings
+
+    text = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
+    seen = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    Gemma3Config(text_config=text, vision_config=seen).save_pretrained(tmp_path)
+    settings = HuggingFace(name="hf", path=str(tmp_path), weights=False)
+    assert not from_folder(settings).config.text_config.use_cache
+    (tmp_path / "config.json").write_text(config_text(settings, "float32"))
+    assert config(tmp_path).text_config.use_cache
+    assert unlike_settings(settings, str(tmp_path)) == []
