@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -165,6 +166,7 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
     written, data = _written(settings)
     kernels = {key: settings.config[key] for key in KERNELS if key in settings.config}
     changed = _changed(settings, written, data, _changes(settings))
+    _check_effects(settings, written, data, changed)
     with _refused_fields(settings):
         return _read(written, changed, **{EXPERTS: "eager"} | kernels, name_or_path=settings.path)
 
@@ -183,14 +185,43 @@ def stale(settings: HuggingFace) -> list[tuple[str, Any, Any]]:
     for key, value in data.items():
         if changed.get(key) != value or key in changes:
             continue
-        try:
-            files = ({k: v for k, v in d.items() if k != key} for d in (data, changed))
-            was, now = (getattr(_read(written, d), key, None) for d in files)
-        except Exception:  # any error of the class of a stranger's config: it needs this key
-            continue
-        if was == value != now:
+        was, now = (_computed(written, d, key) for d in (data, changed))
+        if was == value != now is not None:
             found.append((key, value, now))
     return found
+
+
+def _computed(written: PreTrainedConfig, data: Mapping[str, Any], key: str) -> Any:
+    """Return what the class of ``written`` computes for ``key``; ``None`` if it cannot without the key."""
+    try:
+        return getattr(_read(written, {k: v for k, v in data.items() if k != key}), key, None)
+    except Exception:  # any error of the class of a stranger's config
+        return None
+
+
+def _check_effects(
+    settings: HuggingFace, written: PreTrainedConfig, data: Mapping[str, Any], changed: Mapping[str, Any]
+) -> None:
+    """Raise ``RequestError`` if a list of an entry per layer leaves changes without effect."""
+    changes, layers = _changes(settings), getattr(written, LAYERS, None)
+    lists = _by_layer(written, data, layers) if changes and isinstance(layers, int) else []
+    count = written.attribute_map.get(LAYERS, LAYERS)
+    others = {k: v for k, v in changes.items() if k not in (LAYERS, count, *lists)}
+
+    def computed(key: str, some: Mapping[str, Any]) -> Any:
+        return _computed(written, _changed(settings, written, data, some), key)
+
+    for key in lists:
+        if key in changes or not others or computed(key, {}) != data[key]:
+            continue
+        if computed(key, others) in (None, data[key]):
+            continue
+        each = (name for name, value in others.items() if computed(key, {name: value}) != data[key])
+        name = next(each, next(iter(others)))
+        text = f"{json.dumps(others[name])}: {key} of {settings.path} says what each layer is; give it too"
+        entries = ",".join(map(str, _computed(written, changed, key) or ()))
+        cure = quote(f"model.config.{key}=[{entries}]") if entries else ""
+        raise RequestError((Problem(f"model.config.{name}", text, cure),))
 
 
 def _changes(settings: HuggingFace) -> dict[str, Any]:

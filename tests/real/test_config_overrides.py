@@ -138,8 +138,30 @@ def test_what_the_file_says_itself_stays_and_is_named(tmp_path: Path) -> None:
     assert found("llama", num_attention_heads=8) == [("head_dim", 8, 4)]
     assert found("llama", num_hidden_layers=2, vocab_size=100, rope_theta=7.0) == []
     assert found("gemma2", num_hidden_layers=2) == []
-    (one,) = found("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=3)
-    assert one == ("layer_types", ["full_attention"] * 4, ["full_attention"] * 3 + ["sliding_attention"])
+
+
+@pytest.mark.parametrize(("family", "changes", "name", "cure"), [
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 3, "num_hidden_layers": 4},
+     "use_sliding_window: true: layer_types",
+     "layer_types=[full_attention,full_attention,full_attention,sliding_attention]"),
+    ("smollm3", {"no_rope_layer_interval": 2, "num_hidden_layers": 3}, "no_rope_layer_interval: 2: no_rope_layers",
+     "no_rope_layers=[1,0,1]"),
+], ids=["qwen2", "smollm3"])  # fmt: skip
+def test_a_change_that_a_list_of_layers_leaves_without_effect_is_refused(
+    family: str, changes: dict[str, Any], name: str, cure: str, tmp_path: Path
+) -> None:
+    from transformers import AutoConfig
+
+    windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 4} if family == "qwen2" else {}
+    AutoConfig.for_model(family, num_hidden_layers=4, **windows).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps(json.loads((tmp_path / "config.json").read_text()) | dict.fromkeys([*windows][:1], False))
+    )
+    text = f"model.config.{name} of {tmp_path} says what each layer is; give it too"
+    assert refusal(tmp_path, **changes) == f"{text} (try: 'model.config.{cure}')"
+    key, _, values = cure.partition("=")
+    entries = [int(v) if v.isdigit() else v for v in values.strip("[]").split(",")]
+    assert getattr(config(tmp_path, **changes, **{key: entries}), key) == entries
 
 
 def test_a_list_of_layers_by_number_is_not_cut(tmp_path: Path) -> None:

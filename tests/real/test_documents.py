@@ -19,12 +19,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 SLIDING: dict[str, Any] = {"sliding_window": 4}
+SOME: dict[str, Any] = SLIDING | {
+    "use_sliding_window": True, "max_window_layers": 2,
+    "layer_types": ["full_attention", "full_attention", "sliding_attention", "sliding_attention"],
+}  # fmt: skip
 CHANGES: dict[str, dict[str, Any]] = {
     "mistral": SLIDING,
     "mixtral": SLIDING,
     "phi3": SLIDING,
-    "qwen2": SLIDING | {"use_sliding_window": True, "max_window_layers": 2},
-    "qwen3": SLIDING | {"use_sliding_window": True, "max_window_layers": 2},
+    "qwen2": SOME,
+    "qwen3": SOME,
 }
 """So that windows that slide are shorter than documents."""
 WAYS = [(f, a) for f in APART for a in ("sdpa", "eager") if (f, a) != ("gemma2", "sdpa")]
