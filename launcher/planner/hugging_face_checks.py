@@ -284,19 +284,3 @@ def note(job: Job) -> list[Note]:
     size = bytes_text(sum(s.nbytes for s in specs.values()))
     text = f"true: {many(len(specs), 'tensor')} of {size} are read: each rank reads its part"
     return [Note(WEIGHTS, text)]
-
-
-def stays(job: Job) -> list[Note]:
-    """Notes what ``model.config`` does not change because the folder's ``config.json`` says it."""
-    if not isinstance(job.model, HuggingFace) or not job.model.config:
-        return []
-    from launcher.models.hugging_face import stale
-
-    where = Path(job.model.path) / CONFIG
-    return [
-        Note(
-            f"model.config.{key}",
-            f"{json.dumps(value)}: {where} says so; transformers would compute {json.dumps(now)} without it",
-        )
-        for key, value, now in stale(job.model)
-    ]
