@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from launcher.checkpoint.foreign.hugging_face import CONFIG
 from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
 from launcher.plan.values.note import Note
@@ -17,7 +15,7 @@ def notes(job: Job) -> list[Note]:
         return []
     from launcher.models.hugging_face import stale
 
-    where = Path(job.model.path) / CONFIG
+    where = f"the config.json of {job.model.path}"
     return [
         Note(
             f"model.config.{key}",
