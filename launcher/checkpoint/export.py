@@ -14,6 +14,7 @@ from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_outside_checkpoints
 from launcher.checkpoint.tensorfile.disk import replaced
 from launcher.checkpoint.tensorfile.safetensors import Blob, blob_at, mapped, read_header, write_stream
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -65,7 +66,7 @@ def export(
         return cast_chunks(name, pieces, entries[name].dtype, specs[name].dtype)
 
     # write the file; it gets its final name once it is complete
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with replaced(path) as new:
         done = write_stream(new, specs, bytes_of, metadata)
         if judge is not None:

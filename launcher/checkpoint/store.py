@@ -11,7 +11,6 @@ import hmac
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from launcher.checkpoint.manifest import (
 )
 from launcher.checkpoint.tensorfile.disk import (
     clear,
+    discard,
     hidden,
     parsed,
     publish,
@@ -44,6 +44,7 @@ from launcher.checkpoint.tensorfile.disk import (
     write_text,
 )
 from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, check_key, derived, load_key
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.checkpoint.write import RankRecord
 from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.untrusted.files import LINK
@@ -483,12 +484,12 @@ def fresh(final: Path) -> Iterator[Path]:
     final = Path(os.path.realpath(final))
     new = hidden(final)
     clear(new)
-    new.mkdir(parents=True)
+    make_folder(new)
     try:
         yield new
         publish(new, final, final.with_name(f".{final.name}.trash"))  # hidden, as ``new`` is
     except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
+        discard(new)
         raise
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.shards import saved_at_home
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.manifest import EXTRA, FILE_OF, rank_file, stamp, text_record
-from launcher.checkpoint.tensorfile.disk import WriteBehind, now, sync
+from launcher.checkpoint.tensorfile.disk import WriteBehind, discard, now, sync
 from launcher.checkpoint.tensorfile.encryption import load_key
 from launcher.checkpoint.tensorfile.safetensors import Blob, FileRecord, described, sliced, write_stream
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.plan.values.layout import Box
 from launcher.plan.values.tensor_spec import TensorSpec
 
@@ -146,11 +146,11 @@ class RankWriter:
 @contextmanager
 def _gone_if_it_fails(folder: Path) -> Iterator[None]:
     """Makes ``folder`` for the block to fill; deletes it if the block raises."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         yield
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        discard(folder)
         raise
 
 

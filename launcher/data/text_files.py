@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,14 @@ def where(settings: Text) -> Path:
 
 
 def split(settings: Text) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Training and validation bytes, memory-mapped. No UTF-8 character is split."""
+    """Training and validation bytes, memory-mapped. No UTF-8 character is split.
+
+    A byte order mark at the start of the file is no text: it is left out, as ``prepare`` leaves it out.
+    """
     with opened(where(settings)) as file:
-        data = np.memmap(file, np.uint8, mode="r")
+        data: NDArray[np.uint8] = np.memmap(file, np.uint8, mode="r")
+    if data[: len(BOM_UTF8)].tobytes() == BOM_UTF8:
+        data = data[len(BOM_UTF8) :]
     at = len(data) - round(len(data) * settings.val_fraction)
     for _ in range(3):  # a character has three continuation bytes at most
         if at < len(data) and data[at] & 0xC0 == 0x80:

@@ -10,8 +10,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,10 +116,13 @@ Styles have the names of transformers' own plans. The attention of OPT needs all
 EXPERTS = "experts_implementation"
 KERNELS = ("attn_implementation", EXPERTS)
 """Settings that choose a kernel and do not change the model: no ``config.json`` contains them."""
+CACHE = "use_cache"
 LAYERS = "num_hidden_layers"
 ROPE = "rope_parameters"
-OLD_ROPE = ("rope_scaling", "rope_theta")
-"""The keys that ``rope_parameters`` replaced in transformers 5; no config has them as attributes."""
+LABELS = ("id2label", "label2id")
+INTO_ROPE = ("rope_theta", "partial_rotary_factor")
+OLD_ROPE = ("rope_scaling", *INTO_ROPE)
+"""The keys that ``rope_parameters`` replaced in transformers 5; some configs have them as well."""
 ABOUT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", *KERNELS)
 """The keys of a ``config.json`` that do not describe the model."""
 
@@ -131,8 +136,7 @@ def from_folder(settings: HuggingFace) -> nn.Module:
 
     config = config_of(settings)
     class_of(settings, config)
-    if settings.task == "causal_lm":
-        config.use_cache = False  # of generation
+    _set_caches(config, False)
     of_task = TASKS[settings.task]
     auto = getattr(transformers, of_task.auto)
     model: nn.Module = auto.from_config(config, dtype=torch.get_default_dtype())
@@ -155,34 +159,138 @@ def class_of(settings: HuggingFace, config: PreTrainedConfig) -> type[Any]:
 
 
 def config_of(settings: HuggingFace) -> PreTrainedConfig:
-    """Return the config of the folder with the changes of ``settings.config``. Raises ``RequestError``."""
+    """Return what transformers reads from the folder's ``config.json`` with ``settings.config`` in it.
+
+    Raises ``RequestError``.
+    """
+    written, data = _written(settings)
+    kernels = {key: settings.config[key] for key in KERNELS if key in settings.config}
+    changed = _changed(settings, written, data, _changes(settings))
+    _check_effects(settings, written, data, changed)
+    with _refused_fields(settings):
+        return _read(written, changed, **{EXPERTS: "eager"} | kernels, name_or_path=settings.path)
+
+
+def stale(settings: HuggingFace) -> list[tuple[str, Any, Any]]:
+    """Return what the ``config.json`` of the folder says that ``settings.config`` would change otherwise.
+
+    ``save_pretrained`` also writes what a class computes from other keys, such as ``head_dim``, and what a
+    file says stays. Each key comes with its value in the file and the one that the class would compute.
+    """
+    if not (changes := _changes(settings)):
+        return []
+    written, data = _written(settings)
+    changed = _changed(settings, written, data, changes)
+    found = []
+    for key, value in data.items():
+        if changed.get(key) != value or key in changes:
+            continue
+        was, now = (_computed(written, d, key) for d in (data, changed))
+        if was == value != now is not None:
+            found.append((key, value, now))
+    return found
+
+
+def _computed(written: PreTrainedConfig, data: Mapping[str, Any], key: str) -> Any:
+    """Return what the class of ``written`` computes for ``key``; ``None`` if it cannot without the key."""
+    try:
+        return getattr(_read(written, {k: v for k, v in data.items() if k != key}), key, None)
+    except Exception:  # any error of the class of a stranger's config
+        return None
+
+
+def _check_effects(
+    settings: HuggingFace, written: PreTrainedConfig, data: Mapping[str, Any], changed: Mapping[str, Any]
+) -> None:
+    """Raise ``RequestError`` if a list of an entry per layer leaves changes without effect."""
+    changes, layers = _changes(settings), getattr(written, LAYERS, None)
+    lists = _by_layer(written, data, layers) if changes and isinstance(layers, int) else []
+    count = written.attribute_map.get(LAYERS, LAYERS)
+    others = {k: v for k, v in changes.items() if k not in (LAYERS, count, *lists)}
+
+    def computed(key: str, some: Mapping[str, Any]) -> Any:
+        return _computed(written, _changed(settings, written, data, some), key)
+
+    for key in lists:
+        if key in changes or not others or computed(key, {}) != data[key]:
+            continue
+        if computed(key, others) in (None, data[key]):
+            continue
+        each = (name for name, value in others.items() if computed(key, {name: value}) != data[key])
+        name = next(each, next(iter(others)))
+        text = f"{json.dumps(others[name])}: {key} of {settings.path} says what each layer is; give it too"
+        entries = ",".join(map(str, _computed(written, changed, key) or ()))
+        cure = quote(f"model.config.{key}=[{entries}]") if entries else ""
+        raise RequestError((Problem(f"model.config.{name}", text, cure),))
+
+
+def _changes(settings: HuggingFace) -> dict[str, Any]:
+    return {key: value for key, value in settings.config.items() if key not in KERNELS}
+
+
+def _written(settings: HuggingFace) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """Return the config of the folder, and the file that it is read from. Raises ``RequestError``."""
     from transformers import AutoConfig
 
     here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    changes = settings.config
     with _refused_fields(settings):
-        written = AutoConfig.from_pretrained(settings.path, **here)
+        written: PreTrainedConfig = AutoConfig.from_pretrained(settings.path, **here)
+        data, _ = type(written).get_config_dict(settings.path, **here)
+    return written, data
+
+
+def _read(written: PreTrainedConfig, data: Mapping[str, Any], **kernels: Any) -> PreTrainedConfig:
+    """Return the config of the class of ``written`` that transformers reads from ``data``."""
+    return type(written).from_dict(deepcopy(dict(data)), **kernels)  # it changes what it is given
+
+
+def _changed(
+    settings: HuggingFace,
+    written: PreTrainedConfig,
+    data: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    above: str = "",
+) -> dict[str, Any]:
+    """Return ``data``, which is a ``config.json`` and reads as ``written``, with ``changes``.
+
+    Raises ``RequestError``. ``above`` names the part of the file that ``data`` is, with a dot at its end.
+    """
+    from transformers import PreTrainedConfig
+
     rope = [key for key in (ROPE, *OLD_ROPE) if key in changes and hasattr(written, ROPE)]
-    if rope:
-        new = _rope_parameters(settings, getattr(written, ROPE) or {})
-        changes = {key: value for key, value in changes.items() if key not in rope} | {ROPE: new}
-    for key in changes:
-        if not hasattr(written, key) and key not in KERNELS:
-            known = [*written.to_dict(), *KERNELS]
+    for key in changes.keys() - {*rope} - data.keys():
+        if not _settable(written, key):
+            known = [*written.to_dict(), *(() if above else KERNELS)]
             text = f"{type(written).__name__} of {settings.path} has no such key"
             text += did_you_mean(nearest(key, known))
-            raise RequestError((Problem(f"model.config.{key}", text),))
-    with _refused_fields(settings):
-        config = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | changes))
+            raise RequestError((Problem(f"model.config.{above}{key}", text),))
     if rope:
-        try:
-            config.standardize_rope_params()
-            config.validate_rope()
-        except (KeyError, ValueError, TypeError) as error:
-            text = f"{json.dumps(changes[ROPE])}: {error.args[0] if error.args else error}"
-            raise RequestError((Problem(f"model.config.{rope[0]}", text),)) from error
-    _fit_lists(settings, written, config)
-    return config
+        new = _rope_parameters(settings, getattr(written, ROPE) or {}, changes, above)
+        changes = {k: v for k, v in changes.items() if k not in (ROPE, "rope_scaling")} | {ROPE: new}
+        data = {key: value for key, value in data.items() if key not in OLD_ROPE}
+
+    # a key has several names; the file must have it under one
+    out, names = dict(data), written.attribute_map
+    for key, value in changes.items():
+        own = names.get(key, key)
+        for name in (own, *(name for name, mapped in names.items() if mapped == own)):
+            out.pop(name, None)
+        part = getattr(written, own, None)
+        if isinstance(part, PreTrainedConfig) and isinstance(value, Mapping):
+            value = _changed(settings, part, data.get(own) or {}, value, f"{above}{own}.")
+        out[own] = value
+    if "num_labels" in changes:  # labels by name would decide
+        out = {
+            key: value for key, value in out.items() if key not in ("id2label", "label2id") or key in changes
+        }
+    return _fit_lists(settings, written, data, out, changes, above)
+
+
+def _settable(written: PreTrainedConfig, key: str) -> bool:
+    """Whether ``key`` is a value of the config that its file can have: no method, nothing computed."""
+    mine = getattr(type(written), key, None)
+    computed = isinstance(mine, property) and mine.fset is None
+    return hasattr(written, key) and not callable(mine) and not computed
 
 
 @contextmanager
@@ -192,11 +300,13 @@ def _refused_fields(settings: HuggingFace) -> Iterator[None]:
         yield
     except Exception as error:
         # the class of huggingface_hub, which is no dependency of ours
-        if not any(kind.__name__ == "StrictDataclassError" for kind in type(error).__mro__):
+        checked = any(kind.__name__ == "StrictDataclassError" for kind in type(error).__mro__)
+        if not checked and not settings.config:
             raise
         field = re.search(r"for field '(\w+)'", str(error))
-        reason = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
-        reason = re.sub(r"^\w+Error: ", "", reason)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[-1] if lines and checked else f"{type(error).__name__}: {' '.join(lines)}"
+        reason = re.sub(r"^\w+Error: ", "", reason) if checked else reason
         named = field[1] if field else next(iter(settings.config)) if len(settings.config) == 1 else ""
         if named in settings.config:
             text = f"{json.dumps(settings.config[named])}: {settings.path} cannot be built: {reason}"
@@ -205,24 +315,28 @@ def _refused_fields(settings: HuggingFace) -> Iterator[None]:
         raise RequestError((Problem(key, f"{settings.path}: cannot be built: {reason}"),)) from error
 
 
-def _rope_parameters(settings: HuggingFace, written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the folder's ``rope_parameters`` (``written``) with the changes of ``settings``.
+def _rope_parameters(
+    settings: HuggingFace, written: Mapping[str, Any], changes: Mapping[str, Any], above: str
+) -> dict[str, Any]:
+    """Return the folder's ``rope_parameters`` (``written``) with those of ``changes``.
 
-    ``rope_theta`` and ``rope_scaling`` are their names before transformers 5. Raises ``RequestError``.
+    ``OLD_ROPE`` are the names of its parts before transformers 5. Raises ``RequestError``.
     """
-    changes = {key: settings.config[key] for key in (ROPE, *OLD_ROPE) if key in settings.config}
+    changes = {key: changes[key] for key in (ROPE, *OLD_ROPE) if key in changes}
     if any(isinstance(value, Mapping) for value in written.values()):
         change = changes.get(ROPE)
         if len(changes) > 1 or not isinstance(change, Mapping) or not change.keys() <= written.keys():
             text = f"{settings.path} has {ROPE} for each kind of layer, {json.dumps(dict(written))}"
-            key = f"model.config.{next(iter(changes))}"
-            raise RequestError((Problem(key, f"{text}: change them by kind in model.config.{ROPE}"),))
-        kinds = {kind: _changed_rope(f"{ROPE}.{kind}", written[kind] or {}, c) for kind, c in change.items()}
+            key = f"model.config.{above}{next(iter(changes))}"
+            raise RequestError((Problem(key, f"{text}: change them by kind in model.config.{above}{ROPE}"),))
+        kinds = {
+            kind: _changed_rope(f"{above}{ROPE}.{kind}", written[kind] or {}, c) for kind, c in change.items()
+        }
         return dict(written) | kinds
 
     out = dict(written)
     for key, value in changes.items():
-        out = _changed_rope(key, out, {key: value} if key == "rope_theta" else value)
+        out = _changed_rope(f"{above}{key}", out, {key: value} if key in INTO_ROPE else value)
     return out
 
 
@@ -240,7 +354,7 @@ def _changed_rope(key: str, written: Mapping[str, Any], change: Any) -> dict[str
     new = {"rope_type": "default"} if change is None else dict(change)
     if "type" in new:
         new = {"rope_type": new.pop("type")} | new
-    base = {name: written[name] for name in ("rope_theta", "partial_rotary_factor") if name in written}
+    base = {name: written[name] for name in INTO_ROPE if name in written}
     out: dict[str, Any] = (base if "rope_type" in new else dict(written)) | new
 
     known = ("default", *ROPE_INIT_FUNCTIONS)
@@ -254,33 +368,67 @@ def _changed_rope(key: str, written: Mapping[str, Any], change: Any) -> dict[str
     return out
 
 
-def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, config: PreTrainedConfig) -> None:
-    """Cut lists with an entry per layer to the number of layers that remain. Raises ``RequestError``.
+def _fit_lists(
+    settings: HuggingFace,
+    written: PreTrainedConfig,
+    data: Mapping[str, Any],
+    changed: dict[str, Any],
+    changes: Mapping[str, Any],
+    above: str,
+) -> dict[str, Any]:
+    """Return ``changed`` with lists of an entry per layer cut to its number of layers.
 
     A model with fewer layers reads the first entries. transformers cannot open a folder that has more entries
-    than layers, so a list in ``settings`` must have one entry per layer.
+    than layers, so a list in ``changes`` must have one entry per layer. Raises ``RequestError``.
     """
-    was, now = (getattr(c, LAYERS, None) for c in (written, config))
+    layers = written.attribute_map.get(LAYERS, LAYERS)
+    was = getattr(written, LAYERS, None)
+    now = changed.get(layers, was)
     if not isinstance(was, int) or not isinstance(now, int):
-        return
-    for key, value in list(vars(config).items()):
-        theirs = vars(written).get(key)
-        if not isinstance(value, list) or not isinstance(theirs, list) or len(theirs) != was:
+        return changed
+    out = dict(changed)
+    for key in _by_layer(written, data, was):
+        value = changed.get(key)
+        if not isinstance(value, list):
             continue
-        if key == "architectures" or key.endswith(("_token_id", "_token_ids")):  # same length by chance
-            continue
-        if key in settings.config and len(value) != now:
+        if key in changes and len(value) != now:
             text = f"it lists {len(value)} values, and the model has {now} layers; give one for each layer"
-            raise RequestError((Problem(f"model.config.{key}", text),))
-        if key in settings.config or was == now:
+            raise RequestError((Problem(f"model.config.{above}{key}", text),))
+        if key in changes:
             continue
         if now > was:
             text = (
                 f"{now}: {key} of {settings.path} has {was} entries, one for each layer; "
-                f"set model.config.{key} with {now} entries too"
+                f"set model.config.{above}{key} with {now} entries too"
             )
-            raise RequestError((Problem(f"model.config.{LAYERS}", text),))
-        setattr(config, key, value[:now])
+            raise RequestError((Problem(f"model.config.{above}{LAYERS}", text),))
+        out[key] = value[:now]
+    return out
+
+
+def _by_layer(written: PreTrainedConfig, data: Mapping[str, Any], layers: int) -> list[str]:
+    """Return the keys of ``data`` that list an entry for each of the ``layers`` layers.
+
+    A list of numbers does if the class of the config makes one for each layer where there is none: others are
+    the indices of some layers, or have that length by chance.
+    """
+    found = [key for key, value in data.items() if isinstance(value, list) and len(value) == layers]
+    found = [key for key in found if key != "architectures" and not key.endswith(("_token_id", "_token_ids"))]
+    numbers = [key for key in found if not all(isinstance(value, str) for value in data[key])]
+    if not numbers:
+        return found
+    own = written.attribute_map.get(LAYERS, LAYERS)
+    without = {key: value for key, value in data.items() if key not in (*found, LAYERS)}
+    try:
+        more, fewer = (_read(written, without | {own: n}) for n in (layers + 1, layers))
+    except Exception:  # any error of the class of a stranger's config: it makes none
+        return [key for key in found if key not in numbers]
+    lengths = {key: [_length(getattr(c, key, None)) for c in (more, fewer)] for key in numbers}
+    return [key for key in found if key not in numbers or lengths[key] == [layers + 1, layers]]
+
+
+def _length(value: Any) -> int | None:
+    return len(value) if isinstance(value, list) else None
 
 
 def config_text(settings: HuggingFace, dtype: str) -> str:
@@ -299,9 +447,23 @@ def _live(settings: HuggingFace, dtype: str) -> PreTrainedConfig:
     config: PreTrainedConfig = model.config
     config.architectures = [type(model).__name__]
     config.dtype = dtype
-    if settings.task == "causal_lm":
-        config.use_cache = getattr(config_of(settings), "use_cache", True)
+    for part, as_read in zip(_decoders(config), _decoders(config_of(settings)), strict=True):
+        if hasattr(as_read, CACHE):
+            setattr(part, CACHE, getattr(as_read, CACHE))
     return config
+
+
+def _decoders(config: PreTrainedConfig) -> tuple[PreTrainedConfig, ...]:
+    """Return the config of the model, and of its decoder if that has one of its own."""
+    decoder = config.get_text_config(decoder=True)
+    return (config,) if decoder is config else (config, decoder)
+
+
+def _set_caches(config: PreTrainedConfig, value: bool) -> None:
+    """Set whether a forward keeps keys and values, which only generation uses."""
+    for part in _decoders(config):
+        if hasattr(part, CACHE):
+            setattr(part, CACHE, value)
 
 
 def unlike_settings(settings: HuggingFace, folder: str) -> list[str]:
@@ -339,8 +501,7 @@ def opened(settings: HuggingFace, folder: str, dtype: torch.dtype) -> tuple[Any,
     finally:
         if bars:
             transformers.utils.logging.enable_progress_bar()
-    if settings.task == "causal_lm":
-        model.config.use_cache = False
+    _set_caches(model.config, False)
     cls: type[nn.Module] = type(model)
     model.__class__ = _logits_only(cls, of_task.takes)  # type: ignore[arg-type]  # nn.Module has a __hash__
     unlike = [
@@ -383,6 +544,6 @@ def tp_plan(settings: HuggingFace) -> dict[str, str]:
 
 def heads(settings: HuggingFace) -> tuple[int, ...]:
     """Return the number of query heads, and the number of key and value heads if the config has it."""
-    config = config_of(settings)
+    config = config_of(settings).get_text_config(decoder=True)
     counts = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     return tuple(n for n in counts if n)

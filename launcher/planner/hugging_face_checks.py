@@ -60,6 +60,7 @@ MOST = 10_000
 _COUNT = re.compile(r"(num|n)_\w*(blocks?|experts)|\w*layers?|depth")
 LISTED = ("id2label", "label2id", "vocab")
 ROUTED = "output_router_logits"
+TEXT = "text_config"
 UNSAID = ("LABEL_0", "LABEL_1")
 """The labels of a config that lists none."""
 
@@ -128,13 +129,15 @@ def _config(
         return
     if documents is not None:
         yield from _mixed(data | model.config, documents)
-    if (data | model.config).get(ROUTED):
+    decoder = _decoder(data, model.config)
+    if decoder.get(ROUTED):
         text = "true: its forward would return them beside the logits, and no loss of routers is trained"
-        yield Problem(f"model.config.{ROUTED}", text, f"model.config.{ROUTED}=false")
+        key = ROUTED if (data | model.config).get(ROUTED) else f"{TEXT}.{ROUTED}"
+        yield Problem(f"model.config.{key}", text, f"model.config.{key}=false")
     if (data | model.config).get(QUANTISED):
         text = "the weights of this config are quantised, but a model is trained and exported as it is built"
         yield Problem(f"model.config.{QUANTISED}", text, f"model.config.{QUANTISED}=null")
-    rows = (data | model.config).get("vocab_size")
+    rows = decoder.get("vocab_size")
     if tokens is not None and isinstance(rows, int) and rows < tokens:
         text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"
         yield Problem(KEY, f"{text}: read them with the tokenizer of this model")
@@ -142,6 +145,13 @@ def _config(
     if model.task == "image_classification" and classes is not None and labels < classes:
         text = f"{path}: {labels} labels are too few for the {classes} classes of the data"
         yield Problem(KEY, text, f"model.config.num_labels={classes}")
+
+
+def _decoder(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that describe the decoder; a model that also sees has them in ``text_config``."""
+    parts = [part.get(TEXT) for part in (data, changes)]
+    inner = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
+    return {**data, **inner, **changes}
 
 
 def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -18,7 +18,7 @@ def untrained_losses(job: Job) -> list[Note]:
         return []
     from launcher.models.hugging_face import config_of
 
-    config = config_of(job.model)
+    config = config_of(job.model).get_text_config(decoder=True)
     named = [(key, getattr(config, key, None)) for key in ROUTER_LOSSES]
     losses = [f"{key} {value}" for key, value in named if isinstance(value, int | float) and value]
     text = f"{', '.join(losses)} of its config has no effect: no loss of routers is trained"

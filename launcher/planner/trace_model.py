@@ -79,6 +79,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     from launcher.parallel.deferred_init.constructor import build_in_memory, record
     from launcher.parallel.dispatch.modes import default_dtype
     from launcher.parallel.model_state.hooks import hooked_for_all
+    from launcher.parallel.model_state.references import held_ties
     from launcher.parallel.trace import model_facts
     from launcher.parallel.trace.rank_reads import world_reads
 
@@ -108,6 +109,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
         computed=tape.computed,
         for_all=tuple(for_all),
         world=tuple(world),
+        held=held_ties(model),
     )
     known = replace(known, traits=traits)
     refuse((*model_refusals.unfit(known), *misnamed(known, job.launch.device)))

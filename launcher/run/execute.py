@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.store import latest, step_folder
+from launcher.checkpoint.tensorfile.watched_folder import identity, still_there, watched
 from launcher.console import gone, say
 from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
@@ -24,7 +25,7 @@ from launcher.plan.verbs import starts, verb
 from launcher.run import resume, status
 from launcher.run.launch import Start
 from launcher.run.page_and_loggers import Viewers, viewers
-from launcher.runtime import gc_thresholds, run_folder
+from launcher.runtime import gc_thresholds
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile
 from launcher.runtime.signals import check
@@ -84,18 +85,19 @@ def run_phases(run: Run, remaining: Sequence[Phase], record: status.RunStatus) -
     patient = run.job.checkpoint.on_error == "continue"
 
     with (
+        watched(run.folder),
         Metrics(path, first, table, patient) as metrics,
         progress(run.job.logger.progress) as bar,
         viewers(run.folder, run.job, record.overrides, read(path)) as shown,
     ):
-        began = run_folder.identity(run.folder)
+        began = identity(run.folder)
         hear: Hear = partial(_hear, run.folder, began, bar, metrics, shown)
         if run.plan.drill is not None:
             hear = drill_report.watching(run.folder, run.plan.drill, hear)
         for phase in remaining:
             check()
             results = do(run, phase, record.results, hear)
-            run_folder.still_there(run.folder, began)
+            still_there(run.folder, began)
             record.add(phase.steps, results)
     if shown.page is not None and (line := shown.page.loss()):
         say(line)
@@ -131,7 +133,7 @@ def _hear(
     news: object,
 ) -> None:
     assert isinstance(news, dict)
-    run_folder.still_there(run, began)
+    still_there(run, began)
     try:
         bar.feed(news)
     except BrokenPipeError:

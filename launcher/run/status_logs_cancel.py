@@ -18,7 +18,7 @@ from launcher.run import slurm, slurm_files
 from launcher.run.submit_to_cluster import JOB, SKY
 from launcher.runtime import console_log, run_folder
 from launcher.runtime.run_folder import at_work
-from launcher.untrusted.files import LINK, RefusedFile, brief, opened, parsed, read_json, stands
+from launcher.untrusted.files import LINK, RefusedFile, brief, irregular, opened, parsed, read_json, stands
 
 FIGURES = ("loss", "step", "steps", "step_ms", "tokens_per_s")
 LAST = 1 << 20
@@ -105,7 +105,13 @@ def progress(run: Path) -> Iterator[str]:
     if state == "running" and here and at_work(run, patience_s=0) is None:
         state = "killed: the same command and run_dir resume it"
     yield state + (f": {status['error']}" if "error" in status else "")
-    row = _last_row(run / "metrics.jsonl")
+    if kind := irregular(run / run_folder.NEXT_STATUS):
+        yield f"the next start is refused: {run / run_folder.NEXT_STATUS}: {kind}"
+    try:
+        row = _last_row(run / "metrics.jsonl")
+    except OSError as error:
+        yield f"its progress cannot be read: {error_text(error)}"
+        return
     if row is not None:
         speed = "".join(scaled(row["tokens_per_s"])) + " tokens/s, " if "tokens_per_s" in row else ""
         took = seconds_text(row.get("step_ms", 0.0) / 1e3)
@@ -242,10 +248,10 @@ def _slurm_state(number: str) -> str:
 
 
 def _last_row(path: Path) -> dict[str, Any] | None:
-    """The last complete row of a step."""
+    """The last complete row of a step. Raises ``OSError`` for a file that exists and cannot be read."""
     try:
         _, text = _end(path.parent, path)
-    except OSError:
+    except FileNotFoundError:
         return None
     for line in reversed(text[: text.rfind(b"\n") + 1].splitlines()):
         try:

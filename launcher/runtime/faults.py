@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from launcher.checkpoint.tensorfile.disk import unwritten, write_text
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.errors import INTERRUPTED, REQUEUE, RunError
 from launcher.runtime.cluster import flight_recorder
 from launcher.untrusted.files import open_below
@@ -307,12 +308,12 @@ def write(fault: Fault, folder: Path) -> None:
     text = f"{fault.traceback or fault.headline}\n"
     fields = json.dumps(asdict(fault), indent=2) + "\n"
     with _if_possible(log):
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(log.parent)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with open(open_below(folder, log.relative_to(folder), flags), "a", encoding="utf-8") as file:
             file.write(text)
     with _if_possible(error):
-        error.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(error.parent)
         write_text(error, fields)
 
 

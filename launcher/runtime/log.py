@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from launcher.checkpoint.tensorfile.disk import BROKEN, FULL
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.runtime.console_log import record_until_exit
 from launcher.runtime.faults import log_file
 from launcher.runtime.stdio import lossy
@@ -77,7 +78,7 @@ def configure(rank: int, folder: Path | None, console: logging.Handler | None = 
         _install(handlers or [_handler(logging.StreamHandler(), f"rank {rank}: %(message)s")])
         return
     path = log_file(folder, rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if rank:
         _redirect(path)
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.checkpoint.tensorfile.disk import FULL, Unwritten, named_errors, parsed, read_bytes
-from launcher.errors import Problem, RequestError, RunError
+from launcher.errors import Problem, RequestError
 from launcher.untrusted.files import (
     LINK,
     LONGEST_TEXT,
@@ -212,24 +212,6 @@ def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     return {"version": 2, **json.loads(json.dumps(fields)), "digest": digest}
-
-
-def identity(run: Path) -> tuple[int, int] | None:
-    """The device and inode of a folder, which identify it while it exists; ``None`` if it does not exist."""
-    try:
-        about = os.stat(run)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return about.st_dev, about.st_ino
-
-
-def still_there(run: Path, began: tuple[int, int] | None) -> None:
-    """Raises ``RunError`` if the folder of the running run has been deleted or moved.
-
-    ``began``: its ``identity`` when the run began; ranks may have created another folder at its path since.
-    """
-    if not run.is_dir() or identity(run) != began:
-        raise RunError(f"{run}: the run folder was deleted or moved during the run")
 
 
 def _made(path: Path) -> bool:

@@ -321,7 +321,7 @@ def _validate(live: Session, judge: Judge | None, full_micro_batches: bool) -> N
 
 def _again(live: Session, s: Setup) -> Session:
     """Saves, and loads the checkpoint into a new model of the same layout."""
-    saved, factor = save.save(live, None), live.scaling.factor
+    saved, factor = save.save_unchecked(live, None), live.scaling.factor
     del live
     new = _live(s)
     new.scaling.factor = factor

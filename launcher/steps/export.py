@@ -40,6 +40,7 @@ from launcher.checkpoint.layout.strategy import Entry, Strategy, match, single
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint, read_rank
 from launcher.checkpoint.store import check_apart
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.checkpoint.transform import Report
 from launcher.errors import Problem, RunError
 from launcher.job.schema.data import Chat, Text
@@ -251,7 +252,7 @@ def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
 def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
     """Writes the export; returns the loss of what was written, if it is checked."""
     requested, step, path = step, settled(step, run.job), export_folder(run)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     figures: dict[str, float] = {}
     lines: list[str] = []
 

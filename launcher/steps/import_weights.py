@@ -15,6 +15,7 @@ from launcher.checkpoint.full_tensors import FullTensors, RenamedTensors
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.store import latest, point, step_folder
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.data.cifar10_fallback import with_data_read
 from launcher.errors import Problem, RequestError, error_text
 from launcher.job.schema.steps import Import
@@ -76,7 +77,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
         raise RequestError(tuple(wrong))
 
     # The incoming tensors under our names; without ``strict``, those that the model lacks are left out.
-    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    make_folder(run.checkpoints)
     target = of_plan(run.plan)
     strategy = Path(step.strategy) if step.strategy else None
     incoming = read_incoming(Path(step.src), to_ours(step.names), strategy=strategy, strict=step.strict)

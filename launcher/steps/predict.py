@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.errors import Problem, RunError, error_text
 from launcher.job.schema.job import Job
 from launcher.job.schema.paths import place
@@ -56,7 +57,7 @@ def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
     to = Path(place(step.to, str(session.folder)))
     folder = to.with_name(f"{to.name}.parts")
     if session.world.rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     dist.barrier()
 
     # every rank computes, some write

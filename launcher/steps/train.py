@@ -15,6 +15,7 @@ from launcher.optim.schedule import factors
 from launcher.runtime.training import loop
 from launcher.runtime.training.monitored_metrics import Watched
 from launcher.runtime.training.profiler import FOLDER, ProfileWindow
+from launcher.runtime.training.replicas import check_replicas
 from launcher.runtime.training.session import Session
 
 
@@ -23,6 +24,7 @@ def run_on_ranks(step: Train, session: Session, job: Job) -> str:
     training = replace(loop_settings(session, job), until=_until(step, job, session.plan.sizes.steps))
     with torch.autograd.set_detect_anomaly(job.debug.anomaly):
         loop.train(session, training)
+    check_replicas(session)
     return ""
 
 

@@ -240,7 +240,7 @@ REFUSED = {
     ),
     "gradients of before": (
         own("odd_nets.ReadsGrad", [6], stages=1),
-        ("model: the model's own forward reads a weight's .grad, and each rank has "
+        ("model: the model's own forward reads the .grad of a weight or buffer, and each rank has "
          "only its own part of the gradient, or none yet; compute what it needs in "
          "the forward (torch.autograd.grad), or remove the read"),
     ),

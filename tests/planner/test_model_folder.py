@@ -131,12 +131,18 @@ def test_logits_of_routers_are_refused_by_their_name(tmp_path: Path) -> None:
     assert problems(path, f"model.config={{{key}: false}}") == []
     assert problems(folder(tmp_path / "n"), f"model.config={{{key}: true}}") == told
 
+    part = folder(tmp_path / "o", {"model_type": "llama4", "text_config": {key: True}})
+    told = [f"model.config.text_config.{key}: {text} (try: model.config.text_config.{key}=false)"]
+    assert problems(part) == told
+    assert problems(part, f"model.config={{text_config: {{{key}: false}}}}") == []
+
 
 @pytest.mark.parametrize(("coefficient", "told"), [(0.1, True), (0.0, False), (None, False)])
 def test_the_plan_says_that_no_loss_of_routers_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coefficient: float | None, told: bool
 ) -> None:
-    config = SimpleNamespace(router_aux_loss_coef=coefficient)
+    of_text = SimpleNamespace(router_aux_loss_coef=coefficient)
+    config = SimpleNamespace(get_text_config=lambda decoder: of_text)
     monkeypatch.setattr("launcher.models.hugging_face.config_of", lambda settings: config)
     words = ["recipe=lm_single", "model=hf", f"model.path={folder(tmp_path / 'm')}", "model.weights=false"]
     found = [

@@ -99,3 +99,121 @@ def test_a_list_that_is_as_long_as_the_layers_by_chance_is_left_alone(tmp_path: 
     (path / "config.json").write_text(json.dumps(written | {"eos_token_id": [1, 2, 3, 4]}))
     assert config(path, num_hidden_layers=2).eos_token_id == [1, 2, 3, 4]
     assert config(path, eos_token_id=[1, 2]).eos_token_id == [1, 2]
+
+
+@pytest.mark.parametrize(("family", "without", "changes"), [
+    ("llama", ["head_dim"], {"num_attention_heads": 8}),
+    ("qwen2", ["layer_types"], {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    ("qwen2", ["layer_types"], {"num_hidden_layers": 6}),
+    ("gpt2", [], {"num_hidden_layers": 2, "hidden_size": 64}),
+    ("gpt_neox", ["rope_parameters"], {"rotary_pct": 0.5, "rotary_emb_base": 100}),
+    ("gemma3_text", ["layer_types"], {"sliding_window_pattern": 2}),
+], ids=str)  # fmt: skip
+def test_a_change_means_the_config_that_has_it_with_all_that_its_class_computes(
+    family: str, without: list[str], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    from transformers import AutoConfig
+
+    ours, theirs = described(family, tmp_path / "ours"), described(family, tmp_path / "theirs")
+    old = {"rotary_pct": 0.25, "rotary_emb_base": 10000, "sliding_window_pattern": 4}  # keys of earlier versions
+    written = {k: v for k, v in json.loads((ours / "config.json").read_text()).items() if k not in without}
+    written |= {k: v for k, v in old.items() if k in changes}
+    (ours / "config.json").write_text(json.dumps(written))
+    names = AutoConfig.from_pretrained(ours).attribute_map
+    (theirs / "config.json").write_text(json.dumps(written | {names.get(k, k): v for k, v in changes.items()}))
+    assert saved(config(ours, **changes)) == saved(AutoConfig.from_pretrained(theirs))
+
+
+def saved(config: Any) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    return {key: value for key, value in data.items() if key not in ("_name_or_path", "experts_implementation")}
+
+
+def test_what_the_file_says_itself_stays_and_is_named(tmp_path: Path) -> None:
+    from launcher.models.hugging_face import stale
+
+    def found(family: str, **changes: Any) -> list[tuple[str, Any, Any]]:
+        return stale(HuggingFace(name="hf", path=str(described(family, tmp_path / family)), config=changes))
+
+    assert found("llama", num_attention_heads=8) == [("head_dim", 8, 4)]
+    assert found("llama", num_hidden_layers=2, vocab_size=100, rope_theta=7.0) == []
+    assert found("gemma2", num_hidden_layers=2) == []
+
+
+@pytest.mark.parametrize(("family", "changes", "name", "cure"), [
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 3, "num_hidden_layers": 4},
+     "use_sliding_window: true: layer_types",
+     "layer_types=[full_attention,full_attention,full_attention,sliding_attention]"),
+    ("smollm3", {"no_rope_layer_interval": 2, "num_hidden_layers": 3}, "no_rope_layer_interval: 2: no_rope_layers",
+     "no_rope_layers=[1,0,1]"),
+], ids=["qwen2", "smollm3"])  # fmt: skip
+def test_a_change_that_a_list_of_layers_leaves_without_effect_is_refused(
+    family: str, changes: dict[str, Any], name: str, cure: str, tmp_path: Path
+) -> None:
+    from transformers import AutoConfig
+
+    windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 4} if family == "qwen2" else {}
+    AutoConfig.for_model(family, num_hidden_layers=4, **windows).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps(json.loads((tmp_path / "config.json").read_text()) | dict.fromkeys([*windows][:1], False))
+    )
+    text = f"model.config.{name} of {tmp_path} says what each layer is; give it too"
+    assert refusal(tmp_path, **changes) == f"{text} (try: 'model.config.{cure}')"
+    key, _, values = cure.partition("=")
+    entries = [int(v) if v.isdigit() else v for v in values.strip("[]").split(",")]
+    assert getattr(config(tmp_path, **changes, **{key: entries}), key) == entries
+
+
+def test_a_list_of_layers_by_number_is_not_cut(tmp_path: Path) -> None:
+    from transformers import Qwen3MoeConfig
+
+    Qwen3MoeConfig(num_hidden_layers=4, mlp_only_layers=[3, 2, 1, 0]).save_pretrained(tmp_path)
+    assert config(tmp_path, num_hidden_layers=2).mlp_only_layers == [3, 2, 1, 0]
+
+
+def test_a_list_of_numbers_that_the_class_makes_for_each_layer_is_cut(tmp_path: Path) -> None:
+    from transformers import SmolLM3Config
+
+    SmolLM3Config(num_hidden_layers=4, no_rope_layer_interval=2).save_pretrained(tmp_path)
+    assert config(tmp_path, num_hidden_layers=3).no_rope_layers == [1, 0, 1]
+
+
+def test_a_part_of_a_config_is_changed_by_the_same_rules(tmp_path: Path) -> None:
+    from transformers import Gemma3Config
+
+    text = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    Gemma3Config(text_config=text).save_pretrained(tmp_path)
+    was, now = config(tmp_path).text_config, config(tmp_path, text_config={"num_hidden_layers": 2}).text_config
+    assert (now.num_hidden_layers, now.layer_types) == (2, was.layer_types[:2])
+    assert (now.hidden_size, now.rope_parameters) == (32, was.rope_parameters)
+    assert refusal(tmp_path, text_config={"num_hidden_layer": 2}) == (
+        f"model.config.text_config.num_hidden_layer: Gemma3TextConfig of {tmp_path} has no such key, "
+        "did you mean 'num_hidden_layers'?"
+    )
+
+
+@pytest.mark.parametrize("key", ["save_pretrained", "to_dict"])
+def test_a_method_is_no_setting(key: str, tmp_path: Path) -> None:
+    path = described("llama", tmp_path)
+    assert refusal(path, **{key: 3}).startswith(f"model.config.{key}: LlamaConfig of {path} has no such key")
+
+
+def test_the_config_of_a_model_that_also_sees_is_written_as_it_was_read(tmp_path: Path) -> None:
+    from transformers import Gemma3Config
+
+    from launcher.models.hugging_face import config_text, from_folder, unlike_settings
+
+    text = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
+    seen = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    Gemma3Config(text_config=text, vision_config=seen).save_pretrained(tmp_path)
+    settings = HuggingFace(name="hf", path=str(tmp_path), weights=False)
+    assert not from_folder(settings).config.text_config.use_cache
+    (tmp_path / "config.json").write_text(config_text(settings, "float32"))
+    assert config(tmp_path).text_config.use_cache
+    assert unlike_settings(settings, str(tmp_path)) == []

@@ -138,14 +138,20 @@ def test_a_base_in_half_precision_is_certified_and_goes_on_in_another_layout(hal
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
-def test_a_base_in_half_precision_is_exported_in_whole_sums(half: Path, tmp_path: Path) -> None:
+def test_a_base_in_half_precision_is_exported_as_its_folder_is_or_in_whole_sums(half: Path, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    words = ("train.precision=bf16",)
-    at = trained(half, tmp_path / "merged", "merged", *words) / "hf"
-    assert {t.dtype for t in load_file(at / "model.safetensors").values()} == {torch.float32}
-    merged = AutoModelForCausalLM.from_pretrained(at)
+    run, words = tmp_path / "merged", ("train.precision=bf16",)
+    rounded = load_file(trained(half, run, "merged", *words) / "hf/model.safetensors")
+    exact = ("steps=[export]", "steps.export.dtype=fp32", f"steps.export.path={tmp_path}/wide")
+    assert main(typed(half, run, *words, *exact)) == 0
+    sums = load_file(tmp_path / "wide/model.safetensors")
+    assert {t.dtype for t in rounded.values()} == {torch.bfloat16}
+    assert {t.dtype for t in sums.values()} == {torch.float32}
+    assert all(torch.equal(rounded[name], t.bfloat16()) for name, t in sums.items())
+
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "wide")
     base = AutoModelForCausalLM.from_pretrained(half, dtype=torch.float32)
     beside = PeftModel.from_pretrained(base, trained(half, tmp_path / "beside", "separate", *words) / "adapter")
     torch.testing.assert_close(logits(merged), logits(beside), rtol=0, atol=1e-6)

@@ -11,10 +11,12 @@ from safetensors.numpy import save_file
 
 from launcher.__main__ import main
 from launcher.checkpoint.foreign import read
+from launcher.checkpoint.foreign.names import attempted
 from launcher.errors import Problem
 from launcher.job import overrides
 from launcher.job.cures.validation_errors import counted, shown
 from launcher.plan.settings import transformer_opt
+from launcher.plan.values.tensor_spec import TensorSpec
 
 MANY = 2_000
 
@@ -107,11 +109,37 @@ def test_a_long_list_is_shown_by_its_start_without_writing_all_of_it(monkeypatch
 def test_the_head_of_a_file_is_read_once_and_again_when_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, calls, foreign = tmp_path / "a.safetensors", [], read.foreign
-    monkeypatch.setattr(read, "foreign", lambda *args, **kwargs: (calls.append(args), foreign(*args, **kwargs))[1])
+    path, calls, read_hf = tmp_path / "a.safetensors", [], read.read_hf
+    monkeypatch.setattr(read, "read_hf", lambda *args: (calls.append(args), read_hf(*args))[1])
     save_file({"a": np.zeros(2, np.float32)}, path)
     assert [*read.outline(path)] == [*read.outline(path)] == ["a"]
     assert len(calls) == 1
     save_file({"b": np.zeros(3, np.float32)}, path)
     assert [*read.outline(path)] == ["b"]
     assert len(calls) == 2
+
+
+def test_the_head_of_a_file_is_read_without_its_tensors_and_without_a_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 200,000 names each of the two takes as long as the header itself."""
+    path = tmp_path / "a.safetensors"
+    save_file({"a": np.zeros(2, np.float32), "b": np.zeros((2, 3), np.int8)}, path)
+    for name in ("foreign", "Strategy"):
+        monkeypatch.setattr(read, name, None)
+    monkeypatch.setattr("launcher.checkpoint.foreign.hugging_face.blob_at", None)
+    specs = {"a": TensorSpec((2,), "float32"), "b": TensorSpec((2, 3), "int8")}
+    assert read.outline(path) == specs
+    assert read.outline(path) == foreign_specs(path, monkeypatch)
+
+
+def foreign_specs(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, TensorSpec]:
+    monkeypatch.undo()
+    return dict(read.foreign(path).read_full().specs)
+
+
+def test_names_without_a_table_stay_as_the_empty_row_leaves_them() -> None:
+    names = ["a.b", "", "c\nd", "e"]
+    for old in ((), names, names[:1]):
+        plain, row = attempted(old, None), attempted(old, {"": ""})
+        assert (plain, plain.rows) == (row, row.rows)

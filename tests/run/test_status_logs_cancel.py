@@ -281,7 +281,22 @@ def test_a_folder_that_somebody_made_is_answered_at_once(
             (run_folder / name).write_text('[]\n{"loss": "a", "step": 1}\n{"loss": 1, "step": [2]}\n1\n')
     code, said = answer(["status", str(run_folder)], capsys)
     assert code == (2 if name == "status.json" else 0)
-    assert said == f"{run_folder}: done\n" if name == "metrics.jsonl" else "Traceback" not in said
+    if name == "status.json":
+        assert "Traceback" not in said
+        return
+    reasons = {
+        "pipe": "a named pipe, not a regular file", "folder": "Is a directory",
+        "device": "a link, which is not followed: its target may belong to someone else; remove it",
+    }  # fmt: skip
+    why = f"its progress cannot be read: {run_folder / name}: {reasons[what]}\n" if what in reasons else ""
+    assert said == f"{run_folder}: done\n{why}"
+
+
+def test_a_pipe_in_the_place_of_the_next_status_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(tmp_path, status="done")
+    os.mkfifo(tmp_path / ".status.json")
+    why = f"the next start is refused: {tmp_path}/.status.json: a named pipe, not a regular file\n"
+    assert answer(["status", str(tmp_path)], capsys) == (0, f"{tmp_path}: done\n{why}")
 
 
 def test_a_loss_that_is_no_number_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.checkpoint import store
+from launcher.checkpoint.tensorfile.watched_folder import identity, still_there
 from launcher.errors import RequestError, RunError
 from launcher.runtime import run_folder
 from launcher.runtime.log import LogFile
@@ -128,9 +129,9 @@ def test_a_command_says_so_in_a_line(run, precious, capsys, name):
 
 
 def test_a_folder_that_was_renamed_is_not_the_one_that_took_its_place(run):
-    began = run_folder.identity(run)
-    run_folder.still_there(run, began)
+    began = identity(run)
+    still_there(run, began)
     run.rename(run.parent / "moved")
     run.mkdir()
     with pytest.raises(RunError, match="was deleted or moved during the run"):
-        run_folder.still_there(run, began)
+        still_there(run, began)

@@ -70,8 +70,12 @@ def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -
 
 def attempted(names: Iterable[str], table: Table | None) -> Renamed:
     """Renames as ``renamed`` does, but raises only for a bad table: the caller checks the result."""
-    rows = {"": ""} if table is None else table
-    patterns = {key: _pattern(key) for key in rows}
+    if table is None:
+        kept = {name: name for name in names}
+        unnamed = ("",) if kept.pop("", None) is not None else ()
+        return Renamed(kept, (), unnamed, dict.fromkeys(kept, ""))
+
+    patterns = {key: _pattern(key) for key in table}
 
     out: dict[str, str] = {}
     dropped: list[str] = []
@@ -83,7 +87,7 @@ def attempted(names: Iterable[str], table: Table | None) -> Renamed:
             unmatched.append(name)
             continue
         decided[name] = key
-        value = rows[key]
+        value = table[key]
         if value is None:
             dropped.append(name)
         else:

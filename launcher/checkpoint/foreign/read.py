@@ -114,6 +114,8 @@ def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
 
 @lru_cache(maxsize=2)
 def _outline(path: Path, strategy: Path | None, files: tuple[FileState, ...]) -> Mapping[str, TensorSpec]:
+    if strategy is None and form_of(path) == "hf":
+        return read_hf(path).specs  # ``foreign`` would also make a layout, and map the files
     return foreign(path, strategy, verify=False).read_full().specs
 
 

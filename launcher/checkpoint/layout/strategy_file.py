@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.checkpoint.layout.strategy import Entry, Strategy, row, stages
 from launcher.checkpoint.tensorfile.disk import parsed, read_bytes, write_text
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from launcher.untrusted.files import brief
@@ -37,7 +38,7 @@ def stage_file(stage: int) -> str:
 
 def dump(strategy: Strategy, folder: Path) -> tuple[Path, ...]:
     """Writes ``stage<S>.json`` for every stage; a tied tensor is in the file of each stage that holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     files = tuple(folder / stage_file(s) for s in range(strategy.stages))
     for stage, path in enumerate(files):
         entries = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}

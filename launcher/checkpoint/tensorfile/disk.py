@@ -11,12 +11,13 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any
 
+from launcher.checkpoint.tensorfile import watched_folder
 from launcher.errors import RunError
 from launcher.untrusted import files
 from launcher.untrusted.files import RefusedFile, opened
@@ -39,17 +40,18 @@ class Unwritten(OSError, RunError):
 
 
 @contextmanager
-def named_errors(path: Path, needed: int) -> Iterator[None]:
+def named_errors(path: Path, needed: int, present: int = 0) -> Iterator[None]:
     """Turns an ``OSError`` of the block into ``Unwritten`` for ``path``.
 
-    If the disk is full, the message has the bytes ``needed`` and those that are free.
+    If the disk is full, the message has the bytes ``needed`` and those that are free. ``present``: the bytes
+    that the file has already, if it is appended to; they count for the largest file that is allowed.
     """
     try:
         yield
-    except (Unwritten, RefusedFile):
+    except (Unwritten, RefusedFile, watched_folder.FolderMoved):
         raise
     except OSError as error:
-        raise _unwritten(error, path, needed) from error
+        raise _unwritten(error, path, needed, present) from error
 
 
 def unwritten(error: BaseException) -> Unwritten | None:
@@ -65,15 +67,16 @@ def unwritten(error: BaseException) -> Unwritten | None:
     return _unwritten(error, Path(error.filename), BLOCK)
 
 
-def _unwritten(error: OSError, path: Path, needed: int) -> Unwritten:
+def _unwritten(error: OSError, path: Path, needed: int, present: int = 0) -> Unwritten:
     code = error.errno or errno.EIO
-    why = _reason(code, path, needed) if code in FULL else os.strerror(code)
+    why = _reason(code, path, needed, present) if code in FULL else os.strerror(code)
     return Unwritten(code, why, os.fspath(path))
 
 
-def _reason(code: int, path: Path, needed: int) -> str:
+def _reason(code: int, path: Path, needed: int, present: int) -> str:
     room = f"{free(path)} are free"
     if code == errno.EFBIG:
+        needed += present
         room = f"{resource.getrlimit(resource.RLIMIT_FSIZE)[0]} are allowed (ulimit -f)"
     return f"{os.strerror(code)}: the file needs {needed} bytes, {room}"
 
@@ -116,6 +119,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replaces a file as ``write_text`` does."""
+    watched_folder.check(path)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         new.unlink(missing_ok=True)  # left by a killed process with the same id, or a link
@@ -137,10 +141,12 @@ def replaced(path: Path) -> Iterator[Path]:
 
     If the block raises, nothing is left. What a killed process has left under that name is replaced.
     """
+    watched_folder.check(path)
     new = hidden(path)
     clear(new)
     try:
         yield new
+        watched_folder.check(path)
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)
@@ -182,6 +188,7 @@ def publish(new: Path, final: Path, trash: Path | None = None) -> None:
     This is one atomic step if the kernel and the file system can swap two names. If not, a kill between two
     renames leaves the old folder, complete, as ``trash``; ``None``: ``NAME.trash``.
     """
+    watched_folder.check(final)
     trash = trash or _trash(final)
     swapped = os.path.lexists(final) and _swapped(new, final)
     if not swapped:
@@ -197,6 +204,7 @@ def publish(new: Path, final: Path, trash: Path | None = None) -> None:
 
 def remove(folder: Path) -> None:
     """Deletes a folder; what a crash leaves of it is named ``.trash``, never like a complete folder."""
+    watched_folder.check(folder)
     clear(_trash(folder))
     clear(folder.rename(_trash(folder)))
 
@@ -207,10 +215,18 @@ def _trash(folder: Path) -> Path:
 
 def clear(folder: Path) -> None:
     """Deletes a folder or a file; if it is a link, deletes only the link."""
+    watched_folder.check(folder)
     if folder.is_symlink() or folder.is_file():
         folder.unlink()  # the folder that a link leads to is the user's
     elif folder.exists():
         shutil.rmtree(folder)
+
+
+def discard(folder: Path) -> None:
+    """Deletes a folder that was not completed, as far as possible, and nothing where a moved run was."""
+    with suppress(watched_folder.FolderMoved):
+        watched_folder.check(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _swapped(a: Path, b: Path) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from launcher.checkpoint.tensorfile import watched_folder
 from launcher.checkpoint.tensorfile.disk import WriteBehind, named_errors, now, reserve, start
 from launcher.checkpoint.tensorfile.encryption import EncryptedFile, Encryptor, is_sealed, sealed_size
 from launcher.plan.values.dtypes import ITEMSIZE
@@ -272,6 +273,7 @@ class FileWriter:
         self._sealer: Encryptor | None = None
 
         with named_errors(path, self.size):
+            watched_folder.check(path)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             # reserve all of its disk space before the first byte is written

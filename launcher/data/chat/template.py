@@ -224,6 +224,8 @@ def _refuse(text: str) -> None:
 
 
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+SPECIAL_TOKENS = "special_tokens_map.json"
+"""Where earlier versions of transformers saved special tokens."""
 BYTES_END = 256
 SHOWN = 60
 """The number of characters of a turn that a plan shows."""
@@ -321,7 +323,7 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
     path = Path(settings.tokenizer_file)
     tokenizer = _without_truncation(text_tokenizer.load(path))
     config = _config(path)
-    special = _special(config)
+    special = _special(config | _older(path, config))
     source = _template(settings, config, _beside(path))
     template = None
     if source:
@@ -369,6 +371,12 @@ def _beside(path: Path) -> str:
 def _config(path: Path) -> dict[str, Any]:
     file = path.with_name(CONFIG)
     return _json(file) if file.is_file() else {}
+
+
+def _older(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The special tokens of a folder of earlier versions; as in transformers they win over ``config``."""
+    file = path.with_name(SPECIAL_TOKENS)
+    return _json(file) if file.is_file() and "added_tokens_decoder" not in config else {}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -17,7 +17,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from launcher.data.chat.conversation_files import BadRow, DataRow, conversation, files, read_rows
-from launcher.data.chat.template import CONFIG, TEMPLATE, ChatTokenizer, Labelled, chat_tokenizer
+from launcher.data.chat.template import (
+    CONFIG,
+    SPECIAL_TOKENS,
+    TEMPLATE,
+    ChatTokenizer,
+    Labelled,
+    chat_tokenizer,
+)
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare import lock, shards
 from launcher.data.prepare.child_processes import cores, encoders
@@ -272,7 +279,8 @@ def _folder(settings: Chat) -> Path:
     beside: list[Path] = [Path(settings.template)] if settings.template is not None else []
     if settings.tokenizer_file is not None:
         path = Path(settings.tokenizer_file)
-        beside += [path, *(p for p in (path.with_name(CONFIG), path.with_name(TEMPLATE)) if p.is_file())]
+        others = (path.with_name(name) for name in (CONFIG, TEMPLATE, SPECIAL_TOKENS))
+        beside += [path, *(other for other in others if other.is_file())]
     read += [content_digest(path) for path in beside]
     made = [VERSION, tokenizers.__version__, jinja2.__version__, options, len(val_files), read]
     assert settings.cache is not None

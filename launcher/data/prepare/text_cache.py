@@ -28,7 +28,7 @@ from launcher.data.tokens.formats import TokenWriter, mapped, token_file
 from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 
-VERSION = 1  # the version of the cached tokens
+VERSION = 2  # the version of the cached tokens
 TRAIN, VAL = "train.tokens", "val.tokens"
 FOLDER = "tokens"  # beside the runs, as a hidden folder, or inside the run's folder
 

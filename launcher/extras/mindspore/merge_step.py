@@ -8,6 +8,7 @@ from pathlib import Path
 from launcher.checkpoint.foreign.recognize_strategy import is_ours
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.store import check_outside_checkpoints
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.errors import Problem
 from launcher.extras.mindspore.merge_strategies import SUFFIX, merged_file, merging, read_stages
 from launcher.extras.mindspore.strategy_file import form_of, write_strategy
@@ -92,7 +93,7 @@ def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Ca
     strategy = merged_file(strategy_file.load(source)) if all(map(is_ours, files)) else read_stages(files)[0]
 
     def write() -> None:
-        merged.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(merged.parent)
         write_strategy(merged, strategy, form)
         assert form_of(merged.read_bytes()) == form
 

@@ -10,6 +10,7 @@ from launcher.checkpoint.foreign.recognize_strategy import is_ours
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.disk import write_text
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.extras.mindspore.from_ours import stage_files
 from launcher.extras.mindspore.strategy import MERGED, StrategyFile, StrategyForm, missing_stages
 from launcher.extras.mindspore.strategy_file import form_of, parse, write_strategy
@@ -100,7 +101,7 @@ def _merging_ours(files: list[Path], path: Path) -> Callable[[], None]:
     text = strategy_file.text(strategy, tuple(range(strategy.stages)))
 
     def write() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_text(path, text)
 
     return write
@@ -114,7 +115,7 @@ def _merging_mindspores(files: list[Path], path: Path) -> Callable[[], None]:
         )
 
     def write() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_strategy(path, merged, form)
 
     return write

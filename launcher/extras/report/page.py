@@ -14,10 +14,10 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from launcher.checkpoint.tensorfile.disk import write_text
+from launcher.checkpoint.tensorfile.watched_folder import identity
 from launcher.errors import error_text
 from launcher.extras.report.chart import chart
 from launcher.run.curve import Curve, sparkline
-from launcher.runtime.run_folder import identity
 
 REFRESH_S = 15
 """Seconds between reloads of the page while the run is running."""
@@ -224,15 +224,18 @@ class RunReport:
                 self.curves.setdefault(key, Curve()).add(step, float(value))
 
     def _write(self, status: str) -> None:
-        moved = self._began is not None and identity(self._run) not in (self._began, None)
-        if moved:  # another folder is at its path now; the run reports that itself
+        moved = self._began is not None and identity(self._run) != self._began
+        if moved:  # another folder, or none, is at its path now; the run reports that itself
             return
         try:
             write_text(self._run / REPORT_FILE, page(self._content(status)))
         except Exception as error:  # no error of the report may end a run
             if not self._failed:
-                why = error_text(error)
-                _log.warning("%s: %s; the run continues without it", self._run / REPORT_FILE, why)
+                path, why = (
+                    self._run / REPORT_FILE,
+                    error_text(error).removeprefix(f"{self._run / REPORT_FILE}: "),
+                )
+                _log.warning("%s: %s; the run continues without it", path, why)
             self._failed = True
 
     def _content(self, status: str) -> PageContent:

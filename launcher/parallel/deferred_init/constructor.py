@@ -211,7 +211,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
     try:
         with seeded(seed), _plain_device(), tape, FakeDevice(tape), _patched(tape):
             model = in_training(build)
-        _emptied(_checked(model, tape), tape)
+        _emptied(_checked(model, tape, lambda t: key(t) in tape.off), tape)
         tape.finish(model)
     except RequestError:
         raise
@@ -227,16 +227,19 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
     if tape.why:
         with seeded(seed), _plain_device():
             model = in_training(build)
-        model = _emptied(_checked(model, tape), Tape())
+        model = _emptied(_checked(model, tape, lambda t: t.is_meta), Tape())
     return model, tape
 
 
-def _checked(model: nn.Module, tape: Tape) -> nn.Module:
-    """Return ``owned(model)``; the tape keeps the facts that replacing tensors loses."""
+def _checked(model: nn.Module, tape: Tape, away: Callable[[torch.Tensor], bool]) -> nn.Module:
+    """Return ``owned(model)``; the tape keeps the facts that replacing tensors loses.
+
+    ``away``: as in ``strangers``.
+    """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     of = {key(p): name for name, p in trained if not nn.parameter.is_lazy(p)}
     shown = [(array, of[k]) for array, k in tape.shown if k in of]
-    refuse([*strangers(model), *arrays_of_parameters(model, shown)])
+    refuse([*strangers(model, away), *arrays_of_parameters(model, shown)])
     tape.computed, tape.marks = computed(model), marks(model)
     model = owned(model)
     tape.shared = overlaps(model)

@@ -118,24 +118,33 @@ def _share(part: StagePart, plan: Plan, made: dict[str, torch.Tensor]) -> None:
             part.module.get_submodule(owner)._parameters[attr] = made[placed.name]  # type: ignore[assignment]
 
 
-def _allocate(module: nn.Module, device: torch.device) -> None:
-    """Allocate real memory for every tensor.
+def _store(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Return the parameters or the buffers of a module that have the tensor ``name``, and its name there."""
+    owner, _, attr = name.rpartition(".")
+    inner = module.get_submodule(owner)
+    return inner._parameters if attr in inner._parameters else inner._buffers, attr
 
-    ``to_empty`` alone would make two of a tensor that has two names.
-    """
+
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    """Allocate real memory for every tensor, once: recurrent layers keep weak references to what has some."""
     names: dict[int, list[str]] = {}
     for name, t in tensors(module).items():
         names.setdefault(id(t), []).append(name)
     hooked = [(p, names[id(p)]) for _, p in module.named_parameters() if hooks(p)]
+    again: list[tuple[str, dict[str, Any], str]] = []
+    for first, *others in names.values():
+        taken = [_store(module, first)]
+        for store, attr in (_store(module, other) for other in others):
+            if not any(store is other and attr == name for other, name in taken):
+                again.append((first, store, attr))
+                taken.append((store, attr))
+                store[attr] = None
     module.to_empty(device=device)
 
     # one tensor again under all of its names
-    for first, *others in names.values():
-        for other in others:
-            owner, _, attr = other.rpartition(".")
-            inner = module.get_submodule(owner)
-            home: dict[str, Any] = inner._parameters if attr in inner._parameters else inner._buffers
-            home[attr] = tensors(module)[first]
+    now = tensors(module)
+    for first, store, attr in again:
+        store[attr] = now[first]
 
     # a parameter with hooks stays the same object
     for before, same in hooked:

@@ -7,11 +7,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from launcher.parallel.dispatch.containers import repacked
+from launcher.plan.values.model_graph import DUAL
 
 
 class Dispatch(TorchDispatchMode):
@@ -104,3 +112,34 @@ def tree_map_only(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, PackedSequence):
         return repacked(tree, change) if issubclass(torch.Tensor, kind) else tree
     return _pytree.tree_map_only(kind, change, tree)
+
+
+OURS = ("torch", "launcher")
+
+
+class Surroundings:
+    """What a call of a module takes from around it, beside arguments and state, at the time this is made."""
+
+    def __init__(self) -> None:
+        self._modes = _modes()
+        self._functions = {name: value for name, value in vars(functional).items() if callable(value)}
+        self._level = forward_ad._current_level
+
+    def entered(self) -> str:
+        """Return what the user's code has entered or replaced since then; "" for nothing."""
+        for mode in _modes():
+            if type(mode).__module__.partition(".")[0] not in OURS and all(
+                mode is not m for m in self._modes
+            ):
+                return f"a mode of its own ({type(mode).__name__})"
+        if forward_ad._current_level > self._level:
+            return DUAL
+        for name, was in self._functions.items():
+            now = getattr(functional, name, was)
+            if now is not was and (getattr(now, "__module__", None) or "torch").partition(".")[0] not in OURS:
+                return f"another function in the place of torch.nn.functional.{name}"
+        return ""
+
+
+def _modes() -> list[Any]:
+    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]

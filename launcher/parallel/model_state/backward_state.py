@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import _engine_run_backward
+from torch.overrides import TorchFunctionMode
 
 from launcher.parallel.dispatch.containers import mapped
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
-from launcher.parallel.model_state.deep_copy import hooks
+from launcher.parallel.model_state.deep_copy import copied, hooks
 from launcher.parallel.model_state.module_globals import contents_put_back, files_of, put_back
 from launcher.parallel.model_state.python_state import changed, library, snapshot
 
 Batch = tuple[Any, Any]
 """The arguments of a module's call: positional, and by name."""
 
-HOOKING = frozenset({"apply", "register_hook", "register_multi_grad_hook", "register_prehook"})
-"""Names in the code of a module that may register its own code for the backward."""
+HOOKING = frozenset(
+    {"apply", "register_hook", "register_multi_grad_hook", "register_prehook", "grad", "retain_grad"}
+)
+"""Names in the code of a module that may register code for the backward, or read what one has left."""
+GRAD: Any = torch.Tensor.grad
+"""The property with the gradient that a backward has left."""
 
 
 def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str]:
@@ -51,6 +57,47 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
         names += [at for at, version in _versions(model).items() if versions.get(at) != version]
         return [*dict.fromkeys(names)]
     return []
+
+
+class _GradientReads(TorchFunctionMode):
+    """Notes the names of parameters whose gradient is read while entered."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names = {id(p): name for name, p in model.named_parameters()}
+        self.read: dict[str, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == GRAD.__get__ and id(args[0]) in self.names:
+            self.read[self.names[id(args[0])]] = None
+        return func(*args, **(kwargs or {}))
+
+
+def gradients_read(model: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    """Return parameters whose gradient is read by code that runs in the backward, hooks of parameters aside.
+
+    Forward and backward run on meta tensors, on a copy. Returns nothing for code that reads values.
+    """
+    if not any(map(_hooks, model.modules())):
+        return ()
+    left = put_back(files_of(model)), contents_put_back(model)
+    with suppress(Exception), default_dtype(torch.float32), torch.device("meta"), left[0], left[1]:
+        one = copied(model)
+        made = tree_leaves(one(*(torch.empty_like(x, device="meta") for x in inputs)))
+        out = tuple(t for t in made if isinstance(t, torch.Tensor) and t.requires_grad)
+        with _GradientReads(one) as seen:
+            # torch.autograd.backward would hide the mode from the code that it runs
+            _engine_run_backward(
+                out,
+                tuple(map(torch.empty_like, out)),
+                False,
+                False,
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
+        return tuple(seen.read)
+    return ()
 
 
 def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch]]) -> str:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
+from weakref import CallableProxyType, ProxyType, proxy, ref
 
 import torch
 from torch import nn
@@ -22,8 +23,9 @@ OURS = frozenset(vars(nn.Module()))
 
 EMPTY = (dict, OrderedDict, set)
 """Most attributes of a module are one of these and empty; ``copy`` takes ten times as long for them."""
-HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict)
-"""Attributes that are functions, or may contain some."""
+PROXIES = (ProxyType, CallableProxyType)
+HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict, ref, *PROXIES)
+"""Attributes that are functions or weak references, or may contain some."""
 
 
 def copied(model: M, parameter_hooks: bool = False) -> M:
@@ -35,6 +37,7 @@ def copied(model: M, parameter_hooks: bool = False) -> M:
     """
     values = [v for m in model.modules() for v in vars(m).values()]
     empty = {id(v): type(v)() for v in values if type(v) in EMPTY and not v}
+    empty |= {id(v): v for v in values if type(v) in PROXIES}  # deepcopy would copy what one stands for
     memo: dict[int, Any] = dict(empty)
     try:
         out = copy.deepcopy(model, memo)
@@ -75,8 +78,15 @@ def _single(model: nn.Module) -> dict[int, Any]:
 
 def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
     """Return ``value`` with copies of the objects that it refers to, or ``value`` itself without any."""
+    if type(value) in PROXIES:
+        target = behind(value)
+        return proxy(memo[id(target)]) if id(target) in memo else value
     if id(value) in memo:
         return memo[id(value)]
+    if isinstance(value, ref):
+        target = value()
+        made = None if target is None else _on_copy(target, memo)
+        return value if made is target else type(value)(made)
 
     # callables
     if isinstance(value, MethodType):
@@ -96,6 +106,16 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
         each = _each(value, memo)
         return value if all(a is b for a, b in zip(each, value, strict=True)) else type(value)(each)
     return value
+
+
+def behind(value: Any) -> Any:
+    """Return the object that a weak proxy stands for, or ``None`` if it is gone; anything else as it is."""
+    if type(value) not in PROXIES:
+        return value
+    try:
+        return value.__repr__.__self__
+    except ReferenceError:
+        return None
 
 
 def _function(f: FunctionType, memo: dict[int, Any]) -> Any:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import site
 import sys
 import sysconfig
 import threading
 import warnings
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from mmap import mmap
 from operator import is_
 from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -32,8 +35,11 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 BY_IDENTITY = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, ModuleType, type)
 """Values that are equal only if they are the same object."""
 
+BYTES: tuple[type, ...] = (bytearray, array, memoryview, mmap, ctypes.c_int.__mro__[-2])
+"""Objects whose memory Python reads and writes; the last is the base class of numbers and structures of C."""
+
 CHANGED_IN_PLACE = (
-    random.Random, np.random.Generator, np.random.RandomState, torch.Generator, np.ndarray, Iterator,
+    random.Random, np.random.Generator, np.random.RandomState, torch.Generator, np.ndarray, Iterator, *BYTES,
 )  # fmt: skip
 """Single values that every module which has them sees change."""
 
@@ -188,6 +194,9 @@ def mark(value: Any) -> Any:
         return value.getstate()
     if isinstance(value, torch.Generator) and value.device.type == "cpu":
         return generator_state(value)
+
+    if isinstance(value, BYTES):
+        return bytes(memoryview(value))  # type: ignore[arg-type]
 
     # the position of an iterator
     if isinstance(value, GeneratorType):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Container, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.model_state.deep_copy import HOOKS, hooks
+from launcher.parallel.model_state.deep_copy import HOOKS, behind, hooks
 
 DEPTH, MOST = 8, 100_000
 OWN = frozenset(vars(nn.Module()))
@@ -39,8 +41,11 @@ OPAQUE = (
 PYTHONS = weakref.__file__.removesuffix("weakref.py")
 
 
-def strangers(model: nn.Module) -> list[Problem]:
-    """Return problems of tensors and modules that are kept where they get neither values nor a device."""
+def strangers(model: nn.Module, away: Callable[[Tensor], bool] = lambda t: t.is_meta) -> list[Problem]:
+    """Return problems of tensors and modules that are kept where they get neither values nor a device.
+
+    ``away``: whether the constructor itself has put a tensor on the meta device, where it needs neither.
+    """
     # other classes than plain modules and parameters
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -60,7 +65,9 @@ def strangers(model: nn.Module) -> list[Problem]:
         for item in inside(value, known):
             if id(item) in mine:
                 out.setdefault(at, _itself(at, mine[id(item)]))
-            elif isinstance(item, nn.Module) and any(True for _ in _own(item)):
+            elif isinstance(item, Node):
+                out.setdefault(at, _node(at, item))
+            elif isinstance(item, nn.Module) and not all(map(away, _own(item))):
                 out.setdefault(at, _no_submodule(at, item))
             elif isinstance(item, Tensor) and id(item) not in known and not isinstance(item, nn.Parameter):
                 text = (
@@ -72,6 +79,8 @@ def strangers(model: nn.Module) -> list[Problem]:
         for item in inside(value, known):
             if id(item) in mine and isinstance(item, nn.Parameter):
                 out.setdefault(at, _itself(at, mine[id(item)]))
+            elif isinstance(item, Node) and id(getattr(item, "variable", None)) in mine:
+                out.setdefault(at, _node(at, item))
     return list(out.values())
 
 
@@ -113,6 +122,51 @@ def _itself(at: str, name: str) -> Problem:
     return Problem("model", f"{text}; get it from its module each time instead")
 
 
+class _Met(set[int]):
+    """Ids of modules that ``inside`` does not enter; ``met`` has those that it found."""
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        super().__init__(ids)
+        self.met: dict[int, None] = {}
+
+    def __contains__(self, some: object) -> bool:
+        found = super().__contains__(some)
+        if found:
+            self.met[some] = None  # type: ignore[index]
+        return found
+
+
+def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Return modules that hold another one by a Python reference, each with a weight of that one.
+
+    Only weights that are its own, too.
+    """
+    modules = {id(m): (name, m) for name, m in model.named_modules()}
+    known = _Met(modules)
+    out: dict[tuple[str, str], None] = {}
+    for path, module in modules.values():
+        known.met.clear()
+        for name, value in vars(module).items():
+            if name not in OWN and not isinstance(value, (*OPAQUE, Tensor)):
+                deque(inside(value, known), maxlen=0)
+        if not known.met:
+            continue
+
+        # those outside of it, but not one around it, which has all that it has
+        own, below = {id(p) for p in module.parameters()}, {id(m) for m in module.modules()}
+        for name, other in (modules[some] for some in known.met.keys() - below):
+            if all(m is not module for m in other.modules()):
+                out |= dict.fromkeys((path, n) for n, p in other.named_parameters(name) if id(p) in own)
+    return tuple(out)
+
+
+def _node(at: str, node: Node) -> Problem:
+    text = f"{at} holds a node of autograd ({node.name()}) that the constructor made"
+    why = "and the launcher replaces the weights that it belongs to, so hooks of the node are not called"
+    cure = "use register_hook or register_post_accumulate_grad_hook of the weight instead"
+    return Problem("model", f"{text}, {why}; {cure}")
+
+
 def _no_submodule(at: str, module: nn.Module) -> Problem:
     text = f"{at} is or holds the module {type(module).__name__}, which is not a submodule"
     why = "so the launcher cannot initialise or move its tensors"
@@ -126,20 +180,21 @@ def named(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
-    """Yield the tensors and modules in ``value``, but not those inside of ``known`` modules."""
+    """Yield tensors, modules and autograd nodes in ``value``, but not those inside of ``known`` modules."""
     stack = [(value, 0)]
     seen = set[int]()
 
     while stack and len(seen) < MOST:
         # each object once
         some, depth = stack.pop()
+        some = behind(some)
         if id(some) in seen or isinstance(some, OPAQUE) or some is None:
             continue
         seen.add(id(some))
         _CACHES.add(some)
 
         # itself, then its parts; those of a known module are not new
-        if isinstance(some, Tensor):
+        if isinstance(some, Tensor | Node):
             yield some
         elif isinstance(some, nn.Module):
             if id(some) in known:

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import filled
-from launcher.parallel.dispatch.modes import batched, tree_leaves
+from launcher.parallel.dispatch.modes import Surroundings, batched, tree_leaves
+from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.model_state.hooks import REGISTER, uses_weights
 from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import Key, changed, owns_generator, snapshot
@@ -105,6 +106,7 @@ class ForwardObserver(TorchFunctionMode):
         grads: modules that read a gradient.
         state_dicts: modules that call ``state_dict`` or ``load_state_dict``.
         borrowed: modules that use a tensor of others, which is not passed to them, and its name.
+        under: modules that are called while the model's code has entered or replaced something, and what.
         calls: how often each module ran.
         runs: each call of a unit.
         order: each module as it begins (True) and ends (False).
@@ -178,6 +180,8 @@ class ForwardObserver(TorchFunctionMode):
         self.grads: dict[str, None] = {}
         self.state_dicts: dict[str, None] = {}
         self.borrowed: dict[tuple[str, str], None] = {}
+        self.under: dict[str, str] = {}
+        self._around = Surroundings()
         self.world: dict[tuple[str, str], None] = {}
         self.global_draws = False
         self.moved = False
@@ -286,6 +290,8 @@ class ForwardObserver(TorchFunctionMode):
             self.nested.add(name)
         if torch.is_inference_mode_enabled():
             self.inferred.add(name)
+        if what := self._around.entered():
+            self.under[name] = what
         own = {n: id(p) for n, p in module._parameters.items()}
         if self._built.get(id(module), own) != own:
             self.swapped.add(name)
@@ -340,7 +346,7 @@ class ForwardObserver(TorchFunctionMode):
         # before: reads of values and of gradients
         if self._real and func in READS:
             self.look(args)
-        if func == GRAD.__get__ and id(args[0]) in self._names and not _moving():
+        if func == GRAD.__get__ and self._owned(args[0]) and not _moving():
             self.grads[self._running[-1]] = None
         if func in STRIDES and not args[0].is_contiguous():
             takes = zip(self._running, self._arguments, strict=True)
@@ -371,6 +377,10 @@ class ForwardObserver(TorchFunctionMode):
                     elif buffer := self.effects.buffer(t):
                         self._borrow([buffer], t)
         return out
+
+    def _owned(self, t: Tensor) -> bool:
+        """Whether ``t`` is a parameter or buffer of the model."""
+        return id(t) in self._names or bool(self.effects.buffer(t))
 
     def _inner(self, func: Any, args: Any, kwargs: Any) -> Inner:
         if func is not torch.autograd.grad:
@@ -408,6 +418,11 @@ class ForwardObserver(TorchFunctionMode):
             for a, b in zip(self.runs, self.runs[1:], strict=False)
             if self.calls[a.name] == self.calls[b.name] == 1 and feeds(a.made, b.made)
         )
+
+
+def _hooks_of(model: nn.Module) -> list[list[int]]:
+    """Return the ids of the hooks of each module."""
+    return [[*vars(m)[kind]] for m in model.modules() for kind in HOOKS]
 
 
 def _version(t: torch.Tensor) -> int:
@@ -469,6 +484,7 @@ def watching(
         before_call = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
         module.register_forward_pre_hook(before_call, prepend=True, with_kwargs=True)
         module.register_forward_hook(after, with_kwargs=True, always_call=True)
+    hooked = _hooks_of(model)
 
     # reentrant checkpoints, which autograd does not show
     reentrant: Any = CheckpointFunction
@@ -490,7 +506,10 @@ def watching(
         watch.effects.settle()
         watch.global_draws = streams_now() != streams
         watch.moved = bool(
-            watch.counted or changed(before, snapshot(model)) or changed(around, variables(names))
+            watch.counted
+            or changed(before, snapshot(model))
+            or changed(around, variables(names))
+            or _hooks_of(model) != hooked
         )
         watch.moved |= owns_generator(model)
     finally:

@@ -29,7 +29,7 @@ from launcher.parallel.dispatch.containers import (
     remade,
     tensors,
 )
-from launcher.parallel.dispatch.modes import tree_leaves, tree_map_only
+from launcher.parallel.dispatch.modes import Surroundings, tree_leaves, tree_map_only
 from launcher.parallel.model_state.python_state import generator_state
 from launcher.parallel.trace.tensor_side_effects import STALE, TIE
 
@@ -271,6 +271,7 @@ class Capture(TorchFunctionMode):
         self.eager = False
         self.stream: bytes = b""
         self.hooks: Any = None
+        self.around = Surroundings()
         self.modes_below = 0
         self.refused: Exception | None = None
 
@@ -317,6 +318,8 @@ class Capture(TorchFunctionMode):
         if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
             text = "it has hooks on what autograd saves (saved_tensors_hooks)"
             raise self.refuse(f"{text}, which no stage would see")
+        if what := self.around.entered():
+            raise self.refuse(f"it is under {what}, which no stage would see")
 
     def output(self, value: Any) -> None:
         self.values[self.graph.output(self.arg(value))] = value

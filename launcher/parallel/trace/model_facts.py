@@ -17,6 +17,7 @@ from launcher.parallel.cost.kernels import Meter
 from launcher.parallel.cost.memory import BackwardMeter, Measured, product
 from launcher.parallel.dispatch.containers import NamedFunction, Rebuilt, tensors
 from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.model_state.backward_state import gradients_read
 from launcher.parallel.model_state.deep_copy import copied, hooks
 from launcher.parallel.trace.code_between_modules import (
     NO_COST,
@@ -32,7 +33,7 @@ from launcher.parallel.trace.code_between_modules import (
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
 from launcher.parallel.trace.memory_and_gradients import memory, trained
 from launcher.parallel.trace.module_kinds import kind_of
-from launcher.parallel.trace.moving_state import drifting, moving
+from launcher.parallel.trace.moving_state import drifting, moving, not_restored
 from launcher.parallel.trace.output_specs import memory_dims, output_specs, spec, specs
 from launcher.parallel.trace.parameter_roles import param_roles
 from launcher.parallel.trace.run_on_values import Observers, looks, run_module
@@ -230,7 +231,7 @@ def graph(
     moved = tracer.watch.moved and not ours
     made = facts(tracer, known)
     made = _remembering(made, model, inputs) if moved else made
-    return made if ours else _drifting(made, model, inputs)
+    return made if ours else _drifting(_reading_gradients(made, model, inputs), model, inputs)
 
 
 def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:
@@ -391,6 +392,7 @@ def _effects(watch: ForwardObserver, output: Any, meter: Meter) -> Effects:
         grads=tuple(watch.grads),
         state_dicts=tuple(watch.state_dicts),
         borrowed=tuple(watch.borrowed),
+        under=tuple(watch.under.items()),
         hooks=tuple(watch.hooks),
         mixed=tuple(watch.effects.mixed),
         draws=tuple(watch.effects.draws),
@@ -436,13 +438,19 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
         other = _single_node(evaluated, known, inputs)[0].effects
     except RequestError:  # it does not support evaluation; a run that evaluates will report it
         other = Effects()
-    return _drifting(_evaluated(made, other), model, inputs)
+    made = _reading_gradients(_evaluated(made, other), model, inputs)
+    return _drifting(made, model, inputs)
 
 
 def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
     """Return ``graph`` with the Python state that its forwards keep."""
-    kept = moving(model, meta(inputs), bool(graph.looks))
-    return replace(graph, effects=replace(graph.effects, kept=kept))
+    kept, resets = moving(model, meta(inputs), bool(graph.looks)), not_restored(model, meta(inputs))
+    return replace(graph, effects=replace(graph.effects, kept=kept, resets=resets))
+
+
+def _reading_gradients(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
+    """Return ``graph`` with the parameters whose gradient the backward reads."""
+    return replace(graph, effects=replace(graph.effects, early=gradients_read(model, meta(inputs))))
 
 
 def _drifting(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:

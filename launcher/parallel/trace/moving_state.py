@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +20,7 @@ from launcher.parallel.model_state.backward_state import BACKWARD, FORWARD, enta
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, owns_generator, reading, snapshot
+from launcher.parallel.trace.clock_and_host_reads import streams_kept
 from launcher.parallel.trace.run_on_values import OTHER, drawn, in_memory, stand_ins
 from launcher.parallel.trace.sample_values import FEW, SampleValues
 from launcher.plan.values.model_graph import MovingAttribute
@@ -117,6 +121,62 @@ def drifting(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
         moved = (name for a, b in zip(before, after, strict=True) for name, _ in changed(a, b))
         return tuple(dict.fromkeys(name for name in moved if not _tensor(one, name)))
     return ()
+
+
+def not_restored(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return attributes that make a resumed model compute something else than one that goes on.
+
+    One that goes on has run a forward, and its weights have changed since. A resumed one is new, and gets
+    what a checkpoint keeps. ``("",)`` is a difference that no attribute shows, such as a hook that a forward
+    removes.
+    ``model`` is not changed. Nothing is found for a model that is too large to run in memory, or that fails.
+    """
+    if sum(t.numel() for t in (*model.parameters(), *model.buffers())) > FEW:
+        return ()
+    names = files_of(model)
+    kept = torch.random.fork_rng(devices=[]), streams_kept(), put_back(names)
+    with suppress(Exception), kept[0], kept[1], kept[2], default_dtype(torch.float32):
+        used, xs = _ready(model, inputs, True, 0)
+        _forward(used, xs, True)
+        with torch.no_grad():
+            for p in used.parameters():
+                p.mul_(0.75)
+        others = stand_ins(inputs, OTHER)
+        resumed, again = (_restored(_ready(model, inputs, True, 0)[0], used) for _ in range(2))
+        goes_on, *new = (_seeded_forward(one, others) for one in (used, resumed, again))
+        if not _same(*new) or _same(goes_on, new[0]):
+            return ()
+        differ = dict.fromkeys(name for name, _ in changed(snapshot(resumed), snapshot(used)))
+        return tuple(n for n in differ if not _tensor(used, n)) or ("",)
+    return ()
+
+
+def _restored(one: nn.Module, used: nn.Module) -> nn.Module:
+    """Return ``one`` with what a checkpoint keeps of ``used``."""
+    mine = dict(one.named_modules())
+    with torch.no_grad():
+        for path, module in used.named_modules():
+            passing = module._non_persistent_buffers_set
+            for name, t in (*module._parameters.items(), *module._buffers.items()):
+                there = mine[path]._parameters.get(name, mine[path]._buffers.get(name))
+                if t is not None and name not in passing and isinstance(there, Tensor):
+                    there.copy_(t)
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                mine[path].set_extra_state(copy.deepcopy(module.get_extra_state()))
+    return one
+
+
+def _seeded_forward(one: nn.Module, xs: Sequence[Tensor]) -> list[Any]:
+    random.seed(0)
+    np.random.seed(0)
+    return tree_leaves(_forward(one, xs, True))
+
+
+def _same(a: list[Any], b: list[Any]) -> bool:
+    """Whether all tensors of two results are equal."""
+    return len(a) == len(b) and all(
+        torch.equal(x, y) for x, y in zip(a, b, strict=True) if isinstance(x, Tensor)
+    )
 
 
 def _after(model: nn.Module, inputs: Sequence[Tensor], batch: int) -> PythonState:

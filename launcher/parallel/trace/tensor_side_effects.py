@@ -70,20 +70,21 @@ class _Members:
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self._path, self._module = path, module
-        self._modules, self._parameters, self._buffers = (
-            {*names} for names in (module._modules, module._parameters, module._buffers)
-        )
+        self._modules = dict(module._modules)
+        self._parameters, self._buffers = ({*names} for names in (module._parameters, module._buffers))
 
     def new(self) -> Iterator[tuple[nn.Module, str, str, str]]:
         """Yield buffers that a forward has added, each once. Raises ``RequestError`` for parameters."""
         module = self._module
-        for name in module._modules.keys() - self._modules:
-            added = module._modules[name]
-            if added is not None and any(True for _ in added.parameters()):
-                self._refuse("module", name)
+        for name in module._modules.keys() - self._modules.keys():
+            if _weighs(module._modules[name]):
+                self._refuse("makes the module", name)
+        for name, was in self._modules.items():
+            if module._modules.get(name) is not was and (_weighs(was) or _weighs(module._modules.get(name))):
+                self._refuse("removes or replaces the module", name)
         for name in module._parameters.keys() - self._parameters:
             if module._parameters[name] is not None:
-                self._refuse("parameter", name)
+                self._refuse("makes the parameter", name)
         for name in module._buffers.keys() - self._buffers:
             self._buffers.add(name)
             yield module, name, self._full(name), self._path
@@ -91,9 +92,14 @@ class _Members:
     def _full(self, name: str) -> str:
         return f"{self._path}.{name}".strip(".")
 
-    def _refuse(self, kind: str, name: str) -> None:
-        text = f"the forward makes the {kind} {self._full(name)}"
+    def _refuse(self, what: str, name: str) -> None:
+        text = f"the forward {what} {self._full(name)}"
         raise RequestError((Problem("model", f"{text}, {STALE}; {EARLIER}"),))
+
+
+def _weighs(module: nn.Module | None) -> bool:
+    """Whether a module has parameters."""
+    return module is not None and any(True for _ in module.parameters())
 
 
 class StateEffects(Dispatch):

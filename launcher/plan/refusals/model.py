@@ -15,7 +15,7 @@ from launcher.plan.cut_model import CutModel
 from launcher.plan.refusals.evaluation import evaluated_by
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.dtypes import ITEMSIZE
-from launcher.plan.values.model_graph import Graph, Inner, ModelStructure, StateChange
+from launcher.plan.values.model_graph import DUAL, Graph, Inner, ModelStructure, StateChange
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.note import Note
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -103,13 +103,23 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
             how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     yield from _borrowed(at, graph, placed)
+    for module, name in skeleton.traits.held:
+        stage, other = at.stage_of(module), at.stage_of(owner(name))
+        if None not in (stage, other) and stage != other:
+            text = (
+                f"{module} holds {owner(name)} by a reference in Python, whose {name} is its own weight too"
+            )
+            text += f", but they run on stages {stage} and {other}, each with a copy"
+            yield Problem(KEY, f"{text}; keep only the weight, or put both modules on one stage")
     for module in graph.effects.grads:
         text = (
-            f"{_where(module)} reads a weight's .grad, and each rank has only its own "
+            f"{_where(module)} reads the .grad of a weight or buffer, and each rank has only its own "
             "part of the gradient, or none yet"
         )
         way_out = "compute what it needs in the forward (torch.autograd.grad), or remove the read"
         yield Problem(KEY, f"{text}; {way_out}")
+    if graph.effects.early:
+        yield from _early(at, graph.effects.early, alone)
 
     # code that would see less than in one process, or that torch does not support
     yield from _hooks(at, skeleton, placed, alone)
@@ -204,6 +214,22 @@ def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
         )
         text += " and was not created in the forward: ranks have no values for it; register it as a buffer"
         yield Problem(KEY, text)
+
+
+def _early(at: CutModel, names: tuple[str, ...], alone: str) -> Iterator[Problem]:
+    """Yields parameters whose gradient the backward reads, where it is not yet that of one process."""
+    if at.sizes.replicas > 1:
+        why, cure = (
+            f"before ranks have added it up; change gradients in your own optimizer, or {ALONE}",
+            alone,
+        )
+    elif at.mixed:
+        why, cure = "and in half precision it is that of a copy", "train.precision=fp32"
+    elif at.split:
+        why, cure = f"and {at.scheduler} computes it later", "parallel.pipeline.scheduler=1f1b"
+    else:
+        return
+    yield Problem(KEY, f"the backward reads the gradient of {listed(names)}, {why}", cure)
 
 
 def _borrowed(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator[Problem]:
@@ -327,6 +353,17 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
         if names:
             text = f"{listed(names)}: the forward changes and reads it, and {reason}; no checkpoint stores it"
             out.append(Note("checkpoint", f"{text}, so a resumed run resets it; {cure}"))
+
+    # what a forward sets only once is no change from one forward to the next
+    once = [n for n in graph.effects.resets if n and n not in {k.name for k in graph.effects.kept}]
+    if once:
+        text = f"{listed(once)}: a forward sets it and later ones read it, and Python keeps it"
+        why = "no checkpoint stores it, so a resumed run sets it anew"
+        out.append(Note("checkpoint", f"{text}; {why}; make a buffer of it"))
+    elif graph.effects.resets == ("",) and not out:
+        text = "a forward leaves something behind that later ones depend on, as a hook that is removed"
+        text += ", and no checkpoint stores it; so a resumed run computes something else"
+        out.append(Note("checkpoint", f"{text}; keep what has been done in a buffer"))
     return out
 
 
@@ -524,7 +561,10 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
     in-place changes of them.
     """
     gathered = {m for g in at.groups for m in g.modules if m}
+    duals = [m for m, what in graph.effects.under if what == DUAL]
     for modules, why, way_out in (
+        (duals, ": called on dual numbers (torch.autograd.forward_ad), which the gathering of weights "
+                "does not differentiate", "use torch.func.jvp within a module"),
         (graph.inferred, " runs in torch.inference_mode, where sharded weights cannot be gathered",
          "use torch.no_grad instead"),
         (graph.overwrites, ": its forward changes its input in place, which FSDP2 does not allow for "
@@ -554,16 +594,19 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
 
     # level3 gathers weights again in the backward: after tensor hooks have run, and only a module's own
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
+        cure = (
+            "parallel.hsdp=null" if graph.effects.inner else "parallel.hsdp.optimizer_level=level2"
+        )  # see _inner
         affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
         if affected:
             who = listed([m or "the model" for m in affected])
             text = f"{who}: its forward puts a hook on a tensor, which uses"
             text += " weights in the backward, before level3 has gathered them again"
-            yield Problem(KEY, text, "parallel.hsdp.optimizer_level=level2")
+            yield Problem(KEY, text, cure)
         affected = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
         if affected:
             text = f"{listed(affected)}: called with another tensor in place of a weight, but level3 would"
-            yield Problem(KEY, f"{text} gather the weight", "parallel.hsdp.optimizer_level=level2")
+            yield Problem(KEY, f"{text} gather the weight", cure)
 
 
 def _toggles(at: CutModel, name: str, module: str) -> Iterator[Problem]:

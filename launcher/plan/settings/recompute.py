@@ -166,9 +166,12 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
     for i in graph.effects.inner:
         if here(i.module):
             yield "it takes gradients itself"
+    for name, what in graph.effects.under:
+        if name == module:
+            yield f"it is called under {what}, which is gone by then"
     for name in graph.effects.grads:
         if here(name):
-            yield "it reads a weight's .grad"
+            yield "it reads the .grad of a weight or buffer"
     for reason, names in (
         ("changes an input in place", graph.overwrites),
         ("changes a list or dictionary that it receives", graph.fills),

@@ -42,6 +42,7 @@ class ModelTraits:
     ``fused``: tensors that ``eval()`` makes of weights. ``for_all``: the functions by
     which the constructor registered global module hooks. ``batch_norms``: modules that normalize over the
     samples of a batch in training. ``world``: what the constructor asks about the distributed processes.
+    ``held``: modules that hold another one by a Python reference, each with a weight of it that is its own.
     """
 
     hooked: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class ModelTraits:
     for_all: tuple[str, ...] = ()
     batch_norms: tuple[str, ...] = ()
     world: tuple[str, ...] = ()
+    held: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,10 @@ class EmbeddingLookup:
     end: int
 
 
+DUAL = "a level of forward-mode differentiation"
+"""What ``Effects.under`` has for modules that are called on dual numbers."""
+
+
 @dataclass(frozen=True)
 class Effects:
     """The side effects of a forward.
@@ -235,16 +241,19 @@ class Effects:
     tensors of several, in the model without a lower ``train.precision``. ``reads``: tensors of the model that
     it reads as the constructor left them. ``foreign``: shapes of tensors that belong neither to the model nor
     to the inputs, and that the forward does not make. ``grads``: modules that read the gradient that a
-    backward left on a parameter. ``state_dicts``: modules that ask a module for its state dict, or load
-    one. ``borrowed``: modules that use a tensor of the model that is neither
-    theirs nor passed to them, with its name. ``evaluated``: what a forward in evaluation mode changes.
-    ``mixed``: modules that normalize over the samples of their batch in evaluation mode. ``draws``:
+    backward left on a parameter or buffer. ``early``: parameters whose gradient is read in the backward
+    itself. ``state_dicts``: modules that ask a module for its state dict, or load one. ``borrowed``: modules
+    that use a tensor of the model that is neither theirs nor passed to them, with its name. ``under``:
+    modules that are called while the model's code has entered a mode of its own, or replaced a function of
+    torch, with what it is. ``evaluated``: what a forward in evaluation mode changes. ``mixed``:
+    modules that normalize over the samples of their batch in evaluation mode. ``draws``:
     modules that draw random numbers from a torch generator in training. ``dropouts``: modules among these
     that draw for dropout only, which can be switched off. ``hooks``: modules that register a hook that
     uses weights. ``world``: modules that ask about the distributed processes, each with what it asks.
     ``global_draws``: whether it draws from the global random stream of Python or numpy. ``kept``:
-    attributes that carry Python state from one forward to the next. ``mixing``: what of a sample depends
-    on the other samples of its batch, BatchNorm aside, "" for nothing; ``None`` if that was not tried.
+    attributes that carry Python state from one forward to the next. ``resets``: attributes, or "", that make
+    a resumed model compute something else. ``mixing``: what of a sample depends on the other samples of its
+    batch, BatchNorm aside, "" for nothing; ``None`` if that was not tried.
     ``untried``: the numbers of a model that is too large to try it. ``beyond``: modules whose table has no
     row for an id of the data: module, rows of the table, the id. ``lookups``: inputs that are ids of tables.
     ``clocks``: functions that answer otherwise at each call, as that of a clock does, and which its output
@@ -263,8 +272,10 @@ class Effects:
     reads: tuple[str, ...] = ()
     foreign: tuple[tuple[int, ...], ...] = ()
     grads: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
     state_dicts: tuple[str, ...] = ()
     borrowed: tuple[tuple[str, str], ...] = ()
+    under: tuple[tuple[str, str], ...] = ()
     evaluated: tuple[StateChange, ...] = ()
     mixed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
@@ -273,6 +284,7 @@ class Effects:
     world: tuple[tuple[str, str], ...] = ()
     global_draws: bool = False
     kept: tuple[MovingAttribute, ...] = ()
+    resets: tuple[str, ...] = ()
     mixing: str | None = None
     untried: int = 0
     beyond: tuple[tuple[str, int, int], ...] = ()

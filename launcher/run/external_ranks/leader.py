@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from launcher.checkpoint.tensorfile.watched_folder import watched
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError
 from launcher.run.external_ranks.joining import (
@@ -297,6 +298,13 @@ def outer_place() -> Place:
 
 def carry_out(order: Instruction, world: World, at: Place, store: Store, used: NetworkView) -> dict[str, Any]:
     """Runs one rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
+    with watched(order.folder):
+        return _carry_out(order, world, at, store, used)
+
+
+def _carry_out(
+    order: Instruction, world: World, at: Place, store: Store, used: NetworkView
+) -> dict[str, Any]:
     mine = replace(among(at, order.device, order.backend), send=world.send)
     own = Messages(store, secret(at)).within(corner(at))
 

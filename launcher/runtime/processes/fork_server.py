@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -120,7 +121,7 @@ class ForkServer:
                     text = (
                         "the process that ranks are forked from has ended twice; its last messages are above"
                     )
-                    raise RunError(text) from error
+                    raise RunError(f"{text}{_memory_limit()}") from error
         raise AssertionError("the second time returns or raises")
 
     def stop(self) -> None:
@@ -159,6 +160,14 @@ class ForkServer:
         with far:
             self._process = subprocess.Popen(words, pass_fds=[far.fileno()])
         return near
+
+
+def _memory_limit() -> str:
+    """What ``ulimit -v`` allows, for a process that may have ended because of it; "" without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f"; this process may use {limit >> 20} MB of memory (ulimit -v), which may be too little"
 
 
 _server: ForkServer | None = None

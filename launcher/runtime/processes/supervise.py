@@ -24,12 +24,12 @@ from functools import partial
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
+from launcher.checkpoint.tensorfile.watched_folder import identity, still_there
 from launcher.runtime.cluster.flight_recorder import nccl_file, written
 from launcher.runtime.faults import Fault, aborted, died, hung, root, signal_name
 from launcher.runtime.processes.fork_server import ForkedChild, single_threaded
 from launcher.runtime.processes.hang import ASK, culprits, halted
 from launcher.runtime.processes.worker import AttemptTask, Inbox, Work, run_rank
-from launcher.runtime.run_folder import identity, still_there
 from launcher.runtime.signals import STOPS, StopFlag
 
 Start = Callable[..., ForkedChild]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from launcher.checkpoint.tensorfile.watched_folder import watched
 from launcher.runtime import faults, gc_thresholds, log
 from launcher.runtime.cluster import flight_recorder
 from launcher.runtime.cluster.launch_env import Place
@@ -119,8 +120,9 @@ def run_rank(task: AttemptTask, rank: int, fd: int) -> int:
     box = Outbox(fd)
     gc_thresholds.as_usual()
     try:
-        stop_signal = _settle(task, rank, box)
-        box.send("result", _work(task, rank, box, stop_signal))
+        with nullcontext() if task.folder is None else watched(task.folder):
+            stop_signal = _settle(task, rank, box)
+            box.send("result", _work(task, rank, box, stop_signal))
         return 0
     except BaseException as error:  # SystemExit too: a rank must not end the run silently
         _tell(task, rank, box, error)

@@ -16,7 +16,6 @@ from launcher.objective.metrics import values
 from launcher.runtime.faults import Preempted
 from launcher.runtime.training import monitored_metrics, save, throughput
 from launcher.runtime.training.monitored_metrics import Watched
-from launcher.runtime.training.replicas import check_replicas
 from launcher.runtime.training.session import Session
 
 
@@ -115,7 +114,6 @@ def _train(s: Session, loop: Loop) -> None:
             began = time.perf_counter()
             save.attempt(s, loop.keep)
             stall = {"save_stall_ms": (time.perf_counter() - began) * 1e3}
-    check_replicas(s)
     _call(s, "on_end", s.results)
 
 

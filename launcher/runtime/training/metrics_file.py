@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from launcher.checkpoint.tensorfile.disk import BLOCK, Unwritten, named_errors, write_text
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.plan.settings.checkpoint import AVERAGED
 from launcher.runtime.cluster.messages import gather
 from launcher.untrusted.files import open_below
@@ -90,7 +91,7 @@ class Metrics:
         """Writes all waiting rows, or none of them."""
         end = os.fstat(self._fd).st_size
         try:
-            with named_errors(self._path, len(self._waiting)):
+            with named_errors(self._path, len(self._waiting), present=end):
                 rest = memoryview(bytes(self._waiting))
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
@@ -202,7 +203,7 @@ class LocalNormLog:
     def _write(self, folder: Path, step: int, norms: Mapping[str, float]) -> None:
         """Appends to ``rank<N>.jsonl``; drops rows from this step on, of earlier runs or failed attempts."""
         if self._file is None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._file = Metrics(folder / f"rank{self.world.rank}.jsonl", step)
         row = {"norm": norms[""]} if self.device else {"norms": dict(norms)}
         self._file.write({"step": step, **row})

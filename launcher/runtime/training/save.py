@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from launcher.checkpoint import store
+from launcher.checkpoint.tensorfile import disk
 from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
 from launcher.errors import RunError, error_text
@@ -118,18 +118,24 @@ class Snapshot:
             store.prune(self.final.parent, self.keep, self.best)
 
     def discard(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        disk.discard(self.folder)
 
 
 def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
     """Writes a complete checkpoint or none, once the previous one is written. All ranks call it.
 
-    Raises ``RunError`` if ranks that have the same weights have other numbers. A ``saver`` writes it from a
-    copy in host memory: this returns once the copy is made, and ``finish`` and ``check`` raise the error of a
-    failed write.
+    Raises ``RunError`` if ranks that have copies of a weight have other numbers in them. A ``saver`` writes
+    the checkpoint from a copy in host memory: this returns once the copy is made, and ``finish`` and
+    ``check`` raise the error of a failed write.
     """
     finish(s)
     check_replicas(s)
+    return save_unchecked(s, keep, saver)
+
+
+def save_unchecked(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
+    """Like ``save``, without comparing the ranks' copies: for a caller that compares all weights itself."""
+    finish(s)
     shot = _snapshot(s, keep, saver)
     if saver is None:
         shot.write()

@@ -9,6 +9,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from launcher.data.chat.checks import check_chat, learnt
+from launcher.data.chat.conversation_files import conversation
+from launcher.data.chat.template import chat_tokenizer
+from launcher.data.chat.tokens import _folder
 from launcher.job.schema.data import Chat
 
 SPECIAL = ["<|user|>", "<|assistant|>", "<|im_start|>", "<|im_end|>", "<|eos|>"]
@@ -58,3 +61,30 @@ def test_turns_of_which_none_ends_with_a_special_token_are_refused(template: str
     (problem,) = check_chat(settings(tmp_path, template))
     assert problem.key == "data.template"
     assert f"never learn to stop: {tmp_path}/c.jsonl:1 trains 'one' and 'two'" in problem.text
+
+
+BOTH = "{{ bos_token }}{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}"
+BOTH += "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}" + NEXT
+
+
+@pytest.mark.parametrize(("decoder", "begins"), [({}, "<|im_start|>"), ({"added_tokens_decoder": {}}, "<|user|>")])
+def test_special_tokens_that_an_older_folder_has_in_a_file_of_their_own(
+    decoder: dict[str, object], begins: str, tmp_path: Path
+) -> None:
+    of = settings(tmp_path, BOTH)
+    config = {"chat_template": BOTH, "bos_token": "<|user|>", "eos_token": "<|eos|>", **decoder}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    older = {"bos_token": {"content": "<|im_start|>"}, "additional_special_tokens": ["<|user|>"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(older))
+    by = chat_tokenizer(of)
+    assert by.tokenizer is not None
+    ids, _ = by.labelled(conversation(json.loads(Path(str(of.path)).read_text())))
+    assert by.tokenizer.id_to_token(int(ids[0])) == begins
+    assert learnt(of) == "c.jsonl:1 trains 'one<|eos|>' and 'two<|eos|>'"
+
+
+def test_tokens_are_made_again_where_special_tokens_have_changed(tmp_path: Path) -> None:
+    of = settings(tmp_path, BOTH).model_copy(update={"cache": str(tmp_path / "cache")})
+    before = _folder(of)
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<|im_start|>"}))
+    assert _folder(of) != before

@@ -1,18 +1,23 @@
-"""The truth: plain torch in one process, which imports nothing of the project.
+"""The truth: plain torch, which imports nothing of the project.
 
-Data parallelism is what ``DistributedDataParallel`` makes of it: as many models as replicas, each over its own part of
+Data parallelism is what ``DistributedDataParallel`` makes of it: a process for each replica, each over its own part of
 the batch, gradients added up, the first one's buffers handed on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import multiprocessing as mp
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Read = Callable[[list[int]], tuple[tuple[Tensor, ...], Tensor]]
 Named = dict[str, Tensor]
@@ -51,56 +56,158 @@ class Trained:
     built: Named
 
 
+class _Replicas:
+    """The ends of the pipes between the first replica and each of the others; one has just that to the first."""
+
+    def __init__(self, ends: Sequence[Connection], first: bool) -> None:
+        self.ends, self.first = ends, first
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """What each replica has, in their order. Raises what one of them has raised."""
+        if not self.first:
+            self.ends[0].send_bytes(pickle.dumps(mine))
+            every: list[Any] = pickle.loads(self.ends[0].recv_bytes())
+            return every
+        every = [mine, *(pickle.loads(end.recv_bytes()) for end in self.ends)]
+        for one in every:
+            if isinstance(one, Exception):
+                raise one
+        for end in self.ends:
+            end.send_bytes(pickle.dumps(every))
+        return every
+
+
 def train(build: Callable[[], nn.Module], start: Mapping[str, Tensor], read: Read, terms: Terms) -> Trained:
     """From ``start`` (any names of any tensors), in fp64."""
+    ends = []
+    for place in range(1, terms.replicas):
+        mine, theirs = mp.Pipe()
+        other = (build, start, read, terms, place, theirs)
+        mp.get_context("fork").Process(target=_other, args=other).start()
+        theirs.close()
+        ends.append(mine)
+    return _replica(build, start, read, terms, 0, _Replicas(ends, first=True))
+
+
+def _other(
+    build: Callable[[], nn.Module], start: Mapping[str, Tensor], read: Read, terms: Terms, place: int, end: Connection
+) -> None:
+    try:
+        _replica(build, start, read, terms, place, _Replicas([end], first=False))
+    except EOFError:
+        return  # the first has failed, and says so
+    except Exception as error:
+        end.send_bytes(pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}")))
+
+
+def _replica(
+    build: Callable[[], nn.Module],
+    start: Mapping[str, Tensor],
+    read: Read,
+    terms: Terms,
+    place: int,
+    replicas: _Replicas,
+) -> Trained:
     torch.set_default_dtype(torch.float64)
-    torch.manual_seed(terms.seed)
-    models = [build() for _ in range(terms.replicas)]
-    for model in models:
-        model.train()  # as every loop begins; it may change weights
-    built = _kept({**dict(models[0].named_parameters()), **dict(models[0].named_buffers())})
-    for model in models:
-        _load(model, start)
-    optimizers = [_optimizer(m, terms.optim) for m in models]
+    model = _built(build, start, terms.seed)
+    model.train()  # as every loop begins; it may change weights
+    built = _kept({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    _load(model, start)
+    optimizer = _optimizer(model, terms.optim)
     order = _order(terms)
     steps = []
     for n in range(terms.steps):
         indices = order[n * terms.batch : (n + 1) * terms.batch]
-        steps.append(_step(models, optimizers, *read(indices), terms))
-    return Trained(steps, _kept(dict(models[0].named_parameters())), built)
+        steps.append(_step(model, optimizer, *read(indices), terms, place, replicas))
+    return Trained(steps, _kept(dict(model.named_parameters())), built)
+
+
+class _Draws(TorchDispatchMode):
+    """Notes what random operations give, and puts ``known`` numbers in the place of it, by the count of operations."""
+
+    def __init__(self, known: Mapping[int, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.known = known
+        self.drawn: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and isinstance(out, Tensor):
+            with torch.no_grad():
+                known = self.known.get(len(self.drawn))
+                if known is not None and known.shape == out.shape:
+                    out.copy_(known)
+                self.drawn.append((out.detach(), out.detach().clone()))
+        return out
+
+
+def _built(build: Callable[[], nn.Module], start: Mapping[str, Tensor], seed: int) -> nn.Module:
+    """The model after its constructor has drawn the numbers of ``start``, so that what it reads off them is right."""
+    mine, theirs = mp.Pipe()
+    mp.get_context("fork").Process(target=_drawn, args=(build, list(start), seed, theirs), daemon=True).start()
+    theirs.close()
+    try:
+        known = {place: start[name] for place, name in pickle.loads(mine.recv_bytes()).items()}
+    except EOFError:
+        known = {}  # the constructor fails, here too
+    torch.manual_seed(seed)
+    with _Draws(known):
+        return build()
+
+
+def _drawn(build: Callable[[], nn.Module], names: Sequence[str], seed: int, end: Connection) -> None:
+    """Sends the draws of a constructor that stay in a tensor as they are, with its name.
+
+    In a process of its own, for a constructor may count how often it is called.
+    """
+    torch.manual_seed(seed)
+    with _Draws({}) as draws:
+        model = build()
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = {(t.data_ptr(), t.shape): n for n, t in own.items() if n in names and t.numel() and not t.is_meta}
+    places = {
+        place: tensors[out.data_ptr(), out.shape]
+        for place, (out, drawn) in enumerate(draws.drawn)
+        if not out.is_meta and (out.data_ptr(), out.shape) in tensors and torch.equal(out, drawn)
+    }
+    end.send_bytes(pickle.dumps(places))
 
 
 def _step(
-    models: list[nn.Module], optimizers: list[torch.optim.Optimizer], xs: tuple[Tensor, ...], y: Tensor, terms: Terms
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    xs: tuple[Tensor, ...],
+    y: Tensor,
+    terms: Terms,
+    place: int,
+    replicas: _Replicas,
 ) -> Step:
     counted = int((y != -100).sum())
+    mine = [t.chunk(terms.replicas)[place] for t in (*xs, y)]
+    optimizer.zero_grad(set_to_none=True)
     total = 0.0
-    for model, optimizer, *mine in zip(models, optimizers, *(t.chunk(len(models)) for t in (*xs, y)), strict=True):
-        optimizer.zero_grad(set_to_none=True)
-        for *x, t in zip(*(part.chunk(terms.micros) for part in mine), strict=True):
-            out = model(*x)
-            loss = F.cross_entropy(out.flatten(0, -2), t.flatten(), ignore_index=-100, reduction="sum") / counted
-            loss.backward()
-            total += loss.item()
-    _add_up(models)
-    for model in models:
-        norm = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], terms.clip)
-    for model, optimizer in zip(models, optimizers, strict=True):
-        optimizer.step()
-        _load(model, dict(models[0].named_buffers()))
-    grads = {n: p.grad for n, p in models[0].named_parameters() if p.grad is not None}
-    return Step(total, float(norm), _kept(grads), _kept(dict(models[0].named_buffers())))
+    for *x, t in zip(*(part.chunk(terms.micros) for part in mine), strict=True):
+        out = model(*x)
+        loss = F.cross_entropy(out.flatten(0, -2), t.flatten(), ignore_index=-100, reduction="sum") / counted
+        loss.backward()
+        total += loss.item()
+    _add_up(model, replicas)
+    norm = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], terms.clip)
+    optimizer.step()
+    _load(model, replicas.gathered(_kept(dict(model.named_buffers())))[0])
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return Step(sum(replicas.gathered(total)), float(norm), _kept(grads), _kept(dict(model.named_buffers())))
 
 
 @torch.no_grad()
-def _add_up(models: list[nn.Module]) -> None:
-    """All models get the sum of their gradients; those of a sparse embedding as dense ones."""
-    for same in zip(*(m.parameters() for m in models), strict=True):
-        grads = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in same if p.grad is not None]
-        if grads:
-            whole = torch.stack(grads).sum(0)
-            for p in same:
-                p.grad = whole.clone()
+def _add_up(model: nn.Module, replicas: _Replicas) -> None:
+    """All replicas get the sum of their gradients; those of a sparse embedding as dense ones."""
+    params = list(model.parameters())
+    grads = [p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for p in params]
+    for p, *same in zip(params, *replicas.gathered([None if g is None else g.detach() for g in grads]), strict=True):
+        there = [g for g in same if g is not None]
+        if there:
+            p.grad = torch.stack(there).sum(0)
 
 
 def _optimizer(model: nn.Module, name: str) -> torch.optim.Optimizer:

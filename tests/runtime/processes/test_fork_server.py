@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -121,6 +122,23 @@ def test_a_server_that_cannot_import_is_an_error(monkeypatch, capfd):
     with pytest.raises(RunError, match=r"^the process that ranks are forked from has ended twice; "):
         server.start(describe)
     assert "No module named" in capfd.readouterr().err
+
+
+def test_the_error_says_how_much_memory_the_system_allows(monkeypatch):
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_AS)
+    server = ForkServer()
+    monkeypatch.setattr(fork_server, "_forks_left", 0)
+    monkeypatch.setattr(sys, "path", [])
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 45, hard))  # any limit, here one that is never reached
+    try:
+        with pytest.raises(RunError) as error:
+            server.start(describe)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert str(error.value) == (
+        "the process that ranks are forked from has ended twice; its last messages are above; "
+        "this process may use 33554432 MB of memory (ulimit -v), which may be too little"
+    )
 
 
 def shared() -> Any:

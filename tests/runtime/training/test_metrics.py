@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 
+from launcher.checkpoint.tensorfile.disk import Unwritten
 from launcher.runtime.training.metrics_file import Metrics, read
 
 ROWS = [{"step": n, "loss": n / 2} for n in range(1, 6)]
@@ -57,3 +59,21 @@ def test_a_table_has_a_column_for_every_key(tmp_path):
         metrics.write({"step": 1, "loss": 2.5})
         metrics.write({"step": 1, "val_loss": 2.0})
     assert (tmp_path / "metrics.csv").read_text() == "step,loss,val_loss\n1,2.5,\n1,,2.0\n"
+
+
+def test_a_file_that_may_not_grow_says_how_long_it_would_be(tmp_path):
+    """The rows that do not fit are fewer bytes than ``ulimit -f`` allows for the whole file."""
+    path, before = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Metrics(path) as metrics:
+        metrics.write({"step": 1, "loss": 1.0})
+        size = path.stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9, before[1]))
+        try:
+            with pytest.raises(Unwritten) as error:
+                metrics.write({"step": 2, "loss": 1.0})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(error.value) == (
+        f"{path}: File too large: the file needs {2 * size} bytes, {size + 9} are allowed (ulimit -f)"
+    )
+    assert [row["step"] for row in read(path)] == [1]

@@ -1,0 +1,330 @@
+"""Nets with something that hangs on a weight, a module or a call, where only one process has it."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function, forward_ad
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.parallel.python_state_nets import Net
+
+
+class NodeHooked(Net):
+    """A hook of the node that accumulates a weight's gradient."""
+
+    def more(self) -> None:
+        w = self.b.weight
+        self.node: Any = w.expand_as(w).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        self.node.register_prehook(lambda grads: (grads[0] * 0.5,))
+
+
+class TwoHooked(Net):
+    """A hook of two weights together, which waits for the nodes that the constructor saw."""
+
+    def more(self) -> None:
+        torch.autograd.graph.register_multi_grad_hook([self.a.weight, self.b.weight], lambda grads: None)
+
+
+class _Halves(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out * 0.5 if func is F.linear else out
+
+
+class FunctionMode(Net):
+    """A layer under a mode that the forward enters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        with _Halves():
+            h = self.b(h)
+        return self.head(h)
+
+
+class _HalvesProducts(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out * 0.5 if func is torch.ops.aten.addmm.default else out
+
+
+class DispatchMode(Net):
+    """The same below autograd."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        with _HalvesProducts():
+            h = self.b(h)
+        return self.head(h)
+
+
+class _Inside(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with _Halves():
+            return super().forward(x)
+
+
+class ModeInside(Net):
+    """A layer enters a mode itself."""
+
+    def more(self) -> None:
+        self.b = _Inside(6, 6)
+
+
+class Replaced(Net):
+    """A function of torch is another one while a layer runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, plain = self.a(x), F.linear
+        F.linear = lambda *args: plain(*args) * 0.5
+        try:
+            return self.head(self.b(h))
+        finally:
+            F.linear = plain
+
+
+class Dual(Net):
+    """A layer runs on dual numbers of forward-mode differentiation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        with forward_ad.dual_level():
+            value, tangent = forward_ad.unpack_dual(self.b(forward_ad.make_dual(h, torch.ones_like(h))))
+            return self.head(value + tangent)
+
+
+class _ReadsOwn(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.register_buffer("shift", torch.zeros(6, requires_grad=True))
+        self.shift: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.shift.grad is not None:
+            x = x - self.shift.grad
+        return super().forward(x + self.shift)
+
+
+class BufferGradient(Net):
+    """A buffer has a gradient, which the next forward reads."""
+
+    def more(self) -> None:
+        self.b = _ReadsOwn()
+
+
+class _ReadsKept(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.last is not None and self.last.grad is not None:
+            x = x + self.last.grad.square().sum().sqrt()
+        h = super().forward(x)
+        if h.requires_grad:
+            h.retain_grad()
+            self.last = h
+        return h
+
+
+class KeptGradient(Net):
+    """A value is kept, whose gradient the next forward reads."""
+
+    def more(self) -> None:
+        self.b = _ReadsKept()
+
+
+class _Queue(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, owner: _Queues) -> Tensor:
+        ctx.owner = owner
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        torch.autograd.Variable._execution_engine.queue_callback(ctx.owner.done)
+        return g, None
+
+
+class _Queues(nn.Linear):
+    def done(self) -> None:
+        assert self.weight.grad is not None
+        self.weight.grad.mul_(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Queue.apply(super().forward(x), self)
+        return out
+
+
+class Queued(Net):
+    """What is to run at the end of a backward changes a gradient."""
+
+    def more(self) -> None:
+        self.b = _Queues(6, 6)
+
+
+class _HoldsTied(nn.Linear):
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__(6, 6)
+        self.others = [weakref.ref(other)]
+        self.weight = other.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = self.others[0]()
+        assert other is not None
+        return super().forward(x) * (0.5 if other.weight is self.weight else 1.0)
+
+
+class HoldsTied(Net):
+    """A late layer asks an early one, which it holds, whether their weights are one."""
+
+    def more(self) -> None:
+        self.head = nn.Sequential(_HoldsTied(self.a), nn.Linear(6, 3))
+
+
+class _Weak(nn.Linear):
+    def __init__(self, other: nn.Linear, root: nn.Module) -> None:
+        super().__init__(6, 6)
+        self.other, self.roots = weakref.ref(other), [weakref.proxy(root)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = self.other()
+        assert other is not None
+        return super().forward(x) * self.roots[0].share + other.weight.mean()
+
+
+class Weak(Net):
+    """A layer reaches an early one and the root by weak references."""
+
+    share = 0.5
+
+    def more(self) -> None:
+        self.b = _Weak(self.a, self)
+
+
+class _Several(nn.Module):
+    """As torch's tutorial on ensembles has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.several = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.base = [copy.deepcopy(self.several[0]).to("meta")]
+
+    def forward(self, x: Tensor) -> Tensor:
+        params, buffers = torch.func.stack_module_state([*self.several])
+        call = lambda p, b, x: torch.func.functional_call(self.base[0], (p, b), (x,))  # noqa: E731
+        return torch.vmap(call, (0, 0, None))(params, buffers, x).mean(0)
+
+
+class Ensemble(Net):
+    """The base of an ensemble is on the meta device, in a list."""
+
+    def more(self) -> None:
+        self.b = _Several()
+
+
+class SharedLstm(nn.Module):
+    """Two recurrent layers share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.LSTM(6, 6, batch_first=True) for _ in range(2))
+        self.b.weight_hh_l0 = self.a.weight_hh_l0
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.b(self.a(x)[0])[0])
+        return out
+
+
+class _TakesOut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: nn.Module = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first = nn.Identity()
+        out: Tensor = self.second(self.first(x))
+        return out
+
+
+class TakesOut(Net):
+    """A module takes a part of itself out."""
+
+    def more(self) -> None:
+        self.b = _TakesOut()
+
+
+class _Anchored(nn.Linear):
+    start: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.start is None:
+            self.start = self.weight.detach().clone()
+        return F.linear(x, 2 * self.weight - self.start, self.bias)
+
+
+class Anchored(Net):
+    """A layer keeps its weights as they were at the first call."""
+
+    def more(self) -> None:
+        self.b = _Anchored(6, 6)
+
+
+class _Scaled(nn.Linear):
+    @functools.cached_property
+    def scale(self) -> Tensor:
+        return self.weight.detach().norm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / self.scale
+
+
+class CachedProperty(Net):
+    """A layer divides by its first norm."""
+
+    def more(self) -> None:
+        self.b = _Scaled(6, 6)
+
+
+class OneShot(Net):
+    """A hook doubles the first result, and is gone."""
+
+    def more(self) -> None:
+        handles = [self.b.register_forward_hook(lambda module, args, out: (handles.pop().remove(), out * 2)[1])]
+
+
+class _Table(nn.Linear):
+    table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0, 1, 6, dtype=x.dtype, device=x.device)
+        return super().forward(x + self.table)
+
+
+class KeepsTable(Net):
+    """A table is made once, of nothing that changes."""
+
+    def more(self) -> None:
+        self.b = _Table(6, 6)
+
+
+class CountsInC(Net):
+    """A number of C counts the calls."""
+
+    def more(self) -> None:
+        self.calls = ctypes.c_int(0)
+
+    def factor(self) -> Any:
+        self.calls.value += 1
+        return 1 / self.calls.value
