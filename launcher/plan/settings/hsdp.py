@@ -113,7 +113,8 @@ def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
         verb = "stays" if small == 1 else "stay"
         how = "together" if job.parallel.comm_fusion.openstate else "each by itself"
         text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} unsharded"
-        yield Note(f"{KEY}.threshold", f"{text}, their gradients are summed {how}")
+        summed = "its gradient is summed" if small == 1 else f"their gradients are summed {how}"
+        yield Note(f"{KEY}.threshold", f"{text}, {summed}")
 
     ragged = [p for p in params if p.spec.shape and p.spec.shape[0] % n]
     cut = [p.name for p in ragged if p.sharded]
