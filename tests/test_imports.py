@@ -123,7 +123,7 @@ OPEN = {
         "cast", "chunked", "export", "full_tensors", "manifest", "read", "store", "transform", "verify", "write",
     },
     "launcher.parallel": {
-        "broadcast", "byte_collectives", "compile", "grad_norm", "half_precision", "mesh", "output_share",
+        "broadcast", "byte_collectives", "compile", "digests", "grad_norm", "half_precision", "mesh", "output_share",
         "parallel_model", "recompute", "sequence", "split_backward", "stages",
     },
 }  # fmt: skip

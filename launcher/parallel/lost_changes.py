@@ -35,8 +35,8 @@ class Used:
 class LostChanges:
     """Stored weights, by id, of which a module has changed ``requires_grad``, or values, while it ran.
 
-    ``differences`` are on an accelerator: for some weights the largest difference of each from its copy.
-    Reading them makes the CPU wait.
+    ``differences`` are on an accelerator: for some weights a positive number if a value has changed. Reading
+    them makes the CPU wait.
     """
 
     toggled: set[int] = field(default_factory=set)
@@ -71,11 +71,19 @@ class LostChanges:
             apart = torch._foreach_norm(torch._foreach_sub(copies, kept), torch.inf)
             self.differences.append((tuple(id(p.stored) for p in some), torch.stack(apart)))
 
+    def differ(self, weights: Sequence[torch.Tensor], before: torch.Tensor, after: torch.Tensor) -> None:
+        """Note the ``weights`` whose ``digests`` differ."""
+        ids, changed = tuple(map(id, weights)), before != after
+        if changed.device.type == "cpu":
+            self.overwritten.update(i for i, differs in zip(ids, changed.tolist(), strict=True) if differs)
+        else:
+            self.differences.append((ids, changed.double()))
+
     def largest(self) -> torch.Tensor | None:
         """Return the largest of the ``differences`` (fp64, 0-d, on their device); ``None`` without any."""
         if not self.differences:
             return None
-        return torch.cat([apart for _, apart in self.differences]).nan_to_num(0.0, torch.inf).max().double()
+        return torch.cat([apart.double() for _, apart in self.differences]).nan_to_num(0.0, torch.inf).max()
 
     def settle(self, any_differs: bool) -> None:
         """Forget the ``differences``; if ``any_differs``, note the weights they are of first."""

@@ -14,6 +14,7 @@ from torch import nn
 from launcher.optional import matrices
 from launcher.parallel.compile import compile_modules
 from launcher.parallel.deferred_init.fill import FullTensorOf, fill
+from launcher.parallel.digests import digests
 from launcher.parallel.dispatch.training_mode import Modes
 from launcher.parallel.fsdp.gather import GatherOrder, Prefetch, agree
 from launcher.parallel.fsdp.reduce import ReduceOrder
@@ -21,7 +22,7 @@ from launcher.parallel.fsdp.shard import HalfWeights, half_weights, shard
 from launcher.parallel.gradient_buckets import Bucketed, fuse, sums
 from launcher.parallel.half_precision import narrow_frozen
 from launcher.parallel.lost_changes import LostChanges
-from launcher.parallel.mesh import Meshes
+from launcher.parallel.mesh import Meshes, local
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.placement_check import check
 from launcher.parallel.rank_agreement import check_agreement
@@ -195,6 +196,18 @@ class ParallelModel:
         return len(self.plan.stages) > 1
 
     @cached_property
+    def _used_by_stages(self) -> list[torch.Tensor]:
+        """The parameters that stages compute with, no copies, and that no forward changed in the plan."""
+        copied = {id(w.kept) for half in self.halves for w in half.weights}
+        changes = {*self.plan.observed.changed}
+        rows = self._parameters if self.staged else []
+        return [
+            t
+            for placed, t in rows
+            if not placed.sharded and id(t) not in copied and changes.isdisjoint(placed.names)
+        ]
+
+    @cached_property
     def _parameters(self) -> list[tuple[Placed, torch.Tensor]]:
         return [(placed, t) for placed, t in self.named() if not placed.buffer]
 
@@ -224,12 +237,17 @@ class ParallelModel:
         for weights in self.weights:
             weights.gather()
         memory = [(t, t.data_ptr()) for _, t in self._parameters if self.staged and type(t) is nn.Parameter]
+        whole = self._used_by_stages if torch.is_grad_enabled() else []
+        before = digests([*map(local, whole)]) if whole else None
         with ExitStack() as stack:
             for low in self.halves:
                 stack.enter_context(low.running())
             yield
-        # autograd refuses a backward after a write in place, but not after an exchange of the memory
-        self.changed.overwritten.update(id(t) for t, before in memory if t.data_ptr() != before)
+        # autograd refuses a backward after a write in place, but not after an exchange of the memory, or a
+        # write through ``weight.data``
+        self.changed.overwritten.update(id(t) for t, at in memory if t.data_ptr() != at)
+        if before is not None:
+            self.changed.differ(whole, before, digests([*map(local, whole)]))
         self.prefetch.end()
         if not torch.is_grad_enabled():
             for weights in self.weights:

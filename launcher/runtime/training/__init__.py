@@ -13,6 +13,7 @@ __all__ = [
     "pipeline",
     "profiler",
     "progress",
+    "replicas",
     "save",
     "save_thread",
     "session",

@@ -9,6 +9,7 @@ import xxhash
 from torch import Tensor
 
 from launcher.errors import RunError
+from launcher.parallel.digests import digests
 from launcher.parallel.mesh import local
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.module_names import listed
@@ -33,10 +34,12 @@ def check_replicas(s: Session) -> None:
     for placed, t in s.model.named():
         if copies := _copies(placed.layout, s.world.rank):
             groups.setdefault(copies, {})[placed.name] = local(t.detach())
-    digests = {copies: _digests(tensors) for copies, tensors in groups.items()}
+    common = [t for tensors in groups.values() for t in tensors.values()]
+    numbers = iter(digests(common).tolist() if common else [])
+    own = {copies: {name: next(numbers) for name in tensors} for copies, tensors in groups.items()}
 
     # one number for each group of ranks: nearly always they are equal
-    mine = {copies: xxhash.xxh3_64_intdigest(repr(each).encode()) for copies, each in digests.items()}
+    mine = {copies: xxhash.xxh3_64_intdigest(repr(each).encode()) for copies, each in own.items()}
     every = all_gather(mine, dict[str, int])
     pairs = {pair for theirs in every for pair in theirs.items()}
     odd = {copies for copies, n in Counter(copies for copies, _ in pairs).items() if n > 1}
@@ -44,7 +47,7 @@ def check_replicas(s: Session) -> None:
         return
 
     # the weights, and the ranks
-    shown = {copies: each for copies, each in digests.items() if copies in odd}
+    shown = {copies: each for copies, each in own.items() if copies in odd}
     kinds: dict[tuple[str, str], dict[int, list[int]]] = {}
     for rank, theirs in enumerate(all_gather(shown, dict[str, dict[str, int]])):
         for copies, each in theirs.items():
@@ -72,20 +75,3 @@ def _copies(layout: Layout, rank: int) -> str:
         return ""
     first = layout.grid.rank(**at | dict.fromkeys(free, 0) | {"pp": stages[0]})
     return f"{first} {stages}"
-
-
-def _digests(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """Digests of bytes: by xxhash on a CPU; on an accelerator sums of integers, which come in one copy."""
-    if all(t.device.type == "cpu" for t in tensors.values()):
-        return {n: xxhash.xxh3_64_intdigest(_bytes(t)) for n, t in tensors.items()}
-    sums = [_integers(t).sum(dtype=torch.int64) for t in tensors.values()]
-    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True))
-
-
-def _bytes(t: Tensor) -> memoryview:
-    return memoryview(t.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-def _integers(t: Tensor) -> Tensor:
-    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return t.contiguous().reshape(-1).view(kinds.get(t.element_size(), torch.uint8))

@@ -27,7 +27,7 @@ def steps(world: World, j: Job, plan: Plan, folder: Path) -> str:
     return save.save(s, None).name
 
 
-@pytest.mark.parametrize("name", [name for name in LOSE if name != "stages"])
+@pytest.mark.parametrize("name", LOSE)
 def test_a_write_through_data_is_found(name: str, tmp_path: Path) -> None:
     j = job_of(LOSE[name], 4, "write")
     with pytest.raises(RanksFailed) as failed:
