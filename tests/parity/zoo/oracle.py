@@ -109,9 +109,9 @@ def _replica(
     replicas: _Replicas,
 ) -> Trained:
     torch.set_default_dtype(torch.float64)
-    model = _built(build, start, terms.seed)
+    model, built = _built(build, start, terms.seed)
     model.train()  # as every loop begins; it may change weights
-    built = _kept({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    built = built or _kept({**dict(model.named_parameters()), **dict(model.named_buffers())})
     _load(model, start)
     optimizer = _optimizer(model, terms.optim)
     order = _order(terms)
@@ -141,22 +141,25 @@ class _Draws(TorchDispatchMode):
         return out
 
 
-def _built(build: Callable[[], nn.Module], start: Mapping[str, Tensor], seed: int) -> nn.Module:
-    """The model after its constructor has drawn the numbers of ``start``, so that what it reads off them is right."""
+def _built(build: Callable[[], nn.Module], start: Mapping[str, Tensor], seed: int) -> tuple[nn.Module, Named]:
+    """The model after its constructor has drawn the numbers of ``start``, so that what it reads off them is right.
+
+    And the tensors of one that has drawn its own, which says what ``start`` should be like.
+    """
     mine, theirs = mp.Pipe()
     mp.get_context("fork").Process(target=_drawn, args=(build, list(start), seed, theirs), daemon=True).start()
     theirs.close()
     try:
-        known = {place: start[name] for place, name in pickle.loads(mine.recv_bytes()).items()}
+        places, plain = pickle.loads(mine.recv_bytes())
     except EOFError:
-        known = {}  # the constructor fails, here too
+        places, plain = {}, {}  # the constructor fails, here too, or its tensors cannot be sent
     torch.manual_seed(seed)
-    with _Draws(known):
-        return build()
+    with _Draws({place: start[name] for place, name in places.items()}):
+        return build(), plain
 
 
 def _drawn(build: Callable[[], nn.Module], names: Sequence[str], seed: int, end: Connection) -> None:
-    """Sends the draws of a constructor that stay in a tensor as they are, with its name.
+    """Sends the draws of a constructor that stay in a tensor as they are, with its name, and all tensors.
 
     In a process of its own, for a constructor may count how often it is called.
     """
@@ -170,7 +173,8 @@ def _drawn(build: Callable[[], nn.Module], names: Sequence[str], seed: int, end:
         for place, (out, drawn) in enumerate(draws.drawn)
         if not out.is_meta and (out.data_ptr(), out.shape) in tensors and torch.equal(out, drawn)
     }
-    end.send_bytes(pickle.dumps(places))
+    model.train()  # as a loop does; it may change weights
+    end.send_bytes(pickle.dumps((places, _kept({**dict(model.named_parameters()), **dict(model.named_buffers())}))))
 
 
 def _step(
