@@ -233,9 +233,9 @@ def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) 
 
 
 def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
-    """Raises ``ValueError`` unless there is one record per rank and all agree.
+    """Raises ``ValueError`` unless each rank has one record and the records agree.
 
-    They agree if strategy, world size and key are the same, and if all ranks or none have extra tensors.
+    Records agree if they have the same strategy, world size and key, and if all or none have extra tensors.
     """
     first = records[0]
     ranks = sorted(r.rank for r in records)

@@ -280,14 +280,12 @@ def _changed(
             value = _changed(settings, part, data.get(own) or {}, value, f"{above}{own}.")
         out[own] = value
     if "num_labels" in changes:  # labels by name would decide
-        out = {
-            key: value for key, value in out.items() if key not in ("id2label", "label2id") or key in changes
-        }
+        out = {key: value for key, value in out.items() if key not in LABELS or key in changes}
     return _fit_lists(settings, written, data, out, changes, above)
 
 
 def _settable(written: PreTrainedConfig, key: str) -> bool:
-    """Whether ``key`` is a value of the config that its file can have: no method, nothing computed."""
+    """Return true if the file of the config can set ``key``: it is no method and is not computed."""
     mine = getattr(type(written), key, None)
     computed = isinstance(mine, property) and mine.fset is None
     return hasattr(written, key) and not callable(mine) and not computed

@@ -14,15 +14,14 @@ from torch import nn
 from launcher.optional import matrices
 from launcher.parallel.compile import compile_modules
 from launcher.parallel.deferred_init.fill import FullTensorOf, fill
-from launcher.parallel.digests import digests
 from launcher.parallel.dispatch.training_mode import Modes
+from launcher.parallel.forward_changes import ForwardChanges, forward_changes
 from launcher.parallel.fsdp.gather import GatherOrder, Prefetch, agree
 from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import HalfWeights, half_weights, shard
 from launcher.parallel.gradient_buckets import Bucketed, fuse, sums
 from launcher.parallel.half_precision import narrow_frozen
-from launcher.parallel.lost_changes import LostChanges
-from launcher.parallel.mesh import Meshes, local
+from launcher.parallel.mesh import Meshes
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.placement_check import check
 from launcher.parallel.rank_agreement import check_agreement
@@ -36,7 +35,6 @@ from launcher.parallel.trace.code_between_modules import Tracer
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Layout
-from launcher.plan.values.module_names import listed
 from launcher.plan.values.optimizer import ParamGroup
 from launcher.plan.values.tensor_spec import TensorSpec
 
@@ -84,9 +82,9 @@ class ParallelModel:
     statistics: Statistics
     halves: list[HalfWeights]
     modes: Modes
+    changes: ForwardChanges
     compiled: CompileTimes | None = None
     weights: list[matrices.Weights] = field(default_factory=list)
-    changed: LostChanges = field(default_factory=LostChanges)
 
     def train(self) -> None:
         """Set training mode, as ``model.train()`` of the full model sets it for the modules of this rank."""
@@ -103,9 +101,7 @@ class ParallelModel:
 
     def named(self) -> list[tuple[Placed, torch.Tensor]]:
         """Return this rank's tensors, the first copy of each, in the plan's order."""
-        later_first = reversed(self.parts)  # so that the first copy overwrites later ones
-        by_name = {p.name: (p, t) for part in later_first for p, _, t in part.named(self.plan.params)}
-        return [by_name[p.name] for p in self.plan.params if p.name in by_name]
+        return named(self.parts, self.plan)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Return every copy of every trainable parameter, for the optimizer.
@@ -132,85 +128,6 @@ class ParallelModel:
     def _names(self) -> frozenset[str]:
         return frozenset(p.name for p in self.plan.params)
 
-    @property
-    def unread(self) -> bool:
-        """True if ``lost`` would have to read what a device compared."""
-        return bool(self.statistics.apart) or any(one.differences for one in self._lost)
-
-    def largest_loss(self) -> torch.Tensor:
-        """Return a number (fp64, 0-d): positive if ``lost`` has to read what a device compared."""
-        largest = [d for one in self._lost if (d := one.largest()) is not None]
-        largest += [apart.any().double() for _, apart in self.statistics.apart]
-        return torch.stack(largest).max() if largest else torch.zeros((), dtype=torch.float64)
-
-    def lost(self, any_differs: bool = True) -> str:
-        """Return what forwards have changed where ranks cannot follow, and the way out; "" if nothing.
-
-        ``any_differs``: whether ``largest_loss`` is positive, for callers that know it. What was compared is
-        forgotten.
-        """
-        for one in self._lost:
-            one.settle(any_differs)
-        toggled, overwritten = self._toggled(), self._overwritten()
-        apart = self.statistics.differing() if any_differs else []
-        self.statistics.apart.clear()
-        one_rank = "or train with one rank in fp32"
-        if toggled:
-            text = f"the forward changed requires_grad of {listed(toggled)}"
-            cure = f"freeze it in the constructor, or detach() its output, {one_rank}"
-        elif overwritten:
-            text = f"the forward changed {listed(overwritten)}"
-            cure = f"let the forward compute with a copy, {one_rank}"
-        elif apart:
-            text = f"the forward changed {listed(apart)} by the samples of one data-parallel rank"
-            cure = "compute it from all samples, or train with one data-parallel rank"
-        else:
-            return ""
-        return f"{text}, and this layout would train to other numbers; {cure}"
-
-    def _overwritten(self) -> list[str]:
-        """Return the parameters whose values a forward has changed where ranks cannot follow."""
-        lost = set().union(*(one.overwritten for one in self._lost))
-        return [placed.name for placed, t in self._parameters if id(t) in lost]
-
-    def _toggled(self) -> list[str]:
-        """Return the parameters whose ``requires_grad`` a forward has set where ranks cannot follow.
-
-        A step may compute with copies of the parameters that are trained; in a pipeline forwards come before
-        the backward of earlier micro batches.
-        """
-        lost = set().union(*(one.toggled for one in self._lost))
-        return [
-            placed.name
-            for placed, t in self._parameters
-            if id(t) in lost or (self.staged and t.requires_grad != placed.trainable)
-        ]
-
-    @property
-    def _lost(self) -> list[LostChanges]:
-        return [self.changed, *(order.lost for order in self.orders), *(low.lost for low in self.halves)]
-
-    @property
-    def staged(self) -> bool:
-        """True if forwards come before the backward of earlier micro batches, which uses the same weights."""
-        return len(self.plan.stages) > 1
-
-    @cached_property
-    def _used_by_stages(self) -> list[torch.Tensor]:
-        """The parameters that stages compute with, no copies, and that no forward changed in the plan."""
-        copied = {id(w.kept) for half in self.halves for w in half.weights}
-        changes = {*self.plan.observed.changed}
-        rows = self._parameters if self.staged else []
-        return [
-            t
-            for placed, t in rows
-            if not placed.sharded and id(t) not in copied and changes.isdisjoint(placed.names)
-        ]
-
-    @cached_property
-    def _parameters(self) -> list[tuple[Placed, torch.Tensor]]:
-        return [(placed, t) for placed, t in self.named() if not placed.buffer]
-
     def param_groups(self) -> list[tuple[ParamGroup, list[tuple[str, nn.Parameter]]]]:
         """Return the trainable parameters by the plan's groups, without those that are empty on this rank."""
         at = {name: i for i, group in enumerate(self.plan.param_groups) for name in group.names}
@@ -236,18 +153,11 @@ class ParallelModel:
             order.compares = torch.is_grad_enabled()
         for weights in self.weights:
             weights.gather()
-        memory = [(t, t.data_ptr()) for _, t in self._parameters if self.staged and type(t) is nn.Parameter]
-        whole = self._used_by_stages if torch.is_grad_enabled() else []
-        before = digests([*map(local, whole)]) if whole else None
         with ExitStack() as stack:
+            stack.enter_context(self.changes.watching_stages())
             for low in self.halves:
                 stack.enter_context(low.running())
             yield
-        # autograd refuses a backward after a write in place, but not after an exchange of the memory, or a
-        # write through ``weight.data``
-        self.changed.overwritten.update(id(t) for t, at in memory if t.data_ptr() != at)
-        if before is not None:
-            self.changed.differ(whole, before, digests([*map(local, whole)]))
         self.prefetch.end()
         if not torch.is_grad_enabled():
             for weights in self.weights:
@@ -265,6 +175,13 @@ class ParallelModel:
         for tied in self.ties:
             tied.reduce()
         self.statistics.share()
+
+
+def named(parts: list[StagePart], plan: Plan) -> list[tuple[Placed, torch.Tensor]]:
+    """Return the tensors of a rank's ``parts``, the first copy of each, in the plan's order."""
+    later_first = reversed(parts)  # so that the first copy overwrites later ones
+    by_name = {p.name: (p, t) for part in later_first for p, _, t in part.named(plan.params)}
+    return [by_name[p.name] for p in plan.params if p.name in by_name]
 
 
 def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.device) -> ParallelModel:
@@ -301,6 +218,10 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     ties = tie(parts, plan, meshes)
 
     check(parts, plan, meshes.rank)
+    halves = [half_weights(part, plan) for part in parts]
+    shared = statistics(parts, plan, meshes)
+    copied_weights = [w.kept for half in halves for w in half.weights]
+    lost = [*(order.lost for order in orders), *(half.lost for half in halves)]
     return ParallelModel(
         plan=plan,
         meshes=meshes,
@@ -311,9 +232,10 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         reductions=[ReduceOrder(order, plan) for order in orders],
         buckets=buckets,
         ties=ties,
-        statistics=statistics(parts, plan, meshes),
-        halves=[half_weights(part, plan) for part in parts],
+        statistics=shared,
+        halves=halves,
         modes=modes,
+        changes=forward_changes(named(parts, plan), plan, copied_weights, lost, shared),
         compiled=compiled,
         weights=weights,
     )

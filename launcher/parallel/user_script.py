@@ -37,7 +37,7 @@ class Net(nn.Module):
             runner = "launcher.runtime.training.pipeline.PipelineRuntime(net.live, ...)"
             raise RuntimeError(f"one of {count} stages: {runner} runs them")
         out = self.stages[0](*inputs)
-        if text := self.live.lost():
+        if text := self.live.changes.take(any_difference=self.live.changes.unread):
             raise RunError(text)
         return out
 

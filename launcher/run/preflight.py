@@ -146,5 +146,5 @@ def _answers(checks: list[FileChecks], function: str) -> list[str]:
 
 
 def _reads(job: Job) -> bool:
-    """Whether a step opens the request's data. Steps that train copies of the run open their own data."""
+    """Returns true if a step opens the request's data. A step that trains a copy of the run opens its own."""
     return any(not verb(step).copies for step in job.steps.values())

@@ -91,6 +91,50 @@ class Replaced(Net):
             F.linear = plain
 
 
+class _Tanh(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) + x.tanh()
+
+
+class ReplacedInTorch(Net):
+    """The same, of a function of ``torch``."""
+
+    def more(self) -> None:
+        self.b = _Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, plain = self.a(x), torch.tanh
+        torch.tanh = lambda *args: plain(*args) * 0.5
+        try:
+            return self.head(self.b(h))
+        finally:
+            torch.tanh = plain
+
+
+class ReplacedMethod(ReplacedInTorch):
+    """The same, of a method of tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, plain = self.a(x), Tensor.tanh
+        Tensor.tanh = lambda *args: plain(*args) * 0.5
+        try:
+            return self.head(self.b(h))
+        finally:
+            Tensor.tanh = plain
+
+
+class ReplacedForward(ReplacedInTorch):
+    """The same, of the forward of a class."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, plain = self.a(x), _Tanh.forward
+        _Tanh.forward = lambda *args: plain(*args) * 0.5
+        try:
+            return self.head(self.b(h))
+        finally:
+            _Tanh.forward = plain
+
+
 class Dual(Net):
     """A layer runs on dual numbers of forward-mode differentiation."""
 

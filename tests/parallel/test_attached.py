@@ -20,26 +20,31 @@ NODE = (
     "the weights that it belongs to, so hooks of the node are not called; use register_hook or "
     "register_post_accumulate_grad_hook of the weight instead"
 )
-MODE, DUAL = "a mode of its own ({})", "a level of forward-mode differentiation"
-OTHER = "another function in the place of torch.nn.functional.linear"
+MODE, DUAL = "the mode {}", "a level of forward-mode differentiation"
+OTHERS = {
+    "Replaced": "another function in the place of torch.nn.functional.linear",
+    "ReplacedInTorch": "another function in the place of torch.tanh",
+    "ReplacedMethod": "another function in the place of torch.Tensor.tanh",
+    "ReplacedForward": "another forward of _Tanh",
+}
 UNCUT = (
-    "parallel.pipeline.stage_config: cannot trace the code between the named modules of {}: it is under {}, which no "
-    "stage would see; name a larger module in stage_config, so that this code runs inside it"
+    "parallel.pipeline.stage_config: cannot trace the code between the named modules of {}: it is called under {}, "
+    "which its stage would not have; name a larger module in stage_config, so that this code runs inside it"
 )
 ONCE = (
-    "parallel.recompute.modules: b cannot be recomputed in the backward: it is called under {}, which is gone by then "
-    "(try: parallel.recompute=null)"
+    "parallel.recompute.modules: b cannot be recomputed in the backward: it is called under {}, which is gone when it "
+    "runs again (try: parallel.recompute=null)"
 )
 REFUSED = {
     ("NodeHooked", "one"): f"model: node {NODE}",
     ("TwoHooked", "one"): f"model: a hook of a.weight {NODE}\nmodel: a hook of b.weight {NODE}",
     ("FunctionMode", "cut"): UNCUT.format("FunctionMode", MODE.format("_Halves")),
     ("DispatchMode", "cut"): UNCUT.format("DispatchMode", MODE.format("_HalvesProducts")),
-    ("Replaced", "cut"): UNCUT.format("Replaced", OTHER),
+    **{(net, "cut"): UNCUT.format(net, other) for net, other in OTHERS.items()},
     ("Dual", "cut"): UNCUT.format("Dual", DUAL),
     ("FunctionMode", "again"): ONCE.format(MODE.format("_Halves")),
     ("DispatchMode", "again"): ONCE.format(MODE.format("_HalvesProducts")),
-    ("Replaced", "again"): ONCE.format(OTHER),
+    **{(net, "again"): ONCE.format(other) for net, other in OTHERS.items()},
     ("Dual", "again"): ONCE.format(DUAL),
     ("Dual", "sharded"): (
         "model: b, head: called on dual numbers (torch.autograd.forward_ad), which the gathering of weights does not "
@@ -73,7 +78,7 @@ REFUSED = {
 JVP = "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
 """torch's forward mode scripts functions of its own when it is first used."""
 LAYOUTS = {"one": ONE, "cut": CUT, "again": AGAIN, "sharded": {**ONE, **SHARDED}}
-ONE_RANK = ["KeptGradient", "Queued", "HoldsTied", "Weak", "FunctionMode", "Dual", "Replaced"]
+ONE_RANK = ["KeptGradient", "Queued", "HoldsTied", "Weak", "FunctionMode", "Dual", *OTHERS]
 
 
 @pytest.mark.filterwarnings(JVP)

@@ -22,9 +22,9 @@ def rename(run: Path) -> None:
 
 def copied(run: Path) -> Path:
     """Another run with the same files, and a second copy to compare it with."""
-    for name in ("left", "other"):
-        shutil.copytree(run, run.parent / name, ignore=UNFINISHED)
-    return run.parent / "other"
+    left, other = run.parent / "left", run.parent / "other"
+    shutil.copytree(run, left, ignore=UNFINISHED)
+    return Path(shutil.copytree(left, other))  # not a second one of the run, which writes on
 
 
 def replace(run: Path) -> None:

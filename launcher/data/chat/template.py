@@ -225,7 +225,7 @@ def _refuse(text: str) -> None:
 
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_TOKENS = "special_tokens_map.json"
-"""Where earlier versions of transformers saved special tokens."""
+"""The file in which earlier versions of transformers saved special tokens."""
 BYTES_END = 256
 SHOWN = 60
 """The number of characters of a turn that a plan shows."""

@@ -14,7 +14,7 @@ from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.user_errors import owned
 
 SOME = 2
-"""The number of samples that are read from a user's class. Two of them show which dim counts samples."""
+"""The number of samples that are read from a user's class. Two are enough to find the batch dim."""
 
 
 def sample_specs(

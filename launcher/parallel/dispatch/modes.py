@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
@@ -115,30 +116,50 @@ def tree_map_only(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
 
 
 OURS = ("torch", "launcher")
+"""Packages whose modes and replaced functions are not the user's."""
+
+PLACES: tuple[tuple[str, Any], ...] = (
+    ("torch", torch),
+    ("torch.Tensor", torch.Tensor),
+    ("torch.nn.functional", functional),
+)
+"""Where code that computes with tensors finds its functions."""
 
 
 class Surroundings:
-    """What a call of a module takes from around it, beside arguments and state, at the time this is made."""
+    """What calls of modules depend on beside arguments and state, at the time when this is made.
 
-    def __init__(self) -> None:
+    That is: the modes, the dual level, the functions of torch, and the forwards of the model's classes.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         self._modes = _modes()
-        self._functions = {name: value for name, value in vars(functional).items() if callable(value)}
+        self._forwards = {kind: kind.forward for kind in {type(m) for m in model.modules()}}
+        self._functions = [dict(vars(place)) for _, place in PLACES]
         self._level = forward_ad._current_level
 
     def entered(self) -> str:
         """Return what the user's code has entered or replaced since then; "" for nothing."""
         for mode in _modes():
-            if type(mode).__module__.partition(".")[0] not in OURS and all(
-                mode is not m for m in self._modes
-            ):
-                return f"a mode of its own ({type(mode).__name__})"
+            if _is_users(type(mode)) and all(mode is not m for m in self._modes):
+                return f"the mode {type(mode).__name__}"
         if forward_ad._current_level > self._level:
             return DUAL
-        for name, was in self._functions.items():
-            now = getattr(functional, name, was)
-            if now is not was and (getattr(now, "__module__", None) or "torch").partition(".")[0] not in OURS:
-                return f"another function in the place of torch.nn.functional.{name}"
+        for kind, forward in self._forwards.items():
+            if kind.forward is not forward:
+                return f"another forward of {kind.__name__}"
+        for (path, place), before in zip(PLACES, self._functions, strict=True):
+            if vars(place) == before:  # compares identities first, which is fast
+                continue
+            for name, was in before.items():
+                now = vars(place).get(name, was)
+                if callable(was) and now is not was and _is_users(now):
+                    return f"another function in the place of {path}.{name}"
         return ""
+
+
+def _is_users(what: Any) -> bool:
+    return (getattr(what, "__module__", None) or "torch").partition(".")[0] not in OURS
 
 
 def _modes() -> list[Any]:

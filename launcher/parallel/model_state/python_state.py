@@ -36,7 +36,7 @@ BY_IDENTITY = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodTyp
 """Values that are equal only if they are the same object."""
 
 BYTES: tuple[type, ...] = (bytearray, array, memoryview, mmap, ctypes.c_int.__mro__[-2])
-"""Objects whose memory Python reads and writes; the last is the base class of numbers and structures of C."""
+"""Types whose bytes Python can change in place; the last is the base class of all types of ctypes."""
 
 CHANGED_IN_PLACE = (
     random.Random, np.random.Generator, np.random.RandomState, torch.Generator, np.ndarray, Iterator, *BYTES,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
@@ -42,9 +41,9 @@ PYTHONS = weakref.__file__.removesuffix("weakref.py")
 
 
 def strangers(model: nn.Module, away: Callable[[Tensor], bool] = lambda t: t.is_meta) -> list[Problem]:
-    """Return problems of tensors and modules that are kept where they get neither values nor a device.
+    """Return a problem for each tensor or module that is kept where the launcher cannot give it values.
 
-    ``away``: whether the constructor itself has put a tensor on the meta device, where it needs neither.
+    ``away`` returns true for a tensor that the constructor itself has put on the meta device: it needs none.
     """
     # other classes than plain modules and parameters
     for name, module in model.named_modules():
@@ -67,7 +66,7 @@ def strangers(model: nn.Module, away: Callable[[Tensor], bool] = lambda t: t.is_
                 out.setdefault(at, _itself(at, mine[id(item)]))
             elif isinstance(item, Node):
                 out.setdefault(at, _node(at, item))
-            elif isinstance(item, nn.Module) and not all(map(away, _own(item))):
+            elif isinstance(item, nn.Module) and id(item) not in known and not all(map(away, _own(item))):
                 out.setdefault(at, _no_submodule(at, item))
             elif isinstance(item, Tensor) and id(item) not in known and not isinstance(item, nn.Parameter):
                 text = (
@@ -122,41 +121,22 @@ def _itself(at: str, name: str) -> Problem:
     return Problem("model", f"{text}; get it from its module each time instead")
 
 
-class _Met(set[int]):
-    """Ids of modules that ``inside`` does not enter; ``met`` has those that it found."""
-
-    def __init__(self, ids: Iterable[int]) -> None:
-        super().__init__(ids)
-        self.met: dict[int, None] = {}
-
-    def __contains__(self, some: object) -> bool:
-        found = super().__contains__(some)
-        if found:
-            self.met[some] = None  # type: ignore[index]
-        return found
-
-
 def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    """Return modules that hold another one by a Python reference, each with a weight of that one.
-
-    Only weights that are its own, too.
-    """
-    modules = {id(m): (name, m) for name, m in model.named_modules()}
-    known = _Met(modules)
+    """Return modules that hold another one by a Python reference, with each weight that both have."""
+    paths = {id(m): name for name, m in model.named_modules()}
     out: dict[tuple[str, str], None] = {}
-    for path, module in modules.values():
-        known.met.clear()
-        for name, value in vars(module).items():
-            if name not in OWN and not isinstance(value, (*OPAQUE, Tensor)):
-                deque(inside(value, known), maxlen=0)
-        if not known.met:
+    for path, module in model.named_modules():
+        values = [v for n, v in vars(module).items() if n not in OWN and not isinstance(v, (*OPAQUE, Tensor))]
+        held = [m for v in values for m in inside(v, paths) if isinstance(m, nn.Module) and id(m) in paths]
+        if not held:
             continue
 
         # those outside of it, but not one around it, which has all that it has
         own, below = {id(p) for p in module.parameters()}, {id(m) for m in module.modules()}
-        for name, other in (modules[some] for some in known.met.keys() - below):
-            if all(m is not module for m in other.modules()):
-                out |= dict.fromkeys((path, n) for n, p in other.named_parameters(name) if id(p) in own)
+        for other in held:
+            if id(other) not in below and all(m is not module for m in other.modules()):
+                weights = other.named_parameters(paths[id(other)])
+                out |= dict.fromkeys((path, name) for name, p in weights if id(p) in own)
     return tuple(out)
 
 
@@ -180,7 +160,7 @@ def named(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
-    """Yield tensors, modules and autograd nodes in ``value``, but not those inside of ``known`` modules."""
+    """Yield tensors, modules and autograd nodes in ``value``, but nothing inside of ``known`` modules."""
     stack = [(value, 0)]
     seen = set[int]()
 
@@ -197,9 +177,9 @@ def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
         if isinstance(some, Tensor | Node):
             yield some
         elif isinstance(some, nn.Module):
+            yield some
             if id(some) in known:
                 continue
-            yield some
         if depth < DEPTH:
             stack += [(v, depth + 1) for v in _parts(some)]
 

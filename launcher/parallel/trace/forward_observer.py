@@ -181,7 +181,7 @@ class ForwardObserver(TorchFunctionMode):
         self.state_dicts: dict[str, None] = {}
         self.borrowed: dict[tuple[str, str], None] = {}
         self.under: dict[str, str] = {}
-        self._around = Surroundings()
+        self._around = Surroundings(model)
         self.world: dict[tuple[str, str], None] = {}
         self.global_draws = False
         self.moved = False
@@ -379,7 +379,7 @@ class ForwardObserver(TorchFunctionMode):
         return out
 
     def _owned(self, t: Tensor) -> bool:
-        """Whether ``t`` is a parameter or buffer of the model."""
+        """Return true if the model has ``t`` as a parameter or buffer."""
         return id(t) in self._names or bool(self.effects.buffer(t))
 
     def _inner(self, func: Any, args: Any, kwargs: Any) -> Inner:

@@ -271,7 +271,7 @@ class Capture(TorchFunctionMode):
         self.eager = False
         self.stream: bytes = b""
         self.hooks: Any = None
-        self.around = Surroundings()
+        self.around = Surroundings(root)
         self.modes_below = 0
         self.refused: Exception | None = None
 
@@ -319,7 +319,7 @@ class Capture(TorchFunctionMode):
             text = "it has hooks on what autograd saves (saved_tensors_hooks)"
             raise self.refuse(f"{text}, which no stage would see")
         if what := self.around.entered():
-            raise self.refuse(f"it is under {what}, which no stage would see")
+            raise self.refuse(f"it is called under {what}, which its stage would not have")
 
     def output(self, value: Any) -> None:
         self.values[self.graph.output(self.arg(value))] = value

@@ -173,7 +173,7 @@ def _seeded_forward(one: nn.Module, xs: Sequence[Tensor]) -> list[Any]:
 
 
 def _same(a: list[Any], b: list[Any]) -> bool:
-    """Whether all tensors of two results are equal."""
+    """Return true if all tensors of two results are equal."""
     return len(a) == len(b) and all(
         torch.equal(x, y) for x, y in zip(a, b, strict=True) if isinstance(x, Tensor)
     )

@@ -98,7 +98,7 @@ class _Members:
 
 
 def _weighs(module: nn.Module | None) -> bool:
-    """Whether a module has parameters."""
+    """Return true if a module has parameters."""
     return module is not None and any(True for _ in module.parameters())
 
 

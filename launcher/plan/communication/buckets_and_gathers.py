@@ -232,7 +232,7 @@ def _units(skeleton: ModelStructure, graph: Graph, limits: Limits) -> list[str]:
 
 
 def _alone(unit: str, names: list[str], scopes: Mapping[str, str | None], *, looks: bool) -> bool:
-    """Whether all parameters of ``unit``, by their ``names``, are used only while it runs.
+    """Returns true if ``unit`` runs whenever one of its parameters is used; ``names`` are theirs.
 
     A group contains all parameters of its module, so a single one that other code uses excludes all of them.
     A module that ``looks`` at tensor values may have used none of them in the trace, whose inputs are zeros.

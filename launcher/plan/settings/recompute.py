@@ -168,7 +168,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
             yield "it takes gradients itself"
     for name, what in graph.effects.under:
         if name == module:
-            yield f"it is called under {what}, which is gone by then"
+            yield f"it is called under {what}, which is gone when it runs again"
     for name in graph.effects.grads:
         if here(name):
             yield "it reads the .grad of a weight or buffer"

@@ -229,7 +229,7 @@ class EmbeddingLookup:
 
 
 DUAL = "a level of forward-mode differentiation"
-"""What ``Effects.under`` has for modules that are called on dual numbers."""
+"""The value in ``Effects.under`` of modules that are called on dual numbers."""
 
 
 @dataclass(frozen=True)

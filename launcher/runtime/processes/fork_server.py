@@ -163,7 +163,7 @@ class ForkServer:
 
 
 def _memory_limit() -> str:
-    """What ``ulimit -v`` allows, for a process that may have ended because of it; "" without a limit."""
+    """Returns a text with the limit of ``ulimit -v``, of which the process may have died; "" without one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return ""

@@ -212,9 +212,10 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     share = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor, measuring)
 
     # one all-reduce for the loss, the norm, requests to stop, and metrics
-    both, square = s.norm.squared_beside(torch.stack([share, s.model.largest_loss().to(share.device)]))
-    share, largest_loss = both.unbind()
-    if text := s.model.lost(any_differs=bool(largest_loss > 0)):
+    difference = s.model.changes.any_difference()
+    both, square = s.norm.squared_beside(torch.stack([share, difference.to(share.device)]))
+    share, difference = both.unbind()
+    if text := s.model.changes.take(any_difference=bool(difference > 0)):
         raise RunError(f"step {s.step + 1}: {text}. The weights were not touched")
     sums = torch.stack([share, square, torch.tensor(float(bool(s.world.stop_signal())))])
     if s.times is not None:

@@ -112,7 +112,8 @@ class PipelineRuntime:
         Gradients are complete and multiplied by ``loss_scale``. If ``measuring``, ``measured`` is updated.
         Raises ``RunError`` if an earlier forward has changed weights where ranks cannot follow.
         """
-        if text := self.model.lost(any_differs=self.model.unread):
+        changes = self.model.changes
+        if text := changes.take(any_difference=changes.unread):
             raise RunError(text)
         self.loss_scale, self.measuring = loss_scale, measuring
         self.count.start(targets if self.last else None)

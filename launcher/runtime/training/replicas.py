@@ -46,17 +46,21 @@ def check_replicas(s: Session) -> None:
     if not odd:
         return
 
-    # the weights, and the ranks
+    # by weight, the ranks that have each digest of it
     shown = {copies: each for copies, each in own.items() if copies in odd}
-    kinds: dict[tuple[str, str], dict[int, list[int]]] = {}
+    holders: dict[tuple[str, str], dict[int, list[int]]] = {}
     for rank, theirs in enumerate(all_gather(shown, dict[str, dict[str, int]])):
         for copies, each in theirs.items():
             for name, digest in each.items():
-                kinds.setdefault((copies, name), {}).setdefault(digest, []).append(rank)
-    wrong = {key: ranks for key, ranks in kinds.items() if len(ranks) > 1}
-    names = listed([*dict.fromkeys(name for _, name in wrong)])
-    between = sorted({r for of in wrong.values() for ranks in of.values() for r in ranks})
-    text = f"after step {s.step} {names} differs between the ranks {', '.join(map(str, between))}"
+                holders.setdefault((copies, name), {}).setdefault(digest, []).append(rank)
+
+    wrong, ranks = dict[str, None](), set[int]()
+    for (_, name), by_digest in holders.items():
+        if len(by_digest) > 1:
+            wrong[name] = None
+            ranks.update(*by_digest.values())
+    between = ", ".join(map(str, sorted(ranks)))
+    text = f"after step {s.step} {listed([*wrong])} differs between the ranks {between}"
     why = "a forward, a hook, a callback or the optimizer changed it by what only some of them have"
     cure = "change it by what all ranks have, or train with one data-parallel rank"
     raise RunError(
