@@ -26,7 +26,7 @@ def digests(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def weighted_sums(tensors: Sequence[Tensor]) -> Tensor:
-    """Return for each tensor the sum of its numbers as integers, each multiplied by a weight for its place."""
+    """Return for each tensor the sum of its numbers as integers, each times a weight for its place."""
     columns = torch.stack([_columns(_integers(t)) for t in tensors])
     return (columns * _weights(columns.device)).sum(1)
 
