@@ -16,6 +16,7 @@ from launcher.runtime.training import loop
 from launcher.runtime.training.monitored_metrics import Watched
 from launcher.runtime.training.profiler import FOLDER, ProfileWindow
 from launcher.runtime.training.replicas import check_replicas
+from launcher.runtime.training.save import report_late_state
 from launcher.runtime.training.session import Session
 
 
@@ -25,6 +26,7 @@ def run_on_ranks(step: Train, session: Session, job: Job) -> str:
     with torch.autograd.set_detect_anomaly(job.debug.anomaly):
         loop.train(session, training)
     check_replicas(session)
+    report_late_state(session)
     return ""
 
 

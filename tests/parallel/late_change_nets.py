@@ -44,21 +44,32 @@ class Changing(nn.Linear):
 
 
 class Restarting(nn.Linear):
-    """At call ``at`` it restarts from its samples: ``what`` is a weight, or a buffer that it adds."""
+    """At call ``at`` it restarts from its samples: ``what`` is a weight, a buffer that it adds, or another number."""
 
     middle: Tensor
+    passing: Tensor
 
     def __init__(self, what: str, at: int) -> None:
         super().__init__(6, 6)
         self.what, self.at, self.calls = what, at, 0
         self.register_buffer("middle", torch.zeros(6))
+        self.register_buffer("passing", torch.zeros(6), persistent=False)
+        self.number, self.loud, self.names = 0.0, False, ["a"]
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         if self.calls == self.at:
-            with torch.no_grad():
-                (self.weight if self.what == "weight" else self.middle).copy_(x.mean(0))
-        return super().forward(x + self.middle)
+            self.restart(x)
+        return super().forward(x + self.middle + self.passing + self.number)
+
+    @torch.no_grad()
+    def restart(self, x: Tensor) -> None:
+        if self.what == "number":
+            self.number = x.mean().item()
+        elif self.what == "same on all":
+            self.loud, self.names = True, [*self.names, "b"]
+        else:
+            {"weight": self.weight, "middle": self.middle, "passing": self.passing}[self.what].copy_(x.mean(0))
 
 
 class Restarts(nn.Module):

@@ -132,10 +132,10 @@ def test_a_loop_of_the_user_ends_at_the_step_after(name: str) -> None:
     assert on_ranks(LOSE[name].ranks, own_loop, j, plan_job(j)) == [want] * LOSE[name].ranks
 
 
-def restarting(what: str, layout: Layout) -> Job:
+def restarting(what: str, layout: Layout, at: int = LATE) -> Job:
     return own(
         "late_change_nets.Restarts", [6], stages=0, train__batch_size=8, train__precision=layout.precision,
-        model={"_target_": "tests.parallel.late_change_nets.Restarts", "what": what, "at": LATE},
+        model={"_target_": "tests.parallel.late_change_nets.Restarts", "what": what, "at": at},
         parallel=layout.parallel | {"pipeline": {"micro_batch_num": 2}},
     )  # fmt: skip
 
@@ -198,3 +198,47 @@ def test_one_bit_of_one_copy_keeps_a_checkpoint_from_being_written(rank: int, tm
 def test_where_the_trained_weight_itself_is_used_it_is_frozen(layout: Layout, tmp_path: Path) -> None:
     j = job_of(layout, LATE)
     assert on_ranks(layout.ranks, rank_steps, j, plan_job(j), tmp_path) == [[True, True, False]] * layout.ranks
+
+
+NOTE = (
+    "{} changed after the first step, by a forward or a callback; no checkpoint contains it, so a resumed run resets "
+    "it; make a persistent buffer of it, or return it from get_extra_state"
+)
+APART = (
+    "{} differs between ranks that have the same module: if a forward reads it, this layout trains to other numbers "
+    "than one rank"
+)
+NOTED = {
+    "number": [NOTE.format("b.number"), APART.format("b.number")],
+    "passing": [NOTE.format("b.passing"), APART.format("b.passing")],
+    "same on all": [NOTE.format("b.loud, b.names")],
+}
+
+
+def texts_of(world: World, j: Job, plan: Plan, folder: Path) -> list[str]:
+    """What a training of five steps says when it saves, and when it saves again."""
+    rows: list[dict[str, Any]] = []
+    s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+    s.emit = rows.append
+    for _ in range(5):
+        loop.step(s, None)
+        s.step += 1
+        s.late_state.follow(s.model)
+    save.save(s, None)
+    save.report_late_state(s)
+    return [row["text"] for row in rows if "text" in row]
+
+
+@pytest.mark.parametrize("call", [4, 7, 10])
+@pytest.mark.parametrize("what", NOTED)
+def test_state_that_a_later_call_sets_is_noted_when_a_checkpoint_is_written(
+    what: str, call: int, tmp_path: Path
+) -> None:
+    j = restarting(what, FOLLOW["replicas"], call)
+    assert on_ranks(2, texts_of, j, plan_job(j), tmp_path) == [NOTED[what], []]
+
+
+@pytest.mark.parametrize("layout", [*FOLLOW.values(), *LOSE.values()], ids=[*FOLLOW, *LOSE])
+def test_nothing_is_noted_of_what_does_not_change(layout: Layout, tmp_path: Path) -> None:
+    j = job_of(layout, 1000)
+    assert on_ranks(layout.ranks, texts_of, j, plan_job(j), tmp_path) == [[]] * layout.ranks

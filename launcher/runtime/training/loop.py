@@ -88,6 +88,7 @@ def _train(s: Session, loop: Loop) -> None:
         with s.first_step.around(s.model.compiled):
             loss, norm = step(s, loop.clip, measuring=loud)
         s.step += 1
+        s.late_state.follow(s.model)
         if s.profile is not None:
             s.profile.after(s.step)
         if s.drill is not None:

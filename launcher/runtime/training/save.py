@@ -124,12 +124,13 @@ class Snapshot:
 def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
     """Writes a complete checkpoint or none, once the previous one is written. All ranks call it.
 
-    Raises ``RunError`` if ranks that have copies of a weight have other numbers in them. A ``saver`` writes
+    Raises ``RunError`` if the copies of a weight on several ranks differ. A ``saver`` writes
     the checkpoint from a copy in host memory: this returns once the copy is made, and ``finish`` and
     ``check`` raise the error of a failed write.
     """
     finish(s)
     check_replicas(s)
+    report_late_state(s)
     return save_unchecked(s, keep, saver)
 
 
@@ -145,6 +146,13 @@ def save_unchecked(s: Session, keep: int | None, saver: Saver | None = None) -> 
         saver.start(shot.write)
         s.writing = shot.final
     return shot.final
+
+
+def report_late_state(s: Session) -> None:
+    """Reports state of modules that no checkpoint contains; every rank calls it."""
+    for text in s.late_state.notes(s.model):
+        if s.world.rank == 0:
+            s.emit({"text": text})
 
 
 def _tell(s: Session) -> None:

@@ -21,6 +21,7 @@ from launcher.runtime.training.averaging import WeightAverage
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.callbacks import Callbacks
 from launcher.runtime.training.first_step import FirstStep
+from launcher.runtime.training.late_state import LateState
 from launcher.runtime.training.loss_scaling import Scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
 from launcher.runtime.training.pipeline import PipelineRuntime
@@ -82,3 +83,4 @@ class Session:
     measured: dict[str, float] = field(default_factory=dict)
     by_rank: dict[str, float] = field(default_factory=dict)
     first_step: FirstStep = field(default_factory=lambda: FirstStep(None))
+    late_state: LateState = field(default_factory=LateState)
