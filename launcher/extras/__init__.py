@@ -1,5 +1,5 @@
 """Optional parts, one folder each: the core imports none of them, and runs without them.
 
-It reaches them through the tables of ``launcher.optional``, and so do they each other: a folder can be
-deleted, and takes nothing with it but itself.
+The core reaches them through the tables of ``launcher.optional``, and they reach each other in the same way.
+A folder can be deleted, and everything else still works.
 """

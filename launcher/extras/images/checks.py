@@ -1,4 +1,4 @@
-"""The checks of image files that the core uses; each stands beside the reader of its files."""
+"""The checks of image files that the core calls."""
 
 from __future__ import annotations
 

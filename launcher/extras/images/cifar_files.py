@@ -1,4 +1,4 @@
-"""The batch files of CIFAR-10, in its python or binary form: found and checked."""
+"""Finds and checks the batch files of CIFAR-10, in their python or binary form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.job.schema.data import Cifar10
 from launcher.untrusted.files import irregular, opened, read_bytes, stands
 
 RECORD = 1 + 3 * 32 * 32
-LONGEST = 64 << 20  # bytes of a batch; the published ones have half as many
+LONGEST = 64 << 20  # the most bytes of a batch; the published batches have half as many
 FORMS = (("", "cifar-10-batches-py"), (".bin", "cifar-10-batches-bin"))
 NAMES = (
     "numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct", "numpy ndarray",
@@ -51,7 +51,7 @@ def find(root: str) -> Batches | None:
 def check_complete(file: Path, binary: bool) -> None:
     """Raises ``BadFile`` for a file that is missing or truncated, or a pickle that contains more than arrays.
 
-    Of a binary file it reads only the size.
+    Only the size of a binary file is checked.
     """
     if kind := irregular(file):
         raise BadFile(kind)
@@ -62,9 +62,9 @@ def check_complete(file: Path, binary: bool) -> None:
     if size > LONGEST:
         raise BadFile(f"{size} bytes; at most {LONGEST} are read")
     if binary and size % RECORD:
-        raise BadFile(f"cut off: {size} bytes are not a whole number of records of {RECORD}")
+        raise BadFile(f"cut off: {size} bytes are not a whole number of records of {RECORD} bytes")
     if not binary and _last_byte(file) != pickle.STOP:
-        raise BadFile(f"cut off: a pickle does not end as these {size} bytes do")
+        raise BadFile(f"cut off after {size} bytes: the end mark of a pickle is missing")
     if not binary:
         _check_names(file)
 
@@ -95,7 +95,7 @@ def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
 
     batches = find(settings.root)
     if batches is None:
-        text = "has no data_batch_1 or data_batch_1.bin, nor has the archive's folder in it"
+        text = "no data_batch_1 or data_batch_1.bin in this folder, or in the archive's folder in it"
         yield Problem("data.root", f"{settings.root}: {text}")
         return
 

@@ -18,7 +18,7 @@ Split = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """Decodes the text that Python 3 writes for bytes in old pickles."""
+    """Recovers the bytes that Python 3 wrote as text into a pickle of an old protocol."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"encoding {encoding!r} is not allowed")
     return text.encode("latin1")

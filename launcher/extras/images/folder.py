@@ -22,7 +22,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """``RandomCrop(crop, padding)``, then ``RandomHorizontalFlip(flip)``, as MindSpore has them."""
+    """``RandomCrop(crop, padding)``, then ``RandomHorizontalFlip(flip)``, as in MindSpore."""
 
     crop: int | None
     padding: int
@@ -32,7 +32,7 @@ class Augmentation:
         return self.crop is not None or self.flip > 0
 
     def __call__(self, pixels: Pixels, seed: int, epoch: int, number: int) -> Pixels:
-        """Augment an image; ``number`` counts images over all readers, in any order."""
+        """Augment image ``number`` of the data set. Random numbers depend on seed, epoch and number only."""
         # raw numbers of Philox, which numpy promises never to change
         stream = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch, number)))
         top, left, coin = stream.random_raw(3).tolist()

@@ -1,4 +1,4 @@
-"""Folders of images, one folder per class: listed, read, checked."""
+"""Lists, reads and checks folders of images, one folder per class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 class Listing:
     """The ``classes`` in order of their names, and the path of each of the ``images`` with its class number.
 
-    ``others``: files in class folders whose names are not those of images. Hidden files are left out.
+    ``others``: files in class folders that do not end in one of ``SUFFIXES``. Hidden files are left out.
     """
 
     classes: list[str]
@@ -51,7 +51,7 @@ def class_folders(root: str) -> list[str]:
 def listed(root: str, classes: list[str] | None = None) -> Listing:
     """Lists everything below ``root`` in order of names, whatever the file system's order.
 
-    ``classes`` numbers the classes if given; a folder not among them is skipped.
+    ``classes``, if given, are the classes in the order of their numbers; other folders are skipped.
     """
     names = class_folders(root)
     out = Listing(names if classes is None else classes)
@@ -101,7 +101,7 @@ def _head(file: BinaryIO) -> Image:
 
     image = Image.open(file, formats=("PNG", "JPEG"))
     if image.mode not in MODES:
-        raise BadFile(f"pixels of kind {image.mode}, of more than eight bits a channel")
+        raise BadFile(f"pixel mode {image.mode} is not supported; use eight bits a channel")
     return image
 
 
@@ -169,7 +169,9 @@ def _unfit(key: str, root: str) -> Iterator[Problem]:
         cure = f"data.root={os.path.join(root, 'train')} data.val={os.path.join(root, held_out)}"
         yield Problem(key, f"{root}: its folders are train and {held_out}, which are not classes", cure)
     elif not names:
-        yield Problem(key, f"{root}: has no folders; the images of each class are in a folder of that name")
+        yield Problem(
+            key, f"{root}: no folders in it; put the images of each class into a folder of its name"
+        )
 
 
 def _files(key: str, root: str, listing: Listing, settings: ImageFolder) -> Iterator[Problem]:
@@ -179,17 +181,15 @@ def _files(key: str, root: str, listing: Listing, settings: ImageFolder) -> Iter
         kinds = ", ".join(SUFFIXES)
         yield Problem(key, f"{root}: {_some(empty)}: no image ({kinds}); each folder is a class")
     elif not have:
-        yield Problem(key, f"{root}: has no image")
+        yield Problem(key, f"{root}: no image in it")
     if listing.others:
-        text = (
-            f"{_some(listing.others)}: {'not an image' if len(listing.others) == 1 else 'no images'} by name"
-        )
-        yield Problem(key, f"{text} ({', '.join(SUFFIXES)} are read); move them out of {root}")
+        text = f"{_some(listing.others)}: only {', '.join(SUFFIXES)} files are read as images"
+        yield Problem(key, f"{text}; move others out of {root}")
     yield from _heads(key, [path for path, _ in listing.images], settings)
 
 
 def _heads(key: str, paths: Sequence[str], settings: ImageFolder) -> Iterator[Problem]:
-    """Reports files that their headers show to be broken, and sizes that do not fit."""
+    """Reports files with broken headers, and images whose sizes do not fit the settings."""
     looked = list(paths)
     if len(paths) > HEADS:
         looked = [paths[i] for i in np.linspace(0, len(paths) - 1, HEADS).astype(int)]
@@ -213,23 +213,23 @@ def _sizes(sides: Mapping[str, tuple[int, int]], settings: ImageFolder, crops: b
     others = [path for path, both in sides.items() if both != (size, size)]
     if settings.resize is None and others:
         text = f"null: {_pixels(others, sides)}, and data.size is {size}"
-        how = "data.resize says how to resize them"
-        yield Problem("data.resize", f"{text}; {how}", "data.resize=bilinear")
+        yield Problem("data.resize", f"{text}; choose how to resize images", "data.resize=bilinear")
     if settings.crop is None or not crops:
         return
     cut, padding = settings.cut, settings.crop.padding
     small = sorted((min(both), path) for path, both in sides.items() if min(both) + 2 * padding < cut)
     if small:
         most = small[0][0] + 2 * padding
-        text = f"{_pixels([path for _, path in small], sides)}, too few with data.crop.padding={padding}"
+        text = f"{_pixels([path for _, path in small], sides)}, too small with data.crop.padding={padding}"
         resize = " data.resize=bilinear" if settings.resize is None and most != size else ""
         yield Problem("data.crop.size", f"{cut}: {text}", f"data.crop.size={most}{resize}")
 
 
 def _pixels(paths: Sequence[str], sides: Mapping[str, tuple[int, int]]) -> str:
+    """Describe the first of the images that do not fit, and count them."""
     width, height = sides[paths[0]]
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return f"{paths[0]}{more}: {width} x {height} pixels"
+    more = f" (one of {len(paths)} images that do not fit)" if len(paths) > 1 else ""
+    return f"{paths[0]} has {width} x {height} pixels{more}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""IDX files: read by their headers, and checked against them and each other."""
+"""Reads the headers of IDX files, and checks the files against their headers and each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 BYTES = 0x08
 INFLATED = 1 << 30
-"""The maximum bytes in a gzipped file, which is read into memory; the largest of EMNIST has half as many."""
+"""The most bytes that a gzipped file unpacks to, in memory; the largest file of EMNIST has half as many."""
 
 
 def find(root: str, name: str) -> Path | None:
@@ -78,7 +78,7 @@ def complete_shape(root: str, name: str, dims: int) -> tuple[int, ...]:
     expected = need % 2**32 if packed else need
     if have != expected:
         size = " x ".join(map(str, shape))
-        reason = "its end is missing" if packed else f"it has {have}"
+        reason = "its end is missing" if packed else f"the file has {have}"
         raise BadFile(f"cut off: its header promises {size} bytes, {need} with the header; {reason}")
     return shape
 
@@ -101,7 +101,7 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
         yield Problem("data.root", text)
         return
 
-    # check each pair of files; the size must hold the largest image of both
+    # check each pair of files; data.size must not be less than the largest image of both
     side = 0
     for images, labels in (TRAIN, TEST):
         shapes = []

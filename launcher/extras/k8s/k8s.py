@@ -22,9 +22,9 @@ from launcher.run.settle import home
 from launcher.run.submit_to_cluster import JOB, SKY
 
 CONTAINER = "pytorch"
-"""The name that a PyTorchJob expects."""
+"""The name that a PyTorchJob expects of its container."""
 PORT_NAME = "pytorchjob-port"
-LONGEST_NAME = 40  # of a name; pods append to it, and may have at most 63 letters
+LONGEST_NAME = 40  # characters; the names of pods are longer, and Kubernetes allows 63
 
 Values = dict[str, Any]
 
@@ -48,7 +48,7 @@ def metadata(settings: Kubernetes, called: str) -> Values:
 
 
 def pod_spec(settings: Kubernetes, script: str, gpus: int, port: int | None = None) -> Values:
-    """The pod of a node with ``gpus``; ``port``: a named one, for a PyTorchJob."""
+    """The pod of a node that requests ``gpus``; ``port``: the named port that a PyTorchJob needs."""
     mounts = [{"name": "shared", "mountPath": settings.mount}, {"name": "shm", "mountPath": "/dev/shm"}]
     container = _set(
         name=CONTAINER,
@@ -98,7 +98,7 @@ class NodeVariables:
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """The command of each of ``each`` ranks per node; ``folder``: its directory, ``setup``: lines before."""
+    """The command of each of the ``each`` ranks of a node, in ``folder``; ``setup``: lines to run first."""
 
     words: Sequence[str]
     folder: str
@@ -108,13 +108,17 @@ class NodeCommand:
 
 
 def script(command: NodeCommand, at: NodeVariables, stopped: int = REQUEUE, ends: Sequence[str] = ()) -> str:
-    """The script; ``stopped``: its exit code when told to stop; ``ends``: lines that adapt ``$code``."""
+    """The script of a node.
+
+    ``stopped``: its exit code if SIGTERM arrives before it starts ranks. ``ends``: lines that may change
+    ``$code``, with which the script exits.
+    """
     return "\n".join([*_head(command, at, stopped), *_ranks(command), *_wait(), *ends, 'exit "$code"']) + "\n"
 
 
 def _head(command: NodeCommand, at: NodeVariables, stopped: int) -> Iterator[str]:
     yield "set -u"
-    yield f"trap 'exit {stopped}' TERM  # before there are ranks nothing is lost"
+    yield f"trap 'exit {stopped}' TERM  # no rank has started, so nothing is lost"
     yield f"cd {quote(command.folder)} || exit 1"
     yield from command.setup
     variables: Mapping[str, object] = {
@@ -147,12 +151,12 @@ def _wait() -> Iterator[str]:
     yield 'for rank in "${ranks[@]}"; do'
     yield '    wait "$rank"'
     yield "    ended=$?"
-    yield '    while [ -n "$told" ]; do  # the signal has ended the waiting, not the rank'
+    yield '    while [ -n "$told" ]; do  # the signal has interrupted wait, not the rank'
     yield "        told="
     yield '        wait "$rank"'
     yield "        ended=$?"
     yield "    done"
-    yield f'    [ "$ended" -ge 0 ] || ended={REQUEUE}  # lost by bash: another start finds out'
+    yield f'    [ "$ended" -ge 0 ] || ended={REQUEUE}  # bash lost the exit code: start again'
     yield '    case "$ended" in'
     yield "        0) ;;"
     yield f'        {REQUEUE} | {KILLED}) [ "$code" -ne 0 ] || code={REQUEUE} ;;'
@@ -161,17 +165,17 @@ def _wait() -> Iterator[str]:
     yield "done"
 
 
-RANKS_JOB = "ranks"  # the one job of a JobSet
+RANKS_JOB = "ranks"  # the only job of a JobSet
 AGAIN = 138
 """The exit code of a pod that a PyTorchJob must restart: at least 128, and not used otherwise."""
-LATER_S = 10  # until rank 0 has ended too: a restarted pod must not join the old run
+LATER_S = 10  # seconds until rank 0 has ended too: a restarted pod must not join the old run
 
 
 @dataclass(frozen=True)
 class ClusterJob:
     """A run as a Kubernetes job.
 
-    ``name``: a valid name in Kubernetes; ``restarts``: how many after failures; ``gpus``: per node.
+    ``name``: a valid name in Kubernetes; ``restarts``: the most restarts after failures; ``gpus``: per node.
     """
 
     name: str
@@ -183,9 +187,10 @@ class ClusterJob:
 
 
 def jobset(job: ClusterJob) -> Values:
-    """All pods form one indexed Job: if one is told to stop or is lost, all are recreated.
+    """All pods form one indexed Job.
 
-    The Job then fails with a separate reason, and such restarts are not counted.
+    If a pod is stopped or lost, the Job fails with the reason PodFailurePolicy, and the JobSet recreates all
+    pods. These restarts do not count towards ``maxRestarts``.
     """
     first = f"{job.name}-{RANKS_JOB}-0-0.{job.name}"
     at = NodeVariables("$JOB_COMPLETION_INDEX", first, str(job.port))
@@ -215,12 +220,12 @@ def jobset(job: ClusterJob) -> Values:
 
 
 def pytorchjob(job: ClusterJob) -> Values:
-    """The operator sets RANK to the index of the pod out of WORLD_SIZE, and the address of the master."""
+    """The Kubeflow operator sets RANK to the index of the pod, and the master's address and port."""
     at = NodeVariables("$RANK", "$MASTER_ADDR", "$MASTER_PORT")
     ends = (
-        "# A PyTorchJob restarts only pods that end with 128 or more.",
+        "# A PyTorchJob restarts a pod only if its exit code is 128 or more.",
         f'if [ "$code" -eq {REQUEUE} ]; then',
-        f'    [ "$node" -eq 0 ] || sleep {LATER_S}  # the next start must not meet the rank 0 of this one',
+        f'    [ "$node" -eq 0 ] || sleep {LATER_S}  # restarted ranks must not find the old rank 0',
         f"    code={AGAIN}",
         'elif [ "$code" -ge 128 ]; then',
         "    code=1",
@@ -301,11 +306,11 @@ KINDS: dict[str, tuple[str, Callable[[ClusterJob], Values], str]] = {
     "pytorchjob": (JOB, pytorchjob, "kubectl apply -f"),
     "skypilot": (SKY, skypilot, "sky jobs launch"),
 }
-"""The file, its content, and the command that uses it."""
+"""The file of each kind, its content, and the command that submits it."""
 
 
 def problems(job: Job, outer: int | None) -> list[Problem]:
-    """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
+    """Problems that are known before the plan; ``outer``: the ranks that torchrun or srun has started."""
     settings = job.launch.k8s
     if settings is None:
         return []
@@ -314,14 +319,16 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
 
 
 def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
-    """Folders that the pods cannot see."""
+    """Problems of folders that the pods cannot see."""
     key, run = home(job)
     problems = []
     if not run.absolute().is_relative_to(settings.mount):
         text = f"{run}: the pods see only {settings.mount} ({KEY}.mount), and the run folder is outside it"
         problems.append(Problem(key, text))
     if not _workdir(settings).is_relative_to(settings.mount):
-        subject = "it" if settings.workdir is not None else f"the current folder {_workdir(settings)}"
+        subject = (
+            "this folder" if settings.workdir is not None else f"the current folder {_workdir(settings)}"
+        )
         text = (
             f"{settings.workdir or 'null'}: the pods see only {settings.mount} ({KEY}.mount), and {subject}"
         )
@@ -330,17 +337,17 @@ def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
 
 
 def _unlike(job: Job, settings: Kubernetes) -> list[Problem]:
-    """Settings that this kind of job does not support."""
+    """Problems of settings that this kind of job does not support."""
     problems = []
     if settings.kind == "skypilot" and settings.gpu is None and _gpus(job, settings, 1):
-        text = "null: SkyPilot requests GPUs by name, such as H100"
+        text = "null: SkyPilot requests GPUs by name; give one, such as H100"
         problems.append(Problem(f"{KEY}.gpu", text))
     if settings.kind == "skypilot" and settings.env_from is not None:
-        text = f"{settings.env_from}: a SkyPilot task has no Kubernetes Secrets"
-        problems.append(Problem(f"{KEY}.env_from", f"{text}; sky jobs launch --secret NAME passes variables"))
+        text = f"{settings.env_from}: a SkyPilot task cannot use Kubernetes Secrets"
+        problems.append(Problem(f"{KEY}.env_from", f"{text}; use sky jobs launch --secret NAME"))
     if settings.kind == "pytorchjob" and job.launch.max_restarts:
         again = "a PyTorchJob restarts a run that was stopped, not one that failed"
-        text = f"{job.launch.max_restarts}: {again}; a JobSet does"
+        text = f"{job.launch.max_restarts}: {again}; a JobSet restarts both"
         problems.append(Problem("launch.max_restarts", text))
     return problems
 
@@ -357,14 +364,14 @@ def _gpus(job: Job, settings: Kubernetes, each: int) -> int:
 
 
 def write(job: Job, plan: Plan, run: Path) -> str:
-    """Writes the request and the job into the run folder. Returns what to type."""
+    """Writes the request and the job into the run folder. Returns the command that submits the job."""
     settings = job.launch.k8s
     assert settings is not None
     each = frozen_request.write(job, plan, run)
     file, document, command = KINDS[settings.kind]
     called = cluster_job(job, settings, each, run.absolute())
-    about = (f"Written by launcher, for the run folder that it is in: {command} {run.absolute() / file}",)
-    for other in {JOB, SKY} - {file}:  # of a start with another kind
+    about = (f"Written by launcher for this run folder. To submit: {command} {run.absolute() / file}",)
+    for other in {JOB, SKY} - {file}:  # an earlier start may have written another kind
         (run / other).unlink(missing_ok=True)
     write_text(run / file, as_yaml(document(called), about))
     return f"{command} {run / file}"

@@ -1,6 +1,6 @@
 """Metric services, and the child process that feeds each.
 
-One child for all services could not keep what a run promises, which is that no service harms another one:
+With one child for all services, one service could harm the others:
 
 - A package that ends its process, or crashes in native code, would end all services. A new child could not
   tell which rows the others had sent, and would send some twice.
@@ -10,5 +10,6 @@ One child for all services could not keep what a run promises, which is that no 
   threads of one process share standard output.
 
 ``launcher.workers`` does not fit either: its children end with their parent at once, and a full connection
-makes the parent wait. A logger outlives a launcher that was killed, to send what it has, and never blocks it.
+makes the parent wait. A logger outlives a launcher that was killed, so that it can send the rows that it has,
+and it never blocks the launcher.
 """

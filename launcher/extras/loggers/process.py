@@ -1,7 +1,7 @@
-"""The child process of each logger: started, fed with rows, ended; what runs in it; the loggers of a run.
+"""Runs each logger in a child process: the launcher's side, and the code of the child.
 
-It is a process and not a thread: ranks are forked from this process, and a thread would not survive that; a
-package that hangs can be ended. Why each logger has its own: see ``launcher.extras.loggers``.
+A thread would not do: ranks are forked from the launcher, which threads do not survive, and a thread whose
+package hangs cannot be ended. ``launcher.extras.loggers`` says why each logger has its own process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CODE = "from launcher.extras.loggers.process import main; main()"
 __all__ = ["FOLDER", "LoggerProcess", "TensorBoard", "begun", "board", "end", "main", "problems"]
 
 MOST_WAITING = 10_000
-"""The most rows that wait for a logger; further rows are dropped."""
+"""The most rows that wait for a logger; while there are as many, new rows are dropped."""
 
 LOOK_S = 0.02
 
@@ -55,9 +55,9 @@ LOOK_S = 0.02
 class LoggerProcess:
     """A process that runs one logger.
 
-    ``begin``: the first message to ``worker``, with the logger's ``name``.
+    ``begin``: the first message to the child, with the logger's ``name``.
 
-    ``taken``: the number of rows that the logger has reported as taken.
+    ``taken``: the number of rows that the child has reported as logged.
     """
 
     def __init__(self, run: Path, begin: dict[str, Any]) -> None:
@@ -102,9 +102,8 @@ class LoggerProcess:
         self._hear()
         if len(self._waiting) >= MOST_WAITING:
             self._dropped += 1
-            self._warn(
-                "full", f"accepts no rows: {MOST_WAITING} wait for it, those from step {step} on are lost"
-            )
+            text = f"too slow: {MOST_WAITING} rows wait, and further rows are dropped, from step {step} on"
+            self._warn("full", text)
         else:
             self._sent += 1
             self._send(row)
@@ -115,13 +114,13 @@ class LoggerProcess:
         self._send(json.dumps({"ended": how}).encode())
 
     def busy(self) -> bool:
-        """Whether the process is still running; continues sending what waits."""
+        """Return true if the process still runs. Also sends waiting rows, as many as the pipe takes."""
         self._push()
         self._hear()
         return self._process.poll() is None
 
     def end(self, waited_s: float) -> None:
-        """Ends the process at once if it is running; warns about rows that it has not taken."""
+        """Kills the process if it still runs; warns of rows that it has not logged."""
         late = self.busy()
         if late:
             os.killpg(self.pid, signal.SIGKILL)
@@ -140,10 +139,10 @@ class LoggerProcess:
         if late and rows == self.taken:
             return f"did not end within {waited_s:g} s (logger.wait_s), and was stopped"
         if late:
-            return f"{lost} not sent within {waited_s:g} s (logger.wait_s); metrics.jsonl has all"
+            return f"{lost} not sent within {waited_s:g} s (logger.wait_s); metrics.jsonl has all rows"
         if code:
-            return f"its process ended with {code}, {lost} not sent; {self._log_file} may say why"
-        return f"{lost} not taken; metrics.jsonl has all" if rows > self.taken else ""
+            return f"its process ended with exit code {code}, {lost} not sent; see {self._log_file}"
+        return f"{lost} not logged; metrics.jsonl has all rows" if rows > self.taken else ""
 
     def _send(self, line: bytes) -> None:
         if self._open:
@@ -162,7 +161,7 @@ class LoggerProcess:
                 self._rows.close()
         except BlockingIOError:
             self._waiting.appendleft(line)
-        except OSError:  # it has ended; its news or its exit code say why
+        except OSError:  # the child has ended; its last message or its exit code says why
             self._waiting.clear()
             self._open = False
 
@@ -171,7 +170,7 @@ class LoggerProcess:
             while more := os.read(self._news, 1 << 16):
                 self._heard += more
         except BlockingIOError:
-            pass  # nothing more by now
+            pass  # no more messages yet
         *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
             news = json.loads(line)
@@ -188,7 +187,7 @@ class LoggerProcess:
 
 
 def end(processes: Sequence[LoggerProcess], how: str, wait_s: float) -> None:
-    """Ends all loggers within a common time limit."""
+    """Ends all loggers; together they have ``wait_s`` seconds to send their rows."""
     try:
         for one in processes:
             one.ended(how)
@@ -203,14 +202,14 @@ def end(processes: Sequence[LoggerProcess], how: str, wait_s: float) -> None:
 
 
 SPARE = 19
-"""The niceness, as training comes first."""
+"""The niceness of the child: training has priority."""
 WORKER_LOOK_S = 1.0
 EVERY_S = 1.0
 STDIN, CHUNK = 0, 1 << 16
 
 
 class RunLogger(Protocol):
-    """The interface of a logger; ``close`` gets how the run ended: done, failed, stopped or killed."""
+    """The interface of a logger; ``how`` is how the run ended: done, failed, stopped or killed."""
 
     def on_start(self, config: dict[str, Any], plan: str, folder: Path) -> None: ...
 
@@ -220,7 +219,7 @@ class RunLogger(Protocol):
 
 
 class News:
-    """Sends news to the launcher; drops them once the launcher has ended."""
+    """Sends messages to the launcher; drops them once the launcher has ended."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -249,7 +248,7 @@ def main() -> None:
     except (Exception, SystemExit) as error:  # a foreign package may raise anything
         news.tell(failed=user_error(error))
     sys.stdout.flush()
-    os._exit(failed)  # its threads and hooks have had their time
+    os._exit(failed)  # threads and exit hooks of the package could hang
 
 
 def _serve(begun: dict[str, Any], lines: Iterator[bytes], news: News) -> None:
@@ -327,7 +326,7 @@ def _log_rows(logger: RunLogger, lines: Iterator[bytes], news: News, first: Call
 
 
 def _follow(parent: int, seconds: float) -> None:
-    """Ends this process ``seconds`` after its parent, which would have ended it."""
+    """Ends this process ``seconds`` after its parent has died and can no longer end it."""
     while os.getppid() == parent:
         time.sleep(WORKER_LOOK_S)
     time.sleep(seconds)
@@ -344,7 +343,7 @@ NAMED_AFTER_THE_RUN = {"wandb": "project", "mlflow": "experiment", "trackio": "p
 
 
 def problems(job: Job) -> Iterator[Problem]:
-    """Problems of loggers whose packages are not installed."""
+    """A problem for each logger whose package is not installed."""
     for name, packages in PACKAGES.items():
         settings = getattr(job.logger, name)
         remote = name == "mlflow" and settings is not None and settings.tracking_uri is not None

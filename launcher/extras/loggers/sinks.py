@@ -38,7 +38,8 @@ LEFT_OUT = ("step", "steps")
 
 
 def tag(key: str) -> str:
-    """
+    """The name that a metric has in a logger.
+
     >>> tag("loss"), tag("val_loss"), tag("val_accuracy_ema")
     ('train/loss', 'val/loss', 'val/accuracy_ema')
     """
@@ -93,7 +94,7 @@ class WandbLogger:
             resume="allow",
             dir=str(folder / "loggers"),
             config=None if known else config,
-            # this process has no console output or training to record
+            # W&B would record this process, which does not train
             settings=wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True),
         )
         if not known:
@@ -144,9 +145,9 @@ class MLflowLogger:
         )
         made = self._client.create_run(where, run_name=settings.name or self._title)
         self._state["run_id"] = made.info.run_id
-        self._settle(config, plan)
+        self._log_settings(config, plan)
 
-    def _settle(self, config: dict[str, Any], plan: str) -> None:
+    def _log_settings(self, config: dict[str, Any], plan: str) -> None:
         from mlflow.entities import Param
 
         run = self._state["run_id"]
@@ -188,10 +189,10 @@ class TrackioLogger:
             project=self._settings.project,
             name=self._state["name"],
             space_id=self._settings.space_id,
-            config=config,  # Trackio keeps that of the last start
+            config=config,  # Trackio keeps the config of the last start
             resume="allow" if known else "never",
             embed=False,
-            auto_log_gpu=False,  # training's GPU use, not this process's
+            auto_log_gpu=False,  # training uses the GPUs, not this process
             auto_log_cpu=False,
         )
         if not known:
@@ -210,8 +211,9 @@ VERSION = "brain.Event:2"
 
 
 class TensorBoard:
-    """Takes every row of the metrics; ``before``: those of earlier starts, ``texts``: by title.
+    """Writes metrics as event files of TensorBoard.
 
+    ``before``: rows of earlier starts; they and the ``texts``, by title, are written if the folder is new.
     Each start writes a new file. A repeated step replaces its earlier values and those of all later steps.
     """
 
@@ -255,7 +257,7 @@ class TensorBoard:
         self._event(step=0, summary=text_pb(title, f"```\n{text}\n```"))
 
     def _again(self, step: int) -> None:
-        """Tells readers to skip earlier values of this step and later ones."""
+        """Tells readers to skip the values already written for ``step`` and later steps."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._event(step=step, session_log=SessionLog(status=SessionLog.START))

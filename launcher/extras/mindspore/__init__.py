@@ -1,1 +1,1 @@
-"""Checkpoints and strategies as MindSpore has them: one file per rank, functions of the same names."""
+"""Checkpoints and strategies in MindSpore's formats, and functions with MindSpore's names."""

@@ -43,8 +43,8 @@ Layouts = Callable[[Strategy], Strategy]
 class RankFileTransform:
     """A transform of rank files to the layout ``after``.
 
-    ``names`` maps each name in ``after`` to that in the source. ``stage`` is the source's pipeline stage if
-    the source is one stage of several.
+    ``names`` maps each name in ``after`` to the name in the source. ``stage`` is the source's pipeline stage
+    if the source is one stage of several.
     """
 
     files: RankFiles
@@ -84,8 +84,8 @@ def write_ranks(
 ) -> int:
     """Writes the folder ``target``, which appears when it is complete; returns the size of all rank files.
 
-    ``texts`` are further files of the folder, by name. ``prefix`` and ``suffix`` are those of rank files;
-    ``workers`` ranks are written at a time.
+    ``texts`` are further files of the folder, by name. The names of rank files begin with ``prefix`` and end
+    with ``suffix``; ``workers`` files are written at a time.
     """
     end = suffix if made.stage is None else f"_part{made.stage}{suffix}"
     with fresh(target) as new, WriteBehind() as behind, ThreadPoolExecutor(workers) as pool:
@@ -131,7 +131,7 @@ def of_checkpoint(
 ) -> RankConversion:
     """Returns the conversion of a checkpoint of ours, which contains its strategy.
 
-    Raises ``ValueError`` if ``src`` is another strategy than the checkpoint's.
+    Raises ``ValueError`` if ``src`` is given and is not the checkpoint's strategy.
     """
     checkpoint = open_checkpoint(folder, trust)
     before = checkpoint.strategy
@@ -234,7 +234,7 @@ def _check_ranks(
 def _check_enough(
     src: StrategyInput | None, dst: StrategyInput | None, rank: int, files: Mapping[int, RankSource]
 ) -> None:
-    """Raises ``ValueError`` unless the ``files`` have all that ``rank`` of the destination is made from."""
+    """Raises ``ValueError`` unless ``files`` contain all pieces that ``rank`` of the destination needs."""
     if src is None:
         full = None if dst is None else on_paper(dst, None)[0]
         check_rank(rank, full)
@@ -248,8 +248,8 @@ def _check_enough(
 def sides(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Strategy]:
     """Returns the layouts of source and destination from the strategies alone, without a checkpoint.
 
-    They have the tensors that both list, and those that ``dst`` alone leaves out. Tensors that ``src`` leaves
-    out are dropped: they have full copies on its ranks.
+    Both have the tensors of ``src``; those that ``dst`` leaves out are laid out by ``followed``. If ``dst``
+    lists more tensors, these are dropped: the ranks of ``src`` have full copies of them.
     """
     before, after = on_paper(src, dst)
     if after is None:

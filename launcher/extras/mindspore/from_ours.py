@@ -15,9 +15,9 @@ from launcher.plan.values.layout import DimSpans, Layout, joined
 def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
     """Returns one file per stage; a tensor of several stages is in the file of each, under its first name.
 
-    Axes that cut dim 0 further, and that are the innermost of those that would repeat the slice, are written
-    as optimizer sharding. Raises ``ValueError`` with every tensor that MindSpore has no layout for: one that
-    is ragged, or that only some ranks of a stage hold.
+    If several axes cut dim 0, all of them, or all but the outermost, are written as optimizer sharding where
+    these are the innermost axes that cut no other dim. Raises ``ValueError`` with every tensor whose layout
+    MindSpore cannot express: one that is ragged, or that only some ranks of a stage hold.
     """
     axes = {grid: _axes(grid) for grid in (strategy.grid, *strategy.matrices)}
     problems: list[str] = []
@@ -34,7 +34,7 @@ def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
 
 def _file(strategy: Strategy, slicings: dict[str, Slicing], stage: int) -> StrategyFile:
     here = {n: slicings[n] for n, e in strategy.entries.items() if stage in stages(e.layout)}
-    # readers take the stage from the operators; these list no slices, as operators with layouts do
+    # readers take the stage from the operators; like all operators with layouts, these list no slices
     operators = tuple(OperatorParts(f"Parameter_{name}", stage) for name in here) or (
         OperatorParts("Stage", stage),
     )
@@ -45,13 +45,15 @@ def _axes(grid: Grid) -> tuple[str, ...]:
     """Returns the axes of the ranks within a stage, outermost first."""
     axes = [axis for axis, size in grid.axes if axis != STAGE or size > 1]
     if STAGE in axes[1:]:
-        raise ValueError(f"grid {dict(grid.axes)}: MindSpore's stages are the outermost axis ({STAGE})")
+        raise ValueError(
+            f"grid {dict(grid.axes)}: MindSpore requires the stages to be the outermost axis ({STAGE})"
+        )
     return tuple(axis for axis in axes if axis != STAGE)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """``dims`` has the axes that cut each dim; ``shards`` of the repeats cut dim 0 further."""
+    """``dims`` has the axes that cut each dim; optimizer sharding cuts dim 0 into ``shards`` more parts."""
 
     dims: tuple[tuple[str, ...], ...]
     shards: int
@@ -65,7 +67,7 @@ def _slicing(layout: Layout, axes: Sequence[str]) -> Slicing:
     dims = tuple(tuple(number[axis] for axis in dim) for dim in cut.dims)
     plain = Slicing(devices, dims, nested=any(len(dim) > 1 for dim in dims), shape=layout.shape)
 
-    # without optimizer sharding both are 0
+    # without optimizer sharding, shard_size and shard_step are 0
     if cut.shards == 1:
         return plain
     return replace(plain, shard_size=cut.shards, shard_step=_step(layout, axes, cut))
@@ -74,9 +76,9 @@ def _slicing(layout: Layout, axes: Sequence[str]) -> Slicing:
 def _check(layout: Layout) -> None:
     for axis, _ in layout.at:
         if axis != STAGE:
-            raise ValueError(f"only some coordinates of axis {axis} have it")
+            raise ValueError(f"only some coordinates of axis {axis} hold it")
     if STAGE in layout.axes:
-        raise ValueError(f"its slices are of several stages (axis {STAGE})")
+        raise ValueError(f"its slices are on several stages (axis {STAGE})")
     for dim, (n, names) in enumerate(zip(layout.shape, layout.split, strict=True)):
         parts = prod(layout.grid[axis] for axis in names)
         if n % parts:
@@ -150,6 +152,6 @@ def _innermost(free: Sequence[RankSpan], size: int) -> tuple[RankSpan, ...]:
             out.append(RankSpan(span.stride, remaining))
             remaining = 1
         else:
-            text = f"optimizer shards of {size} ranks do not fit the repeats' axes {[s.size for s in free]}"
-            raise ValueError(f"{text}; one must be a part of the other")
+            text = f"optimizer sharding over {size} ranks does not fit the axes {[s.size for s in free]}"
+            raise ValueError(f"{text} that cut no dim; one size must divide the other")
     return tuple(reversed(out))

@@ -182,7 +182,7 @@ def _check_prefix(prefix: Any) -> None:
 def _check_count(key: str, value: Any) -> None:
     _check_type(key, value, int)
     if value < 1:
-        raise ValueError(f"{key}: {value} is not at least 1")
+        raise ValueError(f"{key}: {value} is less than 1")
 
 
 def _check_suffix(key: str, path: Path) -> None:
@@ -229,10 +229,10 @@ def load_segmented_checkpoints(
 
     Args:
         ckpt_file_dir: The folder.
-        net: A ``torch.nn.Module`` to load the tensors into. It takes each tensor whose name is that of one of
-            its own or ends in it, cast to its own width.
-        strict_load: Names and dtypes of ``net`` must be those in the files; the files may also have counters
-            and optimizer states.
+        net: A ``torch.nn.Module`` to load the tensors into. Each of its tensors takes the tensor of the same
+            name, or one whose name ends in a dot and this name, and casts it to its own width.
+        strict_load: Require the same names and dtypes in ``net`` and in the files; the files may also have
+            counters and optimizer states.
         filter_prefix: Leave out names that start with one of these.
         dec_key: The key of ``.ckpt`` files that are encrypted in ``dec_mode``.
         dec_mode: The mode of their encryption.
@@ -264,7 +264,7 @@ def load_segmented_checkpoints(
             if texts.setdefault(name, text) != text:
                 raise ValueError(f"{source.path}: the string {name} differs from that of another file")
 
-    # the requested names; choice_func is called only if no prefix is given
+    # select names; choice_func is called only if no prefix is given
     def is_requested(name: str) -> bool:
         if choice_func is not None and not drop and not keep:
             return _choice(choice_func, name)
@@ -283,7 +283,7 @@ def load_segmented_checkpoints(
 
 
 def _same(first: RankSource, other: RankSource, name: str) -> bool:
-    """Whether two files have the same tensor ``name``: segments repeat shared ones, such as step counters."""
+    """Return true if both files have an equal tensor ``name``: step counters, for example, are in each."""
     if first is other:
         return True
     return first.specs[name] == other.specs[name] and b"".join(first.chunks(name)) == b"".join(
@@ -298,7 +298,9 @@ def _files(folder: Path, key: bytes | None) -> list[Path]:
     if not files:
         raise ValueError(f"ckpt_file_dir: {folder} has no .safetensors or .ckpt file")
     if other := [path for path in files if path.suffix != files[0].suffix]:
-        raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
+        raise ValueError(
+            f"{files[0]} and {other[0].name}: two formats in one folder; keep files of one format"
+        )
     if key is not None and files[0].suffix != ".ckpt":
         raise ValueError(f"dec_key: {files[0]} is not a .ckpt file; leave out dec_key")
     return files
@@ -306,7 +308,7 @@ def _files(folder: Path, key: bytes | None) -> list[Path]:
 
 def _mode(key: bytes | None, mode: str) -> CipherMode:
     if mode not in MODES:
-        raise ValueError(f"dec_mode: {mode!r} is not known; give {', '.join(MODES)}")
+        raise ValueError(f"dec_mode: {mode!r} is not known; give one of {', '.join(MODES)}")
     if key is not None and not isinstance(key, bytes):
         raise TypeError(f"dec_key: expected bytes, got {type(key).__name__}")
     if key is not None:

@@ -1,4 +1,4 @@
-"""What the core uses of MindSpore's files: the only module of this folder that it reaches."""
+"""The interface for the core, which reaches this folder only through it and ``merge_step``."""
 
 from launcher.extras.mindspore.convert import (
     Layouts,

@@ -32,9 +32,9 @@ def load_into(net: Any, tensors: Mapping[str, Any], *, strict: bool) -> None:
     """Copies ``tensors`` into the tensors of ``net`` that have their names.
 
     If ``strict``, names and dtypes must be equal on both sides; only counters and optimizer states, which a
-    training saves beside its parameters, may be missing in the net. Otherwise a tensor of the net also takes
-    a tensor whose name ends in a dot and its own name, and values are cast to another width, floating point
-    to floating point and integers to integers. Everything is checked before anything is copied: raises
+    training saves beside its parameters, may be missing in the net. If not, a tensor of the net may also take
+    a tensor whose name ends in a dot and its own name, and values are cast to the net's width, but never
+    between floating point and integers. Everything is checked before anything is copied: raises
     ``ValueError`` with all mismatches.
     """
     state = net.state_dict()
@@ -62,7 +62,7 @@ def load_into(net: Any, tensors: Mapping[str, Any], *, strict: bool) -> None:
 
 
 def _of_training(name: str, tensors: Mapping[str, Any]) -> bool:
-    """Whether ``name`` is a counter, or an optimizer state of a parameter that the files have."""
+    """Return true if ``name`` is a counter, or an optimizer state of a parameter in the files."""
     ours = name.split(".", 2)
     if ours[0] == "optim" and ours[-1] in tensors:
         return True
@@ -83,7 +83,7 @@ def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], l
     if len(common) == 1:
         return {n: common[0] + n for n in prefixes_of}, []
     doubtful = [
-        f"{n}: {' and '.join(p + n for p in ps)} end in it" for n, ps in prefixes_of.items() if len(ps) > 1
+        f"{n}: ambiguous: {' and '.join(p + n for p in ps)}" for n, ps in prefixes_of.items() if len(ps) > 1
     ]
     return {n: ps[0] + n for n, ps in prefixes_of.items() if len(ps) == 1}, doubtful
 
@@ -92,7 +92,7 @@ def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
     spec = _spec(new)
     have = _spec(old)
     if hasattr(old, "placements"):
-        return f"{name}: the net is already cut and has only a part of it; load before"
+        return f"{name}: the net is already sharded; load the checkpoint into the full net"
     if spec == have:
         return ""
 
@@ -100,12 +100,12 @@ def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
     if not castable:
         return f"{name}: the files have {described(spec)}, the net {described(have)}"
     if not _fits(new.detach(), old.dtype):
-        return f"{name}: it has numbers that {have.dtype} cannot hold"
+        return f"{name}: it has numbers that {have.dtype} cannot represent"
     return ""
 
 
 def _fits(new: Any, dtype: Any) -> bool:
-    """Whether a cast keeps every integer and makes no finite number infinite."""
+    """Return true if a cast keeps every integer, and every finite number finite."""
     cast = new.to(dtype)
     if _kind(new) == "int":
         return bool((cast.to(new.dtype) == new).all())

@@ -21,7 +21,7 @@ SUFFIX = {"protobuf": ".ckpt", "json": ".json"}
 
 
 def merge(parts: Sequence[tuple[str, StrategyFile]]) -> StrategyFile:
-    """Merges the files of all stages, in the given order; each comes with its name for messages.
+    """Merges ``parts``, the files of all stages in order, each with its name for messages.
 
     Raises ``ValueError`` if two files of one stage disagree or a stage is missing. A stage may have no
     parameters, but its file must list an operator.
@@ -31,7 +31,7 @@ def merge(parts: Sequence[tuple[str, StrategyFile]]) -> StrategyFile:
         if file.merged:
             raise ValueError(f"{origin}: already merged; give the files of single stages")
         if not file.operators:
-            raise ValueError(f"{origin}: lists no operator, and only operators say which stage a file is of")
+            raise ValueError(f"{origin}: lists no operator, so the stage of the file is unknown")
         first, other = seen.setdefault(file.stage, (origin, file))
         _agree(first, other, origin, file)
 

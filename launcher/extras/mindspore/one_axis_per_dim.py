@@ -1,4 +1,4 @@
-"""Layouts with at most one axis of a device matrix per dim, and back."""
+"""Converts layouts to at most one axis of the device matrix per dim, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.extras.mindspore.strategy import Slicing
 
 
 def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
-    """Returns the layout in the dims of the real tensor, from one that has a dim per axis.
+    """Returns the layout with the dims of the real tensor, from one with a dim per axis.
 
     ``shape`` is the tensor's shape or, if ``sliced``, that of one slice. Raises ``ValueError`` unless there
     is exactly one way.
@@ -26,9 +26,9 @@ def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
         ways = list(_ways(s, shape, sliced))
     if len(ways) == 1:
         return ways[0]
-    problem = "in more than one way" if ways else "in no way"
+    problem = "match in more than one way" if ways else "do not match"
     text = f"the strategy has {len(s.dims)} dims, the tensor {list(shape)} has {len(shape)}"
-    raise ValueError(f"{text}, and they match {problem}")
+    raise ValueError(f"{text}, and they {problem}")
 
 
 def expanded(s: Slicing) -> Slicing:
@@ -82,7 +82,7 @@ def _merged(s: Slicing) -> Slicing:
 def _ways(s: Slicing, shape: tuple[int, ...], sliced: bool) -> Iterator[Slicing]:
     """Yields the layouts in the dims of ``shape`` that ``s`` can come from.
 
-    A dim that several axes cut is as many dims in ``s``; all but the last have their axis's size.
+    In ``s`` a dim that several axes cut is one dim per axis; each of these but the last has its axis's size.
     """
     assert s.shape is not None
     for ends in combinations(range(1, len(s.dims)), len(shape) - 1):
@@ -98,7 +98,7 @@ def _ways(s: Slicing, shape: tuple[int, ...], sliced: bool) -> Iterator[Slicing]
 
 
 def _one(s: Slicing, group: range) -> bool:
-    """Returns whether the dims ``group`` can be one dim of the real tensor."""
+    """Return true if the dims ``group`` can be one dim of the real tensor."""
     assert s.shape is not None
     complete = all(s.shape[d] == s.count(d) for d in group[:-1])
     return len(group) == 1 or (complete and all(s.dims[d] for d in group))

@@ -19,7 +19,7 @@ SLICES, OUT_SLICES = "parallel_strategy_item", "parallel_out_strategy_item"
 LAYOUTS, OUT_LAYOUTS = "parallel_layout_value_item", "parallel_out_layout_value_item"
 RESHAPED = ("parallel_newshape_layout_value_item", "parallel_out_newshape_layout_value_item")
 KEYS = "launcher.keys"
-"""Our own section, which MindSpore ignores: the name or glob that each strategy was requested under."""
+"""Our own section, which MindSpore ignores: the name or glob under which each strategy was requested."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class NodeStrategies:
 
 
 def is_mindspores(data: Any) -> bool:
-    """Whether parsed JSON is in this format."""
+    """Return true if parsed JSON is in this format."""
     return isinstance(data, dict) and "format" not in data and SLICES in data
 
 
@@ -66,7 +66,7 @@ def node_strategies(data: Any) -> NodeStrategies:
     root = _mapping(data, "the file")
     for part in RESHAPED:
         if root.get(part):
-            raise ValueError(f"{part}: layouts of tensors in another shape are not read")
+            raise ValueError(f"{part}: layouts of reshaped tensors are not supported")
     return NodeStrategies(
         slices=_each(root, SLICES, _slices),
         out_slices=_each(root, OUT_SLICES, _slices),
@@ -112,7 +112,7 @@ def _each(root: dict[str, Any], part: str, read: Any) -> dict[str, Any]:
     out = {}
     for node, row in _mapping(root.get(part, {}), part).items():
         try:
-            out[node] = read(_mapping(row, "what it has"))
+            out[node] = read(_mapping(row, "its value"))
         except ValueError as error:
             raise ValueError(f"{part}: {node}: {error}") from error
     return out
@@ -129,7 +129,7 @@ def _slices(row: dict[str, Any]) -> Slices:
 def _tensors(row: dict[str, Any]) -> tuple[TensorMap, ...]:
     """Returns the layouts in order of position; raises ``ValueError`` if a position is missing."""
     if {*row} != {str(i) for i in range(len(row))}:
-        raise ValueError(f"layouts of {brief(sorted(row))}, not of tensors 0, 1, ...")
+        raise ValueError(f"layouts of tensors {brief(sorted(row))}; they must be 0, 1, ...")
     return tuple(_tensor(_mapping(row[str(i)], f"layout {i}")) for i in range(len(row)))
 
 
@@ -137,7 +137,8 @@ def _tensor(row: dict[str, Any]) -> TensorMap:
     devices = _wholes(row.get("dev_matrix"), "dev_matrix", 1)
     names = tuple(_list(row.get("alias_name"), "alias_name"))
     if len(names) != len(devices) or len({*map(str, names)}) < len(names):
-        raise ValueError(f"alias_name is {brief(list(names))}, not a name for each of {brief(list(devices))}")
+        text = f"alias_name is {brief(list(names))}; it must name each axis of {brief(list(devices))}"
+        raise ValueError(text)
     if row.get("interleaved_parallel"):
         raise ValueError("interleaved_parallel is not available")
 
@@ -153,7 +154,7 @@ def _tensor(row: dict[str, Any]) -> TensorMap:
 
 def _mapping(value: Any, label: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{label} is {brief(value)}, no mapping")
+        raise ValueError(f"{label} is {brief(value)}, not a mapping")
     return value
 
 
@@ -190,7 +191,7 @@ _NUMBER = re.compile(r"-op\d+$")
 
 
 def strategies(file: NodeStrategies, setting: str, path: str) -> tuple[dict[str, Any], Origins]:
-    """Returns the strategy and its origin of each module with a node in ``file``, by the module's name there.
+    """Returns the strategies of all modules with a node in ``file``, and their origins, by name in the file.
 
     The strategy of a module that is only code around other modules is empty. ``setting`` and ``path`` say
     where the file was named, for messages. Raises ``ValueError`` if several operators of one module have

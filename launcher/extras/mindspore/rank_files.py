@@ -148,11 +148,10 @@ _EPOCH_AND_STEP = re.compile(r"-\d+_\d+$")
 
 
 def rank_paths(folder: Path) -> dict[int, Path]:
-    """Returns the file of each ``rank_<k>`` below ``folder``, by rank; of several, that of the highest step.
+    """Returns the file of each ``rank_<k>`` folder in ``folder``, by rank: the one of the highest step.
 
-    All must be safetensors files, or all ``.ckpt`` files. Raises ``NotADirectoryError``, and ``ValueError``
-    if there are two formats, no ranks, or a rank without a file or with files that cannot be ordered, and if
-    the files of the ranks are of different steps.
+    All must be safetensors files, or all ``.ckpt`` files. Raises ``NotADirectoryError``, or ``ValueError``
+    for two formats, no ranks, a rank without a file, files that cannot be ordered, or different steps.
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: not a folder")
@@ -166,16 +165,17 @@ def rank_paths(folder: Path) -> dict[int, Path]:
     first = next(iter(files.values()))
     other = [path for path in files.values() if path.suffix != first.suffix]
     if other:
-        raise ValueError(f"{first} and {other[0]}: two formats in one source; give files of one")
+        raise ValueError(f"{first} and {other[0]}: two formats in one source; give files of one format")
     _check_one_step(files)
     return files
 
 
 def _check_one_step(files: Mapping[int, Path]) -> None:
-    """Raises ``ValueError`` if the files of the ranks are of different steps: their parts make no model.
+    """Raises ``ValueError`` if the files of the ranks are of different steps: together they make no model.
 
-    It happens when a training was killed while its ranks saved. The first number at the end of a name may
-    also be the rank. Where each rank has one file, only MindSpore's own form, ``net-1_20``, says a step.
+    A training that is killed while its ranks save leaves such files. The first number at the end of a name
+    may also be the rank. If each rank has only one file, a number counts as a step only in MindSpore's own
+    form, ``net-1_20``.
     """
     steps = {rank: _step(path) for rank, path in files.items()}
     several = any(sum(p.suffix == path.suffix for p in path.parent.iterdir()) > 1 for path in files.values())
@@ -186,14 +186,14 @@ def _check_one_step(files: Mapping[int, Path]) -> None:
     first = next(iter(files))
     other = next((rank for rank, step in steps.items() if step != steps[first]), None)
     if other is not None:
-        text = f"{files[first]} and {files[other]}: ranks of different steps make no model"
-        raise ValueError(f"{text}; leave in each folder the file of a step that all ranks have")
+        text = f"{files[first]} and {files[other]}: files of different steps make no model"
+        raise ValueError(f"{text}; keep in each folder the file of one step that all ranks have")
 
 
 def newest(home: Path) -> Path:
     """Returns the newest file of a rank's folder: ``net-10_5`` is newer than ``net-9_7``.
 
-    A file name ends in the numbers of epoch and step, or in that of the step alone. Raises ``ValueError``.
+    A file name ends in the numbers of epoch and step, or in the step alone. Raises ``ValueError``.
     """
     # regular files only: opening a pipe would block
     files = sorted(path for path in home.iterdir() if path.suffix in SUFFIXES and path.is_file())
@@ -201,7 +201,9 @@ def newest(home: Path) -> Path:
         raise ValueError(f"{home}: no .safetensors or .ckpt file in it")
     other = [path for path in files if path.suffix != files[0].suffix]
     if other:
-        raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
+        raise ValueError(
+            f"{files[0]} and {other[0].name}: two formats in one folder; keep files of one format"
+        )
     if len(files) == 1:
         return files[0]
 
@@ -211,7 +213,7 @@ def newest(home: Path) -> Path:
     newest_files = [path for path, step in steps.items() if step == best]
     if len({*map(len, steps.values())}) > 1 or not best or len(newest_files) > 1:
         names = ", ".join(path.name for path in files)
-        raise ValueError(f"{home}: which file counts? {names} do not end in different steps; leave one")
+        raise ValueError(f"{home}: no newest file: {names} do not end in different steps; keep one")
     return newest_files[0]
 
 
@@ -233,17 +235,19 @@ class Take:
 def takes(
     src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int, among: Collection[int] | None = None
 ) -> tuple[Take, ...]:
-    """Returns all that ``rank`` of ``dst`` reads, from few source ranks.
+    """Returns the reads that make up ``rank`` of ``dst``, from few source ranks.
 
-    A replicated piece is read from a rank that is read anyway, else from the lowest that has it. ``names`` is
-    what ``match`` returns. ``among``, if given, are the source ranks whose files exist. Raises ``ValueError``
-    if none of them has a piece.
+    A replicated piece is read from a rank that is read anyway, else from the lowest rank that has it.
+    ``names`` is the result of ``match``. ``among``, if given, are the source ranks whose files exist. Raises
+    ``ValueError`` if none of them has a piece that is needed.
     """
     pieces = _needed_pieces(src, dst, names, rank)
     holders = [_holders(src.entries[names[name]].layout, piece.rank, among) for name, piece, _ in pieces]
     lost = sorted({piece.rank for (_, piece, _), ranks in zip(pieces, holders, strict=True) if not ranks})
     if lost:
-        raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} needs it")
+        raise ValueError(
+            f"rank {', '.join(map(str, lost))} is missing; rank {rank} of the destination needs it"
+        )
 
     # pieces with the fewest holders first: they leave the least choice
     chosen: set[int] = set()
@@ -293,7 +297,7 @@ class HeldTensors:
 
 
 class RankFiles:
-    """The files of some or all ranks, which fit the strategy that they were saved with.
+    """The files of some or all ranks, checked against the strategy that they were saved with.
 
     ``loose`` are tensors of a single element that no strategy lists, such as step counters. They are equal on
     all ranks that have them.
@@ -317,7 +321,7 @@ class RankFiles:
             known: Names that are never loose.
             own: False if ``strategy`` was derived from the files themselves.
             replicated: Entries of ``strategy`` that its file does not list.
-            verify: Check that ranks have the same bytes of what they hold copies of.
+            verify: Check that all copies of a piece have the same bytes.
         """
         self.files = files
         self.strategy = strategy
@@ -361,7 +365,7 @@ class RankFiles:
     ) -> None:
         """Writes all tensors that ``rank`` of ``dst`` holds, and the loose ones, to ``path``.
 
-        ``names`` is what ``match`` returns.
+        ``names`` is the result of ``match``.
         """
         tensors = self.tensors_of(dst, names, rank)
         boxes = held_boxes(dst, rank)
@@ -396,17 +400,16 @@ class RankFiles:
         for key, values in good.items():
             actual = file.metadata.get(f"launcher.{key}")
             if actual not in values:
-                yield (
-                    f"a file of another rank or layout: it says {key} {actual}, not {mark[f'launcher.{key}']}"
-                )
+                expected_mark = mark[f"launcher.{key}"]
+                yield f"a file of another rank or layout: it says {key} {actual}, not {expected_mark}"
 
         # its tensors must be those of the strategy
         absent = [name for name in boxes if name not in file.specs]
         if absent:
-            yield f"the strategy has it on rank {rank}, the file does not: {', '.join(absent)}"
+            yield f"not in the file, but on rank {rank} in the strategy: {', '.join(absent)}"
         unknown = [name for name in file.specs if name not in boxes and name not in self.loose]
         if unknown:
-            yield f"in the file, but the strategy does not have it on rank {rank}: {', '.join(unknown)}"
+            yield f"in the file, but not on rank {rank} in the strategy: {', '.join(unknown)}"
         for name, box in boxes.items():
             expected = TensorSpec(box.shape, self.strategy.entries[name].dtype)
             actual_spec = file.specs.get(name, expected)
@@ -418,17 +421,18 @@ class RankFiles:
             first = _digest(self.files[source], name)
             for rank, file in self.files.items():
                 if rank != source and name in file.specs and _digest(file, name) != first:
-                    text = f"{name} is in no strategy, and differs from that of rank {source}"
+                    text = f"{name} is in no strategy, and differs from its value on rank {source}"
                     yield f"{file.path}: {text}; {self._way_out(name, source)}"
         for file in self.files.values():
             for name, text in file.texts.items():
                 if text != self.texts[name]:
-                    yield f"{file.path}: the string {name} differs from that of another rank"
+                    yield f"{file.path}: the string {name} differs from its value on another rank"
 
     def _differing_copies(self, replicated: Collection[str]) -> Iterator[str]:
-        """Yields the tensors that differ between two files and that the strategy lists as replicated.
+        """Yields a message for each tensor of which the strategy has copies, and two files differ.
 
-        Buffers are left out: each data-parallel rank may have its own statistics, and the first rank's count.
+        Buffers are left out: each data-parallel rank may have its own statistics; those of the first rank are
+        used.
         """
         first: dict[tuple[str, Box], tuple[int, bytes]] = {}
         copied = _copied(self.strategy, self.files)
@@ -441,17 +445,19 @@ class RankFiles:
                 digest = _digest(file, name)
                 source, expected = first.setdefault((name, box), (rank, digest))
                 if digest != expected:
-                    text = f"{name} differs from that of rank {source}, but their strategy makes them copies"
-                    yield f"{file.path}: {text}; give files of one save, and their strategy"
+                    text = f"{name} differs from rank {source}, though both are copies in the strategy"
+                    yield f"{file.path}: {text}; give files of one save, and their own strategy"
 
     def _way_out(self, name: str, source: int) -> str:
         """Returns what the user can do about a tensor that differs from that of rank ``source``."""
         boxes = held_boxes(self.strategy, source)
         if all(boxes.get(n) == full_box(e.layout.shape) for n, e in self.strategy.entries.items()):
-            return f"to take that of rank {source}, give {self.files[source].path} alone, without a strategy"
+            return (
+                f"to use the value of rank {source}, give {self.files[source].path} alone, without a strategy"
+            )
         if not _is_statistic(name):
             return f"give files of one save, and {LISTS_IT}"
-        return f"to take that of any rank, give {LISTS_IT}"
+        return f"to use the value of any rank, give {LISTS_IT}"
 
 
 def write_held(
@@ -467,8 +473,8 @@ def write_held(
     """Writes a file of all tensors that ``rank`` of ``dst`` holds, replicas included, and of ``more``.
 
     The suffix of ``path`` gives the format. The strings ``texts`` are entries of a ``.ckpt`` file, or
-    metadata of a safetensors file. The file is synced to disk on return; a safetensors file with ``behind``
-    is synced when that has done its work. ``chunks`` returns the bytes of a tensor.
+    metadata of a safetensors file. The file is synced to disk on return, unless ``behind`` is given: it syncs
+    a safetensors file later. ``chunks`` returns the bytes of a tensor.
     """
     strings = texts or {}
     specs = {
@@ -494,7 +500,7 @@ def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[s
 
 
 def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
-    """Returns the strategy of one full checkpoint; tensors that are loose, given ``listed``, are left out."""
+    """Returns the strategy of one full checkpoint, without single-element tensors that are not ``listed``."""
     grid = Grid(())
     apart = loose({0: file.specs}, listed)
     entries = {
@@ -506,13 +512,13 @@ def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
 
 
 def full_copy(why: str, files: Mapping[int, RankSource], *, verify: bool) -> RankSource:
-    """Returns the file of rank 0 after checking that all other ranks have copies, as data-parallel ranks do.
+    """Returns the file of rank 0 after checking that the files of all other ranks are copies of it.
 
-    Raises ``ValueError``, which begins with ``why``, naming the first tensor that is missing on a rank or
+    Raises ``ValueError``, which begins with ``why`` and names the first tensor that is missing on a rank or
     differs there. Unless ``verify``, only the values of small tensors are compared.
     """
     if 0 not in files:
-        raise ValueError(f"{why}: rank 0 then has a full checkpoint; there is no folder for it")
+        raise ValueError(f"{why}: then rank 0 must have a full checkpoint, but there is no folder rank_0")
     first = files[0]
     for rank, file in files.items():
         names = first.specs.keys() | file.specs.keys()
@@ -523,8 +529,9 @@ def full_copy(why: str, files: Mapping[int, RankSource], *, verify: bool) -> Ran
         if unlike:
             more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
             raise ValueError(
-                f"{why}: every rank then has a full checkpoint, but {unlike[0]}{more} of rank {rank} differs "
-                f"from rank 0; give the strategy file that they were saved with, or {first.path} alone"
+                f"{why}: then all ranks must have the same full checkpoint, but {unlike[0]}{more} of rank "
+                f"{rank} differs from rank 0; give the strategy file that they were saved with, or "
+                f"{first.path} alone"
             )
     return first
 
@@ -537,7 +544,7 @@ def _small(specs: Mapping[str, TensorSpec]) -> list[str]:
 
 
 LISTS_IT = "a strategy that lists it, saved with only_trainable_params=False"
-# MindSpore's strategies do not say what is a buffer; these are its names of running statistics, and torch's
+# MindSpore's strategies do not mark buffers; these are its and torch's names of running statistics
 STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
 
 
@@ -563,8 +570,8 @@ def unlisted(
 ) -> dict[str, Entry]:
     """Returns entries for tensors that ``strategy`` leaves out, as a strategy of trainable parameters does.
 
-    A tensor gets an entry if it has one shape on every rank of some stages: these are full copies, if their
-    values agree. A tensor of a single element gets one only if it is in ``known``.
+    A tensor gets an entry if all ranks of its stages have it in one shape and dtype: if the values agree too,
+    these are full copies. A tensor of a single element gets an entry only if it is in ``known``.
     """
     count = strategy.stages
     grid = strategy.grid

@@ -1,4 +1,4 @@
-"""Shapes of tensors that a strategy of MindSpore omits, from slices or full tensors."""
+"""Adds the shapes that a strategy of MindSpore omits, from those of slices or of full tensors."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def of_slices(
 
 
 def of_whole(strategy: StrategyInput, full: Mapping[str, TensorSpec]) -> Strategy:
-    """Returns ``strategy`` with the shapes of full tensors, which ``full`` has by every name and alias."""
+    """Returns ``strategy`` with the shapes of full tensors; ``full`` has them under every name and alias."""
     return strategy if isinstance(strategy, Strategy) else to_strategy(strategy, full)

@@ -29,8 +29,8 @@ class Slicing:
     ``devices`` arranges these ranks, row-major. ``dims`` has, for each dim, the axes of ``devices`` that cut
     it, outermost first, numbered from the last axis; ranks along any other axis repeat the slice.
     ``shard_size`` consecutive ranks among the repeats cut dim 0 of the slice further: -1 means all repeats, 0
-    none. ``shard_step`` is the distance between repeats. ``nested`` says in which of its two forms the file
-    has ``dims``. ``shape`` is that of the full tensor; only the JSON format has it.
+    none. ``shard_step`` is the distance between repeats. ``nested``: the file lists the axes of each dim
+    separately. ``shape`` is that of the full tensor; only the JSON format has it.
     """
 
     devices: tuple[int, ...]
@@ -94,7 +94,7 @@ class StrategyFile:
 
     @property
     def merged(self) -> bool:
-        """Whether names are prefixed with their stage. A dash in a name alone does not mean that."""
+        """True if names are prefixed with their stage. A name with a dash is not enough to tell."""
         marked = bool(self.layouts) and all(map(_PREFIXED.fullmatch, self.layouts))
         return marked and (self.counter == MERGED or len({op.stage for op in self.operators}) > 1)
 
@@ -124,7 +124,7 @@ class StrategyFile:
         stages = {op.stage for op in self.operators} or {0}
         if len(stages) > 1:
             raise ValueError(
-                f"operators of stages {sorted(stages)}, but parameters without a stage before their names"
+                f"operators of stages {sorted(stages)}, but names of parameters without a stage in front"
             )
         return stages.pop()
 

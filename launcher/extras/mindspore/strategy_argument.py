@@ -1,4 +1,4 @@
-"""A strategy as functions take it: ours, or MindSpore's, which may have no shapes."""
+"""The strategy argument of functions: ours, or MindSpore's, which may have no shapes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def by_stage(
 ) -> int | None:
     """Returns the source's stage if the source is one pipeline stage of several, else ``None``.
 
-    It is one if its strategy is MindSpore's file of one stage and the destination lists more tensors than the
-    stage has. ``files`` has the names in each rank's file, those that no strategy lists included.
+    This is so if its strategy is MindSpore's file of one stage, and the destination lists more tensors than
+    the stage has. ``files`` has the names in each rank's file, including names that no strategy lists.
     """
     if not isinstance(src, StrategyFile) or not isinstance(dst, StrategyFile) or src.merged:
         return None

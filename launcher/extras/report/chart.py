@@ -21,7 +21,7 @@ STYLE = (
 
 
 def chart(title: str, curves: Mapping[str, Curve]) -> str:
-    """Draws curves in one scale; a pale band spans the lowest to the highest value of each point's steps."""
+    """Draws curves on one scale; a pale band shows the range of the values that each point averages."""
     inner, room = WIDE - LEFT - RIGHT, HIGH - TOP - BOTTOM
     points = [p for curve in curves.values() for p in curve]
     first, last = min(p.first for p in points), max(p.last for p in points)

@@ -31,7 +31,7 @@ FIRST = ("loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", 
 LABELS = {
     "lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens/s",
     "samples_per_s": "samples/s", "step_ms": "ms a step", "memory_mb": "memory of rank 0, MB",
-    "val_loss": "validation", "val_loss_ema": "validation of the average",
+    "val_loss": "validation", "val_loss_ema": "validation, EMA weights",
     "step_ms_worst": "ms of a rank's own work", "step_ms_median": "median of ranks",
 }  # fmt: skip
 LEFT_OUT = ("step", "steps", "bubble", "worst_rank")
@@ -77,7 +77,7 @@ def page(content: PageContent) -> str:
         *_pictures(content.pictures),
         *_kernels(content.kernels),
         *_settings(content.changes),
-        f"<h2>Plan</h2><details><summary>all of it</summary><pre>{escape(content.plan)}</pre></details>",
+        f"<h2>Plan</h2><details><summary>show</summary><pre>{escape(content.plan)}</pre></details>",
         *_files(content.files),
         "</body></html>\n",
     ])  # fmt: skip
@@ -168,7 +168,7 @@ KERNELS = "profile/rank*.txt"
 class RunReport:
     """Collects the rows of the metrics and writes the page from time to time.
 
-    ``before``: the rows that exist already. If the page cannot be written, one warning says so, and the run
+    ``before``: the rows of earlier starts. If the page cannot be written, one warning says so, and the run
     continues.
     """
 
@@ -225,7 +225,7 @@ class RunReport:
 
     def _write(self, status: str) -> None:
         moved = self._began is not None and identity(self._run) != self._began
-        if moved:  # another folder, or none, is at its path now; the run reports that itself
+        if moved:  # the run folder was replaced or removed; the run reports that itself
             return
         try:
             write_text(self._run / REPORT_FILE, page(self._content(status)))
