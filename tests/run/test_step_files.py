@@ -157,8 +157,8 @@ AT_THE_DOOR = {
     ),
     "pieces without a strategy": (
         ["steps=[import]", "steps.import.src=ranks"],
-        "steps.import.src = ranks: no strategy file: then all ranks must have the same full checkpoint, but w of rank 1 differs "
-        "from rank 0; give the strategy file that they were saved with, or ",
+        "steps.import.src = ranks: no strategy file: then all ranks must have the same full checkpoint, but w of rank "
+        "1 differs from rank 0; give the strategy file that they were saved with, or ",
     ),
     "whole tensors with a strategy": (
         ["steps=[import]", "steps.import.src=hf", "steps.import.strategy=one.json"],

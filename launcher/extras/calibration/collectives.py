@@ -1,4 +1,4 @@
-"""Times of collectives: over groups, of single messages, and of gradients beside a product."""
+"""Times collectives over groups, single messages, and gradients that are sent beside a product."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ GPU = (1 << 20, 1 << 24, 1 << 27)
 """Bytes of the full tensor."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 SEVERAL = 0.04
-"""Seconds of messages and of compared work: how long ranks wait for each other varies."""
+"""The least seconds of messages and of compared work, as the time that ranks wait for each other varies."""
 TURNS = 0.03
-"""Seconds of collectives that each follow a computation, including the computations."""
+"""The least seconds of collectives that each follow a computation, computations included."""
 PARTS = 4
 """Tensors that are sent together."""
 SMALL = 4
-"""Groups of every size up to this, then of powers of two times this."""
+"""Groups of every size up to this are timed, then of powers of two times this."""
 
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -37,8 +37,8 @@ Link = Literal["inside", "between"]
 def timed_messages(world: World, device: torch.device, cores: int | None) -> Iterator[TimedWork]:
     """Samples of all links; ``cores``: those of a node, if ranks have no devices.
 
-    Groups are created on the way, so all ranks iterate in the same order. On cores a collective follows a
-    computation, as in a step: its threads are asleep then, and its tensors are not in the caches.
+    All ranks must iterate, because groups are created on the way. On CPU cores each collective follows a
+    computation, as in a step: the collective's threads are asleep then, and its tensors not in the caches.
     """
     by = 1 if device.type == "cpu" else divisor(total_memory(device))
     sizes = CPU if device.type == "cpu" else tuple(nbytes // by**2 for nbytes in GPU)
@@ -92,7 +92,7 @@ def _nothing() -> None:
 def _collective(
     kind: str, nbytes: int, ranks: int, group: dist.ProcessGroup | None, device: torch.device
 ) -> Callable[[], object]:
-    """Includes the copies into and out of one tensor, as for gradients and weights."""
+    """A collective, with the copies into and out of one flat tensor, as for gradients and weights."""
     count = nbytes // 4 // (ranks * PARTS) * ranks * PARTS
     full = list(torch.zeros(count, device=device).chunk(PARTS))
     own = list(torch.zeros(count // ranks, device=device).chunk(PARTS))
@@ -138,7 +138,7 @@ def _message(nbytes: int, pair: tuple[int, int], rank: int, device: torch.device
 
 
 def _product(device: torch.device, by: int) -> Callable[[], object]:
-    """``by``: the divisor of its sides, as returned by ``divisor``."""
+    """Two matrix products; ``by``: the divisor of their sides, as returned by ``divisor``."""
     side = torch.randn((512 if device.type == "cpu" else 8192) // by, 1024 // by, device=device)
     return lambda: side @ side.t() @ side
 

@@ -1,4 +1,4 @@
-"""From measured seconds to the constants of a cluster."""
+"""Fits the constants of a cluster to measured seconds."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Taken:
-    """Not seconds but a share of time: how long others used the core of a rank that computes alone."""
+    """A share of time, not seconds: how long other processes used the core of a rank that does not wait."""
 
 
 Timed = (
@@ -159,7 +159,7 @@ class FittedConstant:
 def constants(rounds: Sequence[Round], machine: MeasuredMachine) -> tuple[FittedConstant, ...]:
     """Returns the constants by their keys in a file of ``conf/cluster``.
 
-    Spreads are those of the constants that the medians of each batch of rounds give.
+    A spread compares the constants that are fitted to the medians of each batch of rounds.
     """
     middle = typical(rounds)
     floors = FLOORS | _rests(middle, machine)
@@ -215,7 +215,7 @@ def refusal(constants: Sequence[FittedConstant], others: float, most: float) -> 
 def _rests(timings: Round, machine: MeasuredMachine) -> Values:
     """Returns the milliseconds of a tiny step and of a slot of one.
 
-    The spreads of ``step_ms`` and ``slot_ms``, which are the rests of these, are relative to them.
+    ``step_ms`` and ``slot_ms`` are the unexplained parts of these, so their spreads are relative to these.
     """
     took = {w.layout: s for w, s in timings.items() if isinstance(w, Trained)}
     slots = max(map(len, machine.stages.schedule))
@@ -257,7 +257,7 @@ def _products(timings: Round) -> Values:
         ideal = p.flops / peaks[first] / seconds
         lines.append((ideal, ideal * (1 / p.m + 1 / p.n + 1 / p.k)))
     constant_term, short = _least_squares(lines)
-    if not constant_term:  # short sides explain all of it, so efficiency is 1
+    if not constant_term:  # short sides explain all lost time, so efficiency is 1
         squares = sum(part * part for _, part in lines)
         constant_term, short = 1.0, max(0.0, sum(part * (1 - ideal) for ideal, part in lines) / squares)
     out = {f"tflops.{p}": peak / 1e12 for p, peak in peaks.items()}
@@ -270,7 +270,7 @@ def _kernels(timings: Round, machine: MeasuredMachine, values: Values) -> Values
     peak = values.get(f"tflops.{attended.precision}", min(v for k, v in values.items() if "tflops" in k))
     moved = {w.kind: (w.done, s) for w, s in timings.items() if isinstance(w, Moved)}
 
-    # if the cores compute, they launch kernels in between
+    # cores that compute also launch the kernels, which takes time from computing
     (tiny, took), (others, spent), (copied, copy) = moved["tiny"], moved["others"], moved["copy"]
     launch = took / tiny.kernels
     host = others.kernels * launch if machine.cores is not None else 0.0
@@ -306,9 +306,9 @@ def _links(timings: Round) -> Values:
 
 @dataclass(frozen=True)
 class _Link:
-    """The seconds of a ``step`` of a ring, and those of a byte.
+    """The seconds of a ``step`` of a ring, and the seconds per byte.
 
-    ``byte`` is that of a collective, ``scattered`` of a reduce-scatter, ``sent`` of a message.
+    ``byte`` is for collectives, ``scattered`` for a reduce-scatter, ``sent`` for a message.
     """
 
     step: float
@@ -346,7 +346,7 @@ def _link(timings: Round, link: Literal["inside", "between"]) -> _Link | None:
 
 
 def _exposed(timings: Round, machine: MeasuredMachine) -> Values:
-    """Returns the exposed shares: the time of sending beside a product and after one, relative to alone.
+    """Returns the exposed shares: sending beside a product and after one, relative to sending alone.
 
     A share may exceed 1, because ranks wait for the slowest one. On shared cores all shares are 1: sending is
     timed after a product there, because the cores that compute also send.
@@ -377,7 +377,7 @@ def _overheads(timings: Round, machine: MeasuredMachine, values: Values) -> Valu
 
 
 def _solved(seconds: Callable[[float], float], took: float) -> float:
-    """Returns the milliseconds with which ``seconds`` returns ``took``; 0 if it exceeds that without any.
+    """Returns the milliseconds for which ``seconds`` returns ``took``; 0 if ``seconds(0)`` is larger.
 
     ``seconds`` must grow with its argument.
     """

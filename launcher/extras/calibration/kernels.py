@@ -1,4 +1,4 @@
-"""Times of products, attention and memory."""
+"""Times matrix products, attention and memory."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def one_round(samples: list[TimedWork], device: torch.device) -> Round:
     after = torch.tensor([s.before is not None for s in samples])
     seconds = torch.where(after, least, most).tolist()
 
-    # work that is not joint waits for no rank: when it had no core, other processes had it
+    # in work that is not joint no rank waits: time without a core went to other processes
     alone = [row for s, row in zip(samples, rows, strict=True) if not s.joint]
     own = torch.tensor(alone, dtype=torch.float64).nansum(0)
     dist.all_reduce(own)

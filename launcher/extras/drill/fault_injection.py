@@ -30,9 +30,7 @@ def flip(checkpoints: Path, rank: int, trust: Trust) -> Path:
     """Flips a bit in the middle of the weights of ``rank``, or of another rank; returns the file."""
     newest = latest(checkpoints, trust)
     if newest is None:
-        raise RunError(
-            f"{checkpoints}: there is no checkpoint yet in which debug.drill.bitflip could flip a bit"
-        )
+        raise RunError(f"{checkpoints}: no checkpoint exists yet, so debug.drill.bitflip cannot flip a bit")
     files = [*newest.glob(f"rank_{rank}/{WEIGHTS}"), *sorted(newest.glob(f"rank_*/{WEIGHTS}"))]
     path = next(file for file in files if _data(file))
 
@@ -79,7 +77,7 @@ class RankDrill:
             time.sleep(self._fault.ms / 1e3)
 
     def after(self, step: int) -> None:
-        """Called after the optimizer step ``step``: rank 0 records the first one after the fault."""
+        """Called after the optimizer step ``step``: rank 0 records the first step after the fault."""
         if self._again:
             record.note(self._run, record.RECOVERED, self._fault, resumed=step - 1)
             self._again = False

@@ -1,4 +1,4 @@
-"""Lower bounds of a layout's seconds and bytes, which need no plan of it."""
+"""Lower bounds of a layout's seconds and bytes, computed without a plan."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ModelCost:
     grows: float = 1.0
 
     def slowest(self, stages: int) -> float:
-        """The least share of the slowest rank: blocks are not divided, and one rank has the head."""
+        """The least share of the slowest rank's work: blocks are not divided, and one rank has the head."""
         if stages == 1:
             return 1.0
         last = range(self.blocks + 1)
@@ -107,7 +107,7 @@ def _device(plan: Plan, speeds: Speeds) -> float:
 
 
 def _shares(plan: Plan, blocks: Sequence[str], speeds: Speeds) -> tuple[float, float]:
-    """``ModelCost.block`` and ``ModelCost.head``; zeros if the blocks differ or cannot be told apart."""
+    """``ModelCost.block`` and ``ModelCost.head``; zeros if blocks differ or one stage has all."""
     stages = [one.passes[0].segments for load in plan.estimate.loads for _, one in load.stages]
     saved = {s.saved for segments in stages for s in segments if s.module in blocks}
     each = [sum(m in blocks for m in stage.modules) for stage in plan.stages]
@@ -128,8 +128,8 @@ class Bound:
 
     ``pipeline``: seconds until the last action ends; ``forward``: those of all forwards in it; ``rest``:
     seconds of what follows. Bytes: ``states``; what is ``kept`` for backwards; the part of it that is
-    ``handed`` to other stages and so cannot be recomputed; ``room`` for all of it if blocks are recomputed so
-    that it fits.
+    ``handed`` to other stages and so cannot be recomputed; ``room``: the most that all may take, if blocks
+    are recomputed until they fit.
     """
 
     pipeline: float
@@ -173,7 +173,7 @@ class Imbalance:
 
 
 def bound(layout: LayoutCandidate, of: ModelCost, speeds: Speeds, job: Job) -> Bound:
-    """The bound without what only a plan knows: transfers, uneven stages, an allocator near its limit."""
+    """The bound, without transfers, uneven stages and an allocator near its limit: only a plan knows these."""
     costs = speeds.cluster.overheads
     alone = speeds.cluster.kernels.alone if speeds.cores is not None else 1.0  # the other ranks may be idle
     times = of.samples(layout.micro)

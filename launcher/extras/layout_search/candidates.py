@@ -35,7 +35,7 @@ TpChoice = tuple[int, str]
 
 
 TraceKey = tuple[TpChoice, int, bool]
-"""Everything that a traced forward depends on: the cut, samples per micro batch, whether one stage is all."""
+"""Everything that a traced forward depends on: the cut, samples per micro batch, and if there is one stage only."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _of_grid(open_: _Open, tp: int, operators: str, stages: int, space: Space) -
 
 
 def _dropped(hsdp: Hsdp) -> bool:
-    """Whether weights are freed after a forward."""
+    """Return true if weights are freed after a forward."""
     return hsdp.optimizer_level == "level3" and hsdp.shard_size > 1
 
 
@@ -200,7 +200,7 @@ def impossible(job: Job) -> list[Problem]:
         text = "layouts are compared by the speed of the devices, which is unknown"
         problems.append(Problem("cluster", text, "cluster=h100_sxm"))
     if job.launch.nproc is None:
-        text = "null: a search needs to know how many ranks there are"
+        text = "null: a search needs the number of ranks"
         problems.append(Problem("launch.nproc", text, "launch.nproc=8"))
     par = job.parallel
     sums = {
@@ -213,7 +213,9 @@ def impossible(job: Job) -> list[Problem]:
             text = f"{value}: the size of a step would depend on the layout that is chosen"
             problems.append(Problem(key, text, f"{key}={cure}"))
     if over.get(OPERATORS) == AUTO:
-        problems.append(Problem(OPERATORS, "auto: only a composed request has options of operators"))
+        problems.append(
+            Problem(OPERATORS, "auto: possible only in a composed request, which has options of operators")
+        )
     return problems
 
 
@@ -307,7 +309,7 @@ class _Open:
         )
 
     def _recompute(self, value: Any, n: int) -> tuple[str, Recompute | None]:
-        """The name and the value of the ``n``-th candidate; without a limit of memory, auto is none."""
+        """The name and the value of the ``n``-th candidate; without a memory limit, auto is none."""
         settings = {"modules": AUTO} if value == AUTO else value
         recompute = None if settings is None else Recompute.model_validate(settings)
         if recompute is None or recompute.modules != AUTO:

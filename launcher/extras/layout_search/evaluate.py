@@ -127,7 +127,7 @@ class LayoutTrial:
         return {p: share * uneven.seconds * self.least.forward for p, share in shares.items()}
 
     def slow(self, plain: Predicted) -> bool:
-        """Whether the layout is too slow under every policy."""
+        """Return true if the layout is too slow under every policy."""
         again = min(self.again(plain, self.surely).values(), default=0.0)
         return NEAR * (plain.seconds + again) >= self.below < inf
 
@@ -141,8 +141,8 @@ class LayoutTrial:
 def evaluate(context: SearchContext, trial: LayoutTrial, traces: Traces) -> Predicted | Unplannable | Slower:
     """Predicts a layout from its plan.
 
-    If as few blocks as fit are recomputed, it interpolates between plans that recompute no block and all
-    blocks.
+    If blocks are recomputed only as far as memory requires, it interpolates between plans that recompute no
+    block and all blocks.
     """
     prediction = _evaluated(context, trial, traces)
     if not isinstance(prediction, Predicted) or context.job.search.measure:
@@ -159,7 +159,7 @@ def _evaluated(
     try:
         plain = plan_job(recompute_auto.with_policies(job, {}) if choosing else job, traces)
         if plain.estimate.step is None:
-            return Unplannable(layout, "over device matrices no seconds are predicted")
+            return Unplannable(layout, "seconds are not predicted over device matrices")
         prediction = predicted(layout, plain)
         if not choosing or context.room is None or prediction.nbytes <= context.room:
             return prediction
@@ -288,7 +288,9 @@ def settle(context: SearchContext, choice: UndecidedLayout, traces: Traces) -> F
         every = _recompute_all(prediction, job, traces)
     if every is not None and fits(every.predicted, context.room):
         return every
-    return Unplannable(prediction.layout, f"{prediction.policy}: slightly too large with any recomputation")
+    return Unplannable(
+        prediction.layout, f"{prediction.policy}: slightly too large even if all blocks are recomputed"
+    )
 
 
 def _recompute_all(prediction: Predicted, job: Job, traces: Traces) -> Finalist | None:

@@ -1,4 +1,4 @@
-"""If no layout fits: the single change of the request that needs the fewest bytes."""
+"""Finds the single change of a request with which the smallest layout needs the fewest bytes."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class CandidateQueue:
 
     @property
     def free(self) -> bool:
-        """Whether the search decides the number of stages."""
+        """True if the search decides the number of stages."""
         over = self.context.job.search.over
         return AUTO in (over.get(candidates.STAGES), over.get(candidates.CHUNKS))
 
@@ -143,7 +143,7 @@ class CandidateQueue:
         return LayoutTrial(layout, self.least[layout], self._likely(layout), self._surely(layout), below)
 
     def _surely(self, layout: LayoutCandidate) -> Policies:
-        """Effects for bounds: of its family, else of its kind, else of all schedulers with such backwards."""
+        """Effects for bounds: those of its family, else its kind, else of schedulers with equal backwards."""
         seen = self.families.get(_family(layout))
         if seen is not None and seen.policies:
             return {**UNSEEN, **seen.policies}
@@ -308,7 +308,7 @@ def _batch_dependent(
     sizes = sorted({layout.micro for layout in layouts})
     if len(sizes) > 1 and any(not isinstance(of, str) and of.batch_dependent for of in wholes):
         text = "auto: what this model computes depends on the number of samples in a micro batch"
-        text = f"{text}, and these layouts have {', '.join(map(str, sizes))} of them"
+        text = f"{text}, and the micro batches of these layouts have {', '.join(map(str, sizes))}"
         yield Problem(candidates.MICROS, text)
 
 
@@ -322,7 +322,7 @@ def _wholes(
     samples = [OneSample(tuple(mine.values())) for mine in by_cut.values()]
     out = dict(zip(by_cut, work(samples, evaluation.model_cost), strict=True))
 
-    # larger micro batches grow as in the first cut that can be planned
+    # the growth with samples is that of the first cut that can be planned
     able = [sample for sample, cut in zip(samples, by_cut, strict=True) if not isinstance(out[cut], str)]
     if not able or all(layout.micro == 1 for layout in layouts):
         return out
@@ -434,7 +434,7 @@ class Planners:
 def planners(
     context: SearchContext, traces: Traces, count: int = 1, start: Start | None = None
 ) -> Iterator[Planners]:
-    """``count`` processes with this one, which is alone without ``start``. The others end with the block."""
+    """``count`` processes including this one; only this one without ``start``. The others end with the block."""
     with ExitStack() as stack:
         others = (
             Workers([], PLANNER) if start is None else stack.enter_context(workers(count - 1, start, PLANNER))

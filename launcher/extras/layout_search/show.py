@@ -17,7 +17,7 @@ from launcher.plan.values.text import bytes_text, many, scaled, spans
 
 @dataclass
 class Ranking:
-    """The ``predictions`` for those of so many ``layouts`` that were planned.
+    """The ``predictions`` of the planned layouts, out of so many ``layouts``.
 
     ``refused``: the number of impossible layouts by reason. ``beyond``: layouts that cannot be faster than
     the best. ``too_large``: layouts whose bound exceeds the memory. ``remaining``: layouts not examined.
@@ -63,7 +63,7 @@ def text(ranking: Ranking) -> Iterator[str]:
     rows += [_row(n, one, best[0]) for n, one in enumerate(best, 1)]
     yield from _table(rows)
     if any(one.between for one in best):
-        yield "  * between plans that recompute no blocks and all blocks"
+        yield "  * interpolated between plans that recompute no blocks and all blocks"
     leaner = [f"{took(p.seconds)} in {bytes_text(p.nbytes)}" for p in ranking.front[:SHOWN]]
     yield f"  front      {', '.join(leaner)}"
     yield from (f"  {'chosen' if not n else '':<10} {note}" for n, note in enumerate(notes(ranking)))
@@ -90,12 +90,12 @@ def layout(one: Predicted) -> str:
     elif candidate.replicas > 1:
         words.append(f"{candidate.replicas} copies")
     if one.again:
-        words.append(f"{one.again:.0%} again, {one.policy}")
+        words.append(f"{one.again:.0%} recomputed, {one.policy}")
     return ", ".join(words)
 
 
 def _slower(one: Predicted, first: Predicted) -> str:
-    """The term that makes it slower than the first most, with the total difference in percent."""
+    """The term that slows it down most, with its total difference from the first in percent."""
     before = dict(first.terms)
     name, more = max(((name, took - before[name]) for name, took in one.terms), key=lambda term: term[1])
     if one is first or more <= 0:
@@ -136,7 +136,7 @@ def notes(ranking: Ranking, taken: Predicted | None = None) -> Iterator[Note]:
         if compared:
             text = f"{text}, {', '.join(compared)}"
         else:
-            text = f"{text}; no other planned layout fits, or is worth planning"
+            text = f"{text}; layouts with other values do not fit, or cannot be faster"
         yield Note(KEYS[name], text)
 
 
@@ -158,12 +158,12 @@ def _searched(ranking: Ranking) -> Iterator[str]:
 def _counted(ranking: Ranking) -> Iterator[str]:
     parts = [f"{len(ranking.predictions):,} planned"]
     if ranking.beyond:
-        parts.append(f"{ranking.beyond:,} are not faster by 1% at best")
+        parts.append(f"{ranking.beyond:,} cannot be faster by 1%")
     if ranking.too_large:
-        parts.append(f"{len(ranking.too_large):,} need more memory at least")
+        parts.append(f"{len(ranking.too_large):,} need too much memory")
     if ranking.remaining:
-        parts.append(f"{ranking.remaining:,} not looked at")
-    yield f"  looked at  {ranking.layouts:,}: {', '.join(parts)}"
+        parts.append(f"{ranking.remaining:,} not examined")
+    yield f"  examined   {ranking.layouts:,}: {', '.join(parts)}"
     for why, n in ranking.refused.most_common(REASONS):
         yield f"             {n:,} cannot be planned: {shorten(why, WIDTH, placeholder=' ...')}"
 
@@ -177,7 +177,7 @@ def nothing(ranking: Ranking, other: tuple[RequestChange, int] | None = None) ->
     over = ranking.question.job.search.over
     key, shown = next(iter(over), "show"), "auto" if over else "nothing to search"
     if not ranking.predictions:
-        # what is wrong with the model or the data, most layouts say; the rest is about layouts
+        # a problem of the model or the data occurs in most layouts; other problems are those of layouts
         often = next((text for text, _ in ranking.refused.most_common(1)), "")
         section, _, wrong = often.partition(": ")
         if section.partition(".")[0] in OWN:

@@ -1,1 +1,1 @@
-"""Many runs: planned together, run side by side here or on a cluster, ranked; a failed one stops no other."""
+"""Sweeps: many runs, side by side here or on a cluster, and ranked; a failed run stops no other."""

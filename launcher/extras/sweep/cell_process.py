@@ -42,7 +42,7 @@ class CellResult:
 class CellProcess:
     """A process that runs ``command`` for ``cell`` and writes its output to a log.
 
-    It is told to stop whenever this process dies.
+    The cell receives SIGTERM when this process dies.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CellProcess:
             return None
         seconds = time.monotonic() - self._began
 
-        # the cell's own status counts, unless it died of another cause
+        # the cell's own status counts, unless its exit code contradicts it
         own = known_result(self._folder, self.cell)
         if own is not None and (own.status == "done") == (code == 0) and not (ended and own.status != "done"):
             return own
@@ -98,7 +98,7 @@ def still_running(folder: Path, cell: Cell) -> CellResult | None:
 
 
 def _dies_with(parent: int) -> None:
-    """Runs in the child: tells it to save and stop whenever the process ``parent`` dies."""
+    """Runs in the child, which receives SIGTERM from then on when the process ``parent`` dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(1)
@@ -115,7 +115,7 @@ def _why(code: int, log: Path) -> str:
 
 
 def known_result(folder: Path, cell: Cell) -> CellResult | None:
-    """The result in the cell's ``status.json``; ``None`` if it has none for these overrides."""
+    """The result in the cell's ``status.json``; ``None`` if there is none for the cell's overrides."""
     try:
         status = status_of(folder / cell.name / "status.json")
     except (OSError, ValueError):

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 ROWS_S = 1.0
-"""Seconds between two reads of what the cells have written."""
+"""Seconds between two reads of the cells' metrics."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Work:
 
 @dataclass
 class CellRuns:
-    """Runs cells. None begins after ``deadline`` (monotonic clock). ``results``: in the order of ending."""
+    """Runs cells; none starts after ``deadline`` (monotonic clock). ``results``: in the order of ending."""
 
     folder: Path
     sampler: Sampler
@@ -81,7 +81,7 @@ class CellRuns:
 
     @property
     def missing(self) -> bool:
-        """Whether there are cells that have not begun."""
+        """True if some cells have not started."""
         return self._dropped or (self._over and not self.sampler.finished)
 
     @property
@@ -100,7 +100,7 @@ class CellRuns:
                 self.watch.ended(same, known=True)
                 return True
 
-        # it is known already, or will not run
+        # its result is known, or it will not run
         done = cell_process.known_result(self.folder, cell)
         why = folder.pruned(self.folder).get(cell.name)
         if done is not None and done.status == "done":
@@ -129,7 +129,7 @@ class CellRuns:
         self.watch.began(cell)
 
     def _look(self) -> None:
-        """Checks for cells that have ended, and periodically reads what running ones have written."""
+        """Checks for cells that have ended, and from time to time reads the metrics of running cells."""
         for name, work in [*self._work.items()]:
             if self.stop_flag.signum:
                 work.process.stop()
@@ -171,7 +171,7 @@ class CellRuns:
         self.watch.ended(result, known)
 
     def _all(self) -> tuple[CellResult, ...]:
-        """All results; a cell that is the same run as another gets that one's result."""
+        """All results; a cell that is the same run as another cell has a copy of its result."""
         out = []
         for result in self.results.values():
             twin = self.results.get(result.same_as)

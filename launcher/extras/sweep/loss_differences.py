@@ -1,4 +1,4 @@
-"""How much the losses of cells differ that differ only in their layout."""
+"""Compares the losses of cells that differ only in their layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMPARED = ("loss", "grad_norm")
 
 
 EARLY = 4
-"""The number of steps that are compared: later on, training has amplified rounding errors."""
+"""The steps whose differences are limited: later on, training has amplified rounding errors."""
 
 
 TIMES = 10.0
@@ -48,7 +48,7 @@ class Gap:
 
 
 def gaps(folder: Path, results: Sequence[CellResult], precisions: Mapping[str, str]) -> dict[str, Gap]:
-    """The gap of each result, all done, to the first of its kind; ``precisions`` by names of cells."""
+    """The gap between each result and the first one with the same ``number_settings``; all cells are done."""
     first: dict[tuple[str, ...], tuple[str, list[Row]]] = {}
     out = {}
     for result in results:

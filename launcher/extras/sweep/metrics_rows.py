@@ -55,7 +55,7 @@ class RowReader:
 
 
 def reports(rows: Sequence[Row], metric: str) -> Reports:
-    """The metric after each step or validation that has it; null becomes NaN."""
+    """The metric after each step or validation that reports it; null becomes NaN."""
     pairs = [(row["step"], row[metric]) for row in rows if metric in row]
     return [(step, float("nan") if value is None else float(value)) for step, value in pairs]
 

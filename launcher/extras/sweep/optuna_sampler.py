@@ -115,8 +115,8 @@ class OptunaSampler:
     def _propose(self) -> None:
         """Makes a proposal.
 
-        One that cannot run becomes a refused cell. One that already ran is not run again: optuna is told that
-        it failed.
+        A proposal that cannot run becomes a refused cell. A proposal that already ran does not run again:
+        optuna is told that it failed.
         """
         number = len(self._trials)
         if self._known:

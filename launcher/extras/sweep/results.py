@@ -22,7 +22,7 @@ MEMORY = "memory_mb"
 
 @dataclass(frozen=True)
 class ResultLine:
-    """A cell in the results. ``value``: its metric, if it is done and a number. ``curve``: of its loss."""
+    """A cell in the results. ``value``: its metric, if the cell is done; ``curve``: the curve of its loss."""
 
     result: CellResult
     forecast: Forecast | None

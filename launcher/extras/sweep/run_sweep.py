@@ -57,7 +57,7 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
 
 
 def check(args: Args, depth: Depth | None) -> None:
-    """Raises ``RequestError`` with the problems of all cells, as far as ``depth`` says."""
+    """Raises ``RequestError`` with the problems of all cells, checked as deep as ``depth``."""
     _refuse_outer_launcher(args, launch_env.rank())
     cells = composed(args).cells
     if depth == Depth.COMPOSED:
@@ -185,5 +185,5 @@ def _shown(request: Request) -> str:
 def _announce(cells: Sequence[CheckedCell]) -> None:
     refused = sum(bool(one.refused) for one in cells)
     if refused:
-        print(f"{refused} of {len(cells)} cells cannot run, the others do:", flush=True)
+        print(f"{refused} of {len(cells)} cells cannot run, the others will:", flush=True)
         print("\n".join(reasons(cells)), flush=True)

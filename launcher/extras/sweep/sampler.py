@@ -1,4 +1,4 @@
-"""Chooses the next cell of a sweep; here those of a grid, in order."""
+"""Samplers, which choose the next cell of a sweep; here the one for grids."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Sampler(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether there are no more cells."""
+        """True if there are no more cells."""
 
     @property
     def size(self) -> int | None:
         """The total number of cells, if it is known."""
 
     def ask(self) -> CheckedCell | None:
-        """The next cell; ``None`` while it waits for results of others."""
+        """The next cell; ``None`` while the sampler waits for results."""
 
     def tell(self, result: CellResult, reports: Reports) -> None:
-        """Takes the result of a cell, once; it is not called for interrupted cells."""
+        """Called once with the result of each cell that was not interrupted."""
 
     def hopeless(self, name: str, reports: Reports) -> str:
         """Why the cell ``name`` should be pruned; "" if it should not."""

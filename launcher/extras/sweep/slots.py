@@ -1,4 +1,4 @@
-"""How many cells run side by side on this machine: each gets a slot of its cores, memory and devices."""
+"""Decides which cells run side by side: each needs a slot, a part of this machine."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ class Slots:
 def machine(env: Mapping[str, str] = os.environ) -> LocalMachine:
     """This machine, as it is now.
 
-    It has no devices of a kind that no known variable controls: such cells run one after another.
+    Devices are listed only if a known environment variable selects among them; without, cells that need
+    devices run one after another.
     """
     from launcher.runtime import device
 

@@ -58,7 +58,8 @@ def lines(columns: Mapping[str, Sequence[str]], width: int = WIDTH) -> Iterator[
 
 
 def figure(value: object) -> str:
-    """
+    """A value as tables show it.
+
     >>> figure(0.000123456), figure(12345.6), figure(3), figure(None)
     ('0.0001235', '12346', '3', '')
     """
@@ -70,7 +71,8 @@ def figure(value: object) -> str:
 
 
 def short_text(text: str) -> str:
-    """
+    """A text, shortened to fit a table cell.
+
     >>> short_text("0.07963234721775597"), short_text("1f1b"), short_text("a_very_long_name_of_a_recipe")
     ('0.07963', '1f1b', 'a_very_long_name_of_a...')
     """
@@ -124,7 +126,7 @@ def printed(results: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
             yield f"  {line.name}: {line.result.status}: {line.result.error}"
     for name, gap in gaps.items():
         if not gap.right:
-            yield f"  {name}: not the numbers of {gap.of}: off by {gap.early:.1e}, {gap.allowed:.0e} allowed"
+            yield f"  {name}: losses differ from {gap.of} by {gap.early:.1e}, {gap.allowed:.0e} is allowed"
 
 
 def planned(checked: Sequence[CheckedCell]) -> Iterator[str]:

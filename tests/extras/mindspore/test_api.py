@@ -316,8 +316,8 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "no strategy": (lambda home: None, {"src_strategy_file": None, "dst_strategy_file": None},
                     "src_strategy_file and dst_strategy_file are both None: there is no other layout to write"),
     "not full": (lambda home: None, {"src_strategy_file": None},
-                 "src_strategy_file is None: then all ranks must have the same full checkpoint, but w of rank 1 differs from "
-                 "rank 0; give the strategy file that they were saved with, "
+                 "src_strategy_file is None: then all ranks must have the same full checkpoint, but w of rank 1 "
+                 "differs from rank 0; give the strategy file that they were saved with, "
                  "or {home}/a/rank_0/net-1_1.safetensors alone"),
     "no rank 0": (lambda home: shutil.rmtree(home / "a/rank_0"), {"src_strategy_file": None},
                   "src_strategy_file is None: then rank 0 must have a full checkpoint, but there is no folder rank_0"),

@@ -176,8 +176,8 @@ UNFIT = "the strategy file does not fit:\n"
         (
             {"w": Slicing((3, 2, 4), ((1,),), shard_size=6, shard_step=2)},
             {"w": TensorSpec((24,), "float32")},
-            UNFIT
-            + "  w: optimizer sharding over 6 ranks does not fit the axes [3, 4] that cut no dim; one size must divide the other",
+            UNFIT + "  w: optimizer sharding over 6 ranks does not fit the axes [3, 4] that cut no dim; "
+            "one size must divide the other",
         ),
     ],
 )
