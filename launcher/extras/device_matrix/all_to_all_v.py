@@ -1,4 +1,4 @@
-"""Any layout to any other, in one exchange."""
+"""Exchanges, which move a tensor from any layout to any other in one collective."""
 
 from __future__ import annotations
 

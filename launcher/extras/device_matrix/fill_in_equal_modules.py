@@ -26,12 +26,12 @@ class _Block:
     params: tuple[tuple[str, int], ...]
 
     def named(self, name: str, by: str) -> str:
-        """Returns ``name``, which is below the module, as the name below ``by``."""
+        """Returns the name inside module ``by`` that corresponds to ``name`` inside this module."""
         return by + name.removeprefix(self.module)
 
 
 def filled_in(graph: OpGraph, likes: Mapping[str, str], params: Sequence[str]) -> OpGraph | None:
-    """Returns ``graph`` as a recording of the full model would be.
+    """Returns ``graph`` as if the full model had been recorded.
 
     ``likes`` maps each module that was left out to its equal. ``params``: the names of all parameters of the
     model, in order. Returns ``None`` if a module has more than one input or output tensor, is called more
@@ -73,7 +73,7 @@ def _block(graph: OpGraph, module: str) -> _Block | None:
 
 
 def _fits(graph: OpGraph, mark: OpNode, block: _Block) -> bool:
-    """Whether the input and output of ``mark`` are like those of ``block``."""
+    """Return true if the input and output of ``mark`` are like those of ``block``."""
     ends = [graph.values[v] for v in (*mark.ins, *mark.outs)]
     return mark.op == MARK and ends == [graph.values[block.takes], graph.values[block.makes]]
 

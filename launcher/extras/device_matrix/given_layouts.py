@@ -1,4 +1,4 @@
-"""Layouts that files and inputs give."""
+"""Layouts that are given: those of parameters in a file, and those of the model's inputs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def over_stage(file: ParamLayouts, firsts: Mapping[str, str], ranks: int) -> Kno
 
 
 def _of_stage(layout: Layout, ranks: int) -> TensorLayout | None:
-    """Returns the layout on the ranks of one stage; ``None`` if they cannot have it.
+    """Returns the layout on the ranks of one stage; ``None`` if it does not fit them.
 
     The axes of the device matrix are the spans of ranks that cut dims, and the gaps between them.
 
@@ -191,9 +191,9 @@ def conflicts(
     config: Mapping[str, Any],
     origins: Origins,
 ) -> Iterator[Problem]:
-    """Yields problems for parameters whose first operator takes another layout than that of the file.
+    """Yields a problem for each parameter whose first operator takes it in a layout unlike the file's.
 
-    For further operators a parameter is redistributed, so these may differ.
+    Further operators may take other layouts, because the parameter is redistributed for them.
     """
     first = {value: at for at in reversed(range(len(graph.nodes))) for value in graph.nodes[at].ins}
     names = {value: name for name, value in graph.params}

@@ -1,4 +1,4 @@
-"""HSDP over device matrices: parameters cut further over the ranks that repeat them."""
+"""HSDP over device matrices: shards each parameter over the ranks that repeat it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ShardedParam:
 
     @property
     def shared(self) -> bool:
-        """Whether it is sharded, and so gathered before it is used."""
+        """True if the parameter is sharded at rest, and so gathered before it is used."""
         return self.rest.canonical != self.used.canonical
 
 

@@ -52,7 +52,7 @@ class TensorLayout:
         return TensorLayout(self.matrix, self.dims) if self.partial else self
 
     def divides(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of ``shape`` can have this layout."""
+        """Return true if a tensor of ``shape`` can have this layout."""
         return len(shape) == len(self.dims) and all(
             n % k == 0 for n, k in zip(shape, self.slices, strict=True)
         )
@@ -124,7 +124,7 @@ def _canonical(layout: TensorLayout) -> TensorLayout:
 
 
 def _beside(layout: TensorLayout, a: int, b: int) -> bool:
-    """Whether two consecutive axes can be merged into one."""
+    """Return true if two consecutive axes can be merged into one."""
     for axes in layout.dims:
         if a in axes:
             after = (x for x in axes[axes.index(a) + 1 :] if layout.matrix[x] > 1)
@@ -134,7 +134,8 @@ def _beside(layout: TensorLayout, a: int, b: int) -> bool:
 
 
 def primes(n: int) -> list[int]:
-    """
+    """The prime factors of ``n``, ascending.
+
     >>> primes(12)
     [2, 2, 3]
     """

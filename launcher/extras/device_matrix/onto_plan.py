@@ -1,4 +1,4 @@
-"""A plan with sharded operators."""
+"""Adds sharded operators to a plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def add_sharding(resolved: Resolved, made: Plan, sharding: Sharding, measured: Sequence[StageBytes]) -> Plan:
-    """``made``, whose tensors are all on every rank of a stage, sharded as ``sharding`` says.
+    """The plan ``made``, in which each rank of a stage has all tensors, sharded as ``sharding`` says.
 
     ``measured``: the bytes that each virtual stage keeps. Raises ``RequestError`` for operators on gathered
     tensors if ``strict`` forbids them.
@@ -95,7 +95,7 @@ def _crossings(crossings: tuple[BoundaryTensor, ...], stage: StageSharding) -> I
 
 
 def shard_operators(resolved: Resolved, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
-    """``made`` with the strategies of the request; ``model`` is the full model on meta.
+    """The plan ``made`` with the strategies of the request; ``model`` is the full model on meta.
 
     Raises ``RequestError``.
     """
@@ -158,7 +158,7 @@ def _loss(stage: StageSharding, class_dim: int | None) -> Callable[[Tensor], Ten
 
 
 def _terms(job: Job, made: Plan) -> Terms:
-    """What a search of strategies needs to know: how this job trains."""
+    """The conditions for a search of strategies: how this job trains."""
     hsdp, gb = job.parallel.hsdp, job.cluster.memory_gb
     costs = CostModel(
         state_bytes=StateSize.from_job(job).of_matrix * ITEMSIZE[DTYPE[job.train.precision]],

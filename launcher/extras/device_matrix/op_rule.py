@@ -1,4 +1,4 @@
-"""How an operator may be cut, as a rule about letters of dims, and one way in which it is cut."""
+"""The rule for how an operator may be cut, by letters of dims, and the strategy by which it is cut."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class OpStrategy:
         return tuple(a for a in self.used if a not in own)
 
     def fits(self, rule: OpRule) -> bool:
-        """Whether the slices of each letter divide its size."""
+        """Return true if the slices of each letter divide its size."""
         return all(n % self.slices(letter) == 0 for letter, n in rule.sizes)
 
     def slices(self, letter: str) -> int:

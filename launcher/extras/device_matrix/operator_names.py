@@ -1,4 +1,4 @@
-"""Names of operators, and the operator of a module that the module's strategy is for."""
+"""Names of operators, and the operator of a module to which the module's strategy applies."""
 
 from __future__ import annotations
 

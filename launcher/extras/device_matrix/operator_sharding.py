@@ -1,4 +1,4 @@
-"""What the core uses of device matrices: the only module of this folder that it reaches."""
+"""The interface for the core, which reaches no other module of this folder."""
 
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.onto_plan import shard_operators

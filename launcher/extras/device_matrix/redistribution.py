@@ -57,7 +57,7 @@ class Step:
 
     @cached_property
     def exchange(self) -> Exchange:
-        """For an "exchange": who sends what to whom."""
+        """For an "exchange": the pieces that ranks send to each other."""
         return exchange(self.before, self.after, self.shape)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The strategies of every stage."""
+"""Resolves the strategies of every stage."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def _reasons(resolved: Resolved, stages: Sequence[StageSharding]) -> Iterator[st
 
 
 def _searched(resolved: Resolved) -> bool:
-    """Whether a search also chose the layouts of inputs: now, or for the file that has the strategies."""
+    """Return true if a search, now or before the strategies were saved, chose the layouts of inputs, too."""
     return searches(resolved.job) or resolved.search_reasons is not None
 
 
@@ -329,7 +329,7 @@ def _stage(
         job.parallel.operators, graph, rules, names=place.names, ranks=ranks, origins=resolved.strategies
     )
 
-    # a search takes the model's inputs in the layouts of their users, unless the request says how they come
+    # a search takes the model's inputs in the layouts of their users, unless the request sets their layouts
     free = place.index == 0 and _searched(resolved) and isinstance(job.parallel.dataset_strategy, str)
     known_layouts = {} if free else dict(zip(graph.inputs, arrive, strict=True))
     of_file, wrong = _of_file(job, graph, file, taken(graph, rules, written))
@@ -390,7 +390,7 @@ def _of_file(
         shards = job.parallel.hsdp if graph.values[value].trains else None
         layout = used(rest, graph.values[value].spec, shards, preferred.get(value))
         if layout is None:
-            text = f"{file.path}: {name} is kept in {list(rest.slices)} parts, which parallel.hsdp cannot do"
+            text = f"{file.path}: {name} is kept in {list(rest.slices)} parts, which hsdp cannot produce"
             problems.append(Problem(FILE, text, quote("parallel.hsdp=null")))
         else:
             out[value] = layout

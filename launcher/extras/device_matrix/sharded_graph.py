@@ -1,4 +1,4 @@
-"""The layout of every value."""
+"""A graph of operators with the layout of every value."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class ShardedGraph:
         return self.layouts[0].ranks
 
     def still(self, taken: InputLayout) -> bool:
-        """Whether a value is taken in its layout at rest, and its gradient needs no sum."""
+        """Return true if a value is taken in its layout at rest, and its gradient needs no sum."""
         return self.arrives(taken) and not taken.terms
 
     def arrives(self, taken: InputLayout) -> bool:
-        """Whether a value is taken in its layout at rest."""
+        """Return true if a value is taken in its layout at rest."""
         return taken.layout.canonical == self.layouts[taken.value].canonical
 
     @cached_property
@@ -81,7 +81,7 @@ class ShardedGraph:
     def summed_later(self, value: int) -> tuple[int, ...]:
         """The axes over which the gradient of a parameter is summed once per step.
 
-        There are some only if the parameter is taken in a single way, which is its layout at rest.
+        Empty unless all operators take the parameter alike, in its layout at rest.
         """
         users = self.users[value]
         return users[0].terms if len(users) == 1 and self.arrives(users[0]) else ()

@@ -173,7 +173,7 @@ class Imbalance:
 
 
 def bound(layout: LayoutCandidate, of: ModelCost, speeds: Speeds, job: Job) -> Bound:
-    """The bound, without transfers, uneven stages and an allocator near its limit: only a plan knows these."""
+    """The bound, without what only a plan knows: transfers, uneven stages, an allocator near its limit."""
     costs = speeds.cluster.overheads
     alone = speeds.cluster.kernels.alone if speeds.cores is not None else 1.0  # the other ranks may be idle
     times = of.samples(layout.micro)

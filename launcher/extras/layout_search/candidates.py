@@ -35,7 +35,7 @@ TpChoice = tuple[int, str]
 
 
 TraceKey = tuple[TpChoice, int, bool]
-"""Everything that a traced forward depends on: the cut, samples per micro batch, and if there is one stage only."""
+"""Everything that a traced forward depends on: the cut, samples per micro batch, if it is one stage."""
 
 
 @dataclass(frozen=True)

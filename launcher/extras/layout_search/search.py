@@ -434,7 +434,7 @@ class Planners:
 def planners(
     context: SearchContext, traces: Traces, count: int = 1, start: Start | None = None
 ) -> Iterator[Planners]:
-    """``count`` processes including this one; only this one without ``start``. The others end with the block."""
+    """``count`` processes including this one, or only this one without ``start``; the others end at exit."""
     with ExitStack() as stack:
         others = (
             Workers([], PLANNER) if start is None else stack.enter_context(workers(count - 1, start, PLANNER))

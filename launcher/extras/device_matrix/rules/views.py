@@ -114,7 +114,7 @@ def repeat_interleave(call: OperatorCall) -> Lettering:
 
 
 def without_dim(call: OperatorCall) -> Lettering:
-    """cumsum and such: all dims but one may be cut."""
+    """cumsum and other running operations: all dims but one may be cut."""
     return whole_along(call, call.dim(1, "dim", 0))
 
 
@@ -247,7 +247,7 @@ def filled(call: OperatorCall) -> Lettering:
 
 
 def counted(call: OperatorCall) -> Lettering:
-    """arange, eye, rand and such: small tensors, so every rank makes the full tensor."""
+    """arange, eye, rand and others: small tensors, so every rank makes the full tensor."""
     return LetteredCall(uncut_letters(call.ins), uncut_letters(call.outs))
 
 

@@ -1,4 +1,4 @@
-"""Compares a recording with the forward."""
+"""Compares a recording with the forward that it records."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class ValueNumbers(Dispatch):
 
 
 def _fills(t: Tensor) -> bool:
-    """Whether ``t`` covers its storage, in order."""
+    """Return true if ``t`` covers its storage, in order."""
     return t.is_contiguous() and t.numel() * t.itemsize == t.untyped_storage().nbytes()
 
 
@@ -160,7 +160,7 @@ Numbers = dict[str, str | None]
 
 
 def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Sequence[Tensor]) -> str:
-    """Return what ``program``, recorded of ``module`` for ``inputs`` (all on meta), fails to do, or ""."""
+    """Return what ``program``, a recording of ``module`` on ``inputs`` (on meta), fails to do, or ""."""
     # run the module twice, with its own code and that of its hooks
     model, trains = copied(module), module.training  # a copy of a graph forgets its mode
     named = dict(_tensors(model))
@@ -179,7 +179,7 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
     arguments = _arguments(program, named)
     difference = _different(once, _numbers(_over(arguments, program.graph_module), named, inputs, trains))
     if difference:
-        return f"{difference} is not that of its operators alone"
+        return f"{difference} differs from the result of its operators alone"
     if trains:
         changes = HiddenChanges(program.graph_module)
         _over(arguments, changes.run)(*inputs)
@@ -207,7 +207,7 @@ def _over(arguments: list[Tensor | None], run: Callable[..., Any]) -> Callable[.
 
 
 def _counts(before: PythonState, after: PythonState) -> list[str]:
-    """Return the attributes that have changed; a new tensor is not of the model and does not count."""
+    """Return the attributes that have changed; new tensors do not count."""
     return [key[0] for key in changed(before, after) if not isinstance(after.marks.get(key), Tensor)]
 
 
@@ -248,7 +248,7 @@ def _numbers(
     # afterwards
     for name, t in leaves.items():
         out[f"the gradient of {name}"] = None if t.grad is None else numbers.of(t.grad)
-        out[f"what becomes of {name}"] = numbers.of(t.detach())
+        out[f"the final value of {name}"] = numbers.of(t.detach())
     return out
 
 

@@ -72,7 +72,7 @@ class LocalCall:
         return layout.part(layout.dims[0], self.rank) if letter else 0
 
     def first(self, letters: tuple[str, ...]) -> bool:
-        """Whether this rank has the first parts of all ``letters``."""
+        """Return true if this rank has the first parts of all ``letters``."""
         return all(self.part(letter) == 0 for letter in letters)
 
 

@@ -273,7 +273,7 @@ def _within(box: Box, base: Box) -> Slices:
 
 
 def _moves_as_bytes(x: torch.Tensor) -> bool:
-    """Whether backends may not support the dtype: bytes are sent then, as nothing is computed."""
+    """Return true if a backend may not support the dtype: its bytes are sent, as nothing is computed."""
     return x.dtype not in (torch.float32, torch.float64)
 
 

@@ -26,7 +26,7 @@ from launcher.user_errors import user_error
 
 
 def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
-    """Detach tensors that enter ``no_grad`` regions, in place; returns whether any region must be unfolded.
+    """Detach tensors that enter ``no_grad`` regions, in place; return true if a region must be unfolded.
 
     Unfolding by torch forgets the mode of an operator. Raises ``RequestError`` for regions under autocast,
     whose dtypes would be lost.
@@ -109,7 +109,9 @@ def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
     for node in program.graph.nodes:
         if node.target is torch.ops.aten.instance_norm.default and _changes(node):
             where = _module(node) or "the model"
-            text = f"{where} is an instance norm whose running statistics move in training, which has no rule"
+            text = (
+                f"{where} is an instance norm that updates running statistics in training: there is no rule"
+            )
             raise RequestError((_cannot(text),))
 
 
@@ -218,7 +220,7 @@ class _Recorder:
 
 
 def _changes(node: fx.Node) -> bool:
-    """Whether ``node`` changes a tensor in place.
+    """Return true if ``node`` changes a tensor in place.
 
     Norms with running statistics do, although their schema does not say so.
     """

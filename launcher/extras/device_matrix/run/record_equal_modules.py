@@ -135,7 +135,7 @@ class _LeftOut(nn.Module):
 def equal_modules(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Yield modules that take one tensor, each with an equal module below the same parent.
 
-    The first module of a group stands for none, as its input may have no gradient. No module is below
+    The first module of a group equals none here, as its input may have no gradient. No module is below
     another.
     """
     shared = Counter(id(t) for _, t in module.named_parameters(remove_duplicate=False))
@@ -162,7 +162,7 @@ def _groups(owner: nn.Module, shared: Counter[int]) -> Iterator[list[str]]:
 
 
 def _alone(module: nn.Module, shared: Counter[int]) -> bool:
-    """Whether a module takes one tensor, has no buffers, and shares its parameters with no other module."""
+    """Return true if a module takes one tensor, has no buffers, and shares no parameter with another."""
     parameters = inspect.signature(type(module).forward).parameters.values()
     takes = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
     own = list(module.parameters())

@@ -1,4 +1,4 @@
-"""The cost of a strategy, which adds up by operator."""
+"""The cost of strategies: a sum over operators and values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CostModel:
     in_flight: int = 1
 
     def transfer(self, nbytes: float, collectives: int) -> float:
-        """The seconds that ``collectives`` take which move ``nbytes`` bytes together."""
+        """The seconds of ``collectives`` that move ``nbytes`` bytes in total."""
         return nbytes / self.bytes_per_second + collectives * self.latency
 
 
@@ -303,7 +303,7 @@ def graph_cost(
 ) -> StepCost:
     """Returns the cost of a graph.
 
-    Inputs without a fixed layout come in the layout of each user, at no cost; parameters rest in the layout
+    Inputs without a fixed layout arrive in the layout of each user, at no cost; parameters rest in the layout
     of their first user.
     """
     ranks = prod(strategies[0].matrix) if strategies else 1

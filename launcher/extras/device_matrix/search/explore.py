@@ -68,7 +68,7 @@ def explore(
 
 
 def few(menus: Menus) -> bool:
-    """Whether there are so few states that all are searched."""
+    """Return true if there are so few states that all are searched."""
     return max(map(len, menus), default=0) <= FEW
 
 
@@ -255,7 +255,7 @@ def propagate(
         ranks: the number of ranks of the stage.
         written: strategies to keep, by place of the node.
         model: the cost model; by default ``CostModel()``.
-        requested: layouts of inputs and other values; other inputs come in the layouts of their users.
+        requested: layouts of inputs and other values; other inputs arrive in the layouts of their users.
         memory: the bytes of a rank that the strategies have to fit in.
         extra: strategies of all nodes that are candidates, too.
     """

@@ -137,7 +137,8 @@ def unnamed(graph: OpGraph) -> OpGraph:
 
 
 def _numbered(module: str) -> tuple[str, int] | None:
-    """
+    """The name up to its first number, and this number.
+
     >>> _numbered("model.layers.12.attn.q")
     ('model.layers.', 12)
     """
@@ -172,6 +173,6 @@ def _pattern(
 
 
 def _seen_elsewhere(graph: OpGraph, values: set[int], inside: range) -> bool:
-    """Whether ``values`` are used by nodes that are not ``inside``, or by the outputs of the graph."""
+    """Return true if ``values`` are used by nodes not ``inside``, or by the outputs of the graph."""
     takes = {v for at, node in enumerate(graph.nodes) if at not in inside for v in node.ins}
     return not values.isdisjoint(takes | set(graph.outputs) | {v for _, v in graph.changes})
