@@ -83,7 +83,7 @@ resnet34, resnet50, tied_pair)
     "list for a group of keys": (
         "train: [1]\n",
         """
-  recipes/mine.yaml: a list where there should be a group of keys, or the other way round
+  recipes/mine.yaml: a list in place of a group of keys, or a group of keys in place of a list
 """,
     ),
     "missing values": (
@@ -115,5 +115,5 @@ def test_a_file_of_the_users_with_a_shipped_name_is_refused(tmp_path, monkeypatc
     (tmp_path / "model/lm.yaml").write_text("name: lm\n")
     monkeypatch.chdir(tmp_path)
     assert main(["--config-dir", "."]) == 2
-    text = "\n  model/lm.yaml: a shipped option has this name; give yours another\n"
+    text = "\n  model/lm.yaml: a shipped option already has this name; rename this file\n"
     assert capsys.readouterr().err == head(1) + text

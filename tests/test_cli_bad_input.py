@@ -184,7 +184,7 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
     "loggers as one word": (
         ["logger='csv,plain'"],
         """
-  logger: 'csv,plain' is one word; a list is [a,b]
+  logger: 'csv,plain' is one word; write a list as [a,b]
     set by: logger='csv,plain' (command line)
     try:    'logger=[csv,plain]'
 """,
@@ -358,7 +358,7 @@ has none
     "class on top of a shipped option": (
         ["model._target_=mine.Net", "security.allow=[mine]"],
         """
-  model._target_ = mine.Net: the options of model=lm would become its arguments; and then model._target_: \
+  model._target_ = mine.Net: the settings of model=lm would become its arguments; and then model._target_: \
 mine.Net: there is no such module
     set by: model._target_=mine.Net (command line)
 """,
@@ -374,7 +374,7 @@ mine.Net: there is no such module
     "sweep folder without a sweep": (
         ["sweep_dir=x"],
         """
-  sweep_dir: x: only a sweep has one
+  sweep_dir: x: only a sweep has this setting
     try:    -m sweep_dir=x
 """,
     ),

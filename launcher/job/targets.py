@@ -75,7 +75,7 @@ def named(data: Any) -> Iterator[str]:
 
 
 def there(path: str) -> bool:
-    """Whether the top-level package of the dotted ``path`` is installed. Imports nothing."""
+    """Return true if the top-level package of the dotted ``path`` is installed. Imports nothing."""
     package = path.partition(".")[0]
     return package in sys.modules or importlib.util.find_spec(package) is not None
 
@@ -312,7 +312,7 @@ def _trusted(path: str, allow: tuple[str, ...], base: type, key: str) -> Any:
 
 
 def _function(value: Any) -> bool:
-    """Whether it is a function, or a method that is bound to its class."""
+    """Return true if it is a function, or a method that is bound to its class."""
     if inspect.ismethod(value):
         return inspect.isclass(value.__self__)
     return inspect.isfunction(value)

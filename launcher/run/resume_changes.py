@@ -80,7 +80,7 @@ def changes(
 
 
 def sets(overrides: Sequence[str], key: str) -> bool:
-    """Whether one of ``overrides`` sets ``key``, or a part or section of it."""
+    """Return true if one of ``overrides`` sets ``key``, or a part or section of it."""
     words = (o.partition("=")[0].lstrip("+~") for o in overrides)
     return any(_covered(key, [word]) or _covered(word, [key]) for word in words)
 

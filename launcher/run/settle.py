@@ -32,7 +32,7 @@ class Chosen:
 
 
 def open_ended(job: Job) -> bool:
-    """Whether any setting is left to the search for a layout."""
+    """Return true if any setting is left to the search for a layout."""
     return bool(job.search.over)
 
 
@@ -60,7 +60,7 @@ class Settled:
 
     @property
     def anew(self) -> bool:
-        """Whether existing results are ignored."""
+        """Return true if existing results are ignored."""
         return self.job.checkpoint.resume == "never"
 
 

@@ -87,7 +87,7 @@ def _below(path: str, dst: str) -> bool:
 
 
 def _there(path: str) -> bool:
-    """Whether a file matches the pattern; for a folder, whether it has entries."""
+    """Return true if a file matches the pattern; for a folder, whether it has entries."""
     return any(os.listdir(p) if os.path.isdir(p) else [p] for p in glob(path))
 
 

@@ -87,7 +87,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
 
 
 def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> bool:
-    """Whether a request refused by the schema may have other problems, which only the planner finds.
+    """Return true if a request refused by the schema may have other problems, which only the planner finds.
 
     Shipped options are compatible. Other settings, paths, user files and numbers of a layout may not be.
     """
@@ -176,7 +176,7 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, Depth], None], deep: De
 
 
 def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
-    """Whether its key is listed, or one above or below it: the placeholder may have caused it."""
+    """Return true if its key is listed, or one above or below it: the placeholder may have caused it."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
     texts = {f.key_and_text for f in listed}
@@ -184,7 +184,7 @@ def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
 
 
 def _said_by_recipe(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
-    """Whether the problem depends on which model, data or loss a recipe chooses that cannot be read."""
+    """Return true if the problem may depend on the model, data or loss of a recipe that cannot be read."""
     unread = any(f.problem.key == "recipe" for f in listed)
     return unread and finding.problem.key.partition(".")[0] in FITTED
 

@@ -16,7 +16,7 @@ defaults:
 {section}
 """
 BRINGS = {
-    "code": ("security: {allow: [mine]}", "security.allow", "['mine']: it has Python packages imported"),
+    "code": ("security: {allow: [mine]}", "security.allow", "['mine']: it makes Python import packages"),
     "lines of bash": (
         "launch: {slurm: {setup: [id]}}", "launch.slurm.setup", "['id']: its lines are run by bash",
     ),
