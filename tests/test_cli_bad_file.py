@@ -56,7 +56,7 @@ even-sized heads
     "option that is not there": (
         "defaults:\n  - override /model: lmm\n",
         """
-  model: unknown option 'lmm', did you mean 'lm'? (there are: hf, lm, lm_tiny, mlp, resnet18, \
+  model: unknown option 'lmm', did you mean 'lm'? (options: hf, lm, lm_tiny, mlp, resnet18, \
 resnet34, resnet50, tied_pair)
     set in: recipes/mine.yaml:2:5
           |   - override /model: lmm
@@ -66,7 +66,7 @@ resnet34, resnet50, tied_pair)
     set in: conf/config.yaml:30:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
 
-  train.steps = null: this or train.epochs says how long to train, and neither is given
+  train.steps = null: train.steps or train.epochs must say how long to train; set one of them
     set in: conf/config.yaml:28:3
           |   steps: null         # optimizer steps
 """,
@@ -93,7 +93,7 @@ resnet34, resnet50, tied_pair)
     set in: conf/config.yaml:30:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
 
-  train.steps = null: this or train.epochs says how long to train, and neither is given
+  train.steps = null: train.steps or train.epochs must say how long to train; set one of them
     set in: conf/config.yaml:28:3
           |   steps: null         # optimizer steps
 """,

@@ -57,7 +57,7 @@ RECIPE = "recipe=NAME or recipe=FILE.yaml chooses the run"
 OPTIONS = "--config-dir adds a folder of options and recipes"
 PRINTED = "show=config prints all sections of the settings"
 GO_ON = "command.txt of a run folder is the command to paste; with the same run_dir the run resumes"
-ANOTHER = f"; and then recipe: unknown option 'foo' (there are: {RECIPES})"
+ANOTHER = f"; and then recipe: unknown option 'foo' (options: {RECIPES})"
 FLAGS = {
     "--config-name=lm_single": (RECIPE, "recipe=lm_single"),
     "--config-name lm_single": (RECIPE, "recipe=lm_single"),
@@ -88,7 +88,7 @@ CASES = {
     try:    recipe=lm_single
 """,
     "+experiment=foo": f"""
-  experiment: unknown key, did you mean 'recipe'? And then recipe: unknown option 'foo' (there are: {RECIPES})
+  experiment: unknown key, did you mean 'recipe'? And then recipe: unknown option 'foo' (options: {RECIPES})
     set by: +experiment=foo (command line)
 """,
     "recipe=lm_tp2 +experiment=lm_single": """

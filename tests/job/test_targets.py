@@ -13,7 +13,7 @@ from launcher.job.targets import build, locate
 
 OURS = (
     "of the launcher's own classes only launcher.models.language_model.Attention and "
-    "launcher.models.language_model.SwiGLU may be named here; a class of yours may derive from it"
+    "launcher.models.language_model.SwiGLU may be named here; a class of yours may derive from this one"
 )
 REJECTED = {
     "torch.load": "torch.load: is not a Module class",

@@ -145,7 +145,7 @@ def test_a_number_to_base_60_is_no_time(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([f"recipe={recipe}", "launch=slurm", "show=config"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  {recipe}:2:17: 12:00:00 is a number to base 60 in YAML; in quotes it is text: '12:00:00'\n"
+        f"  {recipe}:2:17: 12:00:00 is a number in base 60 in YAML; in quotes it is text: '12:00:00'\n"
     )
     recipe.write_text("launch:\n  slurm: {time: '12:00:00'}\ntrain: {steps: 1, batch_size: 1}\n")
     assert main([f"recipe={recipe}", "launch=slurm", "show=config"]) == 0

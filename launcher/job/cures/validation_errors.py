@@ -289,7 +289,7 @@ def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -
     tags = schema_keys.kinds(schema_keys.at(parts, data))
     if tags:
         listed = [t for t in tags if t != "_target_"]
-        return Problem(".".join(parts), f"needs a choice (there are: {', '.join(listed)})")
+        return Problem(".".join(parts), f"needs a choice (options: {', '.join(listed)})")
     field = schema_keys.field_at(parts, data)
     description = f": {field.description}" if field is not None and field.description else ""
     return Problem(".".join(parts), f"needs a value{description}")

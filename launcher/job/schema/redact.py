@@ -140,7 +140,7 @@ def typed(words: Sequence[str]) -> frozenset[str]:
 def _values(word: str, behind: bool) -> tuple[list[str], bool]:
     """The secrets in ``word``, and whether the next word may contain the value of a secret.
 
-    ``behind``: whether the previous word lets this one contain it.
+    ``behind``: true if ``word`` may contain the value of a secret that the previous word names.
     """
     values: list[str] = []
     before = ""
