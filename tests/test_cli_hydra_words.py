@@ -43,7 +43,7 @@ SETTINGS = {
     "hydra/job_logging=none": (LOGS, ""),
     "hydra.output_subdir=null": ("config.yaml and command.txt are in the run folder itself", ""),
     "hydra/launcher=joblib": (f"launch=slurm submits a run to Slurm, {CELLS}", ""),
-    "hydra.launcher.n_jobs=2": (f"launch.slurm sets what Slurm is asked for, {CELLS}", ""),
+    "hydra.launcher.n_jobs=2": (f"launch.slurm contains the options of the Slurm job, {CELLS}", ""),
     "hydra/sweeper=optuna": (SAMPLER, ""),
     "hydra.sweeper.n_trials=20": (
         f"values to try are written at their own key, as -m optim.lr=0.1,0.01; {SAMPLER}",
@@ -56,7 +56,7 @@ SETTINGS = {
 RECIPE = "recipe=NAME or recipe=FILE.yaml chooses the run"
 OPTIONS = "--config-dir adds a folder of options and recipes"
 PRINTED = "show=config prints all sections of the settings"
-GO_ON = "command.txt of a run folder is the command to paste; with the same run_dir the run resumes"
+GO_ON = "command.txt in a run folder contains the command to paste; with the same run_dir the run resumes"
 ANOTHER = f"; and then recipe: unknown option 'foo' (options: {RECIPES})"
 FLAGS = {
     "--config-name=lm_single": (RECIPE, "recipe=lm_single"),

@@ -203,7 +203,7 @@ def test_a_model_is_made_of_whatever_the_users_file_has(mine, target, layers):
 FOREIGN = {
     "what a function gives is of the wrong kind": (
         {"_target_": "mine_of_factories.wrong", "width": 2},
-        "model._target_: mine_of_factories.wrong: gives Config where Module is expected",
+        "model._target_: mine_of_factories.wrong: returns Config, but Module is expected",
     ),
     "a function that it imports": (
         {"_target_": "mine_of_factories.rmtree", "path": "x"},

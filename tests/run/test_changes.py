@@ -297,10 +297,10 @@ def test_a_newer_checkpoint_that_is_damaged_or_gone_is_told(trained, capsys):
     manifest = newest / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"world": 1', '"world": 2'))
     why = f"{manifest}: damaged: its digest does not match its content"
-    assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
+    assert f"run_dir resumes from step-000002: {why}" in plan(capsys, *words)
     shutil.rmtree(newest)
     why = f"{folder}/checkpoints/latest names step-000004, which does not exist"
-    assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
+    assert f"run_dir resumes from step-000002: {why}" in plan(capsys, *words)
     run(folder, *words[len(TINY) :], steps=4)
     assert why in " ".join((folder / "plan.txt").read_text().split())
     assert "resuming from step-000002, after 2 of 4 steps" in capsys.readouterr().out

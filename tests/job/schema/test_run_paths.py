@@ -68,8 +68,10 @@ UNUSABLE = {
     "a" * 256: "should be a path of at most 4000 characters, with names of at most 255",
     "a/" * 2001: "should be a path of at most 4000 characters, with names of at most 255",
     "~": "~ is expanded only by the shell; write the folder that it stands for, or ./~ for a folder of this name",
-    "~/runs": "~ is expanded only by the shell; write the folder that it stands for, or ./~/runs for a folder of this name",
-    "$HOME/x": "$HOME is expanded only by the shell; write the folder that it stands for, or ./$HOME/x for a folder of this name",
+    "~/runs": "~ is expanded only by the shell; write the folder that it stands for, "
+    "or ./~/runs for a folder of this name",
+    "$HOME/x": "$HOME is expanded only by the shell; write the folder that it stands for, "
+    "or ./$HOME/x for a folder of this name",
 }
 
 
