@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 UNSAID = 120
 """The exit code when the output cannot be flushed: Python uses the same one."""
 OF_A_RUN = ("status", "logs", "cancel")
-"""First words that are commands rather than settings; a run folder follows."""
+"""Commands whose argument is a run folder."""
 BEGIN = "init"
-"""Another command: the folder in which to start a small project follows."""
-OUT_OF_MEMORY = "this process has no memory left; a limit may be set (ulimit -v), or other programs use it"
+"""The command that starts a small project; its argument is the new folder."""
+OUT_OF_MEMORY = "this process is out of memory; it may have a limit (ulimit -v), or other programs use it"
 
 
 _is_command = False
-"""Whether this process is the command itself, which has done nothing yet but import."""
+"""True in the process of the command itself, before it has done anything but import."""
 
 
 class _AlreadyReported(RequestError):
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rank is not None and code not in (DONE, REFUSED):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # taking the process group down would wait for ranks that may wait for us
+        os._exit(code)  # destroying the process group would wait for ranks that may wait for this one
     return code
 
 
@@ -120,7 +120,7 @@ def _main(words: list[str], rank: int | None) -> int:
 
 @contextmanager
 def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[FollowerRanks | None]:
-    """The other ranks of an outer launcher, released when the block ends; ``None`` if no other is needed."""
+    """Yields the other ranks of an outer launcher, ``None`` if none is needed; releases them at the end."""
     if launch_env.place() is None or _only_prints(args):
         yield None
         return
@@ -164,12 +164,12 @@ def _check_of_a_run(words: Sequence[str]) -> None:
 
 
 def _only_prints(args: Args) -> bool:
-    """Whether rank 0 only prints. No other rank is needed then, unless a search measures layouts."""
+    """Return true if rank 0 only prints. No other rank is needed then, unless a search measures layouts."""
     return any(o.startswith("show=") and o not in ("show=null", "show=search") for o in args.overrides)
 
 
 def _run(args: Args, words: list[str], rank: int | None) -> int:
-    """Composes the request and runs it. The only process calls this, or rank 0 of an outer launcher."""
+    """Composes the request and runs it, in the only process or on rank 0 of an outer launcher."""
     with _leading(args, words, rank) as others:
         from launcher.job.compose import compose, late
         from launcher.job.cures.report import as_yaml
@@ -230,13 +230,13 @@ def _about(args: Args) -> str:
 
 
 def _version() -> str:
-    """The versions of the launcher, with the commit of a checkout, and of torch, which is not imported."""
+    """The versions of launcher (with the commit, in a checkout) and of torch, without importing torch."""
     from importlib.metadata import PackageNotFoundError, version
 
     from launcher.runtime import git
 
     root = Path(__file__).parents[1]
-    # an installation may be inside a repository of the user's
+    # an installation may be inside a repository of the user
     commit = git.shown(*git.commit(root)) if (root / ".git").exists() else ""
     try:
         torch = version("torch")
@@ -276,17 +276,17 @@ def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
 def script() -> NoReturn:
     """Runs the command and ends the process.
 
-    ``_leave`` skips the interpreter's shutdown, which walks through all of torch once more and takes most of
-    a second; then it destroys torch, one of whose threads may abort a run that has ended well.
+    ``_leave`` skips the interpreter's shutdown: its last garbage collection visits all of torch, which takes
+    most of a second, and a thread of torch may abort the process after a run that succeeded.
     """
     open_missing()
     try:
         here = os.getcwd()
-    except OSError as error:  # every path that the request names, and the folder of its runs, may be relative
+    except OSError as error:  # paths in the request, and the folder of runs, may be relative to it
         tell(f"error: the current folder cannot be used: {error.strerror}; change to a folder that exists")
         sys.exit(REFUSED)
     if not sys.flags.safe_path and here not in sys.path:
-        sys.path.insert(0, here)  # the user's classes are here, as for python -m launcher
+        sys.path.insert(0, here)  # as with python -m launcher, classes of the user are imported from here
     gc_thresholds.seldom()
     spare_streams()
     global _is_command

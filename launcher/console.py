@@ -28,7 +28,7 @@ def tell(text: str) -> None:
     """Writes ``text`` and a newline to standard error in one call.
 
     ``print`` writes the newline separately. Under torchrun all ranks and their agent share one pipe: output
-    of another process came in between, which broke the last line, the one that names the log to read.
+    of another process could come before the newline and break the last line, which names the log to read.
     """
     shown = _painted(text) if _in_colours(sys.stderr, os.environ) else text
     sys.stderr.write(f"{shown}\n")
@@ -36,7 +36,7 @@ def tell(text: str) -> None:
 
 
 def _in_colours(stream: TextIO, env: Mapping[str, str]) -> bool:
-    """Decides as Python does: NO_COLOR takes precedence over FORCE_COLOR, and that over the stream's type."""
+    """Return true if ``stream`` gets colours; like Python, obeys NO_COLOR first, then FORCE_COLOR."""
     if env.get("NO_COLOR"):
         return False
     return bool(env.get("FORCE_COLOR")) or (env.get("TERM") != "dumb" and stream.isatty())

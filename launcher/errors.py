@@ -15,8 +15,8 @@ class Problem:
     """One thing that is wrong with a request.
 
     ``key`` is the dotted configuration key to change ("" when no single key is to blame). ``text`` says what
-    is wrong. ``cure`` is the text to paste instead: it replaces ``words`` if the problem is in arguments that
-    set no key, else whatever set the key.
+    is wrong. ``cure`` is the text to paste instead. ``words`` are arguments that set no key: if there are
+    any, the cure replaces them, otherwise whatever set ``key``.
     """
 
     key: str
@@ -47,7 +47,7 @@ class RequestTypeError(RequestError, TypeError):
 
 
 class RequestKeyError(RequestError, KeyError):
-    """An unsupported name for a file of operator strategies; MindSpore raises a ``KeyError`` there."""
+    """A file of operator strategies has an unsupported name; MindSpore raises a ``KeyError`` for it."""
 
     def __str__(self) -> str:
         return ValueError.__str__(self)  # a KeyError shows the repr of its text

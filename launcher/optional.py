@@ -1,8 +1,8 @@
-"""Parts that not every launcher has, reached by name through five tables, and optional packages.
+"""Optional parts of the launcher, reached by name through five tables, and optional packages.
 
 The core imports nothing of ``launcher/extras``. It reaches a part with
 ``from launcher.optional import mindspore``; the part's module is imported when an attribute of it is first
-used. A part that was taken out of an installation takes nothing with it: what needs it is refused by name.
+used. An installation may lack a part: a request that needs the part is refused, all others work.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class _Part:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # who only looks at the object, as doctest does, does not use the part
+        if attribute.startswith(
+            "__"
+        ):  # tools that only inspect the object, such as doctest, do not import it
             raise AttributeError(attribute)
         return getattr(opened(PARTS[self._name]), attribute)
 
@@ -106,7 +108,7 @@ if not TYPE_CHECKING:  # a type checker sees the modules themselves
 
 
 def has(name: str) -> bool:
-    """Whether this installation has the part ``name`` of ``PARTS``."""
+    """Return true if this installation has the part ``name`` of ``PARTS``."""
     return _is_there(PARTS[name])
 
 
@@ -124,7 +126,7 @@ def lacking(name: str, key: str = "") -> list[Problem]:
 
 
 def opened(module: str) -> Any:
-    """Imports a module, which may be of a part. Raises ``RequestError`` if this installation lacks it."""
+    """Imports a module. Raises ``RequestError`` if it belongs to a part that this installation lacks."""
     refuse(lacking(module))
     return import_module(module)
 
@@ -133,15 +135,15 @@ def opened(module: str) -> Any:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even its folder
+    except ModuleNotFoundError:  # its folder does not exist either
         return False
 
 
 def install_command(extra: str) -> str:
-    """A line for the shell that installs what ``extra`` of ``pyproject.toml`` lists, with its version bounds.
+    """The shell command that installs the packages of ``extra`` in ``pyproject.toml``, bounds included.
 
     It names the packages, not the launcher: the launcher is not on PyPI, so ``pip install 'launcher[extra]'``
-    could not work. In a checkout that is not installed the line installs the checkout.
+    could not work. In a checkout that is not installed the command installs the checkout.
 
     >>> install_command("images").startswith("pip install ")
     True

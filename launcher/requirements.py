@@ -1,4 +1,4 @@
-"""The packages that every request needs, and what is said when one cannot be imported."""
+"""The packages that every request needs, and the messages about one that cannot be imported."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PACKAGES = {
     "numpy": "numpy", "safetensors": "safetensors", "rich": "rich", "tokenizers": "tokenizers",
     "xxhash": "xxhash", "jinja2": "jinja2", "yaml": "pyyaml",
 }  # fmt: skip
-"""The name on the package index of each package that ``pyproject.toml`` requires, by the name to import."""
+"""The packages that ``pyproject.toml`` requires: from the import name to the name on the package index."""
 
 
 def missing() -> str:
-    """The message about packages that this Python lacks; "" if it has all. Imports none of them."""
+    """The message about packages that this Python lacks; "" if it lacks none. Imports no package."""
     lacking = [package for name, package in PACKAGES.items() if not _exists(name)]
     return f"{sys.executable} has no {', '.join(lacking)}; {_install()}" if lacking else ""
 
@@ -28,7 +28,7 @@ def unloadable(error: BaseException) -> str:
     library = isinstance(error, OSError) and error.errno is None and ".so" in str(error)  # from ctypes
     if not isinstance(error, ImportError) and not library:
         return ""
-    if name.partition(".")[0] == "launcher":  # our own mistake, whose traceback tells more
+    if name.partition(".")[0] == "launcher":  # a bug in the launcher: the traceback says more
         return ""
     if isinstance(error, ModuleNotFoundError):
         return f"{sys.executable} has no {PACKAGES.get(name, name)}; {_install()}"
@@ -48,8 +48,8 @@ def _exists(name: str) -> bool:
 
 
 def _install() -> str:
-    """What to do. ``make`` installs torch for the CPU; pip alone would take gigabytes."""
+    """The way out. ``make`` installs torch for the CPU; pip alone would download gigabytes."""
     root = Path(__file__).parents[1]
     if not (root / "Makefile").is_file():
         return "activate the environment in which the launcher is installed"
-    return f"activate the environment of the launcher; make -C {quote(str(root))} .venv/installed makes one"
+    return f"activate the launcher's environment, or create it: make -C {quote(str(root))} .venv/installed"

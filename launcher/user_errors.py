@@ -25,7 +25,7 @@ _ADVICE = (
     ("same dtype", "create tensors with the dtype of another one, as in w.to(x.dtype)"),
     ("expected scalar type", "create tensors with the dtype of another one, as in w.to(x.dtype)"),
 )
-"""What users can do about torch's most frequent errors, each known by a part of its message."""
+"""Cures of torch's most frequent errors, each recognized by a part of its message."""
 
 
 @lru_cache(1)
@@ -38,10 +38,10 @@ def _others() -> tuple[str, ...]:
 
 
 def user_error(error: BaseException, cure: str = "") -> str:
-    """The message of an error in user code, the last line of it that ran, and a cure.
+    """The message of an error in user code, the last line of that code that ran, and a cure.
 
-    Of the message only the first line: torch may add frames of its own. Of the line of code the file, the
-    function and the source. Without a ``cure`` the usual one of an error of torch that many users get.
+    The message is cut to its first line: torch may add frames of its own. The line of code is shown with its
+    file, function and source. Without ``cure``, a frequent error of torch has the cure in ``_ADVICE``.
     """
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     said_so = f"{type(error).__name__}: {text}" if text else type(error).__name__

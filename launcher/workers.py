@@ -4,7 +4,7 @@ The search for a layout and the preparation of data use them. Tasks and answers 
 receives its next task while it works on the one before. Otherwise a large task and a large answer could block
 each other: each side would wait for the other one to read.
 
-This module imports nothing but ``launcher.errors``: a child that encodes text must not load torch.
+This module imports only ``errors`` and ``user_errors``: a child that encodes text must not load torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from launcher.errors import RunError
 from launcher.user_errors import user_error
 
 AHEAD = 2
-"""The most tasks that one child has at a time, so that it does not wait while this process is busy."""
+"""The most tasks that a child has at a time: the next one is ready while this process is busy."""
 PROTOCOL = 5
 STDERR = 2
 
@@ -45,16 +45,16 @@ class WorkerProcess(Protocol):
     def kill(self) -> None: ...
     def close(self) -> None: ...
     def ended(self) -> str:
-        """How the child has ended, as a sentence without its subject."""
+        """Says how the child has ended, as a sentence without its subject."""
 
 
 Start = Callable[[Callable[[Connection], None]], WorkerProcess]
-"""Calls the function in a new process, with that process's end of the connection."""
+"""Calls the function in a new process and passes it that process's end of the connection."""
 
 
 @contextmanager
 def workers(count: int, start: Start, description: str) -> Iterator[Workers]:
-    """``count`` children, which end with the block. ``description``: how errors call one of them."""
+    """Starts ``count`` children and ends them with the block. Errors call a child ``description``."""
     children: list[WorkerProcess] = []
     try:
         for _ in range(count):
@@ -84,21 +84,21 @@ class Workers:
         prefer: Callable[[T], Hashable] | None = None,
         here: Callable[[T], R] | None = None,
     ) -> Iterator[R]:
-        """Yields ``do(task)`` of each task, in order. Read it to its end before the next one begins.
+        """Yields ``do(task)`` for each task, in order. Read all results before the next call.
 
-        ``do`` is sent to each child once. At most ``AHEAD`` tasks a child, and as many more, are read before
-        they are answered.
+        ``do`` is sent to each child once. ``tasks`` is read at most ``AHEAD`` tasks per child, and ``AHEAD``
+        more, ahead of the results.
 
         Args:
-            prefer: A child that had a task with the same result of ``prefer`` takes the task, if one is
-                free. All tasks are read at once.
-            here: Does tasks in this process too, if the children have enough.
+            prefer: A child first takes tasks for which ``prefer`` returns what it returned for an earlier
+                task of that child. All tasks are read at once.
+            here: Does tasks in this process too, while the children are busy.
 
         Raises:
             RunError: A child has ended.
             Exception: ``do`` raised it. It is raised in the order of the tasks.
         """
-        assert not any(self._queues), "the tasks before were not read to their end"
+        assert not any(self._queues), "the results of the call before were not all read"
         numbered = enumerate(tasks)
         most = sys.maxsize if prefer else AHEAD * (len(self._children) + 1)
         functions: dict[int, Callable[[T], R]] = dict.fromkeys(range(len(self._children)), do)
@@ -129,7 +129,7 @@ class Workers:
         functions: dict[int, Callable[[T], R]],
         prefer: Callable[[T], Hashable] | None,
     ) -> None:
-        """Gives each child a task; while tasks are plenty, gives it the next one too."""
+        """Sends a task to each idle child, and a second one while more than ``AHEAD`` tasks are left."""
         for depth in range(1, AHEAD + 1):
             for n, queue in enumerate(self._queues):
                 if len(queue) < depth and len(open_) > (0 if depth == 1 else AHEAD):
@@ -175,7 +175,7 @@ class _Raised:
 
 
 def serve(connection: Connection) -> None:
-    """Answers tasks. The process ends at once when the process that asks closes the connection or ends."""
+    """Answers tasks. The process ends at once when its parent ends or closes the connection."""
     received: SimpleQueue[tuple[Callable[[Any], object] | None, Any]] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, received), daemon=True).start()
     do: Callable[[Any], object] | None = None
@@ -185,11 +185,11 @@ def serve(connection: Connection) -> None:
         assert do is not None
         try:
             answer = do(task)
-        except Exception as error:  # raised in the process that asked
+        except Exception as error:  # raised in the parent
             answer = _Raised(_picklable(error))
         try:
             _write(connection, answer)
-        except ConnectionError:  # the process that asked has ended
+        except ConnectionError:  # the parent has ended
             return
 
 
@@ -207,7 +207,7 @@ def _receive(connection: Connection, received: SimpleQueue[Any]) -> NoReturn:
 
 
 def _picklable(error: Exception) -> Exception:
-    """``error``; if it cannot be pickled and read again, a ``RunError`` with its message."""
+    """Returns ``error``, or a ``RunError`` with its message if ``error`` cannot be pickled and unpickled."""
     try:
         pickle.loads(pickle.dumps(error, PROTOCOL))
     except Exception:
@@ -227,7 +227,7 @@ def _read(connection: Connection) -> Any:
 
 
 class _Exact:
-    """A file for pickle that reads no byte too many: ``wait`` has to see what follows."""
+    """A file for pickle that never reads ahead: ``wait`` has to see the bytes that follow."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -262,7 +262,7 @@ connection.recv()(connection)
 
 
 class Interpreter:
-    """A child in a Python interpreter of its own, which inherits nothing but the import path.
+    """A child in a new Python interpreter, with the import path and the environment of this process.
 
     ``module`` is imported at once, so that the first task does not wait for it. ``environ`` is added to the
     environment. Prints go to standard error: standard output belongs to the command.
@@ -284,7 +284,7 @@ class Interpreter:
             self.connection = Connection(near.detach())
         try:
             self.connection.send(function)
-        except OSError:  # it has ended, which its first task will tell
+        except OSError:  # the child has ended; its first task reports that
             return
 
     def kill(self) -> None:
@@ -299,5 +299,5 @@ class Interpreter:
     def ended(self) -> str:
         code = self._process.wait()
         if code == -signal.SIGKILL:
-            return "was killed; the system does so where memory runs out"
-        return f"has ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+            return "was killed; the system kills processes when memory runs out"
+        return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"

@@ -1,4 +1,4 @@
-"""Shell completion: the scripts, and the words they offer."""
+"""Shell completion: the scripts, and the words that they offer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def named_values() -> dict[str, tuple[str, ...]]:
 
 
 def noted() -> Iterator[tuple[str, Any]]:
-    """Yields each key with its type; a key of several models or data sets once with each of its types."""
+    """Yields each key with its type; a key that has several types is yielded once with each type."""
     yield from schema_keys.noted()
     step = schema_keys.below(schema_keys.any_annotation("steps"), "", {})
     for name, cls in schema_keys.kinds(step).items():
@@ -71,7 +71,7 @@ HERE = Path(__file__).parent / "shells"
 
 
 def script(shell: str, first: Sequence[str]) -> str:
-    """The completion script for ``shell``. ``first``: words before a folder, which are not settings."""
+    """The completion script for ``shell``. ``first``: the commands whose argument is a folder."""
     values = named_values()
     known = {
         "FIRST": _joined(first),

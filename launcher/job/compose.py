@@ -42,7 +42,7 @@ class Request:
     """A composed request.
 
     ``data``: the resolved configuration. ``overrides``: as typed. ``code``: the code that its files name.
-    ``stand_ins``: lines on files that ``job`` names in place of some that a step has yet to make.
+    ``stand_ins``: lines about files that ``job`` names in place of files that a step has yet to write.
     """
 
     job: Job
@@ -125,7 +125,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     rest = words_first([o for o in typed if o not in groups])
     problems += [*replaced(rest), *(p for p in (put(composed.cfg, o) for o in rest) if p is not None)]
 
-    # refuse what untrusted files may not set, and what would never end, before anything is resolved
+    # before anything is resolved, refuse what untrusted files may not set and values that expand forever
     raw = cast(dict[str, Any], OmegaConf.to_container(composed.cfg, resolve=False))
     of_read = tuple(of_files(composed.files))
     problems += _nested_recipes(of_read)
@@ -177,7 +177,7 @@ def _config_files(
             typed = tuple(t for t in typed if t is not o)
 
     configs = ConfigFiles.from_folders(user, folder)
-    shadowed = "a shipped option has this name; give yours another"
+    shadowed = "a shipped option already has this name; rename this file"
     problems += [Problem("", f"{file}: {shadowed}") for file in configs.hidden()]
     return configs, typed
 
@@ -226,11 +226,11 @@ def _name(option: Any) -> str:
 
 def _misspelt(o: Override, bad: str, options: Sequence[str]) -> Problem:
     if o.key == GROUP and Path(f"{bad}.yaml").is_file():
-        text = f"no recipe of ours is called {bad!r}; a file is named with its suffix"
+        text = f"no shipped recipe is called {bad!r}; name a recipe file with its suffix"
         return Problem(o.key, text, paste(GROUP, f"{bad}.yaml"))
     problem = no_option(o.key, bad, options)
     if o.key in LISTS and set(bad.split(",")) <= set(options):
-        return Problem(o.key, f"{bad!r} is one word; a list is [a,b]", paste(o.key, bad.split(",")))
+        return Problem(o.key, f"{bad!r} is one word; write a list as [a,b]", paste(o.key, bad.split(",")))
     if isinstance(o.value, list) and (right := nearest(bad, options)):
         return Problem(problem.key, problem.text, paste(o.key, [right if n == bad else n for n in o.value]))
     return problem
@@ -307,14 +307,14 @@ def _validated(data: dict[str, Any], origins: Origins, problems: list[Problem]) 
 
 
 def _idle(origins: Origins) -> Iterator[Problem]:
-    """Reports Hydra's own settings in a file: nothing reads them here."""
+    """Reports Hydra's own settings in a file: the launcher does not read them."""
     origin = origins.of("hydra")
     if origin is not None and not origin.typed:
         yield Problem("", f"{origin.where}: {override_words.instead('hydra', None)[0]}")
 
 
 def _nested_recipes(places: Iterable[tuple[str, Origin]]) -> Iterator[Problem]:
-    """Reports a recipe that a file chooses: Hydra reads the one of the command line alone."""
+    """Reports a recipe that a file chooses: Hydra reads only the recipe of the command line."""
     keys_of: dict[str, set[str]] = {}
     chosen: list[tuple[str, Origin]] = []
     for key, origin in places:
@@ -325,7 +325,7 @@ def _nested_recipes(places: Iterable[tuple[str, Origin]]) -> Iterator[Problem]:
     for file, origin in chosen:
         if not keys_of[file] >= COMPLETE:
             name = str(origin.value).removesuffix(".yaml")
-            text = f"a file cannot choose a recipe; to begin with the settings of {name}, write"
+            text = f"a file cannot choose a recipe; to start from the settings of {name}, write"
             where = f"{origin.where}: recipe {name}"
             yield Problem(
                 "",
@@ -341,7 +341,7 @@ def _lost(data: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _of_hole(key: str, holes: set[str]) -> bool:
-    """Whether a problem at ``key`` is only a consequence of a missing value."""
+    """Return true if a problem at ``key`` is only a consequence of a missing value."""
     return any(key == h or h.startswith(key + ".") or key.startswith(h + ".") for h in holes if h)
 
 
@@ -357,7 +357,7 @@ def _steps(steps: Any, origins: Origins, problems: list[Problem]) -> Any:
             kept[name] = step
             continue
 
-        # a recipe may have settings of optional steps; who types some wants the step to run
+        # a recipe may have settings of optional steps; a setting that is typed means that the step should run
         origin = origins.of(f"steps.{name}")
         if origin is not None and origin.typed:
             chosen = [n for n, s in steps.items() if isinstance(s, dict) and "kind" in s]
@@ -368,21 +368,21 @@ def _steps(steps: Any, origins: Origins, problems: list[Problem]) -> Any:
 
 
 def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> Iterator[Problem]:
-    """Checks users' own classes: only from allowed packages, and not on top of a shipped option."""
+    """Checks that users' own classes are in allowed packages and do not extend a shipped option."""
     for section in CHOSEN:
         node = data.get(section)
         target = node.get("_target_") if isinstance(node, dict) else None
         if not isinstance(node, dict) or not isinstance(target, str):
             continue
 
-        # on top of a shipped option, that one's settings would become its arguments
+        # the settings of a shipped option would become arguments of the class
         key = f"{section}._target_"
         name = origins.of(f"{section}.name") if "name" in node else None
         if name is not None and name.shipped:
-            text = f"{target}: the options of {section}={shown(node['name'], '')} would become its arguments"
+            text = f"{target}: the settings of {section}={shown(node['name'], '')} would become its arguments"
             mine = origins.of(key)
             if mine is not None and not mine.typed:
-                text += f"; a recipe leaves them out with - override /{section}: null"
+                text += f"; in a recipe, drop them with - override /{section}: null"
                 yield Problem(key, text, f"{section}=null")
             else:
                 yield Problem(key, text, f"{section}=null {paste(key, target)}")

@@ -18,7 +18,7 @@ RECIPES = _shipped("recipes")
 
 
 def shipped(path: Path) -> bool:
-    """Whether ``path`` is one of our files, not the user's."""
+    """Return true if ``path`` is one of our files, not the user's."""
     return path.is_relative_to(CONF) or path.is_relative_to(RECIPES)
 
 
@@ -33,7 +33,7 @@ def short(path: Path) -> str:
 
 @dataclass(frozen=True)
 class ConfigFiles:
-    """The folders to search; the first with a file wins. ``conf`` has a subfolder per group."""
+    """The folders to search: the first that contains a file is used. ``conf`` has a subfolder per group."""
 
     conf: tuple[Path, ...] = (CONF,)
     recipes: tuple[Path, ...] = (RECIPES,)
@@ -81,7 +81,7 @@ class ConfigFiles:
         return next((path for path in paths if path.is_file()), None)
 
     def title(self, config_path: str) -> str:
-        """The first line of the file of Hydra's path ``group/option``, a comment; "" if it is none."""
+        """The comment that begins the file of Hydra's path ``group/option``; "" if there is none."""
         path = self.file(config_path)
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path else []
         first = next((line for line in lines if not line.startswith("# @package")), "")
@@ -95,7 +95,7 @@ class ConfigFiles:
     def _files(self, folder: Path) -> Iterator[Path]:
         """Yields the YAML files of ``folder`` and of its subfolders.
 
-        Without those for the folder of a recipe that is given by its path: it may be the user's home.
+        For a recipe that is given by its path, subfolders are left out: ``folder`` may be the user's home.
         """
         kept = (*self.conf, RECIPES, *(c / "recipes" for c in self.conf))
         if any(folder.is_relative_to(k) for k in kept):

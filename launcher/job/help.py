@@ -16,7 +16,7 @@ from launcher.job.yaml_limits import parser
 
 REQUIRED = "???"
 WIDEST = 46
-"""The most characters of ``key=default`` that move the comments of the other settings to the right."""
+"""Comments begin right of the longest ``key=default`` that has at most this number of characters."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class DocumentedSetting:
 
     @property
     def chosen(self) -> bool:
-        """Whether an option sets it to say which one it is."""
+        """Return true if the setting only names its option, as ``model.name`` does."""
         verb = self.key.startswith("steps.") and self.key.endswith(".kind")
         return verb or (self.key.endswith(".name") and not self.comment)
 
     @property
     def columns(self) -> tuple[str, str]:
-        """Returns the override that changes nothing, and the explanation of the setting."""
+        """Returns the override that sets the default, and the explanation of the setting."""
         if self.default == REQUIRED:
             return f"{self.key}=", f"required; {self.comment}"
         return f"{self.key}={self.default}" if self.default else self.key, self.comment
@@ -119,7 +119,7 @@ def explain(name: str, configs: ConfigFiles) -> str:
     if blocks := list(_blocks(name, options(configs))):
         return ("\n\n" if any("\n" in block for block in blocks) else "\n").join(blocks)
 
-    # a key of a group that is null by default: the comment of the null names it
+    # a key of a group that is null by default is explained beside the group
     from launcher.job.completion import noted
 
     if any(key == name for key, _ in noted()):

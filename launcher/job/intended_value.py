@@ -1,4 +1,4 @@
-"""Guesses the value that a wrong one was meant to be: 1k means 1000, float16 fp16, None null."""
+"""Guesses what a wrong value means: 1k is 1000, float16 is fp16, None is null."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
 
 
 def _nothing(key: str, bad: Any) -> bool:
-    """Whether ``bad`` can only mean null at ``key``."""
+    """Return true if ``bad`` can only mean null at ``key``."""
     if bad == -1 and not isinstance(bad, bool):
-        return key != "parallel.hsdp"  # other programs write it for "all" or "automatic"; there it is a size
+        return key != "parallel.hsdp"  # for other programs -1 is "all"; parallel.hsdp takes it as a size
     if key in SWITCHED and (bad is False or bad == 0 or bad == float("inf")):
         return True
     word = str(bad).strip().lower() if isinstance(bad, str) else None
@@ -196,7 +196,7 @@ def number_of(key: str, bad: Any) -> float | None:
 
 
 def _fraction(bad: str) -> float | None:
-    """The value of 10%, of 1/8, or with a decimal comma; ``None`` for other text."""
+    """The value of 10%, 1/8 or 0,25; ``None`` for other text."""
     text = bad.strip()
     percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text)
     if percent:
@@ -209,7 +209,7 @@ def _fraction(bad: str) -> float | None:
 
 
 def _item(key: str, item: Any) -> Any:
-    """An item of a list, with text that is a number converted."""
+    """An item of a list; text that means a number becomes the number."""
     if isinstance(item, list):
         return [_item(key, i) for i in item]
     number = number_of(key, item)
@@ -238,7 +238,7 @@ def _groups(key: str, bad: Any) -> Iterator[Any]:
     if key in ("train.compile", "train.ema", "train.early_stop") and on:
         yield {}
     if key == "parallel.recompute" and on:
-        yield {"modules": "*"}  # as checkpointing that is switched on elsewhere: all of it
+        yield {"modules": "*"}  # as in other programs, whose switch recomputes all modules
     if key in MAIN and isinstance(bad, int | float) and not isinstance(bad, bool):
         yield {MAIN[key]: bad}
 

@@ -28,9 +28,9 @@ AUTO_AS_KEYS: dict[str, dict[str, Any]] = {
     "parallel.comm_fusion": {"network": AUTO},
     "parallel.recompute": {"modules": AUTO},
 }
-"""The keys that ``auto`` means where keys may replace it."""
+"""The keys that ``auto`` stands for at settings that also accept keys."""
 WORDS = (PARALLEL, *AUTO_AS_KEYS, SWITCHES)
-"""Settings that are a word, or keys that are merged with those that the word means."""
+"""Settings that are a word or keys; keys are merged with those that the word stands for."""
 
 
 def put(cfg: DictConfig, override: Override) -> Problem | None:
@@ -49,10 +49,10 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
         elif (key, value) == (PARALLEL, AUTO):
             OmegaConf.update(cfg, key, every_axis(), merge=True, force_add=True)
         else:
-            # another choice replaces its section; everything else is merged into it
+            # another choice replaces its section; any other mapping is merged into the section
             chooses = isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
             another = key in CHOSEN and chooses
-            merged = isinstance(value, Mapping) and not another  # a list of candidates replaces it
+            merged = isinstance(value, Mapping) and not another  # a list of candidates replaces the value
             for place in places:
                 OmegaConf.update(cfg, place, value, merge=merged, force_add=True)
     except OmegaConfBaseException as error:
@@ -75,9 +75,10 @@ def as_keys(key: str, word: Any) -> dict[str, Any] | None:
 
 
 def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Problem:
-    """The keys to set: that of ``override``, or those in each candidate of a list above it.
+    """The keys to set: the key of ``override``, or that key in each candidate of a list above it.
 
-    A word above it that means keys is replaced by them; any other would be lost, which is a problem.
+    A word above the key is replaced by the keys that it stands for. A word that stands for none would be
+    lost: that is a problem.
     """
     parts = override.key.split(".")
     above = [".".join(parts[:n]) for n in range(1, len(parts))]
@@ -101,7 +102,7 @@ def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Proble
 
 
 def _replaceable(key: str, word: Any, below: str) -> bool:
-    """Whether ``below`` can be set: as an item of a list, or because the word loses no information."""
+    """Return true if ``below`` can be set: it is an item of a list, or replacing the word loses nothing."""
     item = isinstance(word, ListConfig) and below.partition(".")[0].isdecimal()
     return item or word is True or (key, word) == (STAGE_CONFIG, AUTO)
 
@@ -140,18 +141,18 @@ def replaced(overrides: Sequence[Override]) -> Iterator[Problem]:
         words = isinstance(o.value, str | list) and not o.delete
         for before in overrides[:n] if words else ():
             if before.key.startswith(f"{o.key}."):
-                text = f"{redacted(before.text)}: {redacted(o.text)} after it replaces all of {o.key}"
+                text = f"{redacted(before.text)}: the later {redacted(o.text)} replaces all of {o.key}"
                 yield Problem(before.key, f"{text}; leave one of them out")
 
 
 class WordsOfFiles:
-    """Words that files have set where others set keys, so that later keys are merged with their meaning."""
+    """Words that files set at keys below which later files set more: both are merged."""
 
     def __init__(self) -> None:
         self._words: dict[str, Any] = {}
 
     def read(self, cfg: DictConfig) -> None:
-        """Records the words in ``cfg``, the next file; expands earlier words to keys beside its own."""
+        """Records the words in ``cfg``, the next file; merges its keys with those that earlier words mean."""
         for key in WORDS:
             value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
             if key == PARALLEL and value == AUTO:
@@ -164,7 +165,7 @@ class WordsOfFiles:
 
 
 def _delete(cfg: DictConfig, key: str, open_node: str | None) -> Problem | None:
-    """Deletes a key. ``open_node``: the setting with module names that the key is below, if any."""
+    """Deletes a key. ``open_node``: the setting of module names above the key, if there is one."""
     above, _, name = key.rpartition(".")
     modules = OmegaConf.select(cfg, open_node) if open_node else None
     module = key.removeprefix(f"{open_node}.")
@@ -200,12 +201,12 @@ def _put_open(cfg: DictConfig, node: str, name: str, value: Any) -> None:
     if node in (OPERATORS, GROUPS) and "." in name and not isinstance(value, Mapping):
         name, _, field = name.rpartition(".")
         value = {**(entries.get(name) or {}), field: value}
-    entries.pop(name, None)  # the last one wins, so it also comes last
+    entries.pop(name, None)  # the last override of a name wins, so its entry moves to the end
     OmegaConf.update(cfg, node, {**entries, name: value}, merge=False, force_add=True)
 
 
 def _flat(tree: Any, above: str = "") -> dict[str, Any]:
-    """Flattens nested groups of keys to dotted names; the last one of a name wins and comes last."""
+    """Flattens nested groups of keys to dotted names; of equal names the last wins and comes last."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{above}.{key}" if above else str(key)
@@ -223,7 +224,8 @@ _REFERENCE = re.compile(r"\$\{\s*(\.*)([^${}:]*?)\s*\}")
 def expansion(raw: Mapping[str, Any]) -> Problem | None:
     """The problem of interpolations in ``raw`` that stand for more than ``EXPANDED`` values.
 
-    Counts them without resolving any. One with a resolver, as ``${oc.env:HOME}``, counts as it is written.
+    Counts the values without resolving any. An interpolation with a resolver, such as ``${oc.env:HOME}``,
+    counts as the text that is written.
     """
     nodes = dict(_every_node(raw))
     sizes: dict[str, int] = {}
@@ -233,7 +235,7 @@ def expansion(raw: Mapping[str, Any]) -> Problem | None:
         return Problem("", "the interpolations of this request refer to one another in too long a chain")
     if not large:
         return None
-    key = max(large, key=len)  # the deepest: those above it have it
+    key = max(large, key=len)  # the deepest one, which the others contain
     return Problem("", f"{key or 'this request'}: its interpolations stand for more than {EXPANDED} values")
 
 
@@ -245,7 +247,7 @@ def _every_node(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _size(key: str, nodes: Mapping[str, Any], sizes: dict[str, int], above: set[str]) -> int:
-    """The values, and thousands of characters, of a resolved node; of one that refers to itself 0."""
+    """The number of values, and thousands of characters, of a resolved node; 0 if it refers to itself."""
     if key in sizes:
         return sizes[key]
     if key in above or key not in nodes:
@@ -267,8 +269,8 @@ def _size(key: str, nodes: Mapping[str, Any], sizes: dict[str, int], above: set[
 def plain(cfg: DictConfig, problems: list[Problem]) -> dict[str, Any]:
     """Resolves every interpolation; returns dicts, lists and scalars.
 
-    Reports and drops a key that cannot be resolved. Drops a key that is still ``???``, too, and reports it
-    without text, because the text needs all other data.
+    Reports and drops a key that cannot be resolved. Also drops a key that is still ``???``, and reports it
+    without a text: the caller writes that from the complete data.
     """
     known = tuple(keys(OmegaConf.to_container(cfg, resolve=False)))
     out: dict[str, Any] = _plain(cfg, "", problems, known)
@@ -277,7 +279,7 @@ def plain(cfg: DictConfig, problems: list[Problem]) -> dict[str, Any]:
 
 _HOLE = object()
 _SUGGESTED = 50
-"""The number of problems after which none gets a similar key: each search compares all keys."""
+"""Problems after this number suggest no similar key: each search compares all keys."""
 
 
 def _plain(node: Any, above: str, problems: list[Problem], known: tuple[str, ...]) -> Any:

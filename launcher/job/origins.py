@@ -17,7 +17,7 @@ from launcher.job.yaml_limits import check, parser
 
 COMMAND_LINE = "command line"
 _READ = 1_000
-"""The most characters that are read of a line with keys; a message shows fewer."""
+"""The most characters of a line that are read; a message shows fewer."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Origins:
         return self.places.get(key, ())
 
     def of(self, key: str) -> Origin | None:
-        """The origin of ``key``, else of a key below, else of the nearest above; ``None`` for a default."""
+        """The origin of ``key``, of a key below it, or of the nearest one above; ``None`` for a default."""
         if key in self.places:
             return self.places[key][-1]
         below = [p[-1] for k, p in self.places.items() if k.startswith(key + ".")]
@@ -77,7 +77,7 @@ def _value(node: Any, key: str) -> Any:
 
 
 def of_files(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Origin]]:
-    """Yields every key of every file, in order. Each file has the package of its keys ("": the root)."""
+    """Yields every key of every file, in order. ``files``: paths, each with the package of its keys."""
     for path, package in files:
         if shipped(path):
             yield from _of_shipped(path, package, short(path), True)

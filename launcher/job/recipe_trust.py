@@ -1,8 +1,8 @@
 """Restricts what files of a request may set: the user's files are trusted, files of others are not.
 
 The user who types the command is trusted. A recipe in the working tree or in ``--config-dir`` is trusted as
-the user's own. One from elsewhere, or with ``security.recipe=untrusted``, may choose among the launcher's
-options; it may not bring code, start a program, or read the environment.
+the user's own. A recipe from elsewhere, or any recipe with ``security.recipe=untrusted``, may choose among
+the launcher's options; it may not bring code, start a program, or read the environment.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from launcher.job.origins import Origin, Origins
 
 SETTING = "security.recipe"
 PROGRAMS = {
-    "security.allow": "it has Python packages imported",
+    "security.allow": "it makes Python import packages",
     "launch.slurm.setup": "its lines are run by bash",
     "launch.slurm.extra": "options of sbatch can run programs",
     "launch.slurm.container": "ranks run in this image",
     "launch.k8s.setup": "its lines are run by bash",
     "launch.k8s.image": "pods run this image",
     "launch.k8s.python": "it is the program that pods run",
-    "launch.k8s.env": "it is the environment of programs",
-    "launch.k8s.env_from": "it is the environment of programs",
+    "launch.k8s.env": "it sets the environment of programs",
+    "launch.k8s.env_from": "it sets the environment of programs",
 }
 """Settings that bring code or start a program, and the reason."""
 FROZEN = "request.yaml"
@@ -45,14 +45,14 @@ def problems(
 ) -> Iterator[Problem]:
     """Yields a problem for each setting that ``files`` must not make; ``own``: the folder of --config-dir.
 
-    Called twice: with the configuration before interpolation, which would run resolvers, and when it is
-    ``resolved``, since ``security: ${x}`` shows only then what it sets.
+    Called twice: before interpolation, which would run resolvers, and after it (``resolved``), when it is
+    known what ``security: ${x}`` sets.
     """
     trust = _value(data, SETTING)
     if trust not in (None, "auto") and _of_file(origins, SETTING) is not None:
-        yield Problem(SETTING, f"{trust}: a file cannot say whether it is trusted; the command line can")
+        yield Problem(SETTING, f"{trust}: a file cannot declare itself trusted; set this on the command line")
         return
-    run = origins.of("run_dir")  # as typed: a file that names a run folder is not the request that it holds
+    run = origins.of("run_dir")  # typed only: a file that names a run folder is not the request in it
     here = _value(data, "run_dir") if run is not None and run.typed else None
     why = _why_untrusted(trust, [path for path, _ in files], own, here)
     if not why:
@@ -102,7 +102,7 @@ def _frozen(run: Any, file: Path) -> bool:
 
 
 def code(data: Mapping[str, Any], origins: Origins) -> Iterator[str]:
-    """Yields a line for each setting by which files bring code, and where it is set."""
+    """Yields a line for each setting with which files bring code, and the place that sets it."""
     for key, _ in PROGRAMS.items():
         value = _value(data, key)
         origin = _of_file(origins, key)
@@ -113,7 +113,7 @@ def code(data: Mapping[str, Any], origins: Origins) -> Iterator[str]:
 
 
 def _of_file(origins: Origins, key: str) -> Origin | None:
-    """Where a file that is not the launcher's set the key, or one above it by another name: ``${x}``."""
+    """The place in a user's file that set the key, or set a key above it to an interpolation ``${x}``."""
     parts = key.split(".")
     above = [origins.all(".".join(parts[:n]))[-1:] for n in range(1, len(parts))]
     named = [origin for (origin,) in filter(None, above) if "${" in str(origin.value)]

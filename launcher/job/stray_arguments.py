@@ -14,11 +14,11 @@ from launcher.job.overrides import parsable, rewritten, shell, written
 from launcher.job.schema import keys
 from launcher.job.schema.redact import text as redacted
 
-SPACES = "the shell splits arguments at spaces; quote those that have some"
+SPACES = "the shell splits arguments at spaces; quote an argument with spaces"
 NOT_ONE = "not an override; write key=value"
 HELP = "python -m launcher --help lists recipes, commands and flags"
 OF_FILES = ("prepare", "verify", "inspect", "transform", "merge_strategies")
-"""Steps that need no model. Whether another one's files belong to the model is known only with a plan."""
+"""Steps that need no model. For any other step, only a plan shows whether its files fit the model."""
 RECIPE_FLAGS = ("config-name", "config", "cn", "recipe", "config-file", "cfg-file")
 PLAN_FLAGS = ("dry-run", "plan", "print-plan", "dryrun")
 
@@ -31,11 +31,11 @@ class KnownNames:
     recipes: tuple[str, ...]
 
     def key(self, word: str) -> bool:
-        """Whether ``word`` is a key that can be set."""
+        """Return true if ``word`` is a key that can be set."""
         return bool(re.fullmatch(r"[a-z_][\w.]*", word)) and (word in self.groups or word in _keys())
 
     def meant(self, word: str) -> str | None:
-        """The key that ``word`` is, or is another name for; ``None`` if there is none."""
+        """The key that ``word`` names, directly or by another name; ``None`` if it names none."""
         name = word.lstrip("-").replace("-", "_") if word.startswith("-") else word
         if self.key(name):
             return name
@@ -194,7 +194,7 @@ def _several(rest: Sequence[str], names: KnownNames) -> Match:
 
 
 def _alone(rest: Sequence[str], names: KnownNames) -> Match:
-    """Matches a word without a value: a recipe, the file of one, or anything else."""
+    """Matches a word without a value: a recipe, the file of a recipe, or any other word."""
     word = rest[0]
     if "=" in word or word.startswith("~"):
         return None

@@ -66,7 +66,7 @@ class SweepAxis:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """All words, or those of the lowest and the highest number."""
+        """All words; for an interval, the words of its two ends."""
         it = self.interval
         return self.words if it is None else (self.word(it.low), self.word(it.high))
 
@@ -173,7 +173,7 @@ def _interval(key: str, parsed: Parsed, text: str, problems: list[Problem]) -> S
     if not low < high:
         problems.append(Problem(name, f"{shown}: the lower end comes first"))
     elif log and low <= 0:
-        problems.append(Problem(name, f"{shown}: a logarithm needs a lower end above 0"))
+        problems.append(Problem(name, f"{shown}: a logarithmic scale needs a lower end above 0"))
     return SweepAxis(key, (text,), Interval(low, high, log, integral))
 
 
@@ -184,12 +184,12 @@ def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:
     """
     for key, candidates in job.search.over.items():
         if key not in AXES:
-            yield Problem(f"search.over.{key}", f"this key is not searched; searched are {', '.join(AXES)}")
+            yield Problem(f"search.over.{key}", f"this key cannot be searched; these can: {', '.join(AXES)}")
         elif isinstance(candidates, tuple) and not candidates:
             yield Problem(key, "[]: the list of candidates is empty", paste(key, AUTO))
         elif isinstance(candidates, tuple) and key != OPERATORS:
             note = keys.at(key.split("."), data)
-            own = AUTO if key == RECOMPUTE else None  # auto leaves the other keys to the search itself
+            own = AUTO if key == RECOMPUTE else None  # at all other keys, auto leaves the value to the search
             bad = [c for c in candidates if c != own and (c == AUTO or not keys.accepts(note, c))]
             if bad:
                 listed = written(list(candidates))
@@ -206,7 +206,7 @@ def named_operators(job: Job, configs: ConfigFiles) -> tuple[Job, list[Problem]]
     requested = job.search.over.get(OPERATORS)
     if requested is None or isinstance(requested, Mapping):
         return job, []
-    says = isinstance(job.model, HuggingFace)  # such a model says how it is cut
+    says = isinstance(job.model, HuggingFace)  # such a model defines how tp cuts it
     options = [o for o in configs.options("operators") if says or o != AUTO]
     named: dict[str, Any] = {}
     problems = []

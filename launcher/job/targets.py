@@ -39,7 +39,7 @@ BASES: Mapping[str, str] = {
     "callbacks": "object",
     "logger.others": "object",
 }
-"""The required base, a key of ``OURS``, of what each setting names by ``_target_``."""
+"""The base, a key of ``OURS``, that each setting requires of its ``_target_``."""
 _ANYTHING = (object, type(None), inspect.Parameter.empty, list, tuple, dict, set, Any)
 
 
@@ -75,7 +75,7 @@ def named(data: Any) -> Iterator[str]:
 
 
 def there(path: str) -> bool:
-    """Whether the top-level package of the dotted ``path`` is installed. Imports nothing."""
+    """Return true if the top-level package of the dotted ``path`` is installed. Imports nothing."""
     package = path.partition(".")[0]
     return package in sys.modules or importlib.util.find_spec(package) is not None
 
@@ -128,8 +128,8 @@ def build(
     """Constructs the class, or calls the function, that ``target`` names; returns an instance of ``base``.
 
     ``first`` are passed first, then the target's own arguments. An argument that is itself a ``_target_`` is
-    constructed first, of any type. It may name a class of the launcher's own only if ``OURS`` has it for the
-    type of the argument, or for ``base`` if the argument has no type. Raises ``RequestError``.
+    constructed first, of any type. It may name a class of the launcher's own only if ``OURS`` lists it for
+    the type of the argument, or for ``base`` if the argument has no type. Raises ``RequestError``.
     """
     instance: T = _built(target, allow, base, base, first, key)
     return instance
@@ -143,7 +143,7 @@ def _built(
     first: tuple[Any, ...],
     key: str,
 ) -> Any:
-    """Constructs an instance of ``kind``; ``base`` is that of the setting."""
+    """Constructs an instance of ``kind``. ``base``: the base that the setting requires."""
     path, arguments, make = _accepted(target, allow, kind, key)
 
     def nested(node: Mapping[str, Any], types: tuple[type, ...], name: str) -> Any:
@@ -155,7 +155,7 @@ def _built(
     _check_fit(make, path, positional, made, key=key)
     instance = make(*positional, **made)
     if not isinstance(instance, kind):
-        raise _error(key, path, f"gives {type(instance).__name__} where {kind.__name__} is expected")
+        raise _error(key, path, f"returns {type(instance).__name__}, but {kind.__name__} is expected")
     return instance
 
 
@@ -312,7 +312,7 @@ def _trusted(path: str, allow: tuple[str, ...], base: type, key: str) -> Any:
 
 
 def _function(value: Any) -> bool:
-    """Whether it is a function, or a method that is bound to its class."""
+    """Return true if ``value`` is a function, or a method that is bound to its class."""
     if inspect.ismethod(value):
         return inspect.isclass(value.__self__)
     return inspect.isfunction(value)
@@ -334,7 +334,9 @@ def _ours(base: type) -> tuple[str, ...]:
 
 def _not_ours(ours: tuple[str, ...]) -> str:
     some = f"only {' and '.join(ours)}" if ours else "none"
-    return f"of the launcher's own classes {some} may be named here; a class of yours may derive from it"
+    return (
+        f"of the launcher's own classes {some} may be named here; a class of yours may derive from this one"
+    )
 
 
 def _other_kind(path: str, base: type, key: str) -> RequestError:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from launcher.runtime.training.progress import SilentProgress
 
 UNDISTURBED = Path("drill", "undisturbed")
-"""The folder, in that of the run, where a drill keeps its training without the fault."""
+"""The folder in the run folder where a drill keeps its training without the fault."""
 
 SAME_WEIGHTS = ("load", "broadcast", "train", "sync_shared", "save")
 """Steps that the weights depend on, and the one that writes them."""
@@ -52,8 +52,8 @@ Work = Callable[["World"], dict[str, Any]]
 class Run:
     """What every phase needs.
 
-    ``others``: the ranks of an outer launcher; ``resume``: the checkpoint to resume from; ``trial``: it may
-    fail, as other layouts follow.
+    ``others``: the ranks of an outer launcher; ``resume``: the checkpoint to resume from; ``trial``: true if
+    the run may fail, because other layouts follow.
     """
 
     job: Job
@@ -104,7 +104,7 @@ def run_phases(run: Run, remaining: Sequence[Phase], record: status.RunStatus) -
 
 
 def _reads_data(job: Job, remaining: Sequence[Phase]) -> bool:
-    """Whether a step opens the request's data; a step that trains copies uses its own."""
+    """Return true if a step opens the request's data; one that trains copies of the run opens its own."""
     names = (name for phase in remaining if phase.where != "files" for name in phase.steps)
     return any(not verb(job.steps[name]).copies for name in names)
 
@@ -144,7 +144,7 @@ def _hear(
 
 
 def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
-    """Runs ``phase``; ``results``: those of earlier steps. Returns new results.
+    """Runs ``phase`` and returns its results. ``results``: the results of earlier steps.
 
     ``hear(rank, news)`` is called with the news of a step while it runs.
     """

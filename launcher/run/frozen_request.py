@@ -1,4 +1,4 @@
-"""request.yaml: the request as a cluster's job runs it."""
+"""Writes ``request.yaml``, the request that a job of a cluster runs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def request_text(job: Job, each: int) -> str:
 
 
 def problems(job: Job, key: str, cluster: str, outer: int | None) -> list[Problem]:
-    """Problems on any cluster; ``key``: the setting that requests it, ``outer``: ranks that exist already."""
+    """Problems on any cluster. ``key``: the setting that requests it; ``outer``: ranks that are running."""
     if outer is not None:
         text = "this process is already a rank of torchrun or srun, and every rank would submit a job"
         return [Problem(key, text, "launch=auto")]
@@ -64,7 +64,9 @@ def problems(job: Job, key: str, cluster: str, outer: int | None) -> list[Proble
     if job.launch.mode in ("spawn", "inproc"):
         text = f"{job.launch.mode}: in a job of {cluster} the ranks are started by {_starter(cluster)}"
         problems.append(Problem("launch.mode", text, "launch.mode=auto"))
-    values = job.model_dump(mode="json", by_alias=True, exclude={"checkpoint"})  # it takes only paths
+    values = job.model_dump(
+        mode="json", by_alias=True, exclude={"checkpoint"}
+    )  # its encrypt accepts only the place of a key
     for secret in _hidden(values, redact.values(values)):
         text = "is a secret, and the request is written into the run folder"
         problems.append(Problem(secret, f"{text}; {_instead(secret)}"))
@@ -83,7 +85,7 @@ def _hidden(values: Any, redacted: Any, at: str = "") -> Iterator[str]:
 
 def _instead(key: str) -> str:
     if key.startswith("launch.k8s.env."):
-        return "launch.k8s.env_from names a Secret that has it"
+        return "launch.k8s.env_from names a Secret that contains it"
     return "give it as env:NAME or file:PATH"
 
 

@@ -33,7 +33,7 @@ class Start:
 
 
 def outer_size(env: Mapping[str, str] = os.environ) -> int | None:
-    """The number of ranks that torchrun or srun has started, with this one; ``None`` without them."""
+    """The number of ranks that torchrun or srun has started; ``None`` if neither started this process."""
     at = place(env)
     return None if at is None else at.size
 
@@ -50,7 +50,7 @@ def with_local_ranks(job: Job, outer: int | None) -> Job:
 
 
 def _on_those_left(job: Job) -> Job:
-    """``launch.elastic``: with fewer nodes than requested there are fewer replicas; the batch stays."""
+    """Applies ``launch.elastic``: fewer nodes than requested run fewer replicas on the same global batch."""
     there = place()
     nodes = 0 if there is None else there.size // there.local_size
     if there is None or not job.launch.elastic or not 0 < nodes < job.launch.nnodes:
@@ -94,7 +94,7 @@ def mode(job: Job, outer: int | None) -> Mode:
 
 
 def problems(job: Job, outer: int | None) -> list[Problem]:
-    """Problems that show before there is a plan."""
+    """Problems that can be found without a plan."""
     if job.launch.slurm is not None or job.launch.k8s is not None:  # started elsewhere
         return [*_unstarted(job)]
     requested, problems = job.launch.mode, []
@@ -117,7 +117,7 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
 
 
 def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
-    """Problems of a fault after which no ranks would be restarted, or which needs an outer launcher."""
+    """Problems of a drill whose fault needs an outer launcher, or ends ranks that nothing would restart."""
     fault = job.debug.drill
     if fault is None or how == "external":
         return
@@ -135,7 +135,7 @@ def _unstarted(job: Job) -> Iterator[Problem]:
     """Problems of a drill that ends ranks which would not be restarted."""
     if job.debug.drill is None or not drill.restarts(job) or job.launch.max_restarts:
         return
-    if job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob":  # it has no such restarts
+    if job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob":  # it does not restart a failed job
         text = "pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not restarted"
         yield Problem("launch.k8s.kind", f"{text}; a JobSet is, with launch.max_restarts=1")
         return
@@ -174,9 +174,13 @@ def _idle(job: Job, how: Mode) -> list[str]:
     if how == "inproc" and job.launch.max_restarts:
         out.append(f"{restarts}: a rank in this process is not restarted")
     if how != "external" and job.launch.elastic:
-        out.append("launch.elastic has no effect: all ranks that are started here exist, or none")
+        out.append("launch.elastic has no effect: on this machine all ranks start, or none")
     if how != "spawn" and job.launch.port is not None:
-        where = f"{THEY} says where its ranks meet" if how == "external" else "one rank needs no rendezvous"
+        where = (
+            f"{THEY} sets the rendezvous of its ranks"
+            if how == "external"
+            else "one rank needs no rendezvous"
+        )
         out.append(f"launch.port {job.launch.port} has no effect: {where}")
     return out
 
@@ -193,7 +197,7 @@ def command(words: Sequence[str], env: Mapping[str, str] = os.environ) -> list[s
 
 
 def port_is_free(job: Job, start: Start) -> None:
-    """Raises ``RequestError`` if our port is taken, before a run folder is created."""
+    """Raises ``RequestError`` if ``launch.port`` is in use; called before a run folder is created."""
     if start.mode == "spawn" and job.launch.port is not None:
         from launcher.runtime.cluster.rendezvous import rendezvous
 

@@ -1,4 +1,4 @@
-"""A run's page, TensorBoard files and loggers. Each may be missing; none may stop the run."""
+"""A run's page, TensorBoard files and loggers. Each may be missing; a failure never stops the run."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _others(run: Path, job: Job, before: int) -> list[metric_loggers.LoggerProce
     processes: list[metric_loggers.LoggerProcess] = []
     try:
         processes += metric_loggers.begun(job, run, before)
-    except Exception as error:  # the system starts no process, or the folder takes no file
+    except Exception as error:  # the system starts no process, or a file cannot be written
         _lost("loggers", error)
     return processes
 

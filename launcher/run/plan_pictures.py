@@ -9,11 +9,11 @@ from launcher.plan.schedule.timeline import chrome
 from launcher.plan.schedule.timeline_svg import svg
 
 PIPELINE = ("kernels", "collectives over tp", "pipeline bubble")
-"""The parts of a step's seconds while its schedule runs; the others follow it."""
+"""The terms of a step's time that fall into its schedule; all other terms follow the schedule."""
 
 
 def pictures(plan: Plan) -> dict[str, str]:
-    """The files' texts by name; without memory for device matrices, where it is unknown per action."""
+    """The files' texts by name. Device matrices get no memory.svg: their memory per action is unknown."""
     estimate, step, timeline = plan.estimate, plan.estimate.step, plan.estimate.simulated
     after, lanes = None, () if step is None else step.lanes
     if step is not None:

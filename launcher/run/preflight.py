@@ -53,9 +53,7 @@ def _of_others(run: Settled) -> list[Problem]:
     at = Path(run.job.run_dir)
     if not any((at / "checkpoints").glob("step-*")) or status.config_of(at) == run.config:
         return []
-    text = (
-        f"{at}: has checkpoints of another training, and a drill may damage them; give it a folder of its own"
-    )
+    text = f"{at}: contains checkpoints of another training, which a drill may damage; use a new folder"
     return [Problem("run_dir", text, "run_dir=null")]
 
 
@@ -108,7 +106,7 @@ def _step_problems(run: Settled) -> list[Problem]:
 
 
 def _file_checks(job: Job) -> Iterator[FileChecks]:
-    """Each step, with the places where earlier steps leave files."""
+    """Yields the checks of each step, with the places where earlier steps write files."""
     written: list[Path] = []
     for name, step in job.steps.items():
         yield FileChecks(name, job, tuple(written))
@@ -146,5 +144,5 @@ def _answers(checks: list[FileChecks], function: str) -> list[str]:
 
 
 def _reads(job: Job) -> bool:
-    """Returns true if a step opens the request's data. A step that trains a copy of the run opens its own."""
+    """Return true if a step opens the request's data. A step that trains copies of the run opens its own."""
     return any(not verb(step).copies for step in job.steps.values())

@@ -1,4 +1,4 @@
-"""What the system allows this process: open files, and a folder for temporary ones."""
+"""Limits of the system on this process: open files, and a folder for temporary files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def problems(job: Job) -> Iterator[Problem]:
 
 
 def exhausted(error: OSError) -> str:
-    """The message about a limit of the system that ``error`` has met; "" for other errors."""
+    """The message about the limit of the system that caused ``error``; "" for other errors."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{error_text(error)}: this process may open too few files; ulimit -n 1024 allows more"
     if error.errno in (errno.EAGAIN, errno.ENOMEM):

@@ -111,7 +111,7 @@ def own(job: Job, run: Path) -> Path | None:
 
 
 def _own(job: Job) -> Path | None:
-    """The checkpoint that a run in ``run_dir`` resumes from; ``None`` while another launcher uses it."""
+    """The checkpoint that a run in ``run_dir`` resumes from; ``None`` while another launcher runs there."""
     if job.run_dir is None or job.checkpoint.resume != "auto" or _busy(Path(job.run_dir)):
         return None
     return own(job, Path(job.run_dir))
@@ -120,7 +120,7 @@ def _own(job: Job) -> Path | None:
 def _busy(run: Path) -> bool:
     try:
         return at_work(run, 0) is not None
-    except OSError:  # another user's, which may only be read
+    except OSError:  # the folder of another user, which is read-only here
         return False
 
 
@@ -151,7 +151,7 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
 
 
 def sources(job: Job, remaining: Collection[str] | None = None) -> list[ResumeSource]:
-    """The checkpoints that the request names and its run folder's; ``remaining``: the steps yet to run."""
+    """The checkpoints that the request and its run folder give. ``remaining``: the steps yet to run."""
     steps = {name: s for name, s in job.steps.items() if remaining is None or name in remaining}
     trains = any(map(goes_on, steps.values()))
     if job.checkpoint.resume not in ("auto", "never"):
@@ -187,7 +187,7 @@ def _compared(
 
         # newer checkpoints that are damaged
         if source.key == "run_dir":
-            start = f"goes on from {checkpoint.folder.name}"
+            start = f"resumes from {checkpoint.folder.name}"
             notes += [Note(source.key, f"{start}: {why}") for why in passed_over(checkpoint.folder)]
 
         # settings that differ from those of the training
@@ -219,7 +219,7 @@ def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
 
 
 def source(job: Job, plan: Plan, run: Path, trains: bool, overrides: Sequence[str]) -> Path | None:
-    """The checkpoint named, or the newest complete one of ``run``.
+    """The checkpoint that the request names, or the newest complete one of ``run``.
 
     Raises ``RequestError`` if it does not fit.
     """
@@ -235,7 +235,7 @@ def source(job: Job, plan: Plan, run: Path, trains: bool, overrides: Sequence[st
 
 
 def step(checkpoint: Path, job: Job) -> int:
-    """How many optimizer steps its weights have been trained."""
+    """The number of optimizer steps after which ``checkpoint`` was saved."""
     return int(open_checkpoint(checkpoint, trust(job)).state["step"])
 
 
@@ -261,14 +261,15 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
 
 
 def _other_use(plan: Plan, checkpoint: Checkpoint) -> str | None:
-    """A parameter for which one optimizer of ``optim=muon`` would get the state of the other."""
+    """The problem of a parameter for which one optimizer of ``optim=muon`` would get the other's state."""
     keeps = {"muon": "momentum_buffer", "adamw": "exp_avg"}
     for group in plan.param_groups:
         use = dict(group.settings).get("use")
         for other in keeps.keys() - {use} if isinstance(use, str) else ():
             names = [n for n in group.names if f"optim.{keeps[other]}.{n}" in checkpoint.strategy.entries]
             if names:
-                return f"{use} updates {names[0]}, and {checkpoint.folder} has {other}'s {keeps[other]} of it"
+                theirs = f"{other}'s {keeps[other]}"
+                return f"{use} updates {names[0]}, but {checkpoint.folder} has {theirs} for it"
     return None
 
 
@@ -301,11 +302,13 @@ def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Chec
         return None
     keeps = ", ".join(sorted(may)) or "nothing"
     name = optim.target if isinstance(optim, Target) else optim.name
-    return f"{name}: it keeps {keeps} for each parameter, {checkpoint.folder} has {', '.join(sorted(has))}"
+    return (
+        f"{name}: it keeps {keeps} for each parameter, but {checkpoint.folder} has {', '.join(sorted(has))}"
+    )
 
 
 def with_last_checkpoint(job: Job) -> tuple[Job, tuple[Note, ...]]:
-    """``job`` with the last checkpoint of its folder, for steps that read one if no step makes one."""
+    """Sets ``src`` of steps that read a checkpoint to the newest of ``run_dir``, unless a step makes one."""
     rows = {name: verb(step) for name, step in job.steps.items()}
     makes = any(row.trains or row.leaves == CHECKPOINT or row.copies for row in rows.values())
     reads = [n for n, row in rows.items() if row.source == "src" and needs(job.steps[n]) == CHECKPOINT]

@@ -54,11 +54,11 @@ Until = Literal["settings", "plan", "start"]
 """How far a request is prepared.
 
 ``settings``: all checks without torch. ``plan``: for a run that is only shown, or that starts elsewhere.
-``start``: for a run whose ranks start here, or are here already.
+``start``: for a run whose ranks start here, or have been started by an outer launcher.
 """
 
 BEST = Path("plan", "best.yaml")
-"""The file in the folder of a run whose layout was searched."""
+"""The recipe of the chosen layout, in the folder of a run that searched for one."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def prepare(
     if previews and alone(settled.job.steps):
         return Prepared(settled, chosen, previews=previews)
 
-    # the settings, at once with all else that needs no torch
+    # the settings, together with all other checks that need no torch
     checked = before_torch(settled.resolved, [] if shown else preflight.before_plan(settled))
     if until == "settings":
         refuse(impossible(checked.stage_request))
@@ -138,7 +138,7 @@ def run(request: Request, command: Sequence[str], others: FollowerRanks | None =
         others: The ranks of torchrun or srun, if this process is one of them.
 
     Returns:
-        The results of the steps; none of a run that a cluster carries out.
+        The results of the steps; none if a cluster carries out the run.
 
     Raises:
         RequestError: If something is wrong with the request; no rank was started.
@@ -281,7 +281,7 @@ def _others(job: Job) -> AbstractContextManager[FollowerRanks | None]:
 
 
 def _make_tokens(request: Request, others: FollowerRanks | None) -> None:
-    """Makes the tokens that the plan reads and a step makes, after all other checks of the request."""
+    """Makes the tokens that a step prepares and the plan reads, after all other checks of the request."""
     if not stand_in_tokens.makers(request.job):
         return
     if (key := submit_to_cluster.key(request.job)) is not None:
@@ -363,7 +363,7 @@ def _remaining_phases(ready: Prepared, record: status.RunStatus) -> list[Phase]:
     assert ready.plan is not None
     remaining = [phase for phase in ready.plan.phases if not set(phase.steps) <= set(record.steps)]
     if record.before == "running":
-        say(f"the start before this one was killed: {record.run}")
+        say(f"the previous start of this run was killed: {record.run}")
     if not remaining:
         if record.before != "done":
             record.say("done")
@@ -385,7 +385,7 @@ def _carry_out(
     assert start is not None
     job, folder = settled.job, record.run
 
-    # the checkpoint to resume from, and lines on the network, which are known once all ranks have come
+    # the checkpoint to resume from, and lines on the network, which are known once all ranks have connected
     trains = any(goes_on(job.steps[name]) for phase in remaining for name in phase.steps)
     source = resume.source(job, plan, folder, trains, overrides=settled.overrides)
     start = start if others is None else replace(start, notes=(*start.notes, *others.notes))

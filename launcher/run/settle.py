@@ -32,7 +32,7 @@ class Chosen:
 
 
 def open_ended(job: Job) -> bool:
-    """Whether any setting is left to the search for a layout."""
+    """Return true if any setting is left to the search for a layout."""
     return bool(job.search.over)
 
 
@@ -40,7 +40,7 @@ def open_ended(job: Job) -> bool:
 class Settled:
     """A resolved request.
 
-    ``config``: all of it, as YAML, as it is written into the run folder; empty if it is only shown.
+    ``config``: the complete request as YAML, for the run folder; empty if the request is only shown.
 
     ``outer``: the number of ranks that an outer launcher has started; ``done``: the steps that earlier starts
     have done. ``notes``: changes to the request. ``vocabulary_from``: see ``Resolved``.
@@ -60,7 +60,7 @@ class Settled:
 
     @property
     def anew(self) -> bool:
-        """Whether existing results are ignored."""
+        """Return true if existing results are ignored."""
         return self.job.checkpoint.resume == "never"
 
 
@@ -68,7 +68,7 @@ def settle(request: Request, others: FollowerRanks | None, shown: bool = False) 
     """Resolves a request. Raises ``RequestError`` if the folder of an earlier start cannot be read.
 
     ``others``: the ranks of an outer launcher. ``shown``: the request is only shown and may run on another
-    machine, so neither ranks that are here nor what earlier starts have done matter.
+    machine, so the ranks of an outer launcher and the results of earlier starts do not matter.
     """
     first, overrides = settled(request.job), request.overrides
     if shown:
@@ -101,7 +101,7 @@ def _with_cache(job: Job) -> Job:
 
 
 def _again(job: Job, config: str, others: FollowerRanks | None) -> Job:
-    """Keeps a job that its outer launcher restarts in its first folder, whatever it resumed from."""
+    """Keeps a job that its outer launcher restarts in its first run folder, whatever it resumed from."""
     run = others.folder(job.launch.elastic) if others is not None else None
     if run is None and job.run_dir is None:
         run = status.begun(Path(job.runs) / job.name, config)

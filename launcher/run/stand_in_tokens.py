@@ -1,4 +1,4 @@
-"""A request that makes the tokens it trains on: ``prepare`` runs before the plan, which reads them."""
+"""Requests that make the tokens they train on: ``prepare`` runs before the plan, which reads the tokens."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def _below(path: str, dst: str) -> bool:
 
 
 def _there(path: str) -> bool:
-    """Whether a file matches the pattern; for a folder, whether it has entries."""
+    """Return true if the pattern matches a file, or a folder that is not empty."""
     return any(os.listdir(p) if os.path.isdir(p) else [p] for p in glob(path))
 
 
 def _reading(job: Job, files: dict[str, str]) -> Job:
-    """``job`` with other paths."""
+    """``job`` with the paths of its tokens replaced as in ``files``."""
     data = job.data
     assert isinstance(data, Tokens)
 
@@ -106,7 +106,7 @@ def _reading(job: Job, files: dict[str, str]) -> Job:
 
 
 def _note_text(path: str, name: str, bound: int, job: Job) -> str:
-    """A note on what a plan with stand-ins does not know."""
+    """A note on tokens that do not exist yet, and on what is unknown until then."""
     at_most = "at most " if makers(job)[name].tokenizer == "bpe" else ""
     text = f"{path}: steps.{name} has yet to make it; planned with {at_most}{bound} different tokens"
-    return f"{text}; it is known then how many steps train.epochs are" if job.train.epochs else text
+    return f"{text}; the steps of train.epochs are known only then" if job.train.epochs else text

@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class RunStatus:
-    """The state of a run, written after every change. ``steps``: the finished ones; ``results``: theirs.
+    """The state of a run, written after every change. ``steps``: the finished steps; ``results``: theirs.
 
-    ``before``: how the previous start ended; ``running`` if it was killed. It writes through a descriptor of
-    ``run``, as the folder may be moved and replaced during the run; ``close`` closes it.
+    ``before``: how the previous start ended; ``running`` if it was killed. The status is written through a
+    descriptor of ``run``, as the folder may be moved and replaced during the run; ``close`` closes it.
     """
 
     run: Path
@@ -47,7 +47,9 @@ class RunStatus:
 
     def __post_init__(self) -> None:
         self._opened: int | None = None
-        with suppress(FileNotFoundError, NotADirectoryError):  # a request that only looks has no folder yet
+        with suppress(
+            FileNotFoundError, NotADirectoryError
+        ):  # a request that is only checked has no folder yet
             self._opened = open_folder(self.run)
 
     def close(self) -> None:

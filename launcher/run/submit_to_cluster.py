@@ -1,4 +1,4 @@
-"""Hands a run to a cluster: which cluster, what is refused, what is written and what to type."""
+"""Hands a run to a cluster: chooses the cluster, checks the request, writes the job and submits it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.plan.plan import Plan
 from launcher.run import slurm, slurm_files
 
 JOB, SKY = "job.yaml", "sky.yaml"
-"""The manifests that a run folder has for Kubernetes, and for SkyPilot."""
+"""The manifests in a run folder for Kubernetes, and for SkyPilot."""
 
 
 def key(job: Job) -> str | None:
@@ -22,7 +22,7 @@ def key(job: Job) -> str | None:
 
 
 def problems(job: Job, outer: int | None) -> list[Problem]:
-    """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
+    """Problems that can be found without a plan. ``outer``: ranks that torchrun or srun has started."""
     if job.launch.slurm is not None and job.launch.k8s is not None:
         text = "launch.k8s and launch.slurm are both set; leave one out"
         return [Problem("launch.k8s", text)]
@@ -41,7 +41,6 @@ def hand_over(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:
     number = slurm.submit(job, plan, run)
     if not number:
         return f"not submitted: sbatch {run / slurm_files.SCRIPT_FILE}", {}
-    message = (
-        f"job {number} of Slurm, {run / slurm_files.SCRIPT_FILE}; it says: tail -F {run}/slurm-{number}.log"
-    )
+    file = run / slurm_files.SCRIPT_FILE
+    message = f"job {number} of Slurm, {file}; its output: tail -F {run}/slurm-{number}.log"
     return message, {"slurm": number}

@@ -1,4 +1,4 @@
-"""Lists all problems of a request with cures that hold: applied, they pass and keep what was intended.
+"""Lists all problems of a request with cures that hold: a cure passes all checks and keeps the intention.
 
 A problem can hide others. So each problem is fixed, by its cure or with a placeholder that the schema
 accepts, and the request is checked again. Nothing is started, nothing is written.
@@ -34,7 +34,7 @@ FITTED = ("model", "data", "loss")
 _LAYOUT = re.compile(r"\b(parallel|launch)\.[\w.]+=-?\d|\btrain\.batch_size=|~|\bauto\b")
 """Matches a cure that sets a number of the layout, leaves a setting to the planner, or removes one."""
 _PATH = re.compile(r"\b(checkpoint\.resume|run_dir|runs|[\w.]+\.(path|root|file|load|save|src|dst|to))=")
-"""Matches a cure that sets a path, where there may be nothing, or something of another kind."""
+"""Matches a cure that sets a path: the path may not exist, or may be of the wrong kind."""
 _NAMED = re.compile(r"(?!\d)[\w.*/@^$-]+")
 """Matches a key that an override can name."""
 Words = tuple[str, ...]
@@ -87,7 +87,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
 
 
 def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> bool:
-    """Whether a request refused by the schema may have other problems, which only the planner finds.
+    """Return true if a request refused by the schema may have other problems, which only the planner finds.
 
     Shipped options are compatible. Other settings, paths, user files and numbers of a layout may not be.
     """
@@ -121,7 +121,7 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
 
 
 def _first(error: RequestError) -> list[ListedProblem]:
-    """The first problems of ``error``, without cures; one problem stands for the keys behind them."""
+    """The first problems of ``error``, without cures; one problem stands for all other keys."""
     shown, more = list(error.problems[:SHOWN_KEYS]), error.problems[SHOWN_KEYS:]
     hidden = [p for p in more if p.key and not p.text.endswith(MORE)]
     shown += [p for p in more if not p.key or p.text.endswith(MORE)]
@@ -176,7 +176,7 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, Depth], None], deep: De
 
 
 def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
-    """Whether its key is listed, or one above or below it: the placeholder may have caused it."""
+    """Return true if the problem may come from a placeholder: its key, or one above or below, is listed."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
     texts = {f.key_and_text for f in listed}
@@ -184,7 +184,7 @@ def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
 
 
 def _said_by_recipe(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
-    """Whether the problem depends on which model, data or loss a recipe chooses that cannot be read."""
+    """Return true if the problem may depend on the model, data or loss of a recipe that cannot be read."""
     unread = any(f.problem.key == "recipe" for f in listed)
     return unread and finding.problem.key.partition(".")[0] in FITTED
 
@@ -194,7 +194,7 @@ def _mended(
 ) -> Words:
     """``words`` with the listed problems fixed: by the cures of ``cured``, else by placeholders.
 
-    ``which``: which of the two placeholders.
+    ``which``: 0 for the first of the two placeholders, 1 for the second.
     """
     out = tuple(words)
     for f in listed:
@@ -230,7 +230,7 @@ def _holding(
     for _ in range(ROUNDS):
         new = _new(_mended(words, out, out, 1), bare | {f.key_and_text for f in out}, see)
         more = [f for f in new if not _near(f, out)]
-        out += more  # problems of what was intended
+        out += more  # problems of the request as it was intended
         if not more:
             break
     return out
@@ -244,14 +244,14 @@ def _alone(
     bare: ProblemTexts,
     see: VisibilityCheck,
 ) -> ListedProblem:
-    """``f`` with a cure that causes no new problem: its own or a corrected one; else why it has none."""
+    """``f`` with its cure or a corrected one that causes no new problem; else its text says why none does."""
     if not f.problem.cure:
         return f
     new = _new(_mended(words, listed, (f,), 1), bare, see)
     if not new:
         return f
 
-    # its text gets the problems that its cure causes
+    # add the problems that its cure causes to its text
     other = [g.problem for g in new if g.problem.key and g.key_and_text[1] != f.key_and_text[1]]
     consequences = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
     joined = " And" if f.problem.text.endswith("?") else "; and"

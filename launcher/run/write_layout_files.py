@@ -94,7 +94,7 @@ def _each(path: str, plan: Plan) -> Iterator[tuple[str, int | None]]:
 
 
 def _mindspores(path: str) -> bool:
-    """Whether the file's name requests MindSpore's format."""
+    """Return true if the file's name requests MindSpore's format."""
     return path.endswith(".ckpt")
 
 
@@ -135,7 +135,7 @@ def _group_file(plan: Plan, rank: int | None, path: str) -> bytes:
 
 
 def _groups(plan: Plan, rank: int | None) -> mindspore.GroupFile:
-    """The groups of ``rank``, or of all ranks, with the ranks that it, or rank 0, can restore from."""
+    """The groups of ``rank`` (or of all ranks), and the ranks from which it (or rank 0) can restore."""
     groups = rank_groups.groups(plan.sizes.grid, plan.ties)
     rank_sets = (ranks for group in groups for ranks in group.ranks if len(ranks) > 1)
     named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in rank_sets}

@@ -1,7 +1,7 @@
 """One small file per verb: what refuses it before anything starts, and what happens, in order.
 
 The work itself lives in ``runtime`` and ``checkpoint``. The row of a verb in ``launcher.plan.verbs`` names
-its module, which has those of the following functions that the row says:
+its module, and says which of the following functions the module has:
 
 ``run_on_ranks(step, session, job)``: called by every rank; returns a message, or ``""`` for none.
 ``run_on_files(step, run)``: called in one process; ``run`` is a ``RunFiles``. Returns figures.

@@ -347,7 +347,7 @@ def _trained(step: Export, run: RunFiles) -> dict[str, Tensor]:
 
 
 def _merged(step: Export, job: Job) -> bool:
-    """Whether adapters are added to their base weights."""
+    """Return true if adapters are added to their base weights."""
     return job.model.lora is not None and not _apart(step, job)
 
 
@@ -416,7 +416,7 @@ def _adapters(job: Job) -> Adapters | None:
 
 
 def _apart(step: Export, job: Job) -> bool:
-    """Whether only adapters are written."""
+    """Return true if only adapters are written."""
     return job.model.lora is not None and step.lora == "separate"
 
 

@@ -49,7 +49,7 @@ class FileChecks:
         return trust(self.job)
 
     def later(self, path: str | Path | None) -> bool:
-        """Whether ``path`` may come into existence only when earlier steps write their files."""
+        """Return true if ``path`` may come into existence only when earlier steps write their files."""
         if path is None:
             return False
         if path == BEST and of_best(self.job.steps[self.name]):
@@ -58,7 +58,7 @@ class FileChecks:
         return any(here.is_relative_to(_real(p)) or _real(p).is_relative_to(here) for p in self.written)
 
     def here(self, path: str | None) -> bool:
-        """Whether a path is named and can be checked now."""
+        """Return true if a path is named and can be checked now."""
         return path is not None and not self.later(path)
 
     def problems(self, field: str, look: Look) -> list[Problem]:
@@ -121,7 +121,7 @@ def _home(job: Job) -> Path:
 
 
 def _used_by_run(inside: Path, job: Job) -> bool:
-    """Whether the run may write at ``inside``, a path in the folder ``_home``."""
+    """Return true if the run may write at ``inside``, a path in the folder ``_home``."""
     if job.run_dir is None:
         return inside.name.isdecimal() and len(inside.parts) == 1 and not (_home(job) / inside).exists()
     if inside.parts[0] == "checkpoints" and any(VERBS[s.kind].checkpoints for s in job.steps.values()):

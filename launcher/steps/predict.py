@@ -88,7 +88,7 @@ def _outputs(session: Session, source: Samples, count: int) -> Iterator[Tensor]:
 
 
 def _writes(plan: Plan, rank: int) -> bool:
-    """Whether this rank writes its part: one rank of the last stage, or of the first if all have outputs."""
+    """Return true if this rank writes outputs: tp rank 0 of the last stage, or of the first if all get it."""
     at = plan.sizes.grid.coords(rank)
     stage = 0 if plan.output_broadcast else plan.sizes.places[-1]
     return at["tp"] == 0 and at["pp"] == stage

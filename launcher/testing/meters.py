@@ -21,14 +21,14 @@ KINDS = {
     "allreduce_coalesced_": "all_reduce", "alltoall_base_": "all_to_all",
     "broadcast_": "broadcast", "send": "send", "recv_": "receive",
 }  # fmt: skip
-"""c10d's operators, as the plan calls them."""
+"""The plan's names for c10d's operators."""
 
 
 class CollectiveMeter(Dispatch):
-    """While entered: how many of each kind (``count``), and their bytes (``nbytes``).
+    """Counts the collectives of its block by kind (``count``), and their bytes (``nbytes``).
 
-    Bytes are those of the whole tensor: what a gather yields, what a scatter is given. Nothing is moved by
-    counting.
+    Bytes are those of the full tensor: the output of a gather, the input of a scatter. The meter itself
+    sends nothing.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class CollectiveMeter(Dispatch):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        return True  # what is compiled runs so, and what its graphs send is counted
+        return True  # compiled graphs still run compiled, and their collectives are counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
@@ -51,7 +51,7 @@ class CollectiveMeter(Dispatch):
         return func(*args, **(kwargs or {}))
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """(how many, bytes) of each kind that happened, barriers left out."""
+        """The number of collectives of each kind, and their bytes; barriers are left out."""
         return {k: (n, self.nbytes[k]) for k, n in self.count.items() if k in KINDS.values()}
 
 
@@ -60,23 +60,23 @@ def _bytes(value: Any) -> int:
 
 
 class MeasuredMemory(MemoryMeter):
-    """gloo's threads let go of a message's tensors some time after its ``wait``: a peak waits for them."""
+    """A memory meter that waits until gloo's threads free a message's tensors, some time after ``wait``."""
 
     def settle(self) -> None:
-        time.sleep(1e-4)  # one that waits for the interpreter's lock sleeps, too: it gets the lock now
+        time.sleep(1e-4)  # a thread that waits for the GIL also sleeps: it gets the GIL now
         while _others_run():
             time.sleep(1e-4)
 
 
 def _others_run() -> bool:
-    """Whether another thread of this process is not asleep, as Linux tells it; nowhere else is it known."""
+    """Return true if another thread of this process is running; always false where there is no /proc."""
     mine = str(threading.get_native_id())
     others = (t for t in Path("/proc/self/task").glob("*/stat") if t.parent.name != mine)
     return any(_state(stat) == "R" for stat in others)
 
 
 def _state(stat: Path) -> str:
-    """The letter after the name in brackets; none of a thread that has ended."""
+    """The thread's state, the letter after its name in brackets; "" for a thread that has ended."""
     try:
         return stat.read_text().rpartition(") ")[2][:1]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,3 +1,3 @@
-"""Reads files that others may have made: regular files only, within bounds of size and depth; runs none."""
+"""Reads files that others may have made: only regular files, of limited size and depth; runs no code."""
 
 __all__ = ["bounded", "files", "hub", "pickles"]

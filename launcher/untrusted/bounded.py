@@ -14,12 +14,12 @@ from types import FrameType
 class TooLong(BaseException):
     """The block ran longer than its time limit.
 
-    No ``Exception``: jinja2 passes over any that comes while it computes what is constant in a template.
+    It is no ``Exception``: jinja2 ignores every ``Exception`` while it evaluates constants of a template.
     """
 
 
 AGAIN_S = 0.05
-"""Python drops an exception that comes in a callback of its garbage collector, so the alarm comes again."""
+"""Seconds between alarms: Python drops an exception raised in a callback of its garbage collector."""
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def test_a_name_on_the_hub_is_told_from_a_path(settings, tmp_path, monkeypatch):
     (told,) = map(str, check(settings))
     command = "hf download acme/web-2.5 --repo-type dataset --local-dir acme/web-2.5"
     assert told.endswith(
-        f"it looks like a name on the Hugging Face hub; the launcher downloads nothing, but this does: {command}"
+        f"it looks like a name on the Hugging Face hub; the launcher downloads nothing, this command does: {command}"
     )
     (tmp_path / "acme").mkdir()
     assert not any("hub" in str(problem) for problem in check(settings))

@@ -150,7 +150,7 @@ def test_of_the_launchers_own_classes_none_is_built_that_cannot_be_a_schedule():
         factors(Target.model_validate({"_target_": "launcher.errors.Problem", "key": "", "text": ""}), 5, ())
     assert str(refused.value) == (
         "schedule._target_: launcher.errors.Problem: of the launcher's own classes none may be named here; "
-        "a class of yours may derive from it"
+        "a class of yours may derive from this one"
     )
 
 

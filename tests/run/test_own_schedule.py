@@ -51,7 +51,7 @@ def test_on_top_of_a_shipped_schedule_it_is_refused_and_the_cure_passes(capsys):
     assert main(words) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  schedule._target_ = {path}: the options of schedule=cosine would become its arguments\n"
+        f"  schedule._target_ = {path}: the settings of schedule=cosine would become its arguments\n"
         f"    set by: schedule._target_={path} (command line)\n"
         f"    try:    schedule=null schedule._target_={path}\n"
     )

@@ -17,11 +17,11 @@ WEIGHT_SOURCES = {"train", "load", "import"}
 
 
 def kept(problem: Problem, origins: Origins, late: bool) -> bool:
-    """Whether the cure keeps what the user has set, or moves it to the nearest possible value.
+    """Return true if the cure keeps what the user has set, or moves it to the nearest possible value.
 
-    A value that is valid by itself (``late``) but conflicts with others is never changed: nothing tells which
-    one was meant. Otherwise a new value for the key itself is safe, and so is moving an unknown key
-    elsewhere.
+    A value that is valid by itself (``late``) but conflicts with others is never changed: any of them may be
+    the one that was meant. Otherwise it is safe to set the key itself to a new value, or to move an unknown
+    key elsewhere.
     """
     changes = list(settings(shlex.split(problem.cure)))
     if not late:
@@ -36,13 +36,13 @@ def kept(problem: Problem, origins: Origins, late: bool) -> bool:
 
 
 def _typed_otherwise(key: str, new: Any, origins: Origins) -> bool:
-    """Whether the command line sets ``key`` to another value."""
+    """Return true if the command line sets ``key`` to another value."""
     origin = origins.of(key)
     return origin is not None and origin.typed and origins.value(key) != new
 
 
 def settable(parts: Sequence[str], origins: Origins) -> bool:
-    """Whether the schema has this key for the chosen model, data set, optimizer and steps.
+    """Return true if the schema has this key for the chosen model, data set, optimizer and steps.
 
     Below a user's own class any key is an argument.
     """
@@ -55,12 +55,12 @@ def settable(parts: Sequence[str], origins: Origins) -> bool:
 
 
 def overlap(key: str, other: str) -> bool:
-    """Whether the keys are equal, or one is below the other."""
+    """Return true if the keys are equal, or one is below the other."""
     return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
 
 
 def _kept(key: str, new: Any, origins: Origins) -> bool:
-    """Whether ``new`` preserves the meaning of what the user set at ``key``."""
+    """Return true if ``new`` preserves the meaning of what the user set at ``key``."""
     old = origins.value(key)
     if old is None or old == new or not _set_by_user(key, origins):
         return True
@@ -70,7 +70,8 @@ def _kept(key: str, new: Any, origins: Origins) -> bool:
         worth = bool(WEIGHT_SOURCES & set(new)) or "save" in old
         return set(old) <= set(new) and (set(old) == set(new) or worth)
 
-    # a number may move to a near one, a misspelt word to the right one, a folder into it, a list to any list
+    # a number may change to a near one, a misspelt word to the right one, a folder to a path in it, and a
+    # list to any list
     if isinstance(old, bool) or isinstance(new, bool) or new is None:
         return False
     if isinstance(old, int | float) and isinstance(new, int | float):
@@ -83,7 +84,7 @@ def _kept(key: str, new: Any, origins: Origins) -> bool:
 
 
 def _set_by_user(key: str, origins: Origins) -> bool:
-    """Whether the user's command line or files set ``key`` or a key below it."""
+    """Return true if the user's command line or files set ``key`` or a key below it."""
     last = [*origins.all(key)[-1:], *(p[-1] for k, p in origins.places.items() if k.startswith(f"{key}."))]
     return any(place.typed or not place.shipped for place in last)
 

@@ -1,4 +1,4 @@
-"""Names of settings and flags of other programs, and what they are here."""
+"""Settings and flags of other programs, and their counterparts here."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ OTHERS = {
     "seed": ("random_seed", "manual_seed", "seed_everything"),
     "deterministic": ("determinism", "use_deterministic_algorithms"),
 }  # fmt: skip
-"""Our keys, and their names in other programs, with the section where the name alone tells too little."""
+"""Our keys, and their names in other programs. A name that is ambiguous alone includes its section."""
 
 
 NOT_NEGATED = ("no_init_parameters",)
@@ -111,7 +111,7 @@ _RECOMPUTE = "parallel.recompute={modules: '*'} recomputes; its policy is full o
 _HSDP = "parallel.hsdp={} shards weights and optimizer state"
 
 
-_OVERLAP = "there is no such switch; the plan says what is sent beside the computation"
+_OVERLAP = "there is no such switch; the plan says what is sent during the computation"
 
 
 _SCHEDULE = "schedule=NAME chooses cosine, linear, constant, wsd and others"
@@ -120,13 +120,13 @@ _SCHEDULE = "schedule=NAME chooses cosine, linear, constant, wsd and others"
 _TOKENIZER = "data.tokenizer=file data.tokenizer_file=FILE reads a tokenizer.json"
 
 
-_DATA_PARALLEL = "data-parallel ranks are launch.nproc divided by stages and tp"
+_DATA_PARALLEL = "the number of data-parallel ranks is launch.nproc divided by stages and tp"
 
 
 _SAVE = "checkpoint.every=STEPS saves while training, steps=[train,save] at its end; run_dir is the folder"
 
 
-_LOAD = "checkpoint.resume=PATH goes on with a training; steps.load.path=PATH has the step load read weights"
+_LOAD = "checkpoint.resume=PATH resumes a training; the step load reads weights from steps.load.path=PATH"
 
 
 _CONTEXT = "context parallelism is not supported"
@@ -163,14 +163,14 @@ UNLIKE = {
     "fp8": "fp8 is not supported; train.precision is fp32, fp64, bf16 or fp16",
     **dict.fromkeys(
         ("no_init_parameters_in_compile", "init_parameters_in_compile"),
-        "no parameter is made in a compilation; parallel.deferred_init makes them on their ranks",
+        "compiling makes no parameters; parallel.deferred_init makes each parameter on its ranks",
     ),
     "full_batch": "write parallel.dataset_strategy=full_batch",
     **dict.fromkeys(("enable_parallel_optimizer", "use_distributed_optimizer", "deepspeed"), _HSDP),
     "parallel_optimizer_config": "its keys are shard_size, threshold and optimizer_level of parallel.hsdp",
     **dict.fromkeys(
         ("distributed_type", "strategy", "fsdp_sharding_strategy", "sharding_strategy"),
-        f"{_HSDP}; without it each rank has all of them",
+        f"{_HSDP}; without it each rank keeps all of both",
     ),
     **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), _OVERLAP),
     **dict.fromkeys(
@@ -241,17 +241,18 @@ UNLIKE = {
     "warmup_ratio": "schedule.warmup_steps counts optimizer steps",
     "num_workers": "samples are read by the ranks themselves",
     **dict.fromkeys(
-        ("dropout", "attention_dropout", "hidden_dropout", "lora_dropout"), "the shipped models have none"
+        ("dropout", "attention_dropout", "hidden_dropout", "lora_dropout"),
+        "the shipped models have no dropout",
     ),
     **dict.fromkeys(
         ("out", "output", "output_path"),
-        "a step has its own setting for what it writes, as steps.export.path and steps.prepare.dst",
+        "each step has its own setting for its output, such as steps.export.path and steps.prepare.dst",
     ),
     "momentum": "it is a setting of optim=sgd and of optim=momentum",
 }
 """Settings of other programs that do not exist here: the reason, and what to set instead.
 
-A name has its section where the name alone may mean something else.
+A name that is ambiguous alone includes its section.
 """
 
 
@@ -261,24 +262,24 @@ FILES = {"dst": ("out", "output", "output_dir", "out_dir", "dest", "destination"
 
 
 def step_setting(name: str, fields: Collection[str]) -> str:
-    """The one of a step's ``fields`` that ``name`` is, or is another name for; "" if there is none."""
+    """The one of a step's ``fields`` that ``name`` is, here or in other programs; "" if there is none."""
     if name in fields:
         return name
     return next((field for field, names in FILES.items() if field in fields and name in names), "")
 
 
 SWITCHES = {half: f"train.precision={half}" for half in ("bf16", "fp16")}
-"""Switches of other programs that are one value of a setting here, by their names."""
+"""Switches of other programs, and the override that each means here."""
 
 
 def of_others(parts: Sequence[str], valid: Collection[str]) -> str | None:
-    """The one of our ``valid`` keys that other programs call ``parts``; ``None`` if there is none."""
+    """Our key, one of ``valid``, that other programs call ``parts``; ``None`` if there is none."""
     known = {parts[-1].lower().replace("-", "_"), ".".join(parts[-2:]).lower()}
     return next((k for k, names in OTHERS.items() if known & set(names) and k in valid), None)
 
 
 def switch(parts: Sequence[str], value: object) -> str:
-    """The override that a switch of another program means when it is on; "" if it is none."""
+    """The override that another program's switch means when it is on; "" if ``parts`` is no such switch."""
     names = [part.lower() for part in parts]
     name = names[-2] if names[-1] == "enabled" and len(names) > 1 else names[-1]
     return SWITCHES.get(name, "") if value is True else ""

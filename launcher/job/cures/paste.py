@@ -17,7 +17,7 @@ from launcher.job.schema.redact import values
 
 
 def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[str, ...]:
-    """``words`` with the cure in place of those that caused the problem, or at the end if a file did."""
+    """``words`` with the cure in place of the words at fault, or at the end if a file is at fault."""
     new = shlex.split(problem.cure)
     start, taken = _place(words, problem, origins)
     if start is None:
@@ -26,7 +26,7 @@ def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[st
 
 
 def with_placeholder(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[str, ...]:
-    """Pastes as ``pasted`` does, but keeps a word that sets a group of keys, for its other keys."""
+    """Pastes as ``pasted`` does, but keeps a word that sets a group of keys: it sets other keys too."""
     start, taken = _place(words, problem, origins)
     if not problem.cure or start is None or taken != 1 or not parsable(words[start]):
         return pasted(words, problem, origins)
@@ -58,12 +58,12 @@ def typed_origin(problem: Problem, origins: Origins) -> Origin | None:
 
 
 def whole_override(problem: Problem, origins: Origins) -> Problem:
-    """Adds the override to a cure that would replace it, if the cure only sets other keys."""
+    """Adds the override at fault to a cure that only sets other keys and would replace the override."""
     origin = typed_origin(problem, origins)
     if not problem.cure or origin is None or problem.words:
         return problem
 
-    # not if the cure contains it or is a flag, or the override cannot be parsed
+    # not if the cure contains the override or a flag, or if the override cannot be parsed
     words = shlex.split(problem.cure)
     if any(w.startswith("-") for w in words) or origin.text in words or not parsable(origin.text):
         return problem
@@ -124,7 +124,7 @@ def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Ov
 
 
 def _within(problem: Problem, group: Override) -> bool:
-    """Whether ``problem`` is about a key of ``group``, or about one that is missing from it."""
+    """Return true if ``problem`` is about a key of ``group``, or about one that is missing from it."""
     below = f"{group.key}."
     words = shlex.split(problem.cure)
     lacks = problem.key == group.key and bool(words) and all(w.startswith(below) for w in words)
@@ -142,7 +142,7 @@ def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str
         if problem.cure and problem.key != group.key and unknown and elsewhere:
             _drop(tree, problem.key.removeprefix(above).split("."))
 
-        # put what a cure sets below the group into it
+        # what a cure sets below the group becomes part of the group
         for word in shlex.split(problem.cure):
             parsed = parse(word)
             inside = parsed.key_or_group.startswith(above)

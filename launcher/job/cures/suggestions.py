@@ -45,13 +45,13 @@ def _tokenizer_file(parts: tuple[str, ...], bad: Any, data: Any) -> str:
 
 
 WITHOUT_GUESS = ("tokenizer",)
-"""Keys whose other words train on other data, so that none of them is proposed."""
+"""Keys at which no other word is proposed: it would change the data that the run trains on."""
 
 
 def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
     """``key={...}`` with the first change to ``bad`` that the schema accepts; "" if it accepts none.
 
-    Tries its lists of numbers sorted and without duplicates, then every other word at a key that takes words.
+    First sorts its lists of numbers and removes duplicates; then tries other words at the keys of words.
     """
     note = schema_keys.at(parts, data)
     for good in (_sorted_lists(bad), *_other_words(parts, bad, data)):
@@ -115,7 +115,7 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     if meant in valid or (meant and data and schema_keys.at(meant.split("."), data) is not None):
         return meant
 
-    # a whole key with other dots
+    # the same key with dots in place of underscores, or the reverse
     flat = [k for k in valid if k.replace(".", "_") == "_".join(parts)]
     if len(flat) == 1:
         return flat[0]
@@ -130,14 +130,14 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
         return None
     inside = parts[0] if len(parts) > 1 and any(k.startswith(f"{parts[0]}.") for k in valid) else ""
     valid = [k for k in valid if k.startswith(f"{inside}.")] if inside else valid
-    if len(parts) > 1 and not inside:  # a similar name in an unknown section may be anything
+    if len(parts) > 1 and not inside:  # in an unknown section, a similar name may mean anything
         return None
     near = nearest(leaf, {_leaf(k) for k in valid}, 0.75)
     return _only(parts, [k for k in valid if _leaf(k) == near])
 
 
 def _of_step(parts: Sequence[str], leaf: str, data: Any) -> str | None:
-    """The key of the step's file that ``leaf``, the last of ``parts``, is another name for."""
+    """The key of a step's file for which ``leaf``, the last of ``parts``, is another name."""
     if len(parts) != 3 or parts[0] != "steps":
         return None
     field = step_setting(leaf, [*schema_keys.names(tuple(parts[:2]), data or {})])
@@ -145,10 +145,10 @@ def _of_step(parts: Sequence[str], leaf: str, data: Any) -> str | None:
 
 
 def _may_be_meant(parts: Sequence[str], key: str, sections: Collection[str]) -> bool:
-    """Whether ``key`` may be meant by ``parts``, which begin with an existing section.
+    """Return true if ``key`` may be meant by ``parts``, which begin with an existing section.
 
-    A key of another section may be if it is not deeper: train.lr means optim.lr, but checkpoint.dir does not
-    mean logger.trackio.dir.
+    A key of another section may be meant if it is not deeper: train.lr means optim.lr, but checkpoint.dir
+    does not mean logger.trackio.dir.
     """
     own = len(parts) > 1 and parts[0] in sections
     if own and key.startswith(f"{parts[0]}."):

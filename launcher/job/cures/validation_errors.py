@@ -1,4 +1,4 @@
-"""Says schema errors in plain words."""
+"""Explains schema errors in plain words."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], origins: Origins) -
 
 
 def counted(keys: Sequence[str]) -> Problem:
-    """The problem that stands for those of ``keys``: it names the key above all of them, or the first one."""
+    """The problem that stands for all ``keys``: it names the key above all of them, or the first of them."""
     if len(keys) == 1:
         return Problem(keys[0], "is also wrong")
     levels = zip(*(key.split(".") for key in keys), strict=False)
@@ -85,7 +85,7 @@ def shown(value: Any, key: str) -> str:
 
 
 def _head(value: Any, room: int) -> tuple[Any, int]:
-    """``value`` without what follows its first ``room`` scalars, and the number of scalars still missing."""
+    """``value`` cut after its first ``room`` scalars, and the number of scalars that would still fit."""
     if isinstance(value, Mapping):
         group: dict[Any, Any] = {}
         for name, one in value.items():
@@ -143,15 +143,15 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
 def _blank_missing(name: str) -> str:
     """An explanation for ``nproc:4``, which is one word in YAML; "" for other names."""
     key, colon, value = name.partition(":")
-    return f": YAML takes a blank after the colon, as in {key}: {value}" if key and colon and value else ""
+    return f": YAML needs a blank after the colon, as in {key}: {value}" if key and colon and value else ""
 
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:
-    """Why other programs' key of this name does not exist here, otherwise the valid keys beside it."""
+    """Why a key of other programs does not exist here; for any other key, the valid keys at its place."""
     if "." in parts[bad]:
         group, _, name = parts[bad].rpartition(".")
         return (
-            f": a file has groups of keys, not dots: write {group.replace('.', ': {')}: {{{name}: ...}}"
+            f": a file nests keys instead of joining them: write {group.replace('.', ': {')}: {{{name}: ...}}"
             + "}" * group.count(".")
         )
     why = other_programs.why_not(".".join(parts))
@@ -227,7 +227,7 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
 
 
 def _option(key: str, name: str, origins: Origins) -> Problem:
-    """The problem of the name of an option of ``operators`` where its keys are meant."""
+    """The problem of an option's name at ``operators``, where a group of keys is needed."""
     text = f"{name}: should be a group of keys; operators={name} chooses the option of this name"
     origin = origins.of(key)
     if origin is None or not origin.typed:
@@ -236,7 +236,7 @@ def _option(key: str, name: str, origins: Origins) -> Problem:
 
 
 def _required(parts: tuple[str, ...], data: Mapping[str, Any]) -> list[str]:
-    """The keys that a group must have; those without a default."""
+    """The required keys of a group: those without a default."""
     group = schema_keys.settings(schema_keys.at(parts, data), {})
     return [name for name, field in schema_keys.fields(group).items() if field.is_required()] if group else []
 
@@ -289,7 +289,7 @@ def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -
     tags = schema_keys.kinds(schema_keys.at(parts, data))
     if tags:
         listed = [t for t in tags if t != "_target_"]
-        return Problem(".".join(parts), f"needs a choice (there are: {', '.join(listed)})")
+        return Problem(".".join(parts), f"needs a choice (options: {', '.join(listed)})")
     field = schema_keys.field_at(parts, data)
     description = f": {field.description}" if field is not None and field.description else ""
     return Problem(".".join(parts), f"needs a value{description}")
@@ -327,9 +327,9 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
 
 
 def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any], origins: Origins) -> Problem:
-    """The problem of a rule of ours, whose ``message`` may contain the cure: ``use key=value``.
+    """The problem of a broken rule of the schema. Its ``message`` may contain the cure: ``use key=value``.
 
-    A rule over several keys first names the key that it is about: ``model.heads=3 must divide ...``.
+    The message of a rule over several keys begins with the key at fault: ``model.heads=3 must divide ...``.
     """
     key = ".".join(spot.parts)
     text = f"{shown(bad, key)}: {message}"
@@ -349,7 +349,7 @@ def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any],
 
 
 def placeholder(key: str, origins: Origins, which: int) -> str | None:
-    """The override that sets ``key`` to its first (``which`` 1: second) valid value; ``None`` without any.
+    """The override that sets ``key`` to its first (``which`` 0) or second valid value; ``None`` without any.
 
     A problem that occurs with both of them does not depend on the unknown value.
     """

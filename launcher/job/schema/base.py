@@ -15,15 +15,15 @@ from launcher.job.schema.python_errors import request_error
 T = TypeVar("T")
 
 LARGEST = 2**63 - 1
-"""The largest integer that torch takes, as a seed for one."""
+"""The largest integer that torch accepts, for example as a seed."""
 Count = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 Index = Annotated[int, Field(ge=0, le=LARGEST, strict=True)]
 Size = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
 """The length of a tensor along one dim, or the size of a batch."""
 Ranks = Annotated[int, Field(ge=1, le=100_000, strict=True)]
-"""A number of ranks or of pieces of work: a plan lists each."""
+"""A number of ranks or of micro batches: a plan lists each of them."""
 Many = Annotated[int, Field(ge=1, le=10_000, strict=True)]
-"""A number of processes or runs, which are made one by one."""
+"""A number of processes or runs, which are started one by one."""
 
 
 def _no_switch(value: Any) -> Any:
@@ -34,7 +34,7 @@ def _no_switch(value: Any) -> Any:
 
 
 Number = Annotated[float, BeforeValidator(_no_switch)]
-"""Any number, and the base of all others: a setting that is no switch takes neither true nor false."""
+"""Any number, but neither true nor false; the base of all other types of numbers."""
 Integer = Annotated[int, Field(ge=-LARGEST, le=LARGEST, strict=True)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 BelowOne = Annotated[Number, Field(ge=0, lt=1)]
@@ -55,7 +55,7 @@ Switch = BeforeValidator(_switched)
 
 
 class _Loud(ModelMetaclass):
-    """Raises our error for wrong settings made in Python; nested settings are validated without this call."""
+    """Raises ``RequestError`` for wrong settings in Python; pydantic makes nested ones without this call."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:

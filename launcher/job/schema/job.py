@@ -33,7 +33,7 @@ from launcher.job.schema.train import Train
 from launcher.job.schema.user_class import Target
 
 OPERATORS = "parallel.operators"
-"""Its candidates may be names of options, which are files."""
+"""The key whose candidates may be names of options, that is, of files."""
 
 
 class Job(Settings):
@@ -86,7 +86,7 @@ class Job(Settings):
 
 
 def _accepts(key: str, value: Any) -> bool:
-    """Whether ``value`` alone is valid at ``key``, a setting of ``parallel``."""
+    """Return true if ``value`` alone is valid at ``key``, a setting of ``parallel``."""
     _, *parts = key.split(".")
     data = value
     for part in reversed(parts):

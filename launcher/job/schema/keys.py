@@ -1,4 +1,4 @@
-"""The keys of the schema, and the names that are spelled like another."""
+"""The keys of the schema, with their types and the words that they accept."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def noted(note: Any = Job, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def accepts(note: Any, value: Any) -> bool:
-    """Whether ``value`` is valid at a key of type ``note``."""
+    """Return true if ``value`` is valid at a key of type ``note``."""
     try:
         TypeAdapter(note).validate_python(value)
     except ValidationError:

@@ -70,5 +70,5 @@ class Logger(Settings):
 
     @property
     def services(self) -> bool:
-        """Whether metrics go anywhere else than into files of the run folder that need no package."""
+        """Return true if any logger is on besides the launcher's own files and progress lines."""
         return any((self.tensorboard, self.wandb, self.mlflow, self.trackio, self.others))

@@ -8,9 +8,9 @@ from difflib import SequenceMatcher, get_close_matches
 from functools import partial
 
 NOTHING = ("none", "null", "nil", "no", "off", "false", "never", "disable", "disabled")
-"""Words that choose nothing, and that are therefore no misspelling of a choice."""
+"""Words that choose nothing, so they misspell no other choice."""
 _HARMLESS = ("enable", "use", "set", "with", "do", "is", "num", "n", "number", "of", "the", "value")
-"""Words that a name may have besides those of ours without a change of its meaning."""
+"""Words that a name may contain besides ours without a change of its meaning."""
 _NEGATIONS = ("un", "non", "in", "im", "dis", "de", "des", "a", "anti", "ab")
 """Beginnings that turn a word into its opposite, as in async and uneven."""
 _NOT = ("no", "not", "non", "dont", "without", "never", "skip", "disable")
@@ -26,7 +26,7 @@ _OPPOSITES = (
 
 
 def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | None:
-    """The one of ``names`` that ``word`` misspells: at least ``alike`` (0 to 1), and more so than the others.
+    """The one of ``names`` that ``word`` misspells: its likeness is at least ``alike`` and the greatest.
 
     A misspelling changes letters. Another digit (fp128, level4), another word (gradients_sum) or a negation
     (uneven) changes the meaning.
@@ -43,14 +43,14 @@ def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | Non
 
 
 def _other_words(typed: str, name: str) -> bool:
-    """Whether ``typed`` differs from ``name`` in words, not only in letters."""
+    """Return true if ``typed`` differs from ``name`` in words, not only in letters."""
     mine, theirs = (re.findall(r"[a-z]+", text) for text in (typed, name))
     if _opposed("".join(mine), "".join(theirs)):
         return True
     if any(word in _NOT for word in mine if word not in theirs):
         return True
 
-    # words that are written as one, or one as several
+    # several words that are written as one, or one that is written as several
     rests = ["".join(w for w in a if w not in b) for a, b in ((mine, theirs), (theirs, mine))]
     if len(mine) != len(theirs) and all(rests) and _ratio(*rests) >= 0.85:
         return False
@@ -75,7 +75,7 @@ def _opposed(a: str, b: str) -> bool:
 
 
 def _alike(typed: str, word: str) -> bool:
-    """Whether ``typed`` is ``word``, a shorter form of it, or a misspelling."""
+    """Return true if ``typed`` is ``word``, a shorter form of it, or a misspelling."""
     short, long = sorted((typed, word), key=len)
     if long.startswith(short) or sorted(typed) == sorted(word):
         return True
@@ -96,9 +96,10 @@ def _ratio(a: str, b: str) -> float:
 
 
 def _same_numbers(a: str, b: str) -> bool:
-    """Whether the digits of ``a`` and ``b`` allow for a misspelling.
+    """Return true if the digits of ``a`` and ``b`` allow for a misspelling.
 
-    They do if one has none, both have the same in any order, or ``b`` begins with all digits of ``a``.
+    They do if one text has no digits, if both have the same digits in any order, or if the digits of ``b``
+    begin with those of ``a``.
     """
     mine, theirs = ("".join(c for c in t if c.isdigit()) for t in (a, b))
     return not (mine and theirs) or sorted(mine) == sorted(theirs) or theirs.startswith(mine)

@@ -88,7 +88,7 @@ def _below(name: str, groups: Mapping[Any, Any]) -> Iterator[tuple[str, dict[str
 
 
 def any_momentum(optim: SGD | Momentum) -> bool:
-    """Whether the optimizer keeps a momentum buffer for any parameter."""
+    """Return true if the optimizer keeps a momentum buffer for any parameter."""
     return any((optim.momentum, *(g.momentum for g in optim.groups.values())))
 
 
@@ -151,7 +151,7 @@ class Adafactor(Settings):
 
 
 class MuonFallback(Settings):
-    """AdamW's settings for what Muon does not update."""
+    """AdamW's settings for the parameters that Muon does not update."""
 
     lr: Rate = 3e-4
     betas: Betas = (0.9, 0.95)

@@ -29,7 +29,7 @@ def _positive(n: int) -> int:
 
 
 def _named(value: Any) -> Any:
-    """MindSpore's own default, an empty name, is no file."""
+    """Turns an empty name, which is MindSpore's default, into ``None``: no file."""
     return None if value == "" else value
 
 
@@ -89,8 +89,8 @@ class Pipeline(Settings):
 class Hsdp(Settings):
     """Sharding. ``threshold``: KB of a full parameter; smaller ones are not sharded.
 
-    ``shard_size`` -1: all data-parallel ranks. ``uneven``: how to treat a parameter whose dim 0 the number of
-    shards does not divide.
+    ``shard_size`` -1: all data-parallel ranks. ``uneven``: how to treat a parameter whose dim 0 is no
+    multiple of the number of shards.
     """
 
     shard_size: ShardSize = -1
@@ -148,7 +148,7 @@ class Network(Settings):
 class CommFusion(Settings):
     """Fusion of collectives.
 
-    ``network``: what ``auto`` is fitted to; null: 64 MB per all-reduce, one gather per block.
+    ``network``: the speeds for which ``auto`` chooses sizes; null: 64 MB per all-reduce, a gather per block.
     """
 
     openstate: Flag = True
@@ -172,10 +172,10 @@ class Recompute(Settings):
 
     Policy ``selective`` keeps the outputs of the operations in ``keep``.
 
-    ``modules`` auto, or auto instead of this section: as few blocks of each stage as make it fit in memory.
+    ``modules`` auto, or auto instead of this section, recomputes only as many blocks of each stage as it
+    needs to fit in memory. ``every`` n: every n-th of the modules that match a glob, from the first.
 
-    ``every`` n: every n-th of the modules that match a glob, from the first. ``comm``: the backward repeats
-    the forward's collectives over tp, or their results are kept.
+    ``comm``: the backward repeats the forward's collectives over tp, or their results are kept.
     """
 
     modules: str | tuple[str, ...] | dict[str, RecomputePolicy]
@@ -187,7 +187,9 @@ class Recompute(Settings):
     @model_validator(mode="after")
     def _chosen(self) -> Self:
         if self.modules == AUTO and (self.policy != "full" or self.every != 1):
-            raise ValueError("modules auto chooses which blocks run again, and the policy of each")
+            raise ValueError(
+                "modules auto chooses the blocks and the policy of each; leave out policy and every"
+            )
         return self
 
 

@@ -1,6 +1,6 @@
-"""Paths in settings: which are valid, and those in the run folder.
+"""Paths in settings: which are valid, and which are in the run folder.
 
-A request is made before its run folder has a name.
+``run:`` stands for the run folder, which has no name yet when a request is made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 
 RUN = "run:"
 BEST = "best"
-"""Stands for the checkpoint that ``checkpoint.best`` keeps; a folder of that name is ./best."""
+"""Stands for the checkpoint that ``checkpoint.best`` keeps; a folder of that name is written ./best."""
 TAKEN = (
     "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "drill", "drill.json",
     "errors", "exports", "graphs", "job.sbatch", "job.yaml", "loggers", "logs", "memory.svg",
@@ -24,14 +24,14 @@ TAKEN = (
 _UNEXPANDED = re.compile(r"~[\w.-]*(/|$)|\$\w+(/|$)")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 LONGEST_NAME, LONGEST_PATH = 255, 4000
-"""The most bytes of a name, and of a path, that file systems take."""
+"""The most bytes of a name, and of a path, that file systems accept."""
 
 
 def local(path: str) -> str:
-    """Returns ``path``; raises ``ValueError`` if it is none that this machine could have as it is written.
+    """Returns ``path``; raises ``ValueError`` if it cannot be a path of this machine as it is written.
 
-    URLs such as ``s3://``, ``~`` and ``$HOME`` would name new folders of these names. A line break would
-    begin a line of its own in a batch file.
+    ``~``, ``$HOME`` and URLs such as ``s3://`` are refused: taken literally, they would name new folders. A
+    line break would begin a new line in a batch file.
     """
     if not path.strip():
         raise ValueError("should not be empty")
@@ -42,10 +42,12 @@ def local(path: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("should be a path in UTF-8") from None
     if longest > LONGEST_NAME or len(path) > LONGEST_PATH:
-        raise ValueError(f"should be a path of at most {LONGEST_PATH} letters, and names of {LONGEST_NAME}")
+        raise ValueError(
+            f"should be a path of at most {LONGEST_PATH} characters, with names of at most {LONGEST_NAME}"
+        )
     if _UNEXPANDED.match(path):
-        why = f"should be a path: {path.partition('/')[0]} is a word of the shell"
-        raise ValueError(f"{why}; write the folder that it stands for, or ./{path} for one of this name")
+        why = f"should be a path: {path.partition('/')[0]} is expanded only by the shell"
+        raise ValueError(f"{why}; write the folder that it stands for, or ./{path} for a folder of this name")
     if (match := _SCHEME.match(path)) is None:
         return path
     if match[1] == "file":
@@ -67,7 +69,7 @@ def checked(path: str) -> str:
         if any(not part or part.startswith(".") for part in parts):
             raise ValueError(f"should be {RUN}NAME, a name in the run folder")
         if parts[0] in TAKEN:
-            raise ValueError(f"the run itself writes {parts[0]} in its folder")
+            raise ValueError(f"the run itself writes {parts[0]} in its folder; choose another name")
     return path
 
 

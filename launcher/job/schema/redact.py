@@ -21,7 +21,7 @@ _PAIR = re.compile(r"""(['"]?)([\w.-]+)\1(\s*[:=]\s*)(?=\S)(.*)""", re.DOTALL)
 
 @lru_cache(maxsize=4096)
 def secret(key: str) -> bool:
-    """Whether any part of a dotted key names a secret, or resembles a name of one.
+    """Return true if any part of a dotted key names a secret, or resembles a name of one.
 
     >>> [secret(key) for key in ("logger.api_key", "hub.token", "encrpytt")]
     [True, True, True]
@@ -38,7 +38,7 @@ def _nearly(part: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _misspelt(word: str) -> bool:
-    """Whether ``word`` resembles a word of secrets. Cached: keys share words; a comparison takes 0.1 ms."""
+    """Return true if ``word`` resembles a word of secrets. Cached: keys share words, and it takes 0.1 ms."""
     return bool(get_close_matches(word, _MISSPELT, 1, 0.75))
 
 
@@ -51,7 +51,7 @@ _DIGEST = re.compile(r"sha|digest|hash|revision|commit|checksum")
 
 
 def place(text: str) -> bool:
-    """Whether ``text`` tells where a secret is stored, and is not a secret itself.
+    """Return true if ``text`` tells where a secret is stored, and is not a secret itself.
 
     A name that may itself be the secret is treated as one.
 
@@ -140,7 +140,7 @@ def typed(words: Sequence[str]) -> frozenset[str]:
 def _values(word: str, behind: bool) -> tuple[list[str], bool]:
     """The secrets in ``word``, and whether the next word may contain the value of a secret.
 
-    ``behind``: whether the previous word lets this one contain it.
+    ``behind``: true if ``word`` may contain the value of a secret that the previous word names.
     """
     values: list[str] = []
     before = ""

@@ -1,4 +1,4 @@
-"""A class of the user's, as a setting names it."""
+"""A class of the user that a setting names."""
 
 from __future__ import annotations
 

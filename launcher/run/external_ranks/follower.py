@@ -67,21 +67,21 @@ def follow(timeout_s: Seconds) -> int:
 
 @contextmanager
 def _answered(at: Place, used: NetworkView) -> Iterator[None]:
-    """Explains store errors: its host, rank 0 or the outer launcher, ended before its last message."""
+    """Explains errors of the store: its host, rank 0 or the outer launcher, has ended too early."""
     try:
         yield
     except (DistError, TimeoutError) as error:
         where = endpoint(at.host, at.port)
         if why := used.lost():
-            text = f"rank {at.rank}: {used.here()} does not reach {where} any more ({why})"
-            raise RunError(f"{text}: the network between them, or the other node, is the cause") from error
+            text = f"rank {at.rank}: {used.here()} no longer reaches {where} ({why})"
+            raise RunError(f"{text}; the cause is the network between them, or the other node") from error
         why = str(error).splitlines()[0]
         raise RunError(f"rank {at.rank}: rank 0, or its launcher, has ended: {why}") from error
 
 
 @contextmanager
 def _refusing(own: Messages, at: Place) -> Iterator[None]:
-    """Tells the ranks that wait for this one that it has refused a message, and ends."""
+    """If this rank refuses a message, informs the ranks that wait for it, then raises ``RunError``."""
     try:
         yield
     except Unsigned as error:
@@ -128,7 +128,7 @@ def _acknowledging_stop(own: Messages, at: Place, turn: int) -> Iterator[None]:
     try:
         yield
     except Interrupted:
-        with suppress(TimeoutError, DistError):  # without the network rank 0 cannot be told
+        with suppress(TimeoutError, DistError):  # without the network rank 0 cannot be informed
             interruptible(lambda: own.set(f"heard{turn}.{at.rank}", ""), within_s=TELL_S)
         raise
 

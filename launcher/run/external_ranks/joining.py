@@ -46,7 +46,7 @@ class Unconnected:
 
 
 class Unjoined(Preempted):
-    """A rank was stopped before the ranks had joined: nothing is lost, and it waits for no other rank."""
+    """A rank was stopped before all ranks had joined: nothing is lost, and no rank waits for another."""
 
 
 def another_connection(store: Store) -> Store:
@@ -79,7 +79,7 @@ class Joining:
         """Runs ``join``, which waits for the other ranks in native code.
 
         Raises ``Unjoined`` as soon as this rank or another is asked to stop, ``RunError`` when ``join`` fails
-        here or elsewhere, or takes longer than the timeout: gloo would take five times as long.
+        here or elsewhere, or takes longer than the timeout. Gloo alone would wait five times as long.
         """
         over = threading.Event()
         threading.Thread(target=self._listen, args=(over,), name="unconnected", daemon=True).start()
@@ -93,7 +93,7 @@ class Joining:
         except TimeoutError:
             limit = f"{self._timeout_s:g} s (launch.timeout_s)"
             failed: Exception = RunError(
-                f"{self._where()}: Timed out waiting for the other ranks for {limit}"
+                f"{self._where()}: Timed out after waiting for the other ranks for {limit}"
             )
         except RunError:  # another rank has failed and reports why
             raise
@@ -139,7 +139,7 @@ class Joining:
             interruptible(lambda: self._connection().set(UNCONNECTED_KEY, message), within_s=within_s)
 
     def _connection(self) -> Store:
-        """A connection that ``join`` does not use, as it may be blocked on its own."""
+        """A second connection: ``join`` may block on its own."""
         if not self._connections:
             own = PrefixStore(self._prefix, another_connection(self._store))
             own.set_timeout(timedelta(seconds=self._timeout_s))
@@ -158,7 +158,7 @@ class Question:
 
 @dataclass(frozen=True)
 class ListensAt(Question):
-    """Asks where the node of a first rank listens; from now on all ranks use the interface that was found.
+    """Asks each node's first rank where it listens. From then on all ranks use the interface in question.
 
     ``rendezvous``: the address by which other nodes reach the node of MASTER_ADDR.
     """
@@ -205,7 +205,7 @@ def about(network: NetworkView) -> str:
 
 @dataclass(frozen=True)
 class RankReports:
-    """What rank 0 knows of the other ranks: each one's ``about``, "" if its launcher is older."""
+    """What rank 0 knows about the other ranks: the ``about`` of each, "" if its launcher is older."""
 
     texts: Mapping[int, str]
 
@@ -213,14 +213,14 @@ class RankReports:
         return ((rank, json.loads(text)) for rank, text in sorted(self.texts.items()))
 
     def same_versions(self) -> None:
-        """Raises ``RequestError`` if a rank has another launcher, Python or torch than rank 0."""
+        """Raises ``RequestError`` if a rank's launcher, Python or torch differs from that of rank 0."""
         mine = of_a_rank()
         here = socket.gethostname()
         problems: dict[str, Problem] = {}
         for rank, text in sorted(self.texts.items()):
             if not text:
-                line = f"rank {rank} has another launcher than rank 0, of unknown version"
-                problems.setdefault("", Problem("", f"{line}; all nodes need the same"))
+                line = f"rank {rank} has a different launcher than rank 0, of unknown version"
+                problems.setdefault("", Problem("", f"{line}; all nodes need the same version"))
                 continue
             info = json.loads(text)
             node = info["node"]
@@ -228,7 +228,7 @@ class RankReports:
                 other = info["versions"].get(name, "none")
                 if other != version and f"{node} {name}" not in problems:
                     line = f"rank {rank} on {node} has {name} {other}, rank 0 on {here} has {version}"
-                    problems[f"{node} {name}"] = Problem("", f"{line}; all nodes need the same")
+                    problems[f"{node} {name}"] = Problem("", f"{line}; all nodes need the same version")
         if problems:
             raise RequestError(tuple(problems.values()))
 
@@ -284,6 +284,6 @@ def lost(ranks: Sequence[int], network: NetworkView) -> str:
     theirs = {network.nodes[rank] for rank in ranks if rank in network.nodes}
     for one in network.unreached(AFTERWARDS_S, refused=False):
         if one.target.node in theirs:
-            end = f"the network between them, or {one.target.node} itself, is the cause"
-            return f"{one.source} does not reach {one.target} any more ({one.why}): {end}"
+            end = f"the cause is the network between them, or {one.target.node} itself"
+            return f"{one.source} no longer reaches {one.target} ({one.why}); {end}"
     return ""

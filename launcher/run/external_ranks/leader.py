@@ -45,8 +45,8 @@ from launcher.runtime.signals import STOPS, heard
 from launcher.steps.on_ranks import work
 from launcher.steps.sent_to_ranks import RankSteps
 
-PATIENCE_S = 3600.0  # of the others, while rank 0 plans and runs earlier steps
-TELL_S = 0.5  # for a rank that was stopped, to inform the others
+PATIENCE_S = 3600.0  # seconds that the others wait while rank 0 plans and runs earlier steps
+TELL_S = 0.5  # seconds for a rank that was stopped to inform the others
 _log = logging.getLogger(__name__)
 
 
@@ -86,9 +86,9 @@ class FollowerRanks:
         self._own.set("here0", whereabouts())
 
     def folder(self, elastic: bool = False) -> Path | None:
-        """The run folder of the previous attempt, if the outer launcher has restarted this one.
+        """The run folder of the previous attempt, if the outer launcher has restarted the ranks.
 
-        ``elastic``: that attempt may have had more nodes, and so another secret.
+        ``elastic``: the previous attempt may have had more nodes, and therefore another secret.
         """
         if not self._at.attempt or not self._signed.check(["launcher.folder"]):
             return None
@@ -103,7 +103,7 @@ class FollowerRanks:
         self._signed.set("launcher.folder", str(folder))
 
     def gather(self, timeout_s: float) -> None:
-        """Waits until every rank is here with the same versions, and every node reaches every other.
+        """Waits until every rank has connected with the same versions, and every node reaches every other.
 
         Raises ``RunError`` if a rank is late or a node cannot reach another, ``RequestError`` if versions
         differ.
@@ -120,7 +120,7 @@ class FollowerRanks:
             )
             raise RunError(f"{text} (launch.timeout_s); each {requirement}")
 
-        # they may have received another number of ranks
+        # a rank may have been started for another number of ranks
         for rank in others:
             size = int(self._own.get(f"size{rank}"))
             if size != self._at.size:
@@ -150,11 +150,11 @@ class FollowerRanks:
         self.notes = (self._network.note(),)
 
     def _sends_versions(self, rank: int) -> bool:
-        """Whether a rank sent its versions and interface; older launchers send only host and process id."""
+        """Return true if a rank sent its versions and interface; older launchers send host and process id."""
         return self._own.check([f"about{rank}"])
 
     def share(self, root: Path, key: str) -> None:
-        """Raises ``RequestError`` unless all ranks see what rank 0 writes at ``root``, and removes it."""
+        """Writes a temporary file at ``root``; raises ``RequestError`` unless all ranks see it."""
         if self._at.size == 1:
             return
         with token(root) as file:
@@ -173,7 +173,7 @@ class FollowerRanks:
         return answers | {rank: self._own.get(f"answer{turn}.{rank}").decode() for rank in ranks}
 
     def try_out(self, trial: ExternalTrial, send: Callable[[object], None]) -> dict[str, Any]:
-        """Runs ``trial`` in a child of each rank; more messages may follow, also if it raises.
+        """Runs ``trial`` in a child of each rank; more messages may follow, even if it raises.
 
         Raises ``RanksFailed`` with the root cause.
         """
@@ -190,7 +190,7 @@ class FollowerRanks:
         self._over = True
         try:
             self._tell(order)
-        except RunError as error:  # those that have it wait to be joined
+        except RunError as error:  # the ranks that have received the order wait for the others
             joining = Joining(self._store, corner(self._at), self._network, order.timeout_s, never)
             joining.tell(str(error))
             raise
@@ -228,7 +228,7 @@ class FollowerRanks:
     def _wait(self, key: str, within_s: float = LAST_WORD_S, ending: bool = False) -> list[int]:
         """Waits for every other rank, as rank 0 may host their store; returns the ranks that are late.
 
-        Raises ``MessageRefused`` if one has refused a message. A job that is ``ending`` does not wait for it.
+        Raises ``MessageRefused`` if a rank has refused a message; if the job is ``ending``, ignores the rank.
         """
         while True:
             try:
@@ -245,13 +245,13 @@ class FollowerRanks:
         late = await_ranks(self._own, key, ranks, first_s, say=tell, action=complaint)
         if late and within_s > first_s and not lost(late, self._network):
             late = await_ranks(self._own, key, late, within_s - first_s, say=tell, action=complaint)
-        if late:  # their launcher handles them
+        if late:  # the outer launcher handles late ranks
             _log.warning("%s: no answer within %.0f s", ranks_text(late), within_s)
             self._absent += late
         try:
             for rank in sorted({*ranks} - {*late}):
                 self._own.get(f"{key}{rank}")
-        except RunError as error:  # the end of the run has been reported
+        except RunError as error:  # only logged: the end of the run has been reported
             _log.warning("%s", error)
         return late
 
@@ -263,7 +263,7 @@ def leading(at: Place | None = None) -> Iterator[FollowerRanks]:
     job_secret = secret(at)
     if job_secret.derived and at.size > 1:
         text = f"messages between ranks are signed with a key that others can derive: {job_secret.why}"
-        _log.info("%s; %s, the same for all ranks, gives them a secret", text, VARIABLE)
+        _log.info("%s; set %s to the same secret for all ranks", text, VARIABLE)
     with network(at) as used:
         others = FollowerRanks(at, open_store(at, lambda: PATIENCE_S, tell, where=used.here()), used)
 
@@ -297,7 +297,7 @@ def outer_place() -> Place:
 
 
 def carry_out(order: Instruction, world: World, at: Place, store: Store, used: NetworkView) -> dict[str, Any]:
-    """Runs one rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
+    """Runs one rank's part. A failure is written to ``errors/rank<N>.json`` before it is raised."""
     with watched(order.folder):
         return _carry_out(order, world, at, store, used)
 
@@ -354,7 +354,7 @@ def _carry_out(
         except BaseException as error:
             try:
                 raise fault(error) from error
-            except Interrupted:  # a signal from before ``deafen``; it comes once
+            except Interrupted:  # a signal that arrived before ``deafen``; no other can follow
                 raise fault(error) from error
 
 

@@ -1,4 +1,4 @@
-"""Tries a layout on the ranks of an outer launcher: in a child of each, whose failure the rank survives."""
+"""Tries a layout in a child of each rank of an outer launcher, so that the ranks survive a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.runtime.run_folder import scratch
 from launcher.steps.on_ranks import work
 from launcher.steps.sent_to_ranks import RankSteps
 
-LAST_WORD_S = 60.0  # seconds for rank 0, until a rank that hangs has ended its child
+LAST_WORD_S = 60.0  # seconds that rank 0 waits until a rank that hangs has ended its child
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ExternalTrial:
 class Ended:
     """How a rank's child ended: with neither a fault nor a result if another rank failed.
 
-    ``signum``: the signal that stopped its parent; ``insisted``: it came twice.
+    ``signum``: the signal that stopped its parent; ``insisted``: the signal came twice.
     """
 
     fault: Fault | None = None
@@ -61,7 +61,7 @@ def lead(
         if mine.signum:
             raise Interrupted(mine.signum, mine.insisted)
         ended = [mine, *_others(trial, at, keys)]
-    except BaseException as error:  # whatever ended this rank's part must end theirs
+    except BaseException as error:  # when this rank's part ends, the other ranks' parts must end too
         _tell(keys, silent(at.rank, at.attempt, type(error).__name__, "has given up"))
         raise
 
@@ -102,7 +102,7 @@ def _child(
                 on_message=lambda _, news: send(news),
                 elsewhere=partial(_reported_fault, keys),
             )
-    except Exception as error:  # it could not be started or supervised
+    except Exception as error:  # the child could not be started or supervised
         ended = Ended(raised(at.rank, at.attempt, error, skip=__file__))
     else:
         fault, result = out.faults.get(at.rank), out.results.get(at.rank)
@@ -121,16 +121,20 @@ def _in_folder(todo: RankSteps, folder: Path, world: World) -> dict[str, Any]:
 
 
 def _others(trial: ExternalTrial, at: Place, keys: Messages) -> Iterator[Ended]:
-    """How the other ranks' children ended; one that outlasts the others by too long is ended."""
+    """Yields how the other ranks' children ended; ends a child that outlasts the others by too long."""
     ranks = range(1, at.size)
-    late = await_ranks(keys, "ended", ranks, trial.timeout_s, say=tell, action="did not end this layout yet")
+    late = await_ranks(
+        keys, "ended", ranks, trial.timeout_s, say=tell, action="did not finish this layout yet"
+    )
     if late:
         fault = hung(late[0], at.attempt, trial.timeout_s, "it has not ended, the others have")
         _tell(keys, fault)
         yield Ended(fault)
         late = await_ranks(keys, "ended", late, LAST_WORD_S, say=tell, action="should end now")
     if late:
-        raise RunError(f"{ranks_text(late)}: no answer within {LAST_WORD_S:g} s: dead, or cut off")
+        raise RunError(
+            f"{ranks_text(late)}: no answer within {LAST_WORD_S:g} s: dead, or cut off from the network"
+        )
     for rank in ranks:
         one: Ended = decode(keys.get(f"ended{rank}"), Ended)
         yield one
@@ -141,7 +145,7 @@ def _tell(keys: Messages, fault: Fault) -> None:
 
 
 def _reported_fault(keys: Messages) -> Fault | None:
-    """The fault of any rank, once one has failed."""
+    """The fault that a rank has reported; ``None`` if no rank has failed."""
     if not keys.check(["failed"]):
         return None
     fault: Fault = decode(keys.get("failed"), Fault)

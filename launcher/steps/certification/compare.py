@@ -330,7 +330,7 @@ class Judge:
         """The largest norm of a step whose samples were not chosen."""
 
     def draws(self) -> bool:
-        """Whether a forward draws random numbers that must be made equal. Other sources become findings."""
+        """Return true if a forward draws random numbers that must be made equal; reports other sources."""
         drawing, foreign = self.training.draws()
         if not foreign:
             self.findings.append(_judged(0, "draws", "", ""))
@@ -450,7 +450,7 @@ class Judge:
         return self.training.backward(self.training.batch(self.done, narrow), clip, scale)
 
     def failed(self, why: str, scale: float, narrow: Narrow | None) -> bool:
-        """Whether the layout is to blame for a next step that was not finite."""
+        """Return true if the layout is to blame for a next step that was not finite."""
         want = self._outcome(None, scale, narrow)
         fine = isfinite(want.loss) and isfinite(want.norm)
         if fine:
@@ -508,7 +508,7 @@ class Judge:
         self.findings.append(replace(_one(self.done, "validation", loss, want), name="the moving average"))
 
     def samples(self, rank: int, same: bool) -> None:
-        """Whether a rank would read the right samples in the next step."""
+        """Return true if a rank would read the right samples in the next step."""
         note = "" if same else f"rank {rank} would read others"
         self.findings.append(_judged(self.done + 1, "samples", f"rank {rank}", note))
 

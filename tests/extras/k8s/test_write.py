@@ -139,7 +139,7 @@ def test_a_current_folder_that_pods_would_not_see(place: Path, capsys: pytest.Ca
 
 def test_without_an_image(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "launch=k8s", "launch.k8s.claim=x", "launch.k8s.mount=/x"]) == 2
-    assert "launch.k8s.image: needs a value: of the pods, with launcher in it" in capsys.readouterr().err
+    assert "launch.k8s.image: needs a value: image of the pods, which contains launcher" in capsys.readouterr().err
 
 
 def test_in_a_rank_of_torchrun(

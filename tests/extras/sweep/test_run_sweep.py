@@ -84,7 +84,7 @@ def test_every_bad_cell_is_reported_before_anything_runs(tmp_path, monkeypatch, 
   train.steps = x: should be a whole number
     set by: train.steps=x (command line)
 
-  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (there are: {", ".join(recipes)})
+  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (options: {", ".join(recipes)})
     set by: recipe=lm_singel (command line)
     try:    recipe=lm_single
 """

@@ -178,10 +178,10 @@ def test_settings_of_a_sweep_without_one_are_refused(capsys):
     assert capsys.readouterr().err == (
         """error: 2 problems in this request; nothing was started
 
-  sweep_dir: x: only a sweep has one
+  sweep_dir: x: only a sweep has this setting
     try:    -m sweep_dir=x
 
-  sweep.seeds: 3: only a sweep has one
+  sweep.seeds: 3: only a sweep has this setting
     try:    -m sweep.seeds=3
 """
     )

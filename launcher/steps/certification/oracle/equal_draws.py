@@ -63,7 +63,7 @@ class EqualDraws(TorchDispatchMode):
 
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator draws; attention may, but does not without dropout."""
+    """Return true if an operator draws; attention may, but does not without dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for n, a in enumerate(func._schema.arguments):
@@ -73,7 +73,7 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _own_streams(device: torch.device) -> bool:
-    """Whether a kind of device has its own random state, beside the CPU's."""
+    """Return true if a kind of device has its own random state, beside the CPU's."""
     return device.type not in ("cpu", "meta")
 
 

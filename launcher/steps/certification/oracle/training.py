@@ -293,7 +293,7 @@ class ReferenceTraining:
         return {n: loss(before[1] | {n: after[0][n]}) != own for n in by_data}
 
     def draws(self) -> tuple[bool, dict[str, str]]:
-        """Whether a forward draws random numbers, in either mode, and modules that draw from other sources.
+        """Finds out whether a forward draws random numbers, and which modules draw from other sources.
 
         It tries the first batch, without lasting effects.
         """
