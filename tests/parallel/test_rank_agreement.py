@@ -69,5 +69,5 @@ def test_weights_made_in_another_order_are_told(made):
 def test_code_that_goes_another_way_is_told():
     with pytest.raises(RanksFailed) as failed:
         here(lambda w: check_agreement(part("a = a(x)", *["b = b(a)"] * w.rank), making(["up"])), 2)
-    text = "the code between the named modules is 'nothing' on rank 0 and 'b = b(a)' on rank 1: "
+    text = "the code between the named modules is 'nothing' on rank 0 and 'b = b(a)' on rank 1: the forward "
     assert failed.value.fault.message == text + WHY
