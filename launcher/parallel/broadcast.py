@@ -1,4 +1,4 @@
-"""Makes replicas equal: the first rank that has a shard broadcasts it to the others that have it."""
+"""Makes replicas equal: the first rank that holds a shard broadcasts it to the other ranks that hold it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 
 AT_ONCE = 64 << 20
-"""Most bytes of one collective; a larger tensor gets a collective of its own."""
+"""The most bytes of one collective; a larger tensor is sent in a collective of its own."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Sent:
 
 
 def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_rank: int = 0) -> Sent:
-    """Give every replica the values of the first rank that has them, within each stage.
+    """Within each stage, broadcast each parameter from the first rank that holds it to its other replicas.
 
     ``layout`` has the layout of every parameter of the full model: ``{p.name: p.layout for p in
     plan.params}``, or the content of a file: the result of ``launcher.checkpoint.build_searched_strategy``, a
     ``Strategy``, its entries, or the JSON of a strategy file of ours. Every rank calls this with its own rank
-    as ``cur_rank`` and the lowest rank of its stage as ``initial_rank``. Raises ``ValueError`` for other
-    ranks, and for a parameter that ``net`` lacks or has in another layout. Raises ``RunError`` if two
-    replicas differ afterwards.
+    as ``cur_rank`` and the lowest rank of its stage as ``initial_rank``. Raises ``ValueError`` if one of
+    these ranks is wrong, and if ``net`` lacks a parameter or has it in another layout. Raises ``RunError`` if
+    two replicas differ afterwards.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: {type(net).__name__} is not a torch.nn.Module")
@@ -54,7 +54,7 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
     grids = dict.fromkeys(lay.grid for lay in layout.values())
     for grid in grids:
         if grid.size != world:
-            raise ValueError(f"layout: it is for {grid.size} ranks, the process group has {world}")
+            raise ValueError(f"layout: it describes {grid.size} ranks, but the process group has {world}")
         first = _first_of_stage(grid, rank)
         if initial_rank != first:
             text = f"initial_rank: {initial_rank} is not the first rank of the stage of rank {rank}"
@@ -65,7 +65,7 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
     for name, lay in layout.items():
         if lay.holds(rank) and name not in local_tensors:
             near = ", ".join(list(local_tensors)[:3])
-            raise ValueError(f"layout: {name} is not a parameter of net on rank {rank}, which has {near} ...")
+            raise ValueError(f"layout: net has no parameter {name} on rank {rank}; it has {near} ...")
     if isinstance(net, Net):
         _check_alike(layout, net)
     return share({n: local_tensors[n] for n, lay in layout.items() if lay.holds(rank)}, layout)
@@ -95,7 +95,7 @@ def _grid(row: Mapping[str, Any]) -> Grid:
 
 
 def _is_file(rows: Any) -> bool:
-    """Whether ``rows`` is the JSON of a strategy file of ours."""
+    """Return true if ``rows`` is the JSON of a strategy file of ours."""
     if not isinstance(rows, Mapping):
         return False
     return all(isinstance(rows.get(part), Mapping) for part in ("tensors", "grid"))
@@ -122,12 +122,15 @@ def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
 
 
 def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
-    """Raise ``ValueError`` if replicas by ``layout`` have different pieces in ``net``: they would be lost."""
+    """Raise ``ValueError`` if replicas by ``layout`` have different pieces in ``net``.
+
+    The broadcast would overwrite these pieces.
+    """
     own = {n: p.layout for p in net.live.plan.params for n in p.names}
     rank = dist.get_rank()
     for name, target in layout.items():
         if name in own and own[name].holds(rank) and not {*target.twins(rank)} <= {*own[name].twins(rank)}:
-            difference = f"it has ranks {list(target.twins(rank))} hold the same of {name}, of net it is"
+            difference = f"{name} is replicated on ranks {list(target.twins(rank))}, but net replicates it on"
             raise ValueError(f"layout: {difference} {list(own[name].twins(rank))}")
 
 
@@ -145,8 +148,8 @@ def _local_copies(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
 def share(local_tensors: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) -> Sent:
     """Broadcast each tensor to its replicas. All ranks call this with the same ``layout``.
 
-    ``local_tensors`` has this rank's copies of each tensor. Raises ``RunError``, which names the tensors that
-    are not bit-equal afterwards, and the ranks.
+    ``local_tensors`` has this rank's copies of each tensor. Raises a ``RunError`` that names the tensors and
+    ranks that are not bit-equal afterwards.
     """
     rank = dist.get_rank()
     tensors = collectives = nbytes = 0
@@ -169,12 +172,12 @@ def share(local_tensors: Mapping[str, Sequence[Tensor]], layout: Mapping[str, La
         wrong += _differing({n: local(local_tensors[n][0]) for n in names}, group)
         dist.destroy_process_group(group)
     if wrong:
-        raise RunError(f"after the broadcast {'; '.join(wrong)}")
+        raise RunError(f"after the broadcast, {'; '.join(wrong)}")
     return Sent(tensors, collectives, nbytes)
 
 
 def _alike(layout: Mapping[str, Layout]) -> dict[tuple[tuple[int, ...], ...], list[str]]:
-    """Return names by the groups of ranks that have copies, in the same order on every rank."""
+    """Return tensor names by the groups of ranks that hold copies; every rank gets the same order."""
     along: dict[tuple[Grid, tuple[str, ...]], list[str]] = {}
     for name, lay in layout.items():
         along.setdefault((lay.grid, _axes(lay)), []).append(name)
@@ -188,7 +191,7 @@ def _alike(layout: Mapping[str, Layout]) -> dict[tuple[tuple[int, ...], ...], li
 
 
 def _axes(layout: Layout) -> tuple[str, ...]:
-    """Return the axes along which copies exist."""
+    """Return the axes along which the tensor is replicated."""
     pinned = {axis for axis, _ in layout.at}
     return tuple(a for a, n in layout.grid.axes if n > 1 and a not in pinned and a not in layout.axes)
 
@@ -208,9 +211,9 @@ def _batches(tensors: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _send(batch: list[Tensor], group: dist.ProcessGroup) -> int:
-    """Broadcast the bytes of the batch at once, as gloo supports few dtypes and -0.0 must stay -0.0.
+    """Broadcast the batch as one tensor of bytes, and return their number.
 
-    Returns the number of bytes.
+    gloo supports few dtypes, and -0.0 must stay -0.0.
     """
     flat = torch.cat([_bytes(t) for t in batch])
     dist.broadcast(flat, group_src=0, group=group)
@@ -236,5 +239,5 @@ def _differing(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[
         odd = [r for r, digests in zip(ranks, every, strict=True) if digests[name] != every[0][name]]
         if odd:
             plural = "s" if len(odd) > 1 else ""
-            out.append(f"{name} on rank{plural} {', '.join(map(str, odd))} is not rank {ranks[0]}'s")
+            out.append(f"{name} on rank{plural} {', '.join(map(str, odd))} differs from rank {ranks[0]}'s")
     return out

@@ -52,7 +52,7 @@ def send(body: bytes, rank: int) -> None:
 
 
 def recv(rank: int) -> bytes:
-    """Return what ``rank`` sends by ``send``."""
+    """Return the bytes that ``rank`` sends with ``send``."""
     length = torch.tensor([0], device=_device(None))
     dist.recv(length, rank)
     body = _padded(b"", int(length), None)

@@ -1,4 +1,4 @@
-"""torch.compile of modules, its times and its graph breaks."""
+"""Compiles modules with torch.compile, and reports compile times and graph breaks."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def backends() -> tuple[str, ...]:
 
 
 def compile_modules(parts: Iterable[StagePart], plan: Compilation | None, axis: Axis) -> CompileTimes | None:
-    """Replace the forward of each module in ``parts`` that the plan compiles by a compiled one.
+    """Replace the forward of each module that the plan compiles with a compiled forward.
 
     FSDP2 hooks modules, not forwards: its gathers and reductions stay outside of every graph.
     """
     if plan is None:
         return None
 
-    # under the first name, as a module may have two
+    # each under its first name: a module may have two
     chosen: dict[nn.Module, str] = {}
     for part in parts:
         for name, module in _modules(part, plan).items():
@@ -64,7 +64,7 @@ def compile_modules(parts: Iterable[StagePart], plan: Compilation | None, axis: 
 def _modules(part: StagePart, plan: Compilation) -> dict[str, nn.Module]:
     """Return the modules to compile that ``part`` runs.
 
-    Modules that only contain those of a stage have a name there too, but are not run.
+    A module that only contains modules of the stage has a name in ``part`` too, but the stage never runs it.
     """
     if plan.modules == (STAGE,):
         return {STAGE: part.module}
@@ -84,10 +84,10 @@ def _configure(modules: int, axis: Axis) -> None:
 
 
 def tracing(modules: int, tp: int) -> dict[str, Any]:
-    """Return torch's options for tracing this many modules, whose operators are split over ``tp`` ranks."""
+    """Return torch's options for tracing so many ``modules``, whose operators are split over ``tp`` ranks."""
     from torch._dynamo import config
 
-    # blocks of one class share a list of graphs, and may all differ
+    # blocks of one class share one list of graphs, and each may need its own graph
     limit = config.recompile_limit + modules
     total = config.accumulated_recompile_limit + modules * limit
     options: dict[str, Any] = {"recompile_limit": limit, "accumulated_recompile_limit": total}
@@ -125,7 +125,7 @@ def compile_loss(
 
 
 def traceable(module: nn.Module) -> Callable[..., Any]:
-    """Return the forward of ``module`` as torch compiles it, with its recomputed submodules.
+    """Return the forward of ``module`` for torch to compile; adapts its recomputed submodules in place.
 
     If the module itself is recomputed, its graph is recomputed as a whole; the results to keep are chosen
     among the graph's operations.
@@ -142,7 +142,7 @@ def traceable(module: nn.Module) -> Callable[..., Any]:
 
 @dataclass
 class CompiledForward:
-    """A compiled forward around the ``plain`` one; if gradients are off, as in validation, ``plain`` runs."""
+    """A compiled forward; ``plain`` runs in its place while gradients are off, as in validation."""
 
     name: str
     plain: Callable[..., Any]
@@ -177,7 +177,7 @@ class CompiledForward:
     def _failed(self, error: Exception) -> str:
         text = f"train.compile: {self.plan.backend} cannot compile {self.name or 'a stage'}: {cause(error)}"
         if self.plan.fullgraph:
-            return f"{text} (try: train.compile.fullgraph=false, which runs eagerly what cannot be compiled)"
+            return f"{text} (try: train.compile.fullgraph=false, which runs uncompilable code eagerly)"
         return f"{text}; name other modules in train.compile.modules"
 
 
@@ -197,9 +197,9 @@ class _Either:
 
 
 def _again(forward: RecomputedForward) -> Callable[..., Any]:
-    """Return a recomputed forward that torch can compile: the graph of the backward begins with it.
+    """Return a recomputed forward that torch can compile: the graph of the backward begins by running it.
 
-    A graph does not have the checks of ``RecomputedForward`` for inputs that are changed in place.
+    Unlike ``RecomputedForward``, a graph does not check if inputs are changed in place.
     """
     plain, keep = forward.plain, forward.recomputed.keep
     if forward.axis.size > 1 and not forward.recomputed.comm:
@@ -225,10 +225,10 @@ def cause(error: BaseException) -> str:
 
 
 class CompileTimes:
-    """Compile times of one model's modules by name, in seconds; ``graphs`` counts what was compiled for each.
+    """The compile time of each module of a model, in seconds; ``graphs`` has its number of graphs.
 
-    torch has one list of callbacks: of several models in one process, each counts what is compiled while its
-    own modules run, and their backwards.
+    torch has one list of callbacks per process. If a process has several models, each counts only the
+    compilations of its own modules, their backwards included.
     """
 
     def __init__(self) -> None:
@@ -269,18 +269,18 @@ class CompileTimes:
         _log.debug("compiled %s in %.2f s (%s)", module, seconds, compilation.callback_trigger.name.lower())
 
     def summary(self) -> str:
-        """Return a line about what has been compiled so far."""
+        """Return a line on all compilations so far."""
         each = ", ".join(f"{module or 'the stage'} {n:.1f} s" for module, n in self.seconds.items())
         text = f"{many(sum(self.graphs.values()), 'graph')} in {sum(self.seconds.values()):.1f} s"
         alike = len(self.called - self.seconds.keys())
-        shared = f"; {many(alike, 'module')} like these" if alike else ""
+        shared = f"; shared by {many(alike, 'more module')}" if alike else ""
         return f"{text}{each and f': {each}'}{shared}"
 
 
 def graph_breaks(
     model: nn.Module, plan: Compilation, modules: Iterable[str], inputs: Sequence[torch.Tensor], tp: int
 ) -> dict[str, str]:
-    """Return the ``modules`` that are not one graph in a forward of ``inputs``, and why.
+    """Return those of ``modules`` that torch cannot compile to one graph for ``inputs``, with the reasons.
 
     Operators are split over ``tp`` ranks. ``model`` must not be used afterwards.
     """
@@ -290,21 +290,23 @@ def graph_breaks(
     for name, forward in tried.items():
         vars(model.get_submodule(name))["forward"] = forward
 
-    # torch's warnings while it traces are not for the user
+    # torch's warnings from tracing are not for the user
     with dynamo.config.patch(**tracing(len(tried), tp)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with torch.device("meta"):  # also for tensors that the forward creates
                 model(*inputs)
-        except Exception as error:  # it needs memory, or a mode: the first step will show it
-            _log.debug("what torch can compile is not known before the first step: %s", error)
+        except (
+            Exception
+        ) as error:  # the forward may need real tensors, or a mode: the first step will show it
+            _log.debug("graph breaks are not known before the first step: %s", error)
     dynamo.reset()
     return {name: forward.why for name, forward in tried.items() if forward.why}
 
 
 @dataclass
 class _Tried:
-    """A forward whose first call is traced; ``why`` says why it is not one graph."""
+    """A forward whose first call is traced; ``why`` is the reason if it does not become one graph."""
 
     plain: Callable[..., Any]
     plan: Compilation

@@ -1,4 +1,4 @@
-"""Numbers that tell whether the bytes of tensors are the same, without a copy of them."""
+"""Digests that tell whether the bytes of tensors have changed, without keeping a copy of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 COLUMNS = 1021
-"""A prime, so that rows that change places come into other columns, whatever their length."""
+"""A prime, so that rows of a tensor that are swapped fall into other columns, whatever their length."""
 
 
 @torch.no_grad()
 def digests(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a number for each tensor (int64, 1-d, on their device), by its bytes and their order.
+    """Return one digest per tensor (int64, 1-d, on their device); it depends on the bytes and their order.
 
-    On a CPU it is a hash, elsewhere a sum for which the CPU does not wait.
+    On a CPU a digest is a hash. On other devices it is a sum, for which the CPU does not wait.
     """
     if all(t.device.type == "cpu" for t in tensors):
         return torch.tensor([_hash(t) for t in tensors], dtype=torch.int64)
@@ -26,7 +26,7 @@ def digests(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def weighted_sums(tensors: Sequence[Tensor]) -> Tensor:
-    """Return for each tensor the sum of its numbers as integers, each times a weight for its place."""
+    """Return for each tensor the sum of its numbers as integers, each multiplied by its position's weight."""
     columns = torch.stack([_columns(_integers(t)) for t in tensors])
     return (columns * _weights(columns.device)).sum(1)
 
@@ -35,14 +35,14 @@ def weighted_sums(tensors: Sequence[Tensor]) -> Tensor:
 def _weights(device: torch.device) -> Tensor:
     """Return a random weight for each column, the same in every process.
 
-    With weights in a row, as 1, 2, 3, changes of several numbers would often cancel each other.
+    With consecutive weights, such as 1, 2, 3, changes of several numbers would often cancel each other.
     """
     draws = torch.Generator().manual_seed(0)
     return torch.randint(-(2**63), 2**63 - 1, (COLUMNS,), generator=draws).to(device)
 
 
 def _columns(numbers: Tensor) -> Tensor:
-    """Return the sum of each column of the numbers in rows of ``COLUMNS``; the last row may be shorter."""
+    """Return the column sums of ``numbers`` laid out in rows of ``COLUMNS``; the last row may be shorter."""
     rest = len(numbers) % COLUMNS
     out = numbers[: len(numbers) - rest].view(-1, COLUMNS).sum(0, dtype=torch.int64)
     out[:rest] += numbers[len(numbers) - rest :]

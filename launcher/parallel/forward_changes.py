@@ -1,4 +1,4 @@
-"""Reports what forwards have changed of weights and buffers, where ranks would train other numbers."""
+"""Reports changes to weights and buffers by a forward that would make ranks train other numbers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from launcher.plan.values.module_names import listed
 class ForwardChanges:
     """The changes that this rank has noted since ``take`` was called.
 
-    ``parameters`` are those of this rank. ``whole`` are those of them that stages compute with themselves,
-    not with copies. ``copies`` has the changes of copies: gathered shards and half precision. ``statistics``
-    compares buffers over data-parallel ranks. ``own`` has the changes of ``whole``.
+    ``parameters`` are this rank's parameters. ``whole`` are the parameters that stages use directly, not
+    through a copy. ``copies`` has the changes of copies: gathered shards and half-precision weights.
+    ``statistics`` compares buffers over data-parallel ranks. ``own`` has the changes of ``whole``.
     """
 
     parameters: Sequence[tuple[Placed, torch.Tensor]]
@@ -35,9 +35,9 @@ class ForwardChanges:
 
     @contextmanager
     def watching_stages(self) -> Iterator[None]:
-        """Enter around the forwards and backwards of a step: compares ``whole`` before and after them.
+        """Compare ``whole`` before and after the forwards and backwards of a step, which run inside.
 
-        autograd refuses a backward after a write in place, but not after one through ``weight.data``.
+        autograd refuses a backward after a write in place, but not after a write through ``weight.data``.
         """
         if not self.whole or not torch.is_grad_enabled():
             yield
@@ -48,22 +48,23 @@ class ForwardChanges:
 
     @property
     def unread(self) -> bool:
-        """True if ``take`` would have to read what a device has compared, and to wait for it."""
+        """True if ``take`` would have to wait for a device and read the results of its comparisons."""
         return bool(self.statistics.apart) or any(noted.differences for noted in self._noted)
 
     def any_difference(self) -> torch.Tensor:
-        """Return a number (fp64, 0-d) that is positive if a device has found a difference.
+        """Return a number (fp64, 0-d) that is positive if a comparison on a device found a difference.
 
-        It is on the device, so that it can be copied to the CPU with other numbers.
+        It stays on the device, so that it can be copied to the CPU together with other numbers.
         """
         each = [d for noted in self._noted if (d := noted.largest()) is not None]
         each += [apart.any().double() for _, apart in self.statistics.apart]
         return torch.stack(each).max() if each else torch.zeros((), dtype=torch.float64)
 
     def take(self, any_difference: bool) -> str:
-        """Return what was changed and the way out, "" for nothing, and forget what devices have compared.
+        """Return a message with the changes and the way out, or "", and clear the comparisons of devices.
 
-        ``any_difference``: whether the number of that name is positive; if so, waits for the device.
+        ``any_difference`` tells whether the result of the method of that name is positive; if it is, this
+        waits for the device.
         """
         for noted in self._noted:
             noted.settle(any_difference)
@@ -77,11 +78,11 @@ class ForwardChanges:
             text = f"the forward changed {listed(overwritten)}"
             cure = f"let the forward compute with a copy, {one_rank}"
         elif apart:
-            text = f"the forward changed {listed(apart)} by the samples of one data-parallel rank"
+            text = f"the forward changed {listed(apart)} using the samples of one data-parallel rank only"
             cure = "compute it from all samples, or train with one data-parallel rank"
         else:
             return ""
-        return f"{text}, and this layout would train to other numbers; {cure}"
+        return f"{text}, so this layout would train other numbers than one device; {cure}"
 
     @property
     def _noted(self) -> tuple[LostChanges, ...]:
@@ -93,7 +94,7 @@ class ForwardChanges:
         return [placed.name for placed, t in self.parameters if id(t) in lost]
 
     def _toggled(self) -> list[str]:
-        """Return the parameters whose ``requires_grad`` has changed, of a copy or, in a pipeline, of any."""
+        """Return the parameters whose ``requires_grad`` has changed: on a copy or, in a pipeline, on any."""
         lost = set[int]().union(*(noted.toggled for noted in self._noted))
         return [
             placed.name
@@ -109,10 +110,10 @@ def forward_changes(
     copies: Sequence[LostChanges],
     statistics: Statistics,
 ) -> ForwardChanges:
-    """Return what is to be watched of the tensors ``named``.
+    """Return the ``ForwardChanges`` that watch the tensors ``named``.
 
-    ``copied``: parameters of which a step computes with a half-precision copy. The plan follows parameters
-    that a forward changed when it was planned.
+    ``copied`` are the parameters that a step uses through a half-precision copy. Parameters that the forward
+    changed during planning are not watched, because the plan accounts for them.
     """
     staged = len(plan.stages) > 1
     parameters = [(placed, t) for placed, t in named if not placed.buffer]

@@ -19,15 +19,15 @@ class Norm:
     copies: tuple[torch.Tensor, ...]
 
     def squared(self) -> torch.Tensor:
-        """Return this rank's term of the squared global norm (fp64, 0-d, CPU), which sums over ranks."""
+        """Return this rank's term of the squared global norm (fp64, 0-d, CPU); the norm sums over ranks."""
         return self.squared_beside(torch.zeros((), dtype=torch.float64))[1]
 
     @torch.no_grad()
     def squared_beside(self, number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ``number`` (fp64, 0-d or 1-d) and the result of ``squared``, in one copy from device to CPU.
 
-        It is the only copy of a step. Otherwise the CPU waits for the device only if a gradient is missing,
-        to learn whether all ranks miss it.
+        It is the only copy of a step. Apart from it the CPU waits for the device only if a gradient is
+        missing, to learn whether it is missing on all ranks.
         """
         # the gradients of this rank
         every = [(grad(p), weight) for p, weight in self.pieces]
@@ -46,16 +46,18 @@ class Norm:
     def clip(self, norm: float, limit: float | None, loss_scale: float = 1.0) -> None:
         """Scale every gradient so that the global ``norm`` is at most ``limit``, as ``clip_grad_norm_`` does.
 
-        ``norm`` is that of the gradients divided by ``loss_scale``; the gradients are divided by it here.
+        ``norm`` is the norm of the gradients after division by ``loss_scale``; this also divides them.
         """
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
-        grads = [local(p.grad) for p in self.copies if p.grad is not None]  # redistributed ones are copies
+        grads = [
+            local(p.grad) for p in self.copies if p.grad is not None
+        ]  # not grad(p): it may be a redistributed copy
         if scale / loss_scale != 1.0 and grads:
             torch._foreach_mul_(grads, scale / loss_scale)
 
 
 def build(model: ParallelModel) -> Norm:
-    """The norm of ``model``'s gradients on this rank."""
+    """Return the ``Norm`` of the gradients of ``model`` on this rank."""
     pieces = []
     for placed, t in model.named():
         box = placed.layout.box(model.meshes.rank)
@@ -66,11 +68,11 @@ def build(model: ParallelModel) -> Norm:
 
 @dataclass(frozen=True)
 class OwnGradients:
-    """Squared norms by names of ``ParallelModel.trainable``, which add up until the end of a step.
+    """Squared norms of this rank's gradients, by their names in ``ParallelModel.trainable``.
 
-    Sharded parameters are measured in full when FSDP2 is about to reduce them: at level1 the sum over micro
-    batches, at levels 2 and 3 each micro batch, whose squares are added up. Tensor-parallel parameters are
-    measured piece by piece.
+    They add up until the end of a step. The gradient of a sharded parameter is measured in full just before
+    FSDP2 reduces it: at level1 the sum over micro batches, at levels 2 and 3 that of each micro batch, and
+    the squares are added. Tensor-parallel parameters are measured piece by piece.
     """
 
     model: ParallelModel
@@ -85,7 +87,10 @@ class OwnGradients:
             self.squares[name] = self.squares[name] + square if name in self.squares else square
 
     def see_whole(self) -> None:
-        """Add those of unsharded parameters, after a step's last backward and before their sum over ranks."""
+        """Add the squared norms of unsharded parameters.
+
+        Call it after a step's last backward, before their gradients are summed over ranks.
+        """
         sharded = {p.name for p in self.model.plan.params if p.sharded}
         unsharded = [
             (n, p.grad) for n, p in self.model.trainable() if self.model.first_name(n) not in sharded

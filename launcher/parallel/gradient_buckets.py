@@ -15,7 +15,7 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Bucketed:
-    """This rank's tensors of a bucket, in the plan's order, and the dtype of their sum (``None``: theirs)."""
+    """This rank's tensors of a bucket, in the plan's order; ``dtype`` is that of their sum, if another."""
 
     tensors: tuple[torch.Tensor, ...]
     group: dist.ProcessGroup | None
@@ -46,10 +46,10 @@ def fuse(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
 def total(
     tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
 ) -> None:
-    """Sum the local gradients of ``tensors``, of one dtype, over ``group`` in one collective, in ``dtype``.
+    """Sum the local gradients of ``tensors`` over ``group`` in one collective, in ``dtype``.
 
-    A missing gradient counts as zero. If every rank misses it, it stays missing, because an optimizer must
-    not decay it.
+    The gradients have one dtype. A missing gradient counts as zero. If it is missing on every rank, it stays
+    missing, because the optimizer must not decay that parameter.
     """
     # zeros for missing gradients
     has = [t.grad is not None for t in tensors]

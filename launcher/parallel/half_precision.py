@@ -11,7 +11,7 @@ from launcher.plan.plan import Plan
 
 
 def narrow(model: nn.Module, compute: str) -> None:
-    """Cast a full model's weights in place; buffers, and parameters beside a running statistic, stay."""
+    """Cast a full model's weights in place; leave out buffers and parameters beside a running statistic."""
     known = skeleton(model)
     kept = full_precision_names(known)
     own = dict(model.named_parameters(remove_duplicate=False))
@@ -21,7 +21,7 @@ def narrow(model: nn.Module, compute: str) -> None:
 
 
 def narrow_frozen(model: nn.Module, plan: Plan) -> None:
-    """Cast in place the weights that the plan stores in fewer bits than their constructor made."""
+    """Cast in place the frozen weights that the plan stores in fewer bits than their constructor does."""
     own = dict(model.named_parameters(remove_duplicate=False))
     for p in plan.params:
         if not p.trainable and not p.buffer:

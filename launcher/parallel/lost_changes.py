@@ -1,6 +1,7 @@
-"""Notes what a forward changes of the weights that it computes with, where ranks would train other numbers.
+"""Notes changes to weights by a forward that would make ranks train other numbers.
 
-A step may compute with copies: gathered shards, half precision. The stored weights are trained.
+A step may compute with copies of the stored weights: gathered shards, half precision. The optimizer updates
+the stored weights, so changes of a copy would be lost.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from dataclasses import dataclass, field
 import torch
 
 AT_ONCE = 64 << 20
-"""Most bytes of weights that are compared at once, as that takes as many again."""
+"""The most bytes of weights that are compared at once: the comparison needs as many bytes again."""
 
 
 def state_of(weight: torch.Tensor) -> tuple[int, int]:
-    """Return numbers that differ once a module has written to a weight, or given it other memory.
+    """Return numbers that change when a module writes to the weight or replaces its memory.
 
-    They stay the same if it writes through ``weight.data``.
+    A write through ``weight.data`` does not change them.
     """
     return 0 if weight.is_inference() else weight._version, weight.data_ptr()
 
 
 @dataclass(frozen=True)
 class Used:
-    """The same piece of a ``stored`` weight, ``kept``, and of the ``copy`` that modules computed with."""
+    """A piece of a ``stored`` weight (``kept``), and the same piece of the ``copy`` that modules used."""
 
     stored: torch.Tensor
     kept: torch.Tensor
@@ -33,10 +34,10 @@ class Used:
 
 @dataclass(frozen=True)
 class LostChanges:
-    """Stored weights, by id, of which a module has changed ``requires_grad``, or values, while it ran.
+    """The ids of stored weights whose ``requires_grad`` or values a module changed while it ran.
 
-    ``differences`` are on an accelerator: for some weights a positive number if a value has changed. Reading
-    them makes the CPU wait.
+    ``differences`` has comparisons whose results are still on an accelerator: a number for each weight,
+    positive if a value has changed. Reading them makes the CPU wait.
     """
 
     toggled: set[int] = field(default_factory=set)
@@ -44,7 +45,7 @@ class LostChanges:
     differences: list[tuple[tuple[int, ...], torch.Tensor]] = field(default_factory=list)
 
     def note(self, stored: torch.Tensor, used: torch.Tensor, before: tuple[int, int]) -> None:
-        """Compare what a module has computed with; ``before``: its ``state_of`` before that."""
+        """Compare the weight ``used`` by a module with ``stored``, and with its ``state_of`` ``before``."""
         if used.requires_grad != stored.requires_grad:
             self.toggled.add(id(stored))
         if state_of(used) != before:
@@ -52,9 +53,9 @@ class LostChanges:
 
     @torch.no_grad()
     def compare(self, pieces: Sequence[Used]) -> None:
-        """Compare values, which finds what was written through ``weight.data``.
+        """Compare values, to find writes through ``weight.data``.
 
-        A weight that is not a number anywhere counts as equal there: the loss shows that.
+        Values that are NaN in both count as equal: the loss shows them.
         """
         pieces = [p for p in pieces if p.copy.numel()]
         if not pieces:
@@ -63,7 +64,7 @@ class LostChanges:
             self.overwritten.update(id(p.stored) for p in pieces if not _equal(p.kept, p.copy))
             return
 
-        # a few kernels for many weights, and no answer that the CPU would wait for
+        # a few kernels for many weights, and no result that the CPU has to wait for
         for some in _batches(pieces):
             copies = [p.copy for p in some]
             kept = [torch.empty_like(c) for c in copies]
@@ -72,7 +73,7 @@ class LostChanges:
             self.differences.append((tuple(id(p.stored) for p in some), torch.stack(apart)))
 
     def differ(self, weights: Sequence[torch.Tensor], before: torch.Tensor, after: torch.Tensor) -> None:
-        """Note the ``weights`` whose ``digests`` differ."""
+        """Note the ``weights`` whose digests ``before`` and ``after`` differ."""
         ids, changed = tuple(map(id, weights)), before != after
         if changed.device.type == "cpu":
             self.overwritten.update(i for i, differs in zip(ids, changed.tolist(), strict=True) if differs)
@@ -86,7 +87,7 @@ class LostChanges:
         return torch.cat([apart.double() for _, apart in self.differences]).nan_to_num(0.0, torch.inf).max()
 
     def settle(self, any_differs: bool) -> None:
-        """Forget the ``differences``; if ``any_differs``, note the weights they are of first."""
+        """Clear ``differences``; if ``any_differs``, first note the weights that differ."""
         for ids, apart in self.differences if any_differs else ():
             self.overwritten.update(i for i, d in zip(ids, apart.tolist(), strict=True) if d > 0)
         self.differences.clear()

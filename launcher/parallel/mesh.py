@@ -48,12 +48,12 @@ class Meshes:
 
 
 def build(grid: Grid, device: str, tied: Iterable[Tie], apart: bool = False) -> Meshes:
-    """Make all groups.
+    """Make all process groups.
 
     Every rank calls this with the same arguments: all ranks make each group, in one order.
 
-    ``apart``: the pipeline gets its own group even if it spans the world, whose group may have another
-    timeout.
+    ``apart``: make a separate group for the pipeline even if it spans the world, because the group of the
+    world may have another timeout.
     """
     rank = dist.get_rank()
     sizes = {axis: n for axis, n in grid.axes if n > 1 or axis == "pp"}  # making a group costs 10 ms
@@ -66,7 +66,7 @@ def build(grid: Grid, device: str, tied: Iterable[Tie], apart: bool = False) -> 
     else:
         dp = mesh.get_group(replicas[0]) if replicas else None
 
-    # one for each row of pipeline ranks that share a tensor
+    # one group for each row of pipeline ranks that share a tensor
     ties = {}
     for places in dict.fromkeys(t.ranks for t in tied):
         if len(places) > 1:
@@ -93,7 +93,7 @@ def mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None
 
 
 def local(t: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a DTensor; a plain tensor as it is. Shares memory."""
+    """Return this rank's shard of a DTensor, or the plain tensor itself; the result shares its memory."""
     return t.to_local() if isinstance(t, DTensor) else t
 
 

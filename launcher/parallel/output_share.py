@@ -1,4 +1,4 @@
-"""The parts of the model's output, and of the loss, that this rank has."""
+"""This rank's share of the model's output and of the loss."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from launcher.plan.plan import Plan
 class OutputShare:
     """A rank's part of the model's output and loss.
 
-    ``classes`` has the ranks over which its last dim is split. ``counts`` says whether this rank's loss
-    counts: of ranks that compute the same loss, only the first one's does.
+    ``classes`` has the ranks over which the output's last dim is split. ``counts`` tells whether this rank's
+    loss counts: if several ranks compute the same loss, only that of the first one counts.
     """
 
     classes: Axis | None
@@ -27,11 +27,11 @@ class OutputShare:
         return () if self.classes is None else (self.classes,)
 
     def targets(self, full: Tensor) -> Tensor:
-        """Return the targets of this rank's part of the output: a micro batch's, split as its samples are."""
+        """Return the targets of this rank's part of the output, taken from a micro batch's targets."""
         return full
 
 
 def output_share(plan: Plan, axis: Axis, rank: int) -> OutputShare:
-    """Return the share of the output in training; ``rank`` is the number on ``axis``, that of ``tp``."""
+    """Return the share of the output in training; ``rank`` is the number on ``axis``, the axis ``tp``."""
     cut = plan.operators.output is not None
     return OutputShare(axis if cut else None, counts=rank == 0)  # the ranks of tp compute the same loss

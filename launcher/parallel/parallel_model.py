@@ -1,4 +1,4 @@
-"""Makes a rank's part of a model: cut, sharded, compiled."""
+"""Makes a rank's part of a model: cuts, shards and compiles it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Blueprint:
 def blueprint(
     model: nn.Module, full_tensor: FullTensorOf, plan: Plan, inputs: tuple[TensorSpec, ...]
 ) -> Blueprint:
-    """Return the blueprint of ``model`` (on the meta device), turned into what a rank of ``tp`` runs."""
+    """Turn ``model`` (on the meta device) into what a rank of ``tp`` runs, and return its blueprint."""
     axis = spread(model, plan)
     install(model, plan.recomputed, axis)
     narrow_frozen(model, plan)
@@ -142,12 +142,12 @@ class ParallelModel:
         return {p: placed[self.first_name(name)] for name, p in self.trainable()}
 
     def first_name(self, name: str) -> str:
-        """Return the plan's name of a parameter of ``trainable``; names of modules may contain an @ too."""
+        """Return the plan's name for a name of ``trainable``; names of modules may contain an @ too."""
         return name if name in self._names else name.rpartition("@")[0]
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Enter around every forward and backward: weights are gathered, in the dtype of the computation."""
+        """Enter around all forwards and backwards: gathers weights, in the dtype of the computation."""
         self.prefetch.start()
         for order in self.orders:
             order.compares = torch.is_grad_enabled()
@@ -164,7 +164,7 @@ class ParallelModel:
                 weights.drop()
 
     def reduce(self) -> None:
-        """Finish, after the last backward of a step, the sums that no schedule action did."""
+        """After the last backward of a step, finish the sums that no action of the schedule did."""
         for order in self.reductions:
             order.end()
         for weights in self.weights:

@@ -25,10 +25,10 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
             box = placed.layout.box(rank)
             assert box is not None, f"rank {rank} holds {name}, which the plan puts on stages {placed.stages}"
 
-            # the same part of the full tensor; the place of an empty piece does not matter
+            # the same box of the full tensor; the position of an empty piece does not matter
             got = where(t)
             same = got == box or (got.empty and box.empty)
-            if plan.sharding is not None:  # a part's place is known from nothing but its shape
+            if plan.sharding is not None:  # only a piece's shape is known, not its position
                 same = got.shape == box.shape
             assert same, f"rank {rank} holds {got} of {name}, planned {box}"
 

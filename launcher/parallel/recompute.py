@@ -1,4 +1,4 @@
-"""Recomputes the forward of a module in its backward, on torch's non-reentrant checkpoint."""
+"""Recomputes the forward of a module in its backward, with torch's non-reentrant checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from launcher.parallel.tensor_parallel.collectives import Axis, CollectiveResult
 from launcher.plan.values.recomputed_module import Recomputed
 
 NO_HOOKS = "don't yet support saved tensor hooks"
-"""Part of torch.func's message under a checkpoint."""
+"""Part of the message of the error that torch.func raises under a checkpoint."""
 
 
 def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> None:
@@ -64,7 +64,7 @@ class RecomputedForward:
             with region.keeping_error(), _plain():
                 return self.plain(*own, **dict(zip(names, values[len(own) :], strict=True)))
 
-        # everything by position: torch looks among these for the devices whose random state it saves
+        # all by position: torch looks only among positional arguments for devices whose random state to save
         with self._unchanged():
             out = checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
             region.raise_error()
@@ -74,17 +74,17 @@ class RecomputedForward:
         """Refuse torch.func, which allows no hooks, and the user's saved-tensor hooks: they would not run."""
         if torch._C._are_functorch_transforms_active():
             raise self.not_recomputable(
-                "torch.func (vmap, grad) calls it, and cannot be combined with recomputation"
+                "it is called by torch.func (vmap, grad), which cannot be combined with recomputation"
             )
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks and hooks[0].__module__.partition(".")[0] not in ("torch", "launcher"):
-            raise self.not_recomputable("saved_tensors_hooks would not see its tensors")
+            raise self.not_recomputable("the saved_tensors_hooks around it would not see its tensors")
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Check on a rank's second and third forward that state stays the same; the first may fill caches.
+        """Check that the module's second and third forward on a rank do not change state.
 
-        The plan checks the same, except for modules that read values.
+        The first may fill caches. The plan checks the same, except for modules that read values.
         """
         watched = not self.axis.planned and next(self.numbers) in (1, 2)
         before = self._state() if watched else ()
@@ -94,7 +94,7 @@ class RecomputedForward:
                 raise self.not_recomputable(f"each of its forwards changes {changes[0][0]}")
 
     def _state(self) -> tuple[PythonState, PythonState]:
-        """Return the state that the module has in Python, and that of its files and of the process."""
+        """Return the module's state in Python, and the state of its source files and of the process."""
         return snapshot(self.module), variables(files_of(self.module))
 
     def not_recomputable(self, why: str) -> RequestError:
@@ -106,10 +106,10 @@ class RecomputedForward:
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """Let recomputed modules that the forward of one calls, itself perhaps, run once for each of its runs.
+    """Run the recomputed modules that a recomputed forward calls without a checkpoint of their own.
 
-    A plan recomputes no module inside of another one; a module that calls itself, or one that lies elsewhere,
-    is known only when it does.
+    A plan recomputes no module inside of another one. But a forward may call its own module again, or a
+    module from elsewhere in the model, which shows only when it runs.
     """
     token = PLAIN.set(True)
     try:
@@ -125,7 +125,7 @@ class _Region:
         self.of = of
         self.piece = of.carry.now if of.carry is not None else None
         self.results = None if of.recomputed.comm else CollectiveResults()
-        self.last = of.axis.last  # it may share the gathered inputs of operators before it
+        self.last = of.axis.last  # operators may share inputs that earlier ones have gathered
         self.inputs = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)]
         self.versions = _versions(self.inputs)
         self.changed = filled(arguments, objects=True)
@@ -137,7 +137,8 @@ class _Region:
     def keeping_error(self) -> Iterator[None]:
         """Keep an error of the forward until torch has left its contexts.
 
-        torch 2.11 does not leave them for errors. In the second run errors pass: torch ends a run by one.
+        torch 2.11 does not leave them when an error passes. In the second run errors pass: torch itself ends
+        that run with one.
         """
         first, self.first = self.first, False
         try:
@@ -156,7 +157,7 @@ class _Region:
             if self.error is not None:
                 raise self.error
         finally:
-            self.error = None  # with all tensors that its frames refer to
+            self.error = None  # frees all tensors that its frames refer to
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return the contexts around the forward, and around its run in the backward."""
@@ -167,7 +168,10 @@ class _Region:
     def _keeping(
         self, keep: tuple[str, ...]
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Keep results by call; by operation if calls do not suffice, or the planner counts operations."""
+        """Return contexts that keep the results of calls, or of operations.
+
+        Operations are used if calls do not suffice, or if the planner counts operations.
+        """
         calls = self.of.calls
         counted = KEEPING.get() is not None or AGAIN.get() is not None
         if counted or calls.by_operation or self.of.recomputed.by_operation:
@@ -192,11 +196,11 @@ class _Region:
         if self.error is not None:
             return
 
-        # later changes come from other code
+        # check here: later changes come from other code
         if _versions(self.inputs) != self.versions:
             raise self.of.not_recomputable("it changes an input in place")
         if self.changed():
-            raise self.of.not_recomputable("it changes an argument, a list, dictionary or dataclass")
+            raise self.of.not_recomputable("it changes an argument that is a list, dictionary or dataclass")
         if tell is not None and self.results is not None:
             for t in self.results.kept:
                 tell(t)
@@ -204,13 +208,13 @@ class _Region:
     @contextmanager
     def _again(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
         if _versions(self.inputs) != self.versions:
-            raise self.of.not_recomputable("an input of it was changed in place after it had run")
+            raise self.of.not_recomputable("one of its inputs was changed in place after its forward")
         if self.changed():
             raise self.of.not_recomputable(
-                "one of its arguments, a list, dictionary or dataclass, was changed after it had run"
+                "one of its arguments (a list, dictionary or dataclass) was changed after its forward"
             )
 
-        # rewind the kept results, and return to its place in a sequence
+        # rewind the kept results, and return to this piece of the sequence
         if self.results is not None:
             self.results.again()
         carry = self.of.carry
@@ -222,7 +226,7 @@ class _Region:
         counting = around(self._sent) if around is not None else nullcontext()
         restoring = untouched([module], recomputed.restored) if recomputed.restored else nullcontext()
 
-        # operators see what they saw the first time: what those before them shared, and kept results
+        # operators see the same as in the forward: inputs that earlier ones shared, and kept results
         axis = self.of.axis
         before = axis.last, axis.results, axis.log
         axis.last, axis.results = self.last, self.results
@@ -234,7 +238,7 @@ class _Region:
             axis.last, axis.results, axis.log = before
 
     def _sent(self) -> Sent:
-        """Return what the run in the backward has sent over tp so far; nothing if results are kept."""
+        """Return what the run in the backward has sent over tp so far: nothing if results are kept."""
         log = self.of.axis.log or []
         return [(c.op, c.nbytes) for c in log if c.phase == "forward" and self.results is None]
 
@@ -273,5 +277,5 @@ def _drawing(streams: tuple[Any, Any]) -> Iterator[None]:
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int]:
-    """Return how often each tensor was changed in place; inference tensors have no version and count as 0."""
+    """Return how often each tensor was changed in place; 0 for inference tensors, which have no version."""
     return [0 if t.is_inference() else t._version for t in tensors]

@@ -16,9 +16,9 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Buffer:
-    """A persistent buffer by module and name there, as a forward may replace the tensor.
+    """A persistent buffer, kept as its module and attribute because a forward may replace the tensor.
 
-    ``steady``: the forward did not change it when it was planned, and it is no statistic of a BatchNorm.
+    ``steady``: the forward did not change it during planning, and it is not a statistic of a BatchNorm.
     """
 
     module: nn.Module
@@ -34,9 +34,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The persistent buffers of this rank, which takes those of the first data-parallel rank after each step.
+    """This rank's persistent buffers; each step ends with a copy from the first data-parallel rank.
 
-    ``apart``: steady buffers, and which of their bytes differed from those of the first rank.
+    ``apart`` has steady buffers, and which of their bytes differed from those of the first rank.
     """
 
     buffers: tuple[Buffer, ...]
@@ -45,7 +45,7 @@ class Statistics:
 
     @torch.no_grad()
     def share(self) -> None:
-        """Broadcast them, in one collective per dtype and kind."""
+        """Broadcast the buffers, in one collective per dtype and kind (steady or not)."""
         self.apart.clear()
         alike: dict[tuple[torch.dtype, bool], list[Buffer]] = {}
         for b in self.buffers:
@@ -71,7 +71,7 @@ class Statistics:
 
 
 def statistics(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> Statistics:
-    """Return the statistics to share; none with one data-parallel rank."""
+    """Return the statistics to share; there are none with one data-parallel rank."""
     if plan.sizes.replicas == 1:
         return Statistics((), meshes.dp)
     buffers = []

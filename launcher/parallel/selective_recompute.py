@@ -54,7 +54,7 @@ def _named(kinds: tuple[str, ...]) -> frozenset[str]:
 
 
 def is_kept(func: Any, kinds: Iterable[str]) -> bool:
-    """Whether the result of an ATen operation is kept."""
+    """Return true if the result of this ATen operation is kept."""
     return (
         func._overloadpacket.__name__ in _named(tuple(kinds)) if hasattr(func, "_overloadpacket") else False
     )
@@ -63,8 +63,8 @@ def is_kept(func: Any, kinds: Iterable[str]) -> bool:
 class ReportKeptResults(Dispatch):
     """Reports the kept results to ``keep``; entered around the mode that keeps them.
 
-    Raises the exception that ``refused`` makes if one is changed in place, which below autograd would go
-    unnoticed.
+    Raises the exception that ``refused`` makes if a kept result is changed in place: below autograd nothing
+    else would notice that.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 def operation_contexts(
     kinds: tuple[str, ...],
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts that keep results while a forward runs, and return them while it runs again."""
+    """Return a context that keeps results in a forward, and one that supplies them when it runs again."""
 
     def policy(_: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if is_kept(func, kinds) else CheckpointPolicy.PREFER_RECOMPUTE
@@ -133,13 +133,13 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
         F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, torch.log_softmax, Tensor.log_softmax,
     ),
 }  # fmt: skip
-"""The functions whose result may be that of one operation; none of them changes anything, or draws.
+"""Functions that may run a single operation; none of them changes a tensor or draws random numbers.
 
 Every kind that can be kept is listed, except those of ``BY_OPERATION``.
 """
 PLAIN = (Tensor, nn.Parameter)
 SMALL_BYTES = 64
-"""Bytes of small tensors that a kernel saves besides its result, such as a seed."""
+"""The most bytes of a small tensor, such as a seed, that a kernel saves besides its result."""
 
 
 @dataclass
@@ -175,15 +175,16 @@ def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
 
 @contextmanager
 def _watching(name: str, first: _First, calls: RecomputedCalls) -> Iterator[None]:
-    """Check in the first forward whether all operations to keep run in functions that are known here."""
+    """Check in the first forward whether all operations to keep run inside of functions of ``FUNCTIONS``."""
     missed = _Missed(first)
     with missed:
         yield
     calls.watched = True
     if missed.names:
         calls.by_operation = ", ".join(sorted(missed.names))
-        text = "comes from no function that torch shows; kept operation by operation, slower"
-        _log.info("parallel.recompute: %s: %s %s", name, calls.by_operation, text)
+        text = "torch shows no function that calls"
+        slower = "so results are kept operation by operation, which is slower"
+        _log.info("parallel.recompute: %s: %s %s, %s", name, text, calls.by_operation, slower)
 
 
 class _Missed(Dispatch):
@@ -257,9 +258,9 @@ class _First(TorchFunctionMode):
 
 
 class _Again(TorchFunctionMode):
-    """Active in the run in the backward: returns kept results, and drops each once it is used.
+    """Active in the run in the backward: returns kept results, and drops each after its use.
 
-    A second run computes them again.
+    A second run in the backward computes them again.
     """
 
     def __init__(
@@ -281,13 +282,13 @@ class _Again(TorchFunctionMode):
         if func not in self.functions:
             return func(*args, **kwargs)
         if self.at == len(self.kept) or self.kept[self.at].func is not func:
-            raise self.refused(f"{_name(func)} is not what the forward called at this point")
+            raise self.refused(f"it calls {_name(func)} where its first run did not")
         call, at = self.kept[self.at], self.at
         self.at += 1
         if not call.keeps:
             return func(*args, **kwargs)
 
-        # what its backward needs of its arguments, and its result
+        # the arguments that its backward needs, and its result
         if call.used:
             _mark(list(tensors((args, kwargs))), call.used)
         if call.value is None:
@@ -310,7 +311,7 @@ class _Place:
 
 @dataclass
 class _Saved:
-    """The tensors that the backward of a call saves. One of the ``arguments`` is saved by its place."""
+    """The tensors that a call saves for its backward; one of the ``arguments`` is saved as a ``_Place``."""
 
     arguments: list[Tensor]
     used: tuple[int, ...] = ()
@@ -355,7 +356,7 @@ class _Saved:
 
 
 class _Mark(Function):
-    """A node that no backward runs: torch's checkpoint treats what it saves as it does for any operation."""
+    """A node that no backward runs; torch's checkpoint handles its saved tensors like any operation's."""
 
     @staticmethod
     def forward(ctx: Any, learning: Tensor, *used: Tensor) -> Tensor:
@@ -378,9 +379,9 @@ def _mark(arguments: Sequence[Tensor], used: Sequence[int]) -> Tensor:
 
 
 def _argument(t: Tensor, arguments: Sequence[Tensor]) -> int | None:
-    """Return the index of the tensor that ``t`` is, or is a view of.
+    """Return the index of the argument that is ``t``, or of which ``t`` is a view.
 
-    If there are several, one with the same storage offset comes first.
+    If there are several, one with the same storage offset is preferred.
     """
     storage = t.untyped_storage()._cdata
     same = [i for i, g in enumerate(arguments) if g.untyped_storage()._cdata == storage]
@@ -390,11 +391,11 @@ def _argument(t: Tensor, arguments: Sequence[Tensor]) -> int | None:
 
 
 _known: dict[Any, bool] = {}
-"""Whether a call is one operation to be kept, by everything that the choice of kernels depends on."""
+"""Tells whether a call is one operation to keep; the key is all that the choice of kernels depends on."""
 
 
 def _is_one_operation(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
-    """Whether the result is one operation's, of ``kinds``, and with the arguments suffices for a backward."""
+    """Return true if the call runs one operation of ``kinds``, and its backward needs no other result."""
     if torch._C._are_functorch_transforms_active():
         return False  # their tensors have no storage to recognize a result by
     key = _key((args, kwargs))
@@ -425,7 +426,7 @@ def _key(value: Any) -> Any:
 
 
 def _tried(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
-    """Decide by calling the function once more than the forward does."""
+    """Decide by one additional call of the function."""
     if func is F.scaled_dot_product_attention and _drops_out(args, kwargs):
         return False  # skipping its draw would shift all later draws
     results = _Results(kinds)
@@ -448,7 +449,7 @@ def _drops_out(args: Any, kwargs: Any) -> bool:
 
 
 def _fits(t: Tensor, arguments: Sequence[Tensor]) -> bool:
-    """Whether ``t`` can be restored from an argument."""
+    """Return true if ``t`` can be restored from an argument."""
     index = _argument(t, arguments)
     return index is not None and t.dtype == arguments[index].dtype and t.numel() <= arguments[index].numel()
 

@@ -6,8 +6,8 @@ A module that mixes positions can run a sequence in pieces if it has a method
 
 ``inputs`` are those of ``forward``, for the positions from ``start`` on. ``past`` has one tuple per earlier
 piece, in order: the second value that ``piece`` returned for it (such as keys and values). A single piece
-without past equals ``forward``. Modules that treat every position alike need nothing; a module that is not
-recognised as such sets ``positionwise = True``.
+without past equals ``forward``. A module that treats every position alike needs no ``piece``; if the launcher
+does not recognise it, it sets ``positionwise = True``.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Pieced(Protocol):
 
 
 class Carry:
-    """The state of one stage: the piece and micro batch that run now, and what each piece has left.
+    """The state of one stage: the current piece and micro batch, and what each piece keeps for later ones.
 
-    ``lengths`` are those of the pieces; outside of ``running`` modules run full sequences.
+    ``lengths`` are the lengths of the pieces. Outside of ``running``, modules run full sequences.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class Carry:
 
     @contextmanager
     def running(self, micro: int, piece: int) -> Iterator[None]:
-        """Run modules on this piece; the first one drops what an earlier run of the micro batch has left."""
+        """Run modules on this piece; piece 0 first drops the states of an earlier run of the micro batch."""
         if piece == 0:
             self.forget(micro)
         self.now = micro, piece
@@ -75,7 +75,7 @@ class Carry:
 
     @contextmanager
     def again(self, micro: int, piece: int) -> Iterator[None]:
-        """Run modules on this piece once more, in its backward: what they leave exists already."""
+        """Run modules on this piece once more, in its backward: the states that they keep exist already."""
         before = self.now, self.repeats
         self.now, self.repeats = (micro, piece), True
         try:
@@ -84,7 +84,7 @@ class Carry:
             self.now, self.repeats = before
 
     def forget(self, micro: int, piece: int = 0) -> None:
-        """Drop what a piece has left, after its backward; later pieces have had theirs before."""
+        """Drop the states that a piece keeps, after its backward; later pieces run their backward first."""
         for kept in self.states.get(micro, {}).values():
             del kept[piece:]
         if not piece:
@@ -92,9 +92,10 @@ class Carry:
 
 
 def attach(model: nn.Module, carry: Carry) -> None:
-    """Make every module that has ``piece`` run the piece that ``carry`` says, inside wrappers of its forward.
+    """Make every module that has ``piece`` run the piece that ``carry`` names.
 
-    A wrapper has the forward as ``plain``; it gets ``carry`` if it has a field of that name.
+    Wrappers of its forward stay around it. A wrapper has the forward in its field ``plain``; if it also has a
+    field ``carry``, that is set.
     """
     for name, module in model.named_modules():
         if isinstance(module, Pieced) or "forward" in vars(module):
@@ -118,21 +119,21 @@ def _forward(
     if not carry.repeats:
         del piece_states[piece:]  # the same piece runs again
 
-    # this piece, with what the pieces before it have left
+    # this piece, with the states of the pieces before it
     out, kept = module.piece(*inputs, **named, start=carry.starts[piece], past=tuple(piece_states[:piece]))
     if piece == len(carry.starts) - 1:
         return out
     if not carry.repeats:
         piece_states.append(tuple(t.detach().requires_grad_(t.requires_grad) for t in kept))
 
-    # gradients of later pieces flow back through what is left for them
+    # gradients of later pieces flow back through the states that are kept for them
     if not any(t.requires_grad for t in kept):
         return out
     return _Later.apply(out, piece_states[piece], *kept)  # type: ignore[no-untyped-call]
 
 
 class _Later(torch.autograd.Function):
-    """Returns ``out``; backward gives each kept tensor the gradient that later pieces have left at its leaf.
+    """Returns ``out``; the backward gives each kept tensor the gradient that later pieces added to its leaf.
 
     Later pieces run their backward first, so the gradient is complete by then.
     """
@@ -140,7 +141,7 @@ class _Later(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, leaves: Kept, *kept: Tensor) -> Tensor:
         ctx.leaves = leaves
-        ctx.save_for_backward(*kept)  # it lives until then, so meters of saved tensors must see it
+        ctx.save_for_backward(*kept)  # they live until the backward, so meters of saved tensors must see them
         return out.view_as(out)
 
     @staticmethod
@@ -167,7 +168,7 @@ ALIKE = (
 )
 """Modules whose forward treats every position alike."""
 NORMS = (nn.LayerNorm, nn.RMSNorm)
-"""The same for these, if they normalise the last dim only."""
+"""Modules whose forward treats every position alike if they normalise the last dim only."""
 
 ALIKE_FUNCTIONS = frozenset({
     "abs", "add", "clamp", "clone", "contiguous", "detach", "div", "dropout", "embedding", "erf", "exp",
@@ -186,7 +187,7 @@ def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[
         text = f"{count}: the inputs {shapes} differ in dim 1, the sequence, so they cannot be cut together"
         return [Problem(KEY, text, f"{KEY}=1")]
     if min(lengths) == 0:
-        return [Problem(KEY, f"{count}: {shapes} has no dim 1 to cut", f"{KEY}=1")]
+        return [Problem(KEY, f"{count}: inputs of shape {shapes} have no dim 1 to cut", f"{KEY}=1")]
     if min(lengths) < count:
         text = f"{count}: dim 1 of {shapes} has {many(min(lengths), 'position')}, fewer than {count}"
         return [Problem(KEY, text, f"{KEY}=1")]
@@ -202,11 +203,9 @@ def cut(
     """
     parts = specs[0].shape[1] // step
     if parts < count:
-        text = (
-            f"{count}: operators cut each piece over tp={step}, so pieces are multiples of {step} positions"
-        )
-        there = f"{specs[0].shape[1]} positions make {parts} of them"
-        raise RequestError((Problem(KEY, f"{text}, and {there}", f"{KEY}={parts}"),))
+        text = f"{count}: operators cut each piece over tp={step}, so its length is a multiple of {step}"
+        most = f"{specs[0].shape[1]} positions make at most {many(parts, 'piece')}"
+        raise RequestError((Problem(KEY, f"{text}; {most}", f"{KEY}={parts}"),))
     if split == "equal":
         return tuple(n * step for n in equal(parts, count))
 
@@ -227,9 +226,9 @@ def graphs(
     full_graph: Graph,
     lengths: tuple[int, ...],
 ) -> SequencePieces:
-    """Trace the pieces, which must run as ``full_graph`` runs full sequences.
+    """Trace the pieces.
 
-    Raises ``RequestError`` if the result differs.
+    Raises ``RequestError`` if their calls or shapes do not match ``full_graph``, that of full sequences.
     """
     return SequencePieces(lengths, _same(full_graph, _traced(model, leaves, specs, lengths), lengths))
 
@@ -237,7 +236,7 @@ def graphs(
 def _traced(
     model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], lengths: Sequence[int]
 ) -> tuple[Graph, ...]:
-    """Return the graph of each piece, run after those before it."""
+    """Return the graph of each piece; the pieces run in order."""
     model, carry = _carrying(model, lengths)
     out = []
     for piece, some in enumerate(_each(specs, lengths, carry)):
@@ -248,7 +247,7 @@ def _traced(
 
 
 def _carrying(model: nn.Module, lengths: Sequence[int]) -> tuple[nn.Module, Carry]:
-    """Return a copy of the model whose modules carry over what later pieces need."""
+    """Return a copy of the model whose modules keep the states that later pieces need."""
     model, carry = copied(model), Carry(lengths)
     attach(model, carry)
     return model, carry
@@ -262,13 +261,13 @@ def _each(specs: Sequence[TensorSpec], lengths: Sequence[int], carry: Carry) -> 
 
 
 def _leaving(node: Node, states: Mapping[str, Kept]) -> Node:
-    """Return ``node`` with the bytes of the ``states`` that its modules leave for later pieces."""
+    """Return ``node`` with the bytes of the ``states`` that its modules keep for later pieces."""
     if node.kind != "module":
         return node
     mine = [kept for name, kept in states.items() if covers(node.target, name)]
     nbytes = [(any(t.requires_grad for t in kept), sum(t.nbytes for t in kept)) for kept in mine]
     left_for_backward = sum(n for trained, n in nbytes if trained)
-    frozen = sum(n for trained, n in nbytes if not trained)  # kept as long, but saved by no backward
+    frozen = sum(n for trained, n in nbytes if not trained)  # kept equally long, but no backward saves them
     return replace(node, saved=node.saved + frozen, left=left_for_backward)
 
 
@@ -282,7 +281,7 @@ def _same(full_graph: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...])
         alike = _calls(part) == _calls(full_graph)
         for a, b in zip(full_graph.nodes, part.nodes, strict=False):
             if not (alike and _fits(a, b, length, total)):
-                text = f"{a.target!r} has other shapes for {length} positions"
+                text = f"{a.target!r} has unexpected shapes in a piece of {length} positions"
                 why = "dim 1 must be the sequence everywhere"
                 raise RequestError((Problem("model", f"{text}; {why}", f"{KEY}=1"),))
     return parts
@@ -293,7 +292,7 @@ def _calls(graph: Graph) -> list[tuple[str, str, str]]:
 
 
 def _fits(full: Node, piece: Node, length: int, total: int) -> bool:
-    """Whether ``piece`` has the shapes that ``length`` of ``total`` positions leave of ``full``'s."""
+    """Return true if ``piece`` has the shapes of ``full``, with ``length`` positions instead of ``total``."""
     if full.kind == "param" or full.out is None:
         return True
     expected = []
@@ -304,7 +303,10 @@ def _fits(full: Node, piece: Node, length: int, total: int) -> bool:
 
 
 def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
-    """Return problems of modules that may read other positions and have no ``piece`` to do so over pieces."""
+    """Return a problem for each module that cannot run in pieces.
+
+    Such a module may mix positions and has no ``piece``, or it has one and runs several times in a forward.
+    """
     model = copied(model)
     watch = _PositionMixing()
     for name, module in model.named_modules():
@@ -320,7 +322,7 @@ def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
     problems = []
     for name, function in watch.by_module.items():
         lacks = f"{_named(name, model)} calls {function}, which may mix positions, and has no method 'piece'"
-        cure = f"give it one, or positionwise = True, or set {KEY}=1"
+        cure = f"give it one, set positionwise = True in it, or set {KEY}=1"
         problems.append(Problem("model", f"{lacks} to run a sequence in pieces; {cure}", f"{KEY}=1"))
     for name, n in watch.runs.items():
         if n > 1:

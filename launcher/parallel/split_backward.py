@@ -43,7 +43,7 @@ class MatmulCall:
 class DeferredProduct:
     """A gradient of ``weight`` still to be computed: ``left`` transposed times ``right``, over their rows.
 
-    ``versions`` are the versions of both when the first half was done.
+    ``versions`` are the versions of both at the end of the first half.
     """
 
     weight: nn.Parameter
@@ -63,7 +63,7 @@ class DeferredProduct:
         """
         if (self.left._version, self.right._version) != self.versions:
             text = f"the input of a weight of shape {tuple(self.weight.shape)} was changed in place"
-            why = "after its backward, whose second half needs it"
+            why = "between the two halves of the backward, and the second half needs it"
             raise RunError(f"{text} {why} (try: parallel.pipeline.scheduler=1f1b)")
         left, right = _as_matrix(self.left), _as_matrix(self.right)
         there = self.weight.grad
@@ -140,7 +140,7 @@ class Deferral(TorchFunctionMode):
         return _Product.apply(call.x, leaf, call.bias, use)  # type: ignore[no-untyped-call]
 
     def _fits(self, call: MatmulCall) -> bool:
-        """Whether our product behaves as autograd's would."""
+        """Return true if our product behaves as autograd's would."""
         x = call.x
         operands = [x] if call.bias is None else [x, call.bias]
         if not isinstance(call.weight, Tensor) or call.weight.layout != torch.strided:
@@ -165,7 +165,7 @@ def _storage(t: Tensor) -> int:
 
 
 def transformed() -> bool:
-    """Whether more than plain autograd is active: autocast, torch.func, the compiler."""
+    """Return true if more than plain autograd is active: autocast, torch.func, the compiler."""
     return (
         torch._C._is_any_autocast_enabled()
         or torch._C._are_functorch_transforms_active()
@@ -176,13 +176,19 @@ def transformed() -> bool:
 
 
 def _checkpointed() -> bool:
-    """Whether a checkpoint is active: its recomputation, without this mode, must save the same tensors."""
+    """Return true if a checkpoint is active.
+
+    Its recomputation runs without this mode, but must save the same tensors.
+    """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return bool(hooks) and hooks[0].__module__ == checkpoint.__name__
 
 
 def _leaf(weight: Any) -> tuple[nn.Parameter, bool] | None:
-    """Return the parameter that ``weight`` is, or whose transpose (then ``True``) or local piece it is."""
+    """Return the parameter behind ``weight``, and whether ``weight`` is its transpose.
+
+    ``weight`` may also be the parameter itself or its local piece; anything else gives ``None``.
+    """
     fn = weight.grad_fn
     turned = fn is not None and fn.name() in TRANSPOSES
     leaf: Any = weight if fn is None else getattr(fn.next_functions[0][0], "variable", None)
@@ -209,9 +215,9 @@ class Rounding:
 
 
 def _hooked(leaf: nn.Parameter) -> bool:
-    """Whether ``leaf`` has hooks other than ``Rounding``: those must see the full gradient, once.
+    """Return true if ``leaf`` has hooks other than ``Rounding``: they must see the full gradient, once.
 
-    Products have the rounding of their dtype already.
+    ``Rounding`` may be skipped: products are rounded to their dtype already.
     """
     hooks = (leaf._backward_hooks or {}).values()
     return bool(leaf._post_accumulate_grad_hooks) or any(not isinstance(h, Rounding) for h in hooks)
@@ -219,7 +225,7 @@ def _hooked(leaf: nn.Parameter) -> bool:
 
 @dataclass(frozen=True)
 class _Use:
-    """How a call uses its leaf: ``turned`` as in ``Deferral.apply``; ``to`` may take the gradient."""
+    """How a call uses its leaf: ``turned`` as in ``Deferral.apply``; ``to`` may defer the gradient."""
 
     call: MatmulCall
     turned: bool
@@ -311,4 +317,4 @@ FORMS: dict[Any, Callable[[Any, Any], MatmulCall | None]] = {
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _matmul),
     **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
 }
-"""Parses the arguments of each function that multiplies by a weight."""
+"""The functions that multiply by a weight, each with the parser of its arguments."""

@@ -38,7 +38,7 @@ def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
 
     # outer modules before inner ones
     for path in sorted(_named(graph), key=lambda p: p.count(".")):
-        _hang(model, module, path)
+        _register(model, module, path)
     return module
 
 
@@ -47,8 +47,8 @@ def _named(graph: fx.Graph) -> list[str]:
     return list(dict.fromkeys(str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")))
 
 
-def _hang(model: nn.Module, stage: nn.Module, path: str) -> None:
-    """Give ``stage`` the attribute of ``model`` at ``path``, in empty modules if it lacks the outer ones."""
+def _register(model: nn.Module, stage: nn.Module, path: str) -> None:
+    """Register the attribute of ``model`` at ``path`` in ``stage``; missing outer modules are made empty."""
     *around, name = path.split(".")
     for part in around:
         if not hasattr(stage, part):
@@ -124,7 +124,7 @@ def _reached(path: str) -> str:
 
 
 def _done(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """Return the nodes that are not needed after each node; the rest is freed when the function returns."""
+    """Return for each node the nodes whose last use it is."""
     out: dict[fx.Node, list[fx.Node]] = {n: [] for n in graph.nodes}
     seen: set[fx.Node] = set()
     for node in reversed(graph.nodes):
@@ -203,7 +203,7 @@ def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device =
     out = fx.Graph()
     env: dict[fx.Node, Any] = {}
 
-    # inputs; their nodes come before others could take their names
+    # inputs; their nodes are made first, so that no other node takes their names
     overwritten = tracer.overwritten()
     crossings = plan.boundaries[stage.index - 1] if stage.index else ()
     count = sum(len(c.specs) for c in crossings)

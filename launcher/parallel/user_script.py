@@ -1,4 +1,4 @@
-"""``launcher.parallel.parallelize``: a model laid out by a plan, as one module in a user's script."""
+"""``launcher.parallel.parallelize``: lays out a model by a plan, as one module of a user's script."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Net(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """Run the model if it is one stage. Raises ``RuntimeError`` for a pipeline.
 
-        Raises ``RunError`` if the model has changed weights where ranks cannot follow.
+        Raises ``RunError`` if the forward changed weights in a way that the other ranks cannot follow.
         """
         count = len(self.live.plan.stages)
         if count > 1:
             runner = "launcher.runtime.training.pipeline.PipelineRuntime(net.live, ...)"
-            raise RuntimeError(f"one of {count} stages: {runner} runs them")
+            raise RuntimeError(f"net: it is one of {count} stages; run them with {runner}")
         out = self.stages[0](*inputs)
         if text := self.live.changes.take(any_difference=self.live.changes.unread):
             raise RunError(text)
@@ -56,13 +56,13 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
 
     Every rank of the process group calls this.
 
-    A function that builds the model is initialised from ``plan.seed``, shard by shard. A module keeps its
-    values, and must not be used afterwards. Raises ``ValueError`` if the group and the plan differ in the
-    number of ranks, or if the module is on the meta device.
+    If ``model`` is a function that builds the model, its weights are initialised from ``plan.seed``, shard by
+    shard. If it is a module, its values are kept, and it must not be used afterwards. Raises ``ValueError``
+    if the group and the plan differ in the number of ranks, or if the module is on the meta device.
     """
     ranks, world = plan.sizes.grid.size, dist.get_world_size()
     if world != ranks:
-        raise ValueError(f"plan: it has {ranks} ranks, the process group has {world}")
+        raise ValueError(f"plan: it has {ranks} ranks, but the process group has {world}")
     device = _device()
 
     # the model on the meta device, and the source of its values
@@ -79,7 +79,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
 
 
 def _device() -> torch.device:
-    """Return the device of the process group: the accelerator, if the group has its default backend."""
+    """Return the accelerator if the process group has its default backend, otherwise the CPU."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     own = None if kind is None else dist.Backend.default_device_backend_map.get(kind.type)
     if kind is None or own is None or f"{kind.type}:{own}" not in dist.get_backend_config().split(","):
@@ -92,7 +92,7 @@ def _numbers(model: nn.Module) -> fill.FullTensorOf:
     lost = [name for name, t in real.items() if t.is_meta]
     if lost:
         text = f"model: {lost[0]} is on the meta device and has no numbers"
-        raise ValueError(f"{text}; pass a function that builds it")
+        raise ValueError(f"{text}; pass a function that builds the model")
     return lambda name: real[name].detach().cpu()
 
 
@@ -112,7 +112,7 @@ def _empty(model: nn.Module) -> None:
 
 
 def sync_pipeline_shared_parameters(net: nn.Module) -> None:
-    """Make all copies of every shared parameter equal to the first stage's; a single stage has none.
+    """Make all copies of every shared parameter equal to the first stage's; one stage alone has no copies.
 
     ``net`` is a model that ``parallelize`` returned, or a module around it. Every rank calls this. Raises
     ``TypeError`` for anything else.

@@ -1,4 +1,4 @@
-"""Notes the memory traffic between a module's operations that a compiler saves by fusing them."""
+"""Counts the memory traffic between a module's operations that a compiler saves by fusing them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ OWN = ("library", "other")
 
 @dataclass(frozen=True)
 class _Operation:
-    """One operation; ``reads`` and ``makes`` have bytes by the number of the storage.
+    """One operation; ``reads`` and ``makes`` map the number of a storage to bytes.
 
-    ``kind`` is "library", "joined", "other", or "free", which runs nothing.
+    ``kind`` is "library", "joined", "other", or "free" for an operation that runs nothing.
     """
 
     kind: str
@@ -96,8 +96,8 @@ class FusionMeter:
     def made_again(self, end: int, out: Iterable[torch.Tensor]) -> int:
         """Return the bytes saved by the forward, up to ``end``, that a compiled backward recomputes instead.
 
-        They are results of fused operations that no library kernel takes, and that follow from other saved
-        tensors.
+        These are results of fused operations. No library kernel reads them, and other saved tensors suffice
+        to compute them.
         """
         operations = self._seen[:end]
         makers = {n: o for o in reversed(operations) for n in o.makes.keys() - o.reads.keys()}
@@ -114,7 +114,7 @@ class FusionMeter:
 def _follows(
     n: int, makers: dict[int, _Operation], there: set[int], droppable: Callable[[int], bool]
 ) -> bool:
-    """Whether fused operations compute storage ``n`` from those in ``there``."""
+    """Return true if fused operations compute storage ``n`` from those in ``there``."""
     todo, done = [*makers[n].reads], {n}
     while todo:
         m = todo.pop()
@@ -144,8 +144,8 @@ def _runs(operations: Sequence[_Operation]) -> Iterator[Run]:
 def _run(run: list[_Operation], operations: Sequence[_Operation]) -> int:
     """Return the bytes that a run moves.
 
-    Each tensor from outside is read once. Each result that others read, or that the run itself does not, is
-    written once.
+    Each tensor from outside is read once. A result is written once if an operation outside reads it, or if
+    none inside does.
     """
     mine = {id(o) for o in run}
     made = {n: b for o in run for n, b in o.makes.items()}
@@ -166,5 +166,5 @@ def _kind(func: Any) -> str:
 
 
 def _nbytes(t: torch.Tensor) -> int:
-    """Return the bytes that one read of ``t`` moves: no more than its storage has, if it is expanded."""
+    """Return the bytes that one read of ``t`` moves: at most those of its storage, if ``t`` is expanded."""
     return min(t.numel() * t.dtype.itemsize, t.untyped_storage().nbytes())

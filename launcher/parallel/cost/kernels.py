@@ -25,7 +25,7 @@ aten = torch.ops.aten
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
 BACKWARD = 2.5
-"""Flops of a flash attention's backward per flop of its forward: five products for two."""
+"""Flops of a flash attention's backward per flop of its forward: five matrix products against two."""
 PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm})
 FREE = frozenset({
     aten.detach, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.lift_fresh,
@@ -33,7 +33,7 @@ FREE = frozenset({
 
 
 class OperationsMeter:
-    """The operations since any ``mark``."""
+    """Records operations, and adds up those since a ``mark``."""
 
     def __init__(self) -> None:
         self._seen: list[Operations] = []
@@ -79,13 +79,13 @@ def operations_of(func: Any, args: Any, kwargs: Any, out: Any) -> Operations | N
 
 @cache
 def _view(func: Any) -> bool:
-    """Whether ``func`` returns a view of its arguments, and writes nothing."""
+    """Return true if ``func`` returns a view of its arguments and writes nothing."""
     returned = [r.alias_info for r in func._schema.returns]
     return bool(returned) and all(a is not None and not a.is_write for a in returned)
 
 
 def _attention_flops(q: torch.Tensor, k: torch.Tensor, causal: bool) -> int:
-    """Return the flops of two products for (batch, heads, length, width), or half of them if causal."""
+    """Return the flops of both products of (batch, heads, length, width), or half of them if causal."""
     batch, heads, length, width = q.shape
     flops = 4 * batch * heads * length * k.shape[2] * width
     return flops // 2 if causal else flops
@@ -117,13 +117,13 @@ ARGS_OF_ONE_DTYPE = {
 """The positions of the arguments that must have one dtype."""
 
 NORMS = {"native_layer_norm": (0, 2, 3), "native_group_norm": (0, 1, 2), "native_batch_norm": (0, 1, 2)}
-"""The same for norms, whose input may be narrower than their parameters."""
+"""The same positions for norms, whose input may be narrower than their parameters."""
 
 NARROW = (torch.float16, torch.bfloat16)
 
 
 def disagreement(func: Any, args: Sequence[Any]) -> str:
-    """Return what a real kernel of ``func`` would refuse, and the line of the user's code; "" for nothing."""
+    """Return the dtypes that a real kernel of ``func`` would refuse, with the user's line of code, or ""."""
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
     at = ARGS_OF_ONE_DTYPE.get(name) or NORMS.get(name)
     if at is None:
@@ -143,7 +143,10 @@ def disagreement(func: Any, args: Sequence[Any]) -> str:
 
 
 def _autocast() -> bool:
-    """Whether autocast is on around the operation, which runs below it: only the nesting depth shows it."""
+    """Return true if autocast is on around the operation.
+
+    The operation runs below autocast, where only the nesting depth shows it.
+    """
     torch.autocast_increment_nesting()
     return bool(torch.autocast_decrement_nesting())
 
@@ -154,7 +157,7 @@ RMS_NORM = (F.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
 
 @dataclass(frozen=True)
 class SupportedKernels:
-    """Says which fused kernels the planned device has: ``attention``, and ``norms`` (RMSNorm).
+    """The fused kernels that the planned device has: ``attention``, and ``norms`` (RMSNorm).
 
     ``wide``: its attention supports dropout, and fewer key and value heads than query heads, as CUDA's does.
     """
@@ -195,10 +198,10 @@ class FusedKernels(TorchFunctionMode):
 def _rms_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> torch.Tensor | None:
-    """Use the kernel of LayerNorm, which reads and saves as much, except for one mean per row.
+    """Run LayerNorm's kernel, which reads and saves the same bytes, except for one mean per row.
 
-    ``None`` for a weight of another dtype, where CUDA decomposes the norm too, and for tensors that are not
-    on meta.
+    Return ``None`` for a weight of another dtype, for which CUDA decomposes the norm too, and for tensors
+    that are not on meta.
     """
     if not isinstance(input, torch.Tensor) or input.device.type != "meta":
         return None
@@ -218,7 +221,7 @@ def _fused_attention(
     is_causal: bool = False,
     **more: Any,
 ) -> torch.Tensor | None:
-    """Return ``None`` if real devices have no fused kernel either, or the tensors are not on meta."""
+    """Run the fused kernel; return ``None`` if devices have none for this call, or off the meta device."""
     # what the kernel supports
     if not all(_takes(t) for t in (q, k, v)) or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         return None
@@ -237,12 +240,12 @@ def _fused_attention(
 
 
 def _takes(t: Any) -> bool:
-    """Whether ``t`` is on meta and has dims batch, heads, length and width."""
+    """Return true if ``t`` is on meta and has dims batch, heads, length and width."""
     return isinstance(t, torch.Tensor) and t.device.type == "meta" and t.dim() == 4
 
 
 class _Flops(Dispatch):
-    """Adds up the flops of products, convolutions and attention, as torch's counter, without module hooks."""
+    """Adds up the flops of products, convolutions and attention, as torch's counter, but without hooks."""
 
     def __init__(self, hooks: SavedHooks, keep: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -264,7 +267,7 @@ class _Flops(Dispatch):
 
         out = meta_shapes.run(func, args, kwargs)
 
-        # what it keeps if no hook sees that, what it writes, and what it costs
+        # the tensors that it keeps without a hook, the tensors that it writes, and its cost
         if self.hooks.suspended:
             for t in tensors((args, kwargs, out)):
                 self.keep(t)

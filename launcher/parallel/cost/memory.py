@@ -62,7 +62,7 @@ class MemoryMeter(Dispatch):
         return out
 
     def settle(self) -> None:
-        """Called before a new peak counts: a subclass may wait until other threads have freed memory."""
+        """Called before a new peak counts, so that a subclass can wait until other threads free memory."""
 
     def _see(self, t: torch.Tensor) -> None:
         local = getattr(t, "_local_tensor", t)
@@ -87,7 +87,7 @@ class MetaMeter(MemoryMeter):
     """Counts meta tensors, except gradients of ``params``, which the plan counts separately.
 
     A storage on meta changes its size in operations only, so sizes are added up as operations show them.
-    ``summed`` is the peak that includes these gradients.
+    ``summed`` is the peak with these gradients included.
     """
 
     kind = "meta"
@@ -128,9 +128,10 @@ class MetaMeter(MemoryMeter):
 
 
 class _WorkMeter(MetaMeter):
-    """Counts operations, and what a compiler saves of them, besides bytes.
+    """Counts, besides bytes, the operations and what a compiler saves by fusing them.
 
-    ``generators``: the addresses of those that operations draw from. Their state does not advance on meta.
+    ``generators`` has the addresses of the random generators that operations draw from: their state does not
+    advance on meta.
     """
 
     def __init__(self, params: list[nn.Parameter]) -> None:
@@ -173,7 +174,7 @@ class Measured:
 
 
 class BackwardMeter:
-    """Measures the backward of modules, and of equal ones only once."""
+    """Measures the backward of modules; equal modules are measured only once."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Measured | None] = {}
@@ -195,7 +196,7 @@ class BackwardMeter:
 
 
 def _text(module: nn.Module) -> object:
-    """Return the text of a module, which equal ones have too; the module itself if its code fails."""
+    """Return the text of a module, which equal modules share, or the module itself if ``str`` fails."""
     try:
         return str(module)
     except Exception:
@@ -203,7 +204,7 @@ def _text(module: nn.Module) -> object:
 
 
 def _kind(value: Any) -> Any:
-    """Return everything in an argument that its cost depends on."""
+    """Return everything in an argument that the cost of a call depends on."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     values = value.values() if value.is_nested else value  # the sizes of a nested tensor differ by call
@@ -234,7 +235,7 @@ def _learning(made: Any) -> list[torch.Tensor]:
 
 def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
-        module = copied(module).to("meta")  # a part of a model that reads values
+        module = copied(module).to("meta")  # its model reads values
     params = [p for p in module.parameters() if p.requires_grad]
     regions = _regions(module)
     twice: tuple[tuple[str, str], ...] = ()
@@ -245,7 +246,9 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         deferred = _Deferred()
         again = _Again()
         try:
-            args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))  # some have no form on meta
+            args, kwargs = tree_map_only(
+                torch.Tensor, _leaf, (args, kwargs)
+            )  # some classes do not exist on meta
             with _counting(again, params):
                 saved_bytes = _saved(module, args, kwargs) if regions else 0
                 state = [(m, snapshot(m), _around(m), _streams(m)) for m in regions]
@@ -266,7 +269,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
             unlike = tuple(m.forward.recomputed.module for m in regions)
             return Measured(Backward(twice=twice, unlike=unlike), Operations())
         except (RuntimeError, NotImplementedError):
-            # it reads values, has no backward, or draws in a way that meta tensors do not have
+            # it reads values, has no backward, or draws in a way that meta tensors do not support
             twice = twice or tuple(n for m in regions for n in _drawn_from(m, meter.generators))
             seen = Backward(twice=twice) if twice or not regions else _again_in_memory(module, args, kwargs)
             return Measured(seen, Operations()) if seen.twice or seen.unlike else None
@@ -288,13 +291,13 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
 
 
 FEW = 1 << 24
-"""A module of more numbers is not run in memory."""
+"""A module with more elements than this is not run in memory."""
 
 
 def _again_in_memory(module: nn.Module, args: Any, kwargs: Any) -> Backward:
-    """Return what of its recomputation differs from the forward, for a module that reads values.
+    """Return how the recomputation of a module that reads values differs from its forward.
 
-    Its weights are zero and its inputs are drawn. Nothing is found if it fails for them.
+    It runs with zero weights and random inputs. If it fails with them, no difference is reported.
     """
     if sum(t.numel() for t in (*module.parameters(), *module.buffers())) > FEW:
         return Backward()
@@ -340,7 +343,7 @@ def _changed(
     streams: dict[str, bytes],
     generators: Container[int],
 ) -> Iterator[tuple[str, str]]:
-    """Yield a module with each attribute, variable or random generator that its forward has changed."""
+    """Yield the name of ``region`` with each attribute, variable or generator that its forward changed."""
     forward: Any = region.forward
     name = forward.recomputed.module
     yield from _drawn_from(region, generators)
@@ -350,13 +353,13 @@ def _changed(
 
 
 def _address(generator: Any) -> int:
-    """Return where torch keeps a generator; each call of an operation wraps it in another object."""
+    """Return the address of a generator in torch; each call of an operation wraps it in another object."""
     address: int = generator._cdata
     return address
 
 
 def _drawn_from(region: nn.Module, generators: Container[int]) -> Iterator[tuple[str, str]]:
-    """Yield a module with each generator of its own whose address is among ``generators``."""
+    """Yield the name of ``region`` with each of its generators whose address is among ``generators``."""
     forward: Any = region.forward
     top = forward.recomputed.module
     for path, m in region.named_modules(prefix=top):
@@ -394,7 +397,7 @@ class _Again(Dispatch):
 
     @contextmanager
     def around(self, sent: Callable[[], Sent]) -> Iterator[None]:
-        """Count while a module is recomputed; ``sent`` returns what it sent over tp, afterwards."""
+        """Count while a module is recomputed; afterwards ``sent`` returns what the module sent over tp."""
         try:
             with self, torch.device("meta"), FusedKernels():  # torch left these modes for the backward
                 yield

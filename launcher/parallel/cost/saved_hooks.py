@@ -81,6 +81,6 @@ class SavedHooks:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _on_top(self) -> bool:
-        """Whether no other hooks were entered since."""
+        """Return true if no other hooks were entered since."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         return top is not None and top[1] is self._use

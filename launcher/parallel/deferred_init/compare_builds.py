@@ -12,7 +12,7 @@ from launcher.parallel.deferred_init.replay import replay
 from launcher.parallel.deferred_init.tape import Tape
 
 SMALL = 1 << 20
-"""Most elements of a model to compare on every plan; ``certify`` compares larger ones."""
+"""The most elements of a model that every plan compares; ``certify`` compares larger models."""
 ROUNDINGS = 64
 """Tolerance in roundings: kernels for other strides add up in another order."""
 Build = Callable[[], nn.Module]
@@ -46,7 +46,7 @@ def unlike(made: Iterator[tuple[str, Tensor]], plain: Mapping[str, Tensor]) -> I
 
 @torch.no_grad()
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same values, up to ``ROUNDINGS`` roundings of the largest."""
+    """Return true if two tensors have the same values, up to ``ROUNDINGS`` roundings of the largest."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not (b.is_floating_point() or b.is_complex()):

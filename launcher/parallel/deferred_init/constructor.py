@@ -2,10 +2,10 @@
 
 The constructor runs on meta tensors that report the CPU as their device: its code takes the branches of a
 plain ``Model()``, but no memory is allocated. The tape keeps every operation; ``replay`` repeats, in real
-memory, only those that one tensor needs. Each tensor is what the operations of a plain build make of it.
-Values that are not random, and those that the constructor seeds itself, are the same to the bit. The others
-have the same distribution: each draw has its own random stream, derived from the run's seed, so a tensor has
-the same values whichever rank makes it, in whatever order.
+memory, only those that one tensor needs. Each tensor is the result of the same operations as in a plain
+build. Values that are not random, and those that the constructor seeds itself, are the same to the bit. The
+others have the same distribution: each draw has its own random stream, derived from the run's seed, so a
+tensor has the same values whichever rank makes it, in whatever order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _getter(name: str) -> Any:
 
 
 def _asks_meta(func: Any, kwargs: Any) -> bool:
-    """Whether the caller wants a new tensor on the meta device, by argument or by context."""
+    """Return true if the caller wants a new tensor on the meta device, by argument or by context."""
     device = kwargs.get("device")
     if device is None and func in _device._device_constructors():
         device = getattr(_device, "CURRENT_DEVICE", None)
@@ -68,7 +68,7 @@ def _places(at: Any) -> Any:
 
 
 class FakeDevice(TorchFunctionMode):
-    """Answers for meta tensors what they would say on the CPU; fails the tape if it cannot know."""
+    """Makes meta tensors answer as tensors on the CPU would; fails the tape if the answer is unknown."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class FakeDevice(TorchFunctionMode):
         if act is not None and isinstance(args[0], T) and self._ours(args[0], func):
             return act(*args, **kwargs)
 
-        # the constructor itself asks for a tensor on the meta device
+        # note whether the constructor itself asks for a tensor on the meta device
         self.tape.asked_meta = _asks_meta(func, kwargs)
         if "device" in kwargs and isinstance(kwargs.get("out"), T) and kwargs["out"].is_meta:
             kwargs = kwargs | {"device": torch.device("meta")}
@@ -123,7 +123,7 @@ class FakeDevice(TorchFunctionMode):
         with self.tape.paused():
             out = func(*args, **kwargs)
         if tensors(out):
-            self.tape.fail(f"calls {func.__name__}, which looks at numbers inside")
+            self.tape.fail(f"calls {func.__name__}, which reads values inside")
         return out
 
     def _ours(self, t: torch.Tensor, func: Any) -> bool:
@@ -137,7 +137,7 @@ class FakeDevice(TorchFunctionMode):
         return out.replace("meta.", "") if isinstance(out, str) else out
 
     def _to(self, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return the tensor itself for ``to("cpu")``, as for a tensor that is there."""
+        """Return the tensor itself for ``to("cpu")``, as for a tensor on the CPU."""
         devices = [a for a in (*args[:1], kwargs.get("device")) if isinstance(a, str | torch.device)]
         if any(torch.device(a).type == "meta" for a in devices):
             self.tape.fail("moves a tensor to the meta device")
@@ -171,7 +171,7 @@ class FakeDevice(TorchFunctionMode):
 def _patched(tape: Tape) -> Iterator[None]:
     """Record ``nn.init.trunc_normal_``, which draws again until all values fit, as one operation.
 
-    Files are loaded and modules imported unrecorded, because their content stays for other code.
+    Files are loaded and modules imported unrecorded, because other code uses their content later.
     """
     truncated = nn.init._no_grad_trunc_normal_
 
@@ -206,7 +206,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
 
     A constructor that cannot be recorded runs in memory, and the tape says ``why``.
     """
-    # without values
+    # build without values
     tape = Tape(seed)
     try:
         with seeded(seed), _plain_device(), tape, FakeDevice(tape), _patched(tape):
@@ -215,7 +215,9 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
         tape.finish(model)
     except RequestError:
         raise
-    except Exception as error:  # from a gap of the recording; any other error the plain build raises too
+    except (
+        Exception
+    ) as error:  # a gap of the recording; the plain build raises an error of the constructor again
         tape.why = tape.why or f"cannot be recorded: {type(error).__name__}: {' '.join(str(error).split())}"
 
     # a later construction may find tensors of this one in a cache
@@ -223,7 +225,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
     Tape.past.append(tape)
     forget()
 
-    # or with values
+    # or build with values
     if tape.why:
         with seeded(seed), _plain_device():
             model = in_training(build)
@@ -270,7 +272,7 @@ def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 def build_with_draws(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Return the model with its values, built in memory by the operations themselves.
 
-    Each draw is that of a recording from the same seed, so a replay must give the same values.
+    It draws the same random numbers as a recording from this seed, so a replay must give the same values.
     """
     tape = PlainDraws(seed)
     with seeded(seed), _plain_device(), tape, _patched(tape):
@@ -278,7 +280,7 @@ def build_with_draws(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def unknown(model: nn.Module, tape: Tape) -> list[str]:
-    """Return the names of tensors that the tape cannot make again."""
+    """Return the names of tensors that the tape cannot reproduce."""
     named = (*model.named_parameters(), *model.named_buffers())
     return [n for n, t in named if tape.why or key(t) not in tape.log.touched or key(t) in tape.off]
 
@@ -296,7 +298,7 @@ def owned(model: nn.Module) -> nn.Module:
         if t.layout is not torch.strided:
             kind = str(t.layout).removeprefix("torch.")
             text = f"{name} is {kind}, and the launcher initialises, sends and saves dense tensors only"
-            text += "; register its dense parts as buffers, and make it of them in the forward"
+            text += "; register its dense parts as buffers, and build it from them in the forward"
             raise RequestError((Problem("model", text),))
 
     # tensors in plain attributes
@@ -334,7 +336,7 @@ def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
 def _twin(t: torch.Tensor, tape: Tape) -> torch.Tensor:
     """Return the meta tensor that stands for ``t``.
 
-    If it has hooks, that is ``t`` itself, without its values.
+    If ``t`` has hooks, the result is ``t`` itself, without its values.
     """
     twin = tape.constant(t)
     if not isinstance(t, nn.Parameter):

@@ -26,7 +26,7 @@ FullTensorOf = Callable[[str], torch.Tensor]
 """Returns the full tensor of a first name, on the CPU."""
 
 SOME = 1000
-"""Leading values of a tensor that identify it: another place in a random stream gives others."""
+"""The number of leading values that identify a tensor: another place in a random stream gives others."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class InitialTensors:
         return replay(self.tape.log, self.names[name], name, self.tape.seed)
 
     def texts(self) -> dict[str, str]:
-        """Describe how each tensor is made; processes that do the same return the same words."""
+        """Describe how each tensor is made; processes that make it in the same way return the same text."""
         if self.tape.why:
             return {n: str(t.detach().reshape(-1)[:SOME].tolist()) for n, t in self.real.items()}
         return origins(self.names, self.tape)
@@ -69,7 +69,7 @@ def from_constructor(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Mod
 
     with default_dtype(dtype):
         model, tape = constructor.record(build, plan.seed)
-    names = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets its memory itself
+    names = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets memory later
     return model, InitialTensors(tape, names, None if plan.deferred else in_memory)
 
 
@@ -108,7 +108,7 @@ def fill(
 
 
 def _share(part: StagePart, plan: Plan, made: dict[str, torch.Tensor]) -> None:
-    """Make an unsharded parameter of several stages of this rank one tensor, that of the first stage."""
+    """Use one tensor, the first stage's, for an unsharded parameter of several stages of this rank."""
     named = tensors(part.module)
     for placed, name, t in part.named(plan.params):
         if placed.sharded or placed.buffer or made.setdefault(placed.name, t) is t:
@@ -126,7 +126,10 @@ def _store(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 
 
 def _allocate(module: nn.Module, device: torch.device) -> None:
-    """Allocate real memory for every tensor, once: recurrent layers keep weak references to what has some."""
+    """Allocate real memory for every tensor, only once.
+
+    Recurrent layers keep weak references to tensors that have memory.
+    """
     names: dict[int, list[str]] = {}
     for name, t in tensors(module).items():
         names.setdefault(id(t), []).append(name)

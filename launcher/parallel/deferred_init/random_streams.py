@@ -1,4 +1,4 @@
-"""The random streams of a constructor: where each recorded draw is in one, and the seed of each."""
+"""The random streams of a constructor: the seed of each, and the place of each recorded draw in one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def stream(seed: int, name: str) -> int:
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch, ``random`` and numpy, as ``manual_seed`` does, and restore their states afterwards.
 
-    Of torch only the generator of the CPU is seeded: a process that will fork must not touch a GPU's.
+    torch's generator of the CPU is seeded, but no GPU's: a process that will fork must not touch a GPU.
     """
     numpy = getattr(sys.modules.get("numpy"), "random", None)  # numpy imports it when it is first used
     python = random.getstate()
@@ -44,8 +44,8 @@ def seeded(seed: int) -> Iterator[None]:
 class Seeded:
     """A stream that the constructor seeded itself: its draws follow one another.
 
-    ``states`` has the states before the draws known so far, ``places`` the places of the operations that
-    draw.
+    ``states`` has the generator's state before each draw, as far as known. ``places`` has the place of the
+    operation of each draw.
     """
 
     states: dict[int, torch.Tensor]
@@ -61,9 +61,10 @@ class Draw:
 
 
 class Streams:
-    """Follows the states of generators, which each recorded draw advances by one number to tell them apart.
+    """Follows the states of generators.
 
-    So ``manual_seed``, generators, ``fork_rng`` and restored states mean what they mean in a plain build.
+    Each recorded draw advances its generator by one number, so that the states of two draws differ. Thus
+    ``manual_seed``, generators, ``fork_rng`` and restored states mean the same as in a plain build.
     """
 
     def __init__(self, seed: int) -> None:

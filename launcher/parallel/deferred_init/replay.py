@@ -25,7 +25,7 @@ class Op:
         reads: storages whose values it reads.
         shapes: storages of which it needs no values, such as those that it fills or takes a shape from.
         writes: storages that it changes.
-        fills: the storages of ``writes`` of which no old value remains.
+        fills: the storages of ``writes`` that it overwrites completely.
         makes: its results, with ``None`` for tensors that existed before.
         draw: its place in a random stream, if it is random.
         blank: whether it allocates memory without writing it.
@@ -95,11 +95,11 @@ class Log:
         return sorted(chosen)
 
     def _past(self, at: int, before: int, name: str) -> list[int]:
-        """Return the places that made ``at`` or changed it before a place, from the last fill on."""
+        """Return the places before ``before`` that made or changed storage ``at``, from the last fill on."""
         places = self.touched.get(at, [])
         places = places[: bisect_left(places, before)]
         if not places:
-            raise NotReplayable(f"{name}: its numbers do not come from operations of the constructor")
+            raise NotReplayable(f"{name}: no operation of the constructor made its values")
         last = next((i for i in range(len(places) - 1, 0, -1) if at in self.ops[places[i]].fills), 0)
         return [places[0], *places[max(last, 1) :]]
 
@@ -122,7 +122,7 @@ def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | Non
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         places = log.origin([(key(target), len(log.ops))], name)
-        return _there(_run(log, places, seed, fill), target.detach())
+        return _with_values(_run(log, places, seed, fill), target.detach())
 
 
 def start(log: Log, draw: Draw, seed: int) -> None:
@@ -138,7 +138,7 @@ def start(log: Log, draw: Draw, seed: int) -> None:
 
 
 def _with(log: Log, place: int) -> list[int]:
-    """Return the operation at ``place`` after those that it needs."""
+    """Return the places of the operations that the one at ``place`` needs, and ``place`` at the end."""
     op = log.ops[place]
     made = [(s, log.touched[s][0] + 1) for s in op.shapes if s in log.touched]
     return [*log.origin([*((r, place) for r in op.reads), *made], "a draw"), place]
@@ -159,7 +159,7 @@ def _run(log: Log, places: Sequence[int], seed: int, fill: int | None) -> dict[i
 def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
     """Repeat one operation, in real memory."""
     torch.set_default_dtype(op.dtype)
-    args, kwargs = tree_map_only(torch.Tensor, lambda t: _there(real, t), (op.args, op.kwargs))
+    args, kwargs = tree_map_only(torch.Tensor, lambda t: _with_values(real, t), (op.args, op.kwargs))
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     out = op.func(*args, **kwargs)
@@ -182,7 +182,9 @@ def _laid_out(t: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
     """
     if t.shape != recorded.shape or t.dtype != recorded.dtype:
         was, now = (f"{str(a.dtype).removeprefix('torch.')} {list(a.shape)}" for a in (recorded, t))
-        raise NotReplayable(f"an operation of the constructor made {now}, and {was} on the meta device")
+        raise NotReplayable(
+            f"an operation of the constructor makes {now} on the CPU, but {was} on the meta device"
+        )
     t = t.resolve_conj().resolve_neg()
     place = (recorded.stride(), recorded.storage_offset())
     if (t.stride(), t.storage_offset()) == place:
@@ -192,7 +194,7 @@ def _laid_out(t: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
     return made.as_strided(t.shape, *place).copy_(t)
 
 
-def _there(real: dict[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:
+def _with_values(real: dict[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:
     """Return ``t`` with its values: the same bytes, read as ``t`` reads them.
 
     A view may have another dtype (``.real``, ``.view(torch.int32)``), or be conjugated or negative.

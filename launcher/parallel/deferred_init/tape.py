@@ -67,10 +67,10 @@ class ConstantTensor:
 class Tape(Dispatch):
     """Records a constructor that runs while the tape is entered.
 
-    ``why`` says why it cannot be recorded, if so; the tape is useless then. ``off`` has the storages of
-    tensors that the constructor itself puts on the meta device, as it does while ``asked_meta``. ``past`` has
-    the tapes of earlier constructions, which may have left tensors in a cache. ``shared``, ``computed`` and
-    ``marks`` are results of ``model_state.references``.
+    ``why`` is the reason if the constructor cannot be recorded; the tape is useless then. ``off`` has the
+    storages of tensors that the constructor itself puts on the meta device; ``asked_meta`` is true while it
+    does so. ``past`` has the tapes of earlier constructions, which may have left tensors in a cache.
+    ``shared``, ``computed`` and ``marks`` are results of ``model_state.references``.
     """
 
     past: ClassVar[list[Tape]] = []
@@ -104,7 +104,7 @@ class Tape(Dispatch):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Run code that is no part of the constructor."""
+        """Run code that is not part of the constructor."""
         self._pause += 1
         try:
             with torch._C.DisableTorchFunction():
@@ -158,7 +158,7 @@ class Tape(Dispatch):
         if self._seen & {key(t) for t in written}:
             self.fail("changes a tensor after numpy has seen it")
 
-        # of the writes, those that it fills; of the reads, those of which only the shape counts
+        # the writes that fill a storage, and the reads for which only the shape counts
         others = {key(t) for t in tensors((args, kwargs)) if all(t is not w for w in written)}
         name = name_of(func)
         makes = tuple(None if key(t) in ins else t.detach() for t in tensors(out))  # its shape may change
@@ -182,7 +182,7 @@ class Tape(Dispatch):
         self.log.add(op)
 
     def _placed(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether the result is on the meta device for the constructor. Changes ``kwargs``."""
+        """Return true if the result is on the meta device for the constructor too; changes ``kwargs``."""
         device = kwargs.get("device")
         gone = any(key(t) in self.off for t in tensors((args, kwargs)))
         takes_device = any(name == "device" for name, _ in _arguments(func))
@@ -215,14 +215,14 @@ class Tape(Dispatch):
         return self._streams.draw(used[0] if used else None), args, kwargs
 
     def _on_numbers(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether an operation runs on real tensors: if all are real, or it changes a real one."""
+        """Return true if an operation runs on real tensors: all of its tensors are, or it changes one."""
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
             return False
         changes = any(not t.is_meta for t in _written(func, args, kwargs))
         return changes or all(not t.is_meta for t in tensors((args, kwargs)))
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation on real tensors, with the values of those that are not."""
+        """Run an operation on real tensors, with the values of its meta tensors in their place."""
         for t in _written(func, args, kwargs):
             for constant in self._lent.pop(key(t), ()):
                 constant.own()
@@ -242,7 +242,7 @@ class Tape(Dispatch):
         return out
 
     def _by_numbers(self, func: Any, args: Any, kwargs: Any, draw: Draw | None) -> Any:
-        """Run an operation that meta tensors do not support, with values."""
+        """Run an operation that the meta device does not support, on real values."""
         arguments = tensors((args, kwargs))
         real: dict[int, torch.Tensor] = {id(t): self.look(t) for t in arguments}
         looked, named = tree_map_only(torch.Tensor, lambda t: real[id(t)], (args, kwargs))
@@ -250,7 +250,7 @@ class Tape(Dispatch):
             named["device"] = CPU
         out = self._really(func, looked, named, draw)
 
-        # back to meta: what it has changed, and what it returns
+        # back to meta: the tensors that it changed, and its results
         for t in _written(func, args, kwargs):
             self._dispatch(aten.copy_.default, (t, self.constant(real[id(t)])), {})
         back = {id(real[id(t)]): t for t in arguments}
@@ -320,7 +320,7 @@ class Tape(Dispatch):
 
 
 class PlainDraws(Tape):
-    """Gives each draw of a construction in memory the values that a recording gives its tensor."""
+    """Gives each draw of a construction in memory the values of the same draw in a recording."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -347,12 +347,12 @@ def name_of(func: Any) -> str:
 
 
 def _random(func: Any) -> bool:
-    """Whether ``func`` is random; a function of several operations, which has no tags, counts as random."""
+    """Return true if ``func`` is random; a function of several operations has no tags, so it counts too."""
     return torch.Tag.nondeterministic_seeded in getattr(func, "tags", (torch.Tag.nondeterministic_seeded,))
 
 
 def _covers_storage(t: torch.Tensor) -> bool:
-    """Whether ``t`` covers every byte of its storage, each once."""
+    """Return true if ``t`` covers every byte of its storage, each once."""
     size = 1
     for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
         if stride != size:
@@ -365,7 +365,7 @@ def _covers_storage(t: torch.Tensor) -> bool:
 def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
     """Return each argument of the schema, and whether it is written.
 
-    The result is cached, as torch rebuilds them each time.
+    The result is cached, because torch rebuilds the arguments on each access.
     """
     return tuple((a.name, a.alias_info is not None and a.alias_info.is_write) for a in func._schema.arguments)
 

@@ -16,11 +16,11 @@ from launcher.parallel.deferred_init.tape import BLANK, ConstantTensor, Tape, na
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
 
 Build = Callable[[], nn.Module]
-FILLS = (0x41, 0x42)  # as bytes of a float of any width neither tiny nor huge
+FILLS = (0x41, 0x42)  # a float of these bytes is neither tiny nor huge, at any width
 
 
 def problems(build: Build, model: nn.Module, tape: Tape) -> list[Problem]:
-    """Return what is wrong with the values of ``model``, which ``record`` made of ``build`` on ``tape``."""
+    """Return the undefined tensors of ``model``, which ``record`` made from ``build``, with its ``tape``."""
     if tape.why:
         return _construction_problems(build, tape.seed)
     bare = [n for n, t in _named(model) if key(t) in tape.off]
@@ -59,12 +59,12 @@ def _bare(name: str) -> Problem:
 
 
 def _unwritten(tape: Tape, name: str, t: torch.Tensor) -> bool:
-    """Whether ``t`` depends on the content of unwritten memory."""
+    """Return true if ``t`` depends on the content of unwritten memory."""
     if t.numel() == 0 or key(t) not in tape.log.doubtful():
         return False
     try:
         one, two = (replay(tape.log, t, name, tape.seed, fill=fill) for fill in FILLS)
-    except (RuntimeError, IndexError):  # an index that nothing wrote
+    except (RuntimeError, IndexError):  # an unwritten value is used as an index
         return True
     return _bytes(one) != _bytes(two)
 
@@ -105,7 +105,7 @@ def _unlike(build: Build, model: nn.Module, tape: Tape) -> list[str]:
 def _numbers(name: str, model: nn.Module, tape: Tape) -> bytes:
     """Return a digest of a tensor's values.
 
-    A construction that uses the cache of another records other operations, but must get the same values.
+    A construction that reads the cache of an earlier one records other operations, but must get equal values.
     """
     t = dict(_named(model)).get(name)
     return b"" if t is None else _bytes(replay(tape.log, t, name, tape.seed))

@@ -50,7 +50,7 @@ def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def repacked(value: PackedSequence, change: Callable[[torch.Tensor], Any]) -> PackedSequence:
-    """Return sequences with their tensors changed, but not the sizes of their batches: torch reads these."""
+    """Return a packed sequence with its tensors changed, except the batch sizes, whose values torch reads."""
     data, _, *order = value
     changed = (None if t is None else change(t) for t in order)
     return type(value)(change(data), value.batch_sizes, *changed)
@@ -59,7 +59,7 @@ def repacked(value: PackedSequence, change: Callable[[torch.Tensor], Any]) -> Pa
 def contents(a: Any) -> tuple[Any, dict[str, Any]]:
     """Return the arguments with which ``remade`` rebuilds a container.
 
-    The first is ``None`` if that is unknown.
+    The first is ``None`` if it is unknown how.
     """
     if isinstance(a, tuple) and hasattr(a, "_fields"):
         return tuple(a), {}
@@ -158,5 +158,5 @@ def remade(kind: type, *args: Any, **kwargs: Any) -> Any:
 
 
 def here() -> torch.device:
-    """Return the device, in a graph, of the rank that runs it; the stage that is built replaces the call."""
+    """Return, in a graph, the device of the rank that runs it; each built stage replaces this call."""
     return torch.device("meta")

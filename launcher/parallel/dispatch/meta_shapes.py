@@ -45,7 +45,7 @@ def _made(spec: Any) -> torch.Tensor:
 
 @cache
 def _opaque(func: Any) -> bool:
-    """Whether ``func`` writes to or returns a view of its arguments, or is no ATen operation.
+    """Return true if ``func`` writes its arguments, returns a view of them, or is not an ATen operation.
 
     The results of a user-defined operation may depend on anything.
     """
@@ -64,7 +64,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _add(parts: list[Any], value: Any) -> bool:
-    """Add ``value`` to the key: a tensor as its shape, a number with its type. ``False`` if it has no key."""
+    """Add ``value`` to the key, a tensor as its shape, a number with its type; return false if impossible."""
     kind = type(value)
     if kind in KINDS:
         if not value.is_meta or value.layout is not torch.strided:
@@ -90,7 +90,7 @@ def _add(parts: list[Any], value: Any) -> bool:
 
 
 def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
-    """Return the specs of ``out``; ``()`` unless its tensors are new and each has memory of its own."""
+    """Return the specs of ``out``, or ``()`` if one of its tensors is not new or shares memory."""
     made = (out,) if type(out) is torch.Tensor else out
     if type(made) is not tuple or not made or not all(map(_bare, made)):
         return ()
@@ -105,12 +105,12 @@ def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _bare(t: Any) -> bool:
-    """Whether ``t`` is a dense meta tensor, of no subclass."""
+    """Return true if ``t`` is a dense meta tensor and not of a subclass."""
     return type(t) is torch.Tensor and t.is_meta and t.layout is torch.strided
 
 
 def _odd(t: torch.Tensor) -> bool:
-    """Whether ``empty_strided`` makes a tensor that differs from ``t``."""
+    """Return true if ``empty_strided`` makes a tensor that differs from ``t``."""
     like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=META)
     same = t.storage_offset() == 0 and t.untyped_storage().nbytes() == like.untyped_storage().nbytes()
     return not same or t.is_conj() or t.is_neg() or t.requires_grad

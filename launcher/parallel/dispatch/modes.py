@@ -24,9 +24,10 @@ from launcher.plan.values.model_graph import DUAL
 
 
 class Dispatch(TorchDispatchMode):
-    """A dispatch mode that is never compiled.
+    """A dispatch mode without torch's guard that keeps dynamo out of its code.
 
-    Saying so avoids the import of torch._dynamo, a second per plan.
+    Nothing is compiled while such a mode is active, and the guard would import torch._dynamo: a second per
+    plan.
     """
 
     @classmethod
@@ -35,7 +36,7 @@ class Dispatch(TorchDispatchMode):
 
 
 def draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator draws random numbers; attention does so only with dropout."""
+    """Return true if an operator draws random numbers; attention does so only with dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for n, a in enumerate(func._schema.arguments):
@@ -45,7 +46,7 @@ def draws(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def batched(t: Any) -> bool:
-    """Whether ``t`` is a wrapper of ``torch.vmap`` and its like, which has no memory and no use outside."""
+    """Return true if ``t`` is a wrapper of ``torch.vmap`` or the like: it has no memory or use outside."""
     return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
@@ -79,7 +80,7 @@ PLAIN_TYPES = frozenset(
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """Return all values that are no containers, in order."""
+    """Return all values that are not containers, in order."""
     out: list[Any] = []
     _gather(tree, out)
     return out
@@ -127,9 +128,9 @@ PLACES: tuple[tuple[str, Any], ...] = (
 
 
 class Surroundings:
-    """What calls of modules depend on beside arguments and state, at the time when this is made.
+    """Everything that calls of modules depend on besides arguments and state, as it is at creation.
 
-    That is: the modes, the dual level, the functions of torch, and the forwards of the model's classes.
+    This is the modes, the dual level, the functions of torch, and the forwards of the model's classes.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -139,7 +140,7 @@ class Surroundings:
         self._level = forward_ad._current_level
 
     def entered(self) -> str:
-        """Return what the user's code has entered or replaced since then; "" for nothing."""
+        """Return what the user's code has entered or replaced since the creation, or "" for nothing."""
         for mode in _modes():
             if _is_users(type(mode)) and all(mode is not m for m in self._modes):
                 return f"the mode {type(mode).__name__}"

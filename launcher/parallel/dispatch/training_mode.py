@@ -1,4 +1,4 @@
-"""Training and evaluation mode of the modules of a model, which stages split."""
+"""Training and evaluation mode of a model whose modules are split over stages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 
 
 def in_training(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return a new model as a training loop begins with it: after ``model.train()``.
+    """Return a new model in the state in which a training loop begins: after ``model.train()``.
 
-    ``model.to(device)`` has its effects too, for modules that override ``_apply``, such as to keep a buffer
-    in float32.
+    If a module overrides ``_apply``, for example to keep a buffer in float32, this also has the effects that
+    ``model.to(device)`` has on it.
     """
     model = build()
     if any(not type(m)._apply.__module__.startswith("torch.") for m in model.modules()):
@@ -23,7 +23,7 @@ def in_training(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """Whether ``module`` is one of torch's whose only draw is dropout, which can be turned off."""
+    """Return true if ``module`` is one of torch's whose only draw is dropout, which can be turned off."""
     known = isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention)
     return known and type(module).forward.__module__.startswith("torch.")
 
@@ -33,8 +33,8 @@ class Modes:
     """The flags of each module after ``train()`` and after ``eval()`` of the full model.
 
     A module may override ``train`` to keep a part in evaluation mode. Once it is split into stages, its own
-    ``train`` can no longer be called: ``switch`` calls that of its parts, and then sets the flags that it
-    gave them.
+    ``train`` can no longer be called: ``switch`` calls ``train`` of the parts, and then sets the flags that
+    ``train`` of the full model has set.
     """
 
     flags: tuple[tuple[nn.Module, bool, bool], ...]
@@ -43,7 +43,7 @@ class Modes:
     def from_model(cls, model: nn.Module, trial: nn.Module) -> Modes:
         """Read the flags that the modules of ``model`` get, by switching ``trial``, a copy of it.
 
-        ``model`` itself is in training mode: its own ``train`` may count, or merge weights.
+        ``model`` itself stays in training mode, because its ``train`` may count calls or merge weights.
         """
         trial.eval()
         evaluating = [m.training for m in trial.modules()]

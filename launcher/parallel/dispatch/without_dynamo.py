@@ -1,7 +1,7 @@
 """Runs torch's meta kernels without the import of torch._dynamo, which takes half a second and 30 MB.
 
-Since torch 2.13 the meta kernels that are written in Python are marked as not to be traced by dynamo, and the
-first call of each imports it, also where nothing is compiled.
+Since torch 2.13, meta kernels that are written in Python are marked as not to be traced by dynamo, and the
+first call of each imports dynamo even if nothing is compiled.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ UNTRACED = "__dynamo_disable"
 
 @contextmanager
 def without_dynamo() -> Iterator[None]:
-    """Marks the kernels as untraced for the block, unless dynamo has been imported already.
+    """Mark the kernels as untraced for the block, unless dynamo has been imported already.
 
-    A block that compiles all the same traces no kernel: dynamo is not active while a meta kernel runs.
+    Even if the block compiles, it traces no kernel: dynamo is not active while a meta kernel runs.
     """
     marked = [] if "torch._dynamo" in sys.modules else [f for f in _disabled() if not hasattr(f, UNTRACED)]
     for function in marked:
@@ -36,7 +36,7 @@ def without_dynamo() -> Iterator[None]:
 
 
 def _disabled() -> list[FunctionType]:
-    """The functions that a wrapper of ``torch._disable_dynamo`` calls, below all kernels in Python."""
+    """Return the functions that wrappers of ``torch._disable_dynamo`` call, in all kernels in Python."""
     wrapper = _disable_dynamo(_disabled).__code__
     waiting = [kernel for table in global_decomposition_table.values() for kernel in table.values()]
     seen: set[int] = set()
@@ -54,7 +54,7 @@ def _disabled() -> list[FunctionType]:
 
 
 def _filled(cell: object) -> bool:
-    """Whether a variable of an outer function has a value yet."""
+    """Return true if a variable of an outer function has a value yet."""
     try:
         cell.cell_contents  # type: ignore[attr-defined]  # noqa: B018
     except ValueError:

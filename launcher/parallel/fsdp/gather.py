@@ -1,11 +1,11 @@
-"""The order of all-gathers, and what is gathered ahead.
+"""The order of all-gathers and reductions, and the prefetching of gathers.
 
 FSDP2 gathers a group of weights when one of its modules is called, and reduces the gradients that exist when
-backward has passed it. If code reads values, that differs between ranks: they would gather and reduce
+backward has passed it. If code reads values, ranks may call different modules: they would gather and reduce
 different weights, unnoticed if sizes are equal. Here a collective runs only in its turn of the plan
 (``Plan.visits``), with zeros for gradients that a rank lacks. If weights are gathered in forward and backward
-(level3), a rank makes up for the collectives that it has skipped before the next one; otherwise (level2)
-reductions out of turn wait for the end of the backward.
+(level3), a rank runs the collectives that it has skipped before the next one. Otherwise (level2) reductions
+out of turn wait for the end of the backward.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ def _piece(p: Any) -> Used:
 class GatherOrder:
     """The sharded groups of one part, and the collectives that the current pass still has to do.
 
-    ``present`` has the parameters (by id of their shard) that had a gradient since ``agree``. ``see`` gets
-    the shards and full gradients of the parameters that have one on this rank, right before they are reduced.
-    ``before_use`` is called with each group of which a module is about to be called. ``lost`` has what
-    modules changed of gathered weights: the next gather undoes it. ``compares``: their values, too.
+    ``present`` has the parameters (by id of their shard) that had a gradient since ``agree``. ``see`` is
+    called with shards and full gradients right before these are reduced, for parameters with a gradient on
+    this rank. ``before_use`` is called with a group before one of its modules is called. ``lost`` has the
+    changes that modules made to gathered weights, which the next gather undoes; it has changes of values only
+    if ``compares`` is true.
     """
 
     def __init__(self, part: StagePart, plan: Plan) -> None:
@@ -112,7 +113,7 @@ class GatherOrder:
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """Enter around a backward whose gradients are reduced as it goes."""
+        """Enter around a backward whose gradients are reduced while it runs."""
         with self._pass(self._backward):
             yield
 
@@ -122,7 +123,7 @@ class GatherOrder:
         try:
             yield
             if turns is not None and self._at < len(turns):
-                self._make_good(len(turns))
+                self._catch_up(len(turns))
                 if turns is self._backward:
                     end_backward(self._root())
         finally:
@@ -146,7 +147,7 @@ class GatherOrder:
 
     def _enter(self, i: int, enter: Any, *args: Any) -> Any:
         """Run before a module of group ``i`` is called."""
-        if torch.is_inference_mode_enabled():  # backward gathers again, outside of it
+        if torch.is_inference_mode_enabled():  # the backward gathers again, outside of inference mode
             with torch.inference_mode(False), torch.no_grad():
                 return self._enter(i, enter, *args)
 
@@ -161,7 +162,7 @@ class GatherOrder:
             if self._turns is self._backward:  # recomputed in the backward
                 at = self._next(i, "backward")
                 if at is not None:
-                    self._make_good(at)
+                    self._catch_up(at)
             elif not self._take(i, "forward") and not group.is_unsharded:
                 raise self._out_of_order(i, "is called")
             out = enter(*args)
@@ -201,8 +202,8 @@ class GatherOrder:
     def _round(self, i: int) -> None:
         """Round gradients to the precision of their weight, as in one process.
 
-        Since torch 2.15 FSDP2 takes wider ones. An RMSNorm computes the gradient of a half-precision weight
-        in float32, and two uses of a table are summed so.
+        Since torch 2.15 FSDP2 accepts wider gradients. An RMSNorm computes the gradient of a half-precision
+        weight in float32, and the gradients of two uses of a table are summed in float32.
         """
         for p in self.groups[i].fsdp_params:
             unsharded = getattr(p, "_unsharded_param", None)
@@ -226,7 +227,7 @@ class GatherOrder:
             group.reduce_grads = True
 
     def _due(self, i: int) -> str:
-        """Return the turn of group ``i``'s gradients: "reduce", "pause", or "" if none should be left."""
+        """Return the turn of group ``i``: "reduce", "pause", or "" if no gradient of it should be left."""
         if self._filling:
             return "reduce"
         at = self._next(i, "pause", "reduce") if self._turns is self._backward else None
@@ -246,12 +247,12 @@ class GatherOrder:
         at = self._next(i, *kinds)
         if at is None or self._turns is None:
             return None
-        self._make_good(at)
+        self._catch_up(at)
         self._at = at + 1
         return self._turns[at]
 
-    def _make_good(self, until: int) -> None:
-        """Run the collectives that this rank has skipped, as other ranks may not have skipped them."""
+    def _catch_up(self, until: int) -> None:
+        """Run the collectives before turn ``until`` that this rank has skipped: other ranks may run them."""
         assert self._turns is not None
         while self._at < until:
             at = self._at
@@ -308,7 +309,7 @@ class GatherOrder:
         row = self.rows[i]
         names = ", ".join(m or "the model" for m in row.modules)
         text = f"{names} (stage {row.stage}) {action} more often than planned, or in another order"
-        return RunError(f"{text}; {IN_ANY_ORDER} does not depend on that")
+        return RunError(f"{text}; with {IN_ANY_ORDER} any order is possible")
 
 
 def _group(part: StagePart, row: GatherGroup) -> Any:
@@ -366,7 +367,7 @@ def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
 class Prefetch:
     """The gathers of a rank over all of its stages, and how many of them have begun.
 
-    Every rank begins its gathers in the plan's order, whatever code its data makes it skip. FSDP2 waits for
+    Every rank begins its gathers in the plan's order, even if its data makes it skip code. FSDP2 waits for
     each when a module of the group is first called.
     """
 
@@ -382,7 +383,7 @@ class Prefetch:
 
     def start(self) -> None:
         """Begin a step or an evaluation, after the optimizer has updated the weights."""
-        self.end()  # of a step that failed
+        self.end()  # after a step that failed
         self._begun = 0
         self._settled.clear()
         if self._turns:

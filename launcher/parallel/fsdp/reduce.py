@@ -28,8 +28,8 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 class ReduceScatter:
     """A reduction of the gradients of FSDP2's ``params``, all of one dtype, to this rank's shards.
 
-    The memory layout is FSDP2's, so that results are bit-equal: all that a rank keeps is contiguous. Nothing
-    waits before ``proceed`` or ``end``, which every rank calls in the same order.
+    The memory layout is FSDP2's, so that results are bit-equal: all that a rank keeps is contiguous. Only
+    ``proceed`` and ``end`` wait; every rank calls them in the same order.
     """
 
     def __init__(self, params: Sequence[Any], grads: Sequence[Tensor], dtype: torch.dtype) -> None:
@@ -223,7 +223,7 @@ class ReduceOrder:
             and any(unreduced(p) is not None for p in group.fsdp_params)
         ):
             names = ", ".join(m or "the model" for m in self._order.rows[i].modules)
-            text = f"{names}: a gradient came after those of its group had been summed"
+            text = f"{names}: a gradient arrived after the gradients of its group had been reduced"
             raise RunError(f"{text} (try: {OFF})")
         reduce_grads, group.reduce_grads = group.reduce_grads, False
         post_backward()
@@ -248,7 +248,7 @@ def _buckets(order: GatherOrder, plan: Plan) -> Iterator[_Bucket]:
 
 
 def _take(p: Any) -> torch.Tensor:
-    """Return the full gradient of FSDP2's parameter, and remove it there."""
+    """Remove the full gradient from FSDP2's parameter, and return it."""
     grad: torch.Tensor
     if SUMS_APART and p.unsharded_accumulated_grad is not None:
         grad, p.unsharded_accumulated_grad = p.unsharded_accumulated_grad_data, None

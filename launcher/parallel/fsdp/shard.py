@@ -33,7 +33,7 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
         return
     # exclude unsharded parameters, and make the others contiguous
     unsharded = {t for p, _, t in part.named(plan.params) if not p.sharded and isinstance(t, nn.Parameter)}
-    for t in part.module.parameters():  # FSDP2 takes no others
+    for t in part.module.parameters():  # FSDP2 requires that
         if t not in unsharded and not t.is_contiguous():
             t.data = t.data.contiguous()
 
@@ -115,7 +115,7 @@ class HalfWeights:
     """The unsharded weights of a part that runs in half precision.
 
     As FSDP2 does for shards, each step makes new half-precision copies, and the gradient of each micro batch
-    is added up in the master precision. ``lost`` has what modules changed of the copies.
+    is added up in the master precision. ``lost`` has the changes that modules made to the copies.
     """
 
     weights: tuple[HalfWeight, ...]
