@@ -296,9 +296,8 @@ def graph_breaks(
         try:
             with torch.device("meta"):  # also for tensors that the forward creates
                 model(*inputs)
-        except (
-            Exception
-        ) as error:  # the forward may need real tensors, or a mode: the first step will show it
+        except Exception as error:
+            # the forward may need real tensors, or a mode: the first step will show it
             _log.debug("graph breaks are not known before the first step: %s", error)
     dynamo.reset()
     return {name: forward.why for name, forward in tried.items() if forward.why}

@@ -215,9 +215,8 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
         tape.finish(model)
     except RequestError:
         raise
-    except (
-        Exception
-    ) as error:  # a gap of the recording; the plain build raises an error of the constructor again
+    except Exception as error:
+        # a gap of the recording; the plain build raises an error of the constructor again
         tape.why = tape.why or f"cannot be recorded: {type(error).__name__}: {' '.join(str(error).split())}"
 
     # a later construction may find tensors of this one in a cache
