@@ -16,8 +16,8 @@ ONE: dict[str, Any] = {"pipeline": {"stages": 1, "stage_config": "auto"}}
 AGAIN = {**ONE, "recompute": {"modules": ["b"]}}
 SHARDED = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
 NODE = (
-    "holds a node of autograd (torch::autograd::AccumulateGrad) that the constructor made, and the launcher replaces "
-    "the weights that it belongs to, so hooks of the node are not called; use register_hook or "
+    "holds an autograd node (torch::autograd::AccumulateGrad) that the constructor made, but the launcher replaces "
+    "the weights of that node, so the node's hooks are not called; use register_hook or "
     "register_post_accumulate_grad_hook of the weight instead"
 )
 MODE, DUAL = "the mode {}", "a level of forward-mode differentiation"

@@ -99,7 +99,7 @@ REFUSED = {
     "RefersByCall": ({}, REFERS.format("a.weight, a.bias", "them")),
     "Single": (
         {},
-        "model: Single: it cannot be copied, as planning does by copy.deepcopy: TypeError: there can be only one "
+        "model: Single: planning copies it with copy.deepcopy, which fails: TypeError: there can be only one "
         '(unusual_nets.py, in __deepcopy__: raise TypeError("there can be only one"))',
     ),
 }
