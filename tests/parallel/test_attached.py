@@ -55,7 +55,7 @@ REFUSED = {
         "yet; compute what it needs in the forward (torch.autograd.grad), or remove the read"
     ),
     ("KeptGradient", "cut"): (
-        "model: the backward of b changes state that the next forward uses, and a pipeline runs them in another order "
+        "model: the backward of b changes state that the next forward uses, but a pipeline runs both in another order "
         "than one process; change the state in the forward"
     ),
     ("Queued", "sharded"): (
@@ -71,7 +71,7 @@ REFUSED = {
         "it; pass tensors to its forward, or put both modules on one stage"
     ),
     ("TakesOut", "one"): (
-        "model: the forward removes or replaces the module b.first, and the optimizer, the ranks and checkpoints have "
+        "model: the forward removes or replaces the module b.first, but the optimizer, the ranks and checkpoints use "
         "the parameters of the constructor; create it in the constructor"
     ),
 }

@@ -51,8 +51,8 @@ def test_a_default_that_counts_calls_is_refused():
         plan_job(job)
     assert seen == {}
     assert str(refused.value) == (
-        "model: the forward changes the defaults of tests.parallel.aside_nets._ByDefault.forward with every call, "
-        "which differs in each process; keep it in a module that has a stage"
+        "model: every call of the forward changes the defaults of tests.parallel.aside_nets._ByDefault.forward, "
+        "whose value differs in each process; keep it in a module that has a stage"
     )
 
 
