@@ -1,4 +1,4 @@
-"""Models of transformers.
+"""Builds models with transformers, and the masks that keep packed documents apart.
 
 transformers would infer documents from positions alone, but it reads values for that, which no stage of a
 pipeline can do.
@@ -153,13 +153,13 @@ def class_of(settings: HuggingFace, config: PreTrainedConfig) -> type[Any]:
 
     cls: type[Any] | None = getattr(transformers, TASKS[settings.task].mapping).get(type(config), None)
     if cls is None:
-        text = f"{settings.path}: transformers has no {settings.task} of a {config.model_type}"
+        text = f"{settings.path}: transformers has no {settings.task} class for {config.model_type}"
         raise RequestError((Problem("model.path", text),))
     return cls
 
 
 def config_of(settings: HuggingFace) -> PreTrainedConfig:
-    """Return what transformers reads from the folder's ``config.json`` with ``settings.config`` in it.
+    """Return the config that transformers reads from the folder's ``config.json`` and ``settings.config``.
 
     Raises ``RequestError``.
     """
@@ -172,10 +172,11 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
 
 
 def stale(settings: HuggingFace) -> list[tuple[str, Any, Any]]:
-    """Return what the ``config.json`` of the folder says that ``settings.config`` would change otherwise.
+    """Return keys whose value in the folder's ``config.json`` does not fit the changes in ``settings``.
 
-    ``save_pretrained`` also writes what a class computes from other keys, such as ``head_dim``, and what a
-    file says stays. Each key comes with its value in the file and the one that the class would compute.
+    ``save_pretrained`` also writes values that a class computes from other keys, such as ``head_dim``, and
+    the class does not compute those again. Each key comes with its value in the file and the value that the
+    class would compute.
     """
     if not (changes := _changes(settings)):
         return []
@@ -192,17 +193,17 @@ def stale(settings: HuggingFace) -> list[tuple[str, Any, Any]]:
 
 
 def _computed(written: PreTrainedConfig, data: Mapping[str, Any], key: str) -> Any:
-    """Return what the class of ``written`` computes for ``key``; ``None`` if it cannot without the key."""
+    """Return the value that the class of ``written`` computes for ``key``; ``None`` if it fails."""
     try:
         return getattr(_read(written, {k: v for k, v in data.items() if k != key}), key, None)
-    except Exception:  # any error of the class of a stranger's config
+    except Exception:  # the class of a config may raise anything
         return None
 
 
 def _check_effects(
     settings: HuggingFace, written: PreTrainedConfig, data: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> None:
-    """Raise ``RequestError`` if a list of an entry per layer leaves changes without effect."""
+    """Raise ``RequestError`` if a list with one entry per layer makes changes ineffective."""
     changes, layers = _changes(settings), getattr(written, LAYERS, None)
     lists = _by_layer(written, data, layers) if changes and isinstance(layers, int) else []
     count = written.attribute_map.get(LAYERS, LAYERS)
@@ -218,7 +219,8 @@ def _check_effects(
             continue
         each = (name for name, value in others.items() if computed(key, {name: value}) != data[key])
         name = next(each, next(iter(others)))
-        text = f"{json.dumps(others[name])}: {key} of {settings.path} says what each layer is; give it too"
+        text = f"{json.dumps(others[name])}: {key} of {settings.path} has one entry per layer"
+        text += f", which overrides this; set {key} too"
         entries = ",".join(map(str, _computed(written, changed, key) or ()))
         cure = quote(f"model.config.{key}=[{entries}]") if entries else ""
         raise RequestError((Problem(f"model.config.{name}", text, cure),))
@@ -241,7 +243,7 @@ def _written(settings: HuggingFace) -> tuple[PreTrainedConfig, dict[str, Any]]:
 
 def _read(written: PreTrainedConfig, data: Mapping[str, Any], **kernels: Any) -> PreTrainedConfig:
     """Return the config of the class of ``written`` that transformers reads from ``data``."""
-    return type(written).from_dict(deepcopy(dict(data)), **kernels)  # it changes what it is given
+    return type(written).from_dict(deepcopy(dict(data)), **kernels)  # from_dict changes its argument
 
 
 def _changed(
@@ -253,7 +255,7 @@ def _changed(
 ) -> dict[str, Any]:
     """Return ``data``, which is a ``config.json`` and reads as ``written``, with ``changes``.
 
-    Raises ``RequestError``. ``above`` names the part of the file that ``data`` is, with a dot at its end.
+    Raises ``RequestError``. If ``data`` is only a part of the file, ``above`` is its key and a dot.
     """
     from transformers import PreTrainedConfig
 
@@ -279,13 +281,13 @@ def _changed(
         if isinstance(part, PreTrainedConfig) and isinstance(value, Mapping):
             value = _changed(settings, part, data.get(own) or {}, value, f"{above}{own}.")
         out[own] = value
-    if "num_labels" in changes:  # labels by name would decide
+    if "num_labels" in changes:  # named labels would override the number
         out = {key: value for key, value in out.items() if key not in LABELS or key in changes}
     return _fit_lists(settings, written, data, out, changes, above)
 
 
 def _settable(written: PreTrainedConfig, key: str) -> bool:
-    """Return true if the file of the config can set ``key``: it is no method and is not computed."""
+    """Return true if the file of the config can set ``key``: it is neither a method nor computed."""
     mine = getattr(type(written), key, None)
     computed = isinstance(mine, property) and mine.fset is None
     return hasattr(written, key) and not callable(mine) and not computed
@@ -374,7 +376,7 @@ def _fit_lists(
     changes: Mapping[str, Any],
     above: str,
 ) -> dict[str, Any]:
-    """Return ``changed`` with lists of an entry per layer cut to its number of layers.
+    """Return ``changed`` with its lists of one entry per layer cut to the number of layers.
 
     A model with fewer layers reads the first entries. transformers cannot open a folder that has more entries
     than layers, so a list in ``changes`` must have one entry per layer. Raises ``RequestError``.
@@ -390,7 +392,7 @@ def _fit_lists(
         if not isinstance(value, list):
             continue
         if key in changes and len(value) != now:
-            text = f"it lists {len(value)} values, and the model has {now} layers; give one for each layer"
+            text = f"it lists {len(value)} values, but the model has {now} layers; set one for each layer"
             raise RequestError((Problem(f"model.config.{above}{key}", text),))
         if key in changes:
             continue
@@ -407,8 +409,8 @@ def _fit_lists(
 def _by_layer(written: PreTrainedConfig, data: Mapping[str, Any], layers: int) -> list[str]:
     """Return the keys of ``data`` that list an entry for each of the ``layers`` layers.
 
-    A list of numbers does if the class of the config makes one for each layer where there is none: others are
-    the indices of some layers, or have that length by chance.
+    A list of numbers counts only if the class of the config would make it with one entry per layer: other
+    lists have the indices of some layers, or have that length by chance.
     """
     found = [key for key, value in data.items() if isinstance(value, list) and len(value) == layers]
     found = [key for key in found if key != "architectures" and not key.endswith(("_token_id", "_token_ids"))]
@@ -419,7 +421,7 @@ def _by_layer(written: PreTrainedConfig, data: Mapping[str, Any], layers: int) -
     without = {key: value for key, value in data.items() if key not in (*found, LAYERS)}
     try:
         more, fewer = (_read(written, without | {own: n}) for n in (layers + 1, layers))
-    except Exception:  # any error of the class of a stranger's config: it makes none
+    except Exception:  # the class of a config may raise anything; then it makes no lists
         return [key for key in found if key not in numbers]
     lengths = {key: [_length(getattr(c, key, None)) for c in (more, fewer)] for key in numbers}
     return [key for key in found if key not in numbers or lengths[key] == [layers + 1, layers]]
@@ -536,7 +538,7 @@ def tp_plan(settings: HuggingFace) -> dict[str, str]:
     if not styles:
         return {}
     inside = {f"{cls.base_model_prefix}.{glob}": style for glob, style in styles.items()}
-    tied = getattr(config, "tie_word_embeddings", False)  # no key of a vision model
+    tied = getattr(config, "tie_word_embeddings", False)  # vision models lack this key
     return inside if tied else inside | dict(cls._tp_plan or {})
 
 

@@ -40,7 +40,7 @@ def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> 
         cos, sin = table.unbind()
         return cos, sin
     if _watched(like):
-        return _worked_out(start, time, head, theta, dtype=dtype, device=like.device)
+        return _compute_table(start, time, head, theta, dtype=dtype, device=like.device)
     return _table(start, time, head, theta, dtype=dtype, device=like.device)
 
 
@@ -50,7 +50,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
-def _worked_out(
+def _compute_table(
     start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     place = torch.arange(start, start + time, device=device, dtype=torch.float64)
@@ -63,13 +63,13 @@ def _worked_out(
 def _table(
     start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Compute the table once; a backward may save it, also if it was first read without gradients."""
+    """Compute the table once; a backward may save it, even if it was first read without gradients."""
     with torch.inference_mode(False), torch.no_grad():
-        return _worked_out(start, time, head, theta, dtype=dtype, device=device)
+        return _compute_table(start, time, head, theta, dtype=dtype, device=device)
 
 
 def _watched(like: Tensor) -> bool:
-    """Whether ``like`` is traced or on meta: a table that is made then must not enter the cache."""
+    """Return true if ``like`` is traced or on meta: a table that is made then must not enter the cache."""
     return (
         type(like) is not Tensor
         or like.is_meta
@@ -83,11 +83,11 @@ def _watched(like: Tensor) -> bool:
 def _of_graph(
     start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The operation in a compiled graph, as otherwise the compiler inlines it in every kernel that reads it.
+    """Compute the table as one operation of a graph: otherwise the compiler inlines it in each reader.
 
     It returns a copy, because the compiler may reuse the memory of tensors that a graph no longer needs.
     """
-    made = _worked_out if device.type == "meta" else _table
+    made = _compute_table if device.type == "meta" else _table
     return torch.stack(made(start, time, head, theta, dtype=dtype, device=device))
 
 
@@ -122,7 +122,7 @@ class Linear(nn.Linear):
 class Conv(nn.Conv2d):
     """A square convolution without bias, padded to keep the size at stride 1.
 
-    Its initialisation is that of He et al. 2015 over the outputs.
+    It is initialised as in He et al. 2015, by the number of outputs (fan-out).
     """
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
@@ -133,13 +133,13 @@ class Conv(nn.Conv2d):
 
 
 WIDEST = 128
-"""Largest head dim for which flash and cuDNN attention have a backward on every device that they run on."""
+"""The largest head dim for which flash and cuDNN attention have a backward on all devices they support."""
 
 
 class _Planned:
     """State of ``grouped_heads``.
 
-    ``grouped`` is a class attribute and no context variable, because torch puts context variables in no
+    ``grouped`` is a class attribute, not a context variable, because torch puts context variables in no
     graph.
     """
 
@@ -148,7 +148,7 @@ class _Planned:
 
 @contextmanager
 def grouped_heads(supported: bool) -> Iterator[None]:
-    """Sets whether the device that meta tensors stand for has kernels for grouped-query attention."""
+    """Set whether the device that meta tensors stand for has kernels for grouped-query attention."""
     before, _Planned.grouped = _Planned.grouped, supported
     try:
         yield
@@ -169,11 +169,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, group: int, seen: Tensor | None) 
 
 
 def _reads_groups(q: Tensor, seen: Tensor | None) -> bool:
-    """Whether the kernel that torch selects supports grouped-query attention.
+    """Return true if torch selects a kernel that supports grouped-query attention, and it is worth using.
 
-    CUDA's flash and cuDNN kernels do, in bfloat16 (which devices too old for them do not have) and without a
-    mask. CUDA's kernel for masks and float32 does not: torch would decompose attention. The CPU kernel does,
-    but it sums gradients in another order, and saves no time.
+    CUDA's flash and cuDNN kernels support it, in bfloat16 (which devices too old for these kernels lack) and
+    without a mask. CUDA's kernel for masks and float32 does not: torch would decompose attention. The CPU
+    kernel does, but it sums gradients in another order and saves no time.
     """
     if seen is not None or q.dtype != torch.bfloat16 or q.shape[-1] > WIDEST:
         return False

@@ -24,9 +24,10 @@ def cross_entropy(
     reduction: Literal["mean", "sum"] = "mean",
     settings: CrossEntropy = PLAIN,
 ) -> Tensor:
-    """Mean or sum over all counted positions, in nats, of logits against class numbers (samples, ...).
+    """Return the mean or sum over all counted positions, in nats; targets are class numbers (samples, ...).
 
-    Logits are (samples, ..., classes), or (samples, classes, ...) as in torch; if both fit, the first.
+    Logits are (samples, ..., classes), or (samples, classes, ...) as in torch; if both fit, the first form is
+    assumed.
 
     The loss is computed in float32 for half-precision logits, else in their own dtype. With ``parts``,
     ``output`` has this rank's classes only, and every rank gets the full loss. If nothing counts, the sum and
@@ -70,7 +71,7 @@ def flat(output: Tensor, target: Tensor, parts: ClassShards | None) -> tuple[Ten
 class Loss(Protocol):
     """A loss of a global batch: the sum over all samples, divided by the sum of their counts.
 
-    So both must be additive over samples and, where sequences pass in pieces, over positions.
+    Sums and counts must be additive over samples and, if sequences pass in pieces, over positions.
     """
 
     def __call__(self, output: Any, target: Tensor, parts: ClassShards | None = None) -> Tensor:
@@ -120,8 +121,8 @@ class ElementLoss:
         if parts is not None:
             target = target.narrow(-1, parts.rank * wide.shape[-1], wide.shape[-1])
         if wide.shape != target.shape:  # torch would broadcast them
-            shapes = f"targets of shape {tuple(target.shape)} and an output of shape {tuple(output.shape)}"
-            raise RunError(f"{shapes}: the loss compares element with element")
+            shapes = f"targets of shape {tuple(target.shape)} do not fit an output of shape"
+            raise RunError(f"{shapes} {tuple(output.shape)}: the loss compares element with element")
 
         if self.binary:
             term = F.binary_cross_entropy_with_logits(wide, target, reduction="sum")

@@ -26,15 +26,15 @@ class OverClasses(Function):
     """The sum of the losses over ranks that each have a part of the classes.
 
     The logits of one position are never all on one rank: only its maximum, its sums and its target's logit
-    are communicated. A target that is no class of any rank makes the loss NaN, where torch would raise,
-    because a check would wait for the GPU.
+    are communicated. A target that is not a class makes the loss NaN. torch would raise, but a check would
+    wait for the GPU.
     """
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, target: Tensor, parts: ClassShards, settings: CrossEntropy
     ) -> Tensor:
-        # of the target class, if it is among this rank's
+        # the column of the target class, if it is among this rank's
         classes = parts.size * logits.shape[-1]
         low = parts.rank * logits.shape[-1]
         here = (target >= low) & (target < low + logits.shape[-1])

@@ -49,7 +49,7 @@ def values(metrics: Sequence[Metric], sums: Sequence[Sequence[float]], where: st
 class TopK:
     """The share of targets whose logit is among the ``k`` largest; of equal logits the first class wins.
 
-    It is NaN if a target is no class.
+    It is NaN if a target is not a class.
     """
 
     name: str

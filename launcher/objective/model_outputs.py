@@ -1,4 +1,4 @@
-"""The tensors of a model's output: in its tuple or dict, and each changed."""
+"""Collects and changes the tensors of a model's output, which may be a tuple or a dict."""
 
 from __future__ import annotations
 

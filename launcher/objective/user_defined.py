@@ -1,4 +1,4 @@
-"""Losses and metrics of users, tried before a run."""
+"""User-defined losses and metrics, and their trial before a run."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class OwnLoss:
         self._name = settings.target
         self._made = made(settings, allow, key, device)
         if not callable(getattr(self._made, "count", None)):
-            text = f"{self._name}: it has no method count(target), by which the loss is divided"
-            text += " by this count before any forward"
+            text = f"{self._name}: it has no method count(target), whose result divides the loss"
+            text += " and is needed before any forward"
             raise RequestError((Problem(key, text),))
         self._apart: Tensor | None = None
 
@@ -64,7 +64,7 @@ class OwnLoss:
     def problem(self) -> str:
         if self._apart is None or not self._apart.item():
             return ""
-        return f"{self._name}: it returns another count than its count(target)"
+        return f"{self._name}: the count that it returns differs from that of its count(target)"
 
 
 class OwnMetric:
@@ -133,12 +133,12 @@ def _kind(value: object) -> str:
 
 
 FEW = 1 << 24
-"""Most elements of an output to try; larger ones are left to the run."""
+"""The most elements of an output to try; larger outputs are first computed in the run."""
 CLOSE, CLOSE_FP32 = 1e-9, 1e-6
-"""Relative tolerances of sums and counts: additions in another order round otherwise, also in float32.
+"""Relative tolerances of sums and counts: additions in another order round differently.
 
-The second one is what layouts promise in fp32. A loss that rounds to fewer bits is judged by it too: its
-sums would differ between layouts by more.
+The second one is for float32; layouts promise it for fp32 training. It also applies to a loss that rounds to
+fewer bits: its sums would differ more between layouts.
 """
 SAMPLES = 4
 
@@ -154,7 +154,7 @@ class Tried:
         name: the class that problems name.
         call: returns a sum and a count.
         made: the specs of one sample's outputs, named by ``keys`` if the model returns several.
-        targets: of all samples that are tried.
+        targets: the targets of all samples that are tried.
         pieces: whether sequences pass in pieces, so that sums over positions must be additive too.
     """
 
@@ -168,7 +168,7 @@ class Tried:
 
 
 def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Problem | None:
-    """Return what is wrong with ``tried``, if anything; ``count`` is the ``count(target)`` of a loss.
+    """Return the problem of ``tried``, if it has one; ``count`` is the ``count(target)`` of a loss.
 
     Raises ``RequestError`` if it cannot be called.
     """
@@ -195,7 +195,7 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
         except RunError as error:
             return Problem(tried.key, str(error))
 
-    # in float64, where rounding hides less; one that is written for float32 may raise anything there
+    # in float64, where rounding hides less; a class that is written for float32 may raise anything there
     try:
         return next(_wrong(tried, wide, count), None)
     except Exception:
@@ -215,7 +215,7 @@ def _drawn(made: TensorSpec, n: int, stream: torch.Generator) -> Tensor:
 
 
 class _Narrowed(TorchFunctionMode):
-    """Notes whether any result has fewer bits than float64."""
+    """Notes whether a result has fewer bits than float64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
             yield Problem(tried.key, f"{tried.name}: {text}")
         alone = count(tried.targets)
         if alone.item() != counted.item():
-            text = f"it counts {counted.item():g} where its count(target) is {alone.item():g}"
+            text = f"it counts {counted.item():g}, but its count(target) is {alone.item():g}"
             yield Problem(tried.key, f"{tried.name}: {text}; both must be the same")
 
     # over parts of them
@@ -252,7 +252,7 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
             for of, total_value, a, b in zip(("sum", "count"), (total, counted), first, second, strict=True):
                 once, twice = total_value.item(), a.item() + b.item()
                 if abs(twice - once) > close * max(abs(twice), abs(once)):
-                    text = f"its {of} over all {unit} is {once:g}, over two parts of them {twice:g}"
+                    text = f"its {of} over all {unit} is {once:g}, but over two parts of them {twice:g}"
                     why = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
                     yield Problem(tried.key, f"{tried.name}: {text}; {why}")
 

@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer and Stern 2018), as in torch, for parameters of which ranks have pieces."""
+"""Adafactor (Shazeer and Stern 2018), as in torch, for parameters that are split into pieces on ranks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Adafactor(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters together, so that their sums share collectives.
 
-        Updates are computed twice rather than kept meanwhile.
+        Each update is computed twice, so that not all updates are in memory at once.
         """
         todo = list(self._begun())
         rows, columns = [], []

@@ -25,7 +25,7 @@ Grouped = Sequence[tuple[ParamGroup, Named]]
 
 
 def groups(grouped: Grouped) -> list[dict[str, Any]]:
-    """Return groups as torch takes them, with names, in order of first appearance.
+    """Return the groups in torch's form, with names, in order of first appearance.
 
     All parameters of a group are plain, or DTensors on one mesh: fused and foreach kernels refuse a mixture.
     """
@@ -65,10 +65,10 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer of ``params``, this rank's trainable parameters.
 
-    It does nothing if all stages are frozen. ``pieces`` describes the full tensors of split parameters, for
-    updates that depend on the full tensor. Every group keeps its initial rate as ``initial_lr``. A
-    user-defined class is called with plain tensors in one list (this rank's pieces of split parameters), then
-    with its arguments; it forms its own groups.
+    Its steps do nothing if this rank has no trainable parameters. ``pieces`` describes the full tensors of
+    split parameters, for updates that depend on the full tensor. Every group keeps its initial rate as
+    ``initial_lr``. A user-defined class is called with plain tensors in one list (this rank's pieces of split
+    parameters), then with its arguments; it forms its own groups.
     """
     if not params:
         params = [(IDLE, [("nothing", nn.Parameter(torch.empty(0)))])]

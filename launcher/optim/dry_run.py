@@ -1,4 +1,4 @@
-"""What the step of a user's optimizer depends on, found by trying."""
+"""Tries a user's optimizer, to find what its step depends on."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SCALES = (1.0, 1e3, 1e-3, 30.0, 0.1)
 SPIKES = {1: slice(0, 1), 4: slice(-1, None)}
 RATES = (1.0, 0.5, 0.25, 1.0)
 LONGEST_DIM = {1: 6000, 2: 136, 3: 24}
-"""Longest dim by the number of dims, else 8: some classes treat 128 rows, or 4096 values, unlike fewer."""
+"""The longest dim by the number of dims, else 8: some classes treat 128 rows or 4096 values differently."""
 OURS = frozenset({"params", "param_names", "lr", "initial_lr"})
 
 
 class Broken(Exception):
-    """Says why the class cannot train."""
+    """Raised with the reason if the class cannot train."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class TrialCut:
 class Observation:
     """The result of a run: tensors, the optimizer, and the group values that the optimizer changed itself.
 
-    ``first`` has the keys of its state after one step; ``paths`` has the way that each value moved, summed
-    over all steps.
+    ``first`` has the keys of its state after one step; ``paths`` has the distance that each value moved,
+    summed over all steps.
     """
 
     params: list[nn.Parameter]
@@ -134,7 +134,7 @@ class OptimizerTrial:
         torchs = type(optimizer).__module__.startswith("torch.optim.")
         for group in optimizer.param_groups:
             if group.get("capturable") and self.device == "cpu" and torchs:
-                why = "capturable=True is for graphs of an accelerator, and torch takes no such step on CPUs"
+                why = "capturable=True is for graphs of an accelerator, and torch refuses it on CPUs"
                 raise Broken(f"{why}; set optim.capturable=false")
             if self.device != "cpu" and group.get("capturable"):
                 group["capturable"] = False  # no CPU supports it
@@ -245,14 +245,16 @@ def _unusable(optimizer: Optimizer) -> str:
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]  # fmt: skip
     if needed:
-        return f"its step() needs {', '.join(needed)}: a step works out loss and gradients once, before it"
+        return (
+            f"its step() needs {', '.join(needed)}, but loss and gradients are computed once, before step()"
+        )
     if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
         return (
             "it requires train() and eval() calls around validation and saving, which "
             "the launcher does not make"
         )
     if any(not _number(g.get("lr")) for g in optimizer.param_groups):
-        return "its groups have no number lr, which the schedule sets before every step"
+        return "its groups have no numeric lr, which the schedule sets before every step"
     return ""
 
 
@@ -284,12 +286,12 @@ def _same(a: Any, b: Any) -> bool:
 
 
 CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3}
-"""Tolerance as a share of the way that a value has moved.
+"""The tolerance as a fraction of the distance that a value has moved.
 
-The same sums in another order differ by less, other sums by more.
+The same sums in another order differ by less, different sums by more.
 """
 DTYPES = {"float64": (torch.float64,), "float32": (torch.float64, torch.float32)}
-"""The dtypes to try for weights of a dtype: fp64 first, which tells more if the class supports it."""
+"""The dtypes to try for weights of a dtype: fp64 first, which shows more if the class supports it."""
 
 
 def probe(
@@ -364,7 +366,7 @@ def _traits(trial: OptimizerTrial, name: str) -> OptimizerTraits:
 
 
 def _near(trial: OptimizerTrial, seen: Observation, cut: TrialCut) -> bool:
-    """Whether the tensors of a split run end where those of the unsplit run do."""
+    """Return true if a split run ends with the same values as the unsplit run."""
     try:
         return _close(trial.run(cut), seen)
     except Broken:
@@ -383,7 +385,7 @@ def _close(actual: Sequence[Tensor], observation: Observation) -> bool:
 
 
 def _alike(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
-    """Whether the tensors are bit-equal, except for NaN."""
+    """Return true if the tensors are bit-equal, except for NaN."""
     return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(a, b, strict=True))
 
 
@@ -396,7 +398,7 @@ def _works(trial: OptimizerTrial) -> bool:
 
 
 def _draws(trial: OptimizerTrial, expected: Sequence[Tensor]) -> Literal["", "torch", "elsewhere"]:
-    """Whether the values change with the seed; if they do, whether torch's generator alone decides."""
+    """Return "" if the values do not depend on the seed, and "torch" if torch's generator alone decides."""
     if _alike(trial.run(seed=1), expected):
         return ""
     return "torch" if _alike(trial.run(seed=0), expected) else "elsewhere"

@@ -88,7 +88,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update one parameter after the other, so that temporaries are of the size of one."""
+        """Update one parameter after the other, so that temporaries have the size of one parameter."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -107,7 +107,7 @@ def update(
 ) -> None:
     """Update ``p`` and ``mean`` in place.
 
-    Products are rounded before they are added, because the sign would show the difference of a fused one.
+    Products are rounded before they are added: a fused multiply-add rounds differently, and the sign would show it.
     """
     now, kept = betas
     sign = mean.mul(now).add_(grad.mul(1 - now)).sign_()

@@ -47,7 +47,7 @@ def factor(settings: NamedSchedule, step: int, total: int) -> float:
 
 
 def _remaining(settings: Cosine | Linear | Polynomial | CosineRestarts | WSD, step: int, total: int) -> float:
-    """Return the part that is left, from 1 to 0, in step ``step`` of the ``total`` after warmup."""
+    """Return the remaining part, from 1 to 0, at step ``step`` of the ``total`` steps after warmup."""
     done = min(step / max(total - 1, 1), 1.0)
     match settings:
         case Cosine():
@@ -59,13 +59,13 @@ def _remaining(settings: Cosine | Linear | Polynomial | CosineRestarts | WSD, st
         case CosineRestarts(period_steps=period, period_multiplier=multiplier):
             return (1 + cos(pi * _of_period(step, period, multiplier))) / 2
         case WSD():
-            # no more than warmup leaves: debug.limit may cut the training short
+            # at most the steps after warmup: debug.limit may cut the training short
             decay = min(settings.decay(total + settings.warmup_steps), total)
             return _stable(step - (total - decay) + 1, decay, settings.decay_shape)
 
 
 def _of_period(step: int, period: int, multiplier: int) -> float:
-    """Return the part of its period that ``step`` has behind it.
+    """Return the fraction of the current period that is over at ``step``.
 
     Each period is ``multiplier`` times as long as the one before.
     """
@@ -90,15 +90,15 @@ def _stable(step: int, decay: int, shape: str) -> float:
 
 KEY = "schedule._target_"
 MOST = 1_000_000
-"""Most steps that are tried; of a longer training this many, evenly spaced up to the last."""
+"""The most steps that are tried; in a longer training they are evenly spaced up to the last step."""
 AGAIN = 1_000
-"""Most steps that are tried a second time, in another order."""
+"""The most steps that are tried a second time, without the steps between them."""
 
 
 def build_own(settings: Target, allow: tuple[str, ...]) -> Callable[[int], float]:
     """Return a function of the step (from 0) that calls the user's instance.
 
-    Raises ``RequestError``; the function raises ``RunError`` if the value is no factor.
+    Raises ``RequestError``; the function raises ``RunError`` if the value is not a factor.
     """
     made = _made(settings, allow)
 
@@ -106,14 +106,14 @@ def build_own(settings: Target, allow: tuple[str, ...]) -> Callable[[int], float
         value = made(step)
         number = _number(value)
         if number is None:
-            raise RunError(f"step {step + 1}: {settings.target} gives {_bad_factor(value)}")
+            raise RunError(f"step {step + 1}: {settings.target} returns {_bad_factor(value)}")
         return number
 
     return factor
 
 
 def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | None:
-    """Return what is wrong with the schedule at one of the ``steps``, if anything.
+    """Return the problem of the schedule at one of the ``steps``, if it has one.
 
     Raises ``RequestError`` if it cannot be built or called.
     """
@@ -136,7 +136,8 @@ def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | N
             value = other(step)
         if _number(value) != multipliers[step]:
             text = (
-                f"at step {step} it returns {multipliers[step]} after earlier steps, {short(value)} without"
+                f"at step {step} it returns {multipliers[step]} after earlier steps, "
+                f"but {short(value)} without them"
             )
             return Problem(KEY, f"{name}: {text}; a resumed run may begin at any step")
     return None
@@ -157,4 +158,4 @@ def _number(value: object) -> float | None:
 
 
 def _bad_factor(value: object) -> str:
-    return f"{short(value)}, and a share of optim.lr is a finite number of at least 0"
+    return f"{short(value)}, but a factor of optim.lr must be a finite number of at least 0"

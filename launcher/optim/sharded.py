@@ -17,9 +17,9 @@ from launcher.plan.values.layout import Box, Layout
 
 
 class LocalShards(torch.optim.Optimizer):
-    """Gives ``inner`` this rank's pieces of the parameters; its update must be elementwise.
+    """Gives the optimizer ``inner`` this rank's pieces of the parameters; its update must be elementwise.
 
-    A user-defined class need not know DTensor, nor be limited to operations that have a rule for it. The
+    A user-defined class then sees plain tensors, so it may use operations that DTensor has no rule for. The
     pieces share memory with the parameters; gradients are passed to them before a step.
     """
 
@@ -28,7 +28,7 @@ class LocalShards(torch.optim.Optimizer):
     ) -> None:
         """Build ``inner``.
 
-        The base class is not initialised, as groups, state and hooks are those of ``inner``.
+        The base class is not initialised, because groups, state and hooks are those of ``inner``.
         """
         self._own = {p: _piece(p) for p in params}
         self.inner = build(list(self._own.values()))
@@ -82,7 +82,7 @@ def _local(t: Tensor) -> Tensor:
 def _grad(p: Tensor) -> Tensor | None:
     """Return this rank's piece of the gradient, with the placements of the parameter.
 
-    After tensor parallelism the gradient may have others.
+    After tensor parallelism the gradient may have other placements.
     """
     g = p.grad
     if isinstance(g, DTensor) and isinstance(p, DTensor) and g.placements != p.placements:
@@ -172,7 +172,7 @@ def add_up(terms: Iterable[tuple[TensorPieces, Iterable[int] | None, Tensor]]) -
     """Sum each tensor over the ranks that split its dims, in place.
 
     A term is a sum over this rank's piece, along ``dims`` (``None`` for all). Terms over the same axes share
-    a collective. Every rank with a piece calls this with as many terms, in the same order.
+    a collective. Every rank with a piece calls this with the same number of terms, in the same order.
     """
     together: dict[tuple[tuple[str, ...], torch.dtype], list[Tensor]] = {}
     groups: dict[str, dist.ProcessGroup] = {}

@@ -31,7 +31,7 @@ def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = 
     return {
         name: t
         for key, value in _entries(optimizer, p, counters)
-        if not _strange(key, value)
+        if not _unstorable(key, value)
         for name, t in _leaves(key, value)
     }
 
@@ -41,7 +41,7 @@ def unpackable(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[s
     return [
         f"{key} of type {kind}"
         for key, value in _entries(optimizer, p, counters)
-        if (kind := _strange(key, value))
+        if (kind := _unstorable(key, value))
     ]
 
 
@@ -58,7 +58,7 @@ def unpack(optimizer: torch.optim.Optimizer, p: Tensor, packed: Mapping[str, Ten
 
 
 def on_device(optimizer: torch.optim.Optimizer, p: Tensor) -> bool:
-    """Whether step counters are on the device of ``p``, as torch has them for kernels that need no CPU."""
+    """Return true if step counters are on the device of ``p``, as in torch's fused and capturable steps."""
     group = _group(optimizer, _own(optimizer, p))
     return bool(group.get("capturable") or group.get("fused"))
 
@@ -82,7 +82,7 @@ def _entries(
     yield from ((f"{GROUP}/{key}", group[key]) for key in counters if key in group)
 
 
-def _strange(key: Any, value: Any) -> str:
+def _unstorable(key: Any, value: Any) -> str:
     """Return the type of a value that checkpoints cannot store, or "".
 
     A key becomes part of a tensor's name in the checkpoint.
@@ -90,12 +90,12 @@ def _strange(key: Any, value: Any) -> str:
     if not isinstance(key, str) or not key.removeprefix(f"{GROUP}/").isidentifier() or key == GROUP:
         return f"{type(value).__name__}, under a key that is not a plain name"
     if type(value) in (list, tuple):
-        return next(filter(None, (_strange(key, one) for one in value)), "")
+        return next(filter(None, (_unstorable(key, one) for one in value)), "")
     if isinstance(value, Tensor):
         kind = f"{type(value).__name__} ({value.layout}, {value.dtype})".replace("torch.", "")
         return "" if _plain(value) else kind
 
-    # Python's own types, of which an int must fit an int64
+    # Python's own types; an int must fit an int64
     fits = type(value) is int and -(2**63) <= value < 2**63
     return "" if fits or value is None or type(value) in (bool, float) else type(value).__name__
 

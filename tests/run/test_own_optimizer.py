@@ -88,8 +88,8 @@ def test_show_plan_refuses_it_and_starts_nothing(tmp_path, capsys):
     assert main([*words, "show=plan"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  optim._target_ = torch.optim.LBFGS: its step() needs closure: a step works out loss and gradients once, "
-        "before it\n"
+        "  optim._target_ = torch.optim.LBFGS: its step() needs closure, but loss and gradients are computed "
+        "once, before step()\n"
         "    set by: optim={_target_: torch.optim.LBFGS} (command line)\n"
     )
     assert not (tmp_path / "run").exists()

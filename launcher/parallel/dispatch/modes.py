@@ -26,8 +26,7 @@ from launcher.plan.values.model_graph import DUAL
 class Dispatch(TorchDispatchMode):
     """A dispatch mode without torch's guard that keeps dynamo out of its code.
 
-    Nothing is compiled while such a mode is active, and the guard would import torch._dynamo: a second per
-    plan.
+    The guard would import torch._dynamo, which takes a second per plan.
     """
 
     @classmethod

@@ -24,7 +24,7 @@ Batch = tuple[Any, Any]
 HOOKING = frozenset(
     {"apply", "register_hook", "register_multi_grad_hook", "register_prehook", "grad", "retain_grad"}
 )
-"""Names in the code of a module that may register code for the backward, or read what one has left."""
+"""Names in a module's code that may register a hook of the backward, or read a gradient that it left."""
 GRAD: Any = torch.Tensor.grad
 """The property with the gradient that a backward has left."""
 
@@ -33,8 +33,8 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
     """Return the attributes and buffers of ``model`` that the backward of a call of its ``leaf`` changes.
 
     Forward and backward run on meta tensors. A hook may change attributes of other modules. Returns nothing
-    for a hook that reads values. What a backward leaves in the files of the model and in containers is put
-    back: a later check that runs forwards before and after a backward would find it everywhere.
+    for a hook that reads values. Changes in the files of the model and in containers are undone: otherwise a
+    later check, which runs forwards before and after a backward, would find them everywhere.
     """
     if not any(map(_hooks, leaf.modules())):
         return []
@@ -103,8 +103,8 @@ def gradients_read(model: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[st
 def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch]]) -> str:
     """Return which results change if another forward runs before the backward of ``leaf``; "" for none.
 
-    ``ready`` returns a copy of it with values, and two batches to call it with; the same each time. Returns
-    "" for a module that fails for these values, or that is not deterministic.
+    ``ready`` returns a copy of ``leaf`` with values and two batches for it, equal in each call. Returns ""
+    for a module that fails for these values, or that is not deterministic.
     """
     if not any(map(_hooks, leaf.modules())):
         return ""
@@ -163,7 +163,7 @@ def _backward(leaf: nn.Module, inputs: list[torch.Tensor], made: list[torch.Tens
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    """Whether two lists of tensors are equal up to rounding."""
+    """Return true if two lists of tensors are equal up to rounding."""
     same = zip(a, b, strict=False)
     return len(a) == len(b) and all(x.shape == y.shape and bool(_close(x, y)) for x, y in same)
 

@@ -22,7 +22,7 @@ OURS = frozenset(vars(nn.Module()))
 """Attributes that torch defines."""
 
 EMPTY = (dict, OrderedDict, set)
-"""Most attributes of a module are one of these and empty; ``copy`` takes ten times as long for them."""
+"""Most attributes of a module are empty containers of these types, for which ``copy`` takes far longer."""
 PROXIES = (ProxyType, CallableProxyType)
 HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict, ref, *PROXIES)
 """Attributes that are functions or weak references, or may contain some."""
@@ -31,21 +31,19 @@ HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict, ref, *PROXIES)
 def copied(model: M, parameter_hooks: bool = False) -> M:
     """Copy as ``copy.deepcopy`` does, but functions that refer to a module refer to its copy.
 
-    Attributes that cannot be copied, such as locks, open files and generators, are shared. Parameters have
-    no hooks, unless ``parameter_hooks``: most copies only run forwards. Raises ``RequestError`` for modules
-    that refuse to be copied.
+    Attributes that cannot be copied, such as locks, open files and generators, are shared. The parameters of
+    the copy have no hooks, unless ``parameter_hooks``: most copies only run forwards. Raises ``RequestError``
+    for modules that cannot be copied.
     """
     values = [v for m in model.modules() for v in vars(m).values()]
     empty = {id(v): type(v)() for v in values if type(v) in EMPTY and not v}
-    empty |= {id(v): v for v in values if type(v) in PROXIES}  # deepcopy would copy what one stands for
+    empty |= {id(v): v for v in values if type(v) in PROXIES}  # deepcopy would copy the object behind one
     memo: dict[int, Any] = dict(empty)
     try:
         out = copy.deepcopy(model, memo)
     except Exception:  # the user's object may raise anything
         memo = empty | _single(model)
-        with owned(
-            "model", f"{type(model).__name__}: it cannot be copied, as planning does by copy.deepcopy"
-        ):
+        with owned("model", f"{type(model).__name__}: planning copies it with copy.deepcopy, which fails"):
             out = copy.deepcopy(model, memo)
 
     # functions and hooks, which deepcopy does not copy
@@ -119,9 +117,12 @@ def behind(value: Any) -> Any:
 
 
 def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
-    """Return ``f``, or a copy with its own cells if it may count in them, or refers to copied objects."""
+    """Return ``f``, or a copy with its own cells if it may change them or refers to copied objects."""
     memo[id(f)] = f  # it may refer to itself
-    own = (f.__module__ or "").partition(".")[0] not in ("launcher", "torch")  # ours report to their maker
+    own = (f.__module__ or "").partition(".")[0] not in (
+        "launcher",
+        "torch",
+    )  # ours report to the object that made them
 
     # the content of the copy's cells and defaults, and whether it differs
     copy_cell = _fresh if own else _on_copy
@@ -163,7 +164,7 @@ def _fresh(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _counts(value: Any) -> bool:
-    """Whether a function may change ``value`` in its cell, or replace it."""
+    """Return true if a function may change ``value`` in its cell, or replace it."""
     return not isinstance(value, nn.Module | torch.Tensor | ModuleType | type) and not callable(value)
 
 
@@ -189,7 +190,7 @@ def _full(cell: CellType) -> bool:
 
 
 def hooks(p: nn.Parameter) -> bool:
-    """Whether any hook is registered on ``p``."""
+    """Return true if a hook is registered on ``p``."""
     return bool(p._backward_hooks or p._post_accumulate_grad_hooks)
 
 

@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 @contextmanager
 def hooked_for_all() -> Iterator[list[str]]:
-    """Yield a list that has, on exit, the functions that were called; their hooks are removed."""
+    """Yield a list that has, on exit, the register functions that were called; their hooks are removed."""
     stores: dict[str, list[dict[int, Any]]] = {
         name: [vars(module)[kept] for kept in kinds] for name, kinds in KINDS.items()
     }
@@ -55,9 +55,9 @@ ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "COPY", "DUP_TOP")  # th
 
 
 def uses_weights(hook: Any, depth: int = 0) -> bool:
-    """Whether ``hook`` can reach a weight, a module to call, or a value that was computed from weights.
+    """Return true if ``hook`` can reach a weight, a module to call, or a value computed from weights.
 
-    A hook that only scales or counts gradients can reach none.
+    A hook that only scales or counts gradients can reach none of these.
     """
     if isinstance(hook, MethodType):
         return _reads(hook.__self__, _names(hook.__func__.__code__))
@@ -72,7 +72,7 @@ def uses_weights(hook: Any, depth: int = 0) -> bool:
 
 
 def _weighs(value: Any, name: str, code: CodeType, depth: int) -> bool:
-    """Whether the variable ``name`` of a function is a weight, or leads to one."""
+    """Return true if the variable ``name`` of a function is a weight, or leads to one."""
     if isinstance(value, torch.Tensor):
         return value.requires_grad
     if isinstance(value, nn.Module):
@@ -81,14 +81,14 @@ def _weighs(value: Any, name: str, code: CodeType, depth: int) -> bool:
 
 
 def _reads(owner: Any, names: frozenset[str]) -> bool:
-    """Whether one of these attributes of ``owner`` is a weight or another module."""
+    """Return true if one of the attributes ``names`` of ``owner`` is a weight or another module."""
     if not isinstance(owner, nn.Module):
         return False
     return bool(names & (owner._parameters.keys() | owner._modules.keys() | {"parameters", "forward"}))
 
 
 def _hands_on(code: CodeType, name: str) -> bool:
-    """Whether ``code`` uses the object ``name`` itself, such as in a call, and not only its attributes."""
+    """Return true if ``code`` uses the object ``name`` itself, as in a call, and not only its attributes."""
     steps = list(dis.get_instructions(code))
     own = any(
         step.opname == "LOAD_DEREF" and step.argval == name and after.opname not in ATTRIBUTES

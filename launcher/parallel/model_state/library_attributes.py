@@ -1,7 +1,8 @@
 """Attributes that a model's code sets on modules, classes and functions of libraries: ``torch.calls = 1``.
 
-Libraries have far too many variables to compare all of them, and change their own. So only those are looked
-at that the model's code can mean: on objects that its names lead to, under a name that it assigns or quotes.
+Libraries have far too many variables to compare all of them, and they change some themselves. So only the
+variables that the model's code can mean are compared: those on objects that its names lead to, under a name
+that it assigns or quotes.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class _Words:
 def library_attributes(
     functions: Iterable[FunctionType], classes: Iterable[type]
 ) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield attributes of libraries that the code of ``functions`` can assign, as far as they exist.
+    """Yield the existing attributes of libraries that the code of ``functions`` can assign.
 
-    Each comes with the name to show, its owner, its own name and its value. ``classes``: those of the model's
-    files, whose base classes may be a library's.
+    Each is the name to show, its owner, its own name and its value. ``classes`` are those of the model's
+    files; their base classes may be a library's.
     """
     functions = [*functions]
     words = [_words(f.__code__) for f in functions]
@@ -61,7 +62,7 @@ def library_attributes(
     if not assigned:
         return
 
-    # and what its names lead to from there
+    # and the objects that its names lead to from there
     seen = set[int]()
     while queue:
         owner = queue.popleft()
@@ -76,9 +77,9 @@ def library_attributes(
 
 
 def _is_state(value: Any, own: set[str]) -> bool:
-    """Whether it may be a model's: numbers, arrays and tensors, containers of them, objects of its classes.
+    """Return true if ``value`` may be the model's: a number, array or tensor, or an object of its classes.
 
-    What else is in a library, such as ``sys.modules``, is its own.
+    A container of these may be, too. Any other value, such as ``sys.modules``, is the library's own.
     """
     if isinstance(value, list | tuple | set | dict) and len(value) <= MANY:
         items = value.values() if isinstance(value, dict) else value
@@ -95,7 +96,7 @@ def _shown(owner: Any) -> str:
 
 
 def _of_library(owner: Any) -> bool:
-    """Whether it is a library's module, class, function or object that can have further attributes."""
+    """Return true for a library's module, class, function or object that can have further attributes."""
     if isinstance(owner, ModuleType):
         return library(owner.__name__)
     kind = owner if isinstance(owner, type | FunctionType) else type(owner)

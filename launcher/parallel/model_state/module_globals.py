@@ -1,6 +1,6 @@
 """State that a model's source files keep: global variables, class attributes, closures and defaults.
 
-What their code keeps on a library's modules and classes belongs to it.
+Values that their code stores on a library's modules and classes are included.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Restorers = dict[int, Callable[[], object]]
 def files(*makers: Callable[..., Any]) -> list[str]:
     """Return the Python modules that define these classes and functions, and those that they import from.
 
-    Installed packages are left out, unless a maker is from there.
+    Installed packages are left out, except the packages that the ``makers`` are from.
     """
     kinds = [k for m in dict.fromkeys(makers) for k in (m.__mro__ if isinstance(m, type) else (m,))]
     return around(k.__module__ for k in kinds)
@@ -96,7 +96,7 @@ def around(names: Iterable[str]) -> list[str]:
 
 
 def _own(name: str, packages: set[str]) -> bool:
-    """Whether the module is the user's, or in a package that the model is from."""
+    """Return true if the module is the user's, or belongs to a package that the model is from."""
     top = name.partition(".")[0]
     return not library(name) or (top in packages and top not in LIBRARIES)
 
@@ -161,7 +161,7 @@ def _walk(names: Iterable[str]) -> _Walk:
 def variables(names: Iterable[str]) -> PythonState:
     """Return the state of these modules: global variables, class attributes, and variables of functions.
 
-    Their process's own state is a part of it: environment variables, and settings such as a default dtype.
+    The state of the process is included: environment variables, and settings such as a default dtype.
     """
     here = _walk(names)
     out = PythonState()
@@ -280,11 +280,11 @@ def _cells(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _twin(value: Any) -> Any:
-    """Return a copy of an iterator that keeps numbers of its own or goes through a list; else ``None``."""
+    """Return a copy of an iterator of ``ITERATORS``; ``None`` for other values."""
     if not isinstance(value, ITERATORS):
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python is to drop the copies of itertools
+        warnings.simplefilter("ignore")  # Python will drop copies of itertools
         try:
             return copy.deepcopy(value) if isinstance(value, itertools.cycle) else copy.copy(value)
         except TypeError:
@@ -300,7 +300,7 @@ def _results(cache: Any) -> Iterator[Any]:
 
 
 def _remember(value: Any, inside: Restorers) -> None:
-    """Add what restores ``value`` and its parts to ``inside``, as far as they can be changed."""
+    """Add to ``inside`` the functions that restore ``value`` and its parts, if these can be changed."""
     # its own contents
     inner = parts(value)
     if isinstance(value, np.ndarray):
@@ -365,13 +365,13 @@ def _get(variable: ContextVar[Any]) -> Any:
 
 
 def _set(variable: ContextVar[Any], value: Any) -> None:
-    """Set a context variable back; one that had no value keeps what it has."""
+    """Set a context variable back; one that had no value keeps its present value."""
     if value is not FIXED and _get(variable) is not value:
         variable.set(value)
 
 
 def _reset(value: Any, attributes: dict[str, Any] | None, slots: Sequence[tuple[Any, Any]]) -> None:
-    """Set the attributes of an object back, past any methods of its class."""
+    """Set the attributes of an object back, without calling methods of its class."""
     if attributes is not None:
         _refill(vars(value), attributes)
     for member, part in slots:
@@ -383,14 +383,14 @@ def _reset(value: Any, attributes: dict[str, Any] | None, slots: Sequence[tuple[
 
 
 def _slots(value: Any) -> list[tuple[Any, Any]]:
-    """Return the ``__slots__`` of the user's classes that ``value`` has, with what is in them."""
+    """Return the ``__slots__`` that ``value`` has from the user's classes, with their contents."""
     kinds = [k for k in type(value).__mro__ if not library(k.__module__)]
     members = [m for k in kinds for m in vars(k).values() if isinstance(m, MemberDescriptorType)]
     return [(m, _slot(m, value)) for m in members]
 
 
 def _slot(member: Any, value: Any) -> Any:
-    """Return what is in a slot; ``FIXED`` for one that is empty."""
+    """Return the content of a slot, or ``FIXED`` if it is empty."""
     try:
         return member.__get__(value)
     except AttributeError:
@@ -398,7 +398,7 @@ def _slot(member: Any, value: Any) -> Any:
 
 
 def _refill(value: Any, items: Any) -> None:
-    """Set the items of a container back; one with the same objects is left alone."""
+    """Set the items of a container back; a container that still has the same objects is left alone."""
     if isinstance(value, MutableMapping):
         inside = dict(entries(value) or ())
         same = len(inside) == len(items) and all(k in inside and inside[k] is v for k, v in items.items())

@@ -23,7 +23,7 @@ class Count:
 
 
 def counts(model: nn.Module, names: Iterable[str]) -> dict[tuple[str, str], Count]:
-    """Return numbers in attributes, in dicts among them, in buffers of one element and in files ``names``."""
+    """Return numbers in attributes, in dicts among them, in one-element buffers and in files ``names``."""
     out: dict[tuple[str, str], Count] = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():

@@ -1,7 +1,7 @@
-"""Reads and restores the process that a model runs in: its environment, settings of Python and torch.
+"""Reads and restores the state of a model's process: environment variables, settings of Python and torch.
 
-A forward may change them; nothing else of this package does. Planning restores them. The functions whose
-answers differ from call to call, or from process to process, are listed here too.
+A forward may change it; nothing else in this package does. Planning restores it. The functions whose results
+differ from call to call, or from process to process, are listed here too.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
 
 
 def _filters() -> tuple[Any, ...]:
-    """Return the filters of warnings: no numbers depend on them, so they are only put back."""
+    """Return the filters of warnings; they are restored, but not compared: no numbers depend on them."""
     return tuple(warnings.filters)
 
 
 def _set_filters(value: tuple[Any, ...]) -> None:
-    """Put the filters back as they were; a filter that is added makes Python forget what it has cached."""
+    """Put the filters back as they were; ``resetwarnings`` also makes Python drop its cache of them."""
     warnings.resetwarnings()
     warnings.filters[:] = value  # type: ignore[index]
 
@@ -60,7 +60,7 @@ SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
         torch.set_float32_matmul_precision,
     ),
 )
-"""The name of each setting, what reads it and what sets it."""
+"""The name of each setting, the function that reads it and the function that sets it."""
 
 
 def process_state() -> Iterator[tuple[str, Any]]:
@@ -126,7 +126,7 @@ CLOCKS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (uuid, "uuid1", _other_id),
     (uuid, "uuid4", _other_id),
 )
-"""Functions whose answer is another one at each call: their module, their name, another answer."""
+"""Functions that return another value at each call: module, name, and a function that changes the value."""
 
 PLACES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (os, "getpid", _next),
@@ -134,4 +134,4 @@ PLACES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (socket, "gethostname", _other_host),
     (platform, "node", _other_host),
 )
-"""Functions whose answer is another one in each process, or on each machine."""
+"""Functions that return another value in each process, or on each machine."""

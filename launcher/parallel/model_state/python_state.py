@@ -41,7 +41,7 @@ BYTES: tuple[type, ...] = (bytearray, array, memoryview, mmap, ctypes.c_int.__mr
 CHANGED_IN_PLACE = (
     random.Random, np.random.Generator, np.random.RandomState, torch.Generator, np.ndarray, Iterator, *BYTES,
 )  # fmt: skip
-"""Single values that every module which has them sees change."""
+"""Single values that can change in place, which every module that has them sees."""
 
 LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch", "transformers"}
 INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
@@ -51,7 +51,7 @@ MANY, DEEP = 1000, 8
 
 @cache
 def library(name: str) -> bool:
-    """Whether a module of this name is installed, and not the user's."""
+    """Return true if a module of this name is installed, and not the user's."""
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     return name.partition(".")[0] in LIBRARIES or file.startswith(INSTALLED)
 
@@ -59,8 +59,8 @@ def library(name: str) -> bool:
 class PythonState:
     """Comparable marks of state.
 
-    ``marks`` has a value for each place, which is equal as long as the state is. ``chains`` has the objects
-    that lead to each place, by id; ``also`` has further attributes that lead to an object;
+    ``marks`` has a value for each place, which stays equal as long as the state does. ``chains`` has the
+    objects that lead to each place, by id; ``also`` has further attributes that lead to an object;
     ``shared_generators`` has the places of generators of torch to which several attributes lead.
     """
 
@@ -116,7 +116,7 @@ def snapshot(model: nn.Module) -> PythonState:
 
 
 def owns_generator(model: nn.Module) -> bool:
-    """Whether a module keeps a generator of torch, whose state does not advance on meta tensors."""
+    """Return true if a module has a generator of torch, whose state does not advance on meta tensors."""
     return any(isinstance(v, torch.Generator) for m in model.modules() for v in vars(m).values())
 
 
@@ -155,7 +155,7 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
 def entries(value: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
     """Return the entries of a mapping; ``None`` if it is treated as any object of its class.
 
-    No method of the user's runs: it may create values on access, and import modules for them.
+    No method of a user's class is called: it may create values on access, and import modules for them.
     """
     if isinstance(value, dict):
         return [*builtin(value).items(value)]
@@ -182,7 +182,7 @@ def _own(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def mark(value: Any) -> Any:
-    """Return what is equal as long as ``value``, which is not taken apart, is in the same state."""
+    """Return an object that stays equal as long as ``value`` has the same state, without its parts."""
     # values, and the states of random streams
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.dtype.str, value.shape, value.tobytes()
@@ -297,8 +297,8 @@ def counters(
     """Return the attributes in ``leaves`` that a forward changes.
 
     ``copies`` has those that changed in a leaf's copy. Raises ``RequestError`` for attributes outside of
-    ``leaves``, and for objects that several leaves share. A generator of torch that several share is taken to
-    be drawn from, because its state does not advance on meta tensors.
+    ``leaves``, and for objects that several leaves share. A generator of torch that several leaves share
+    counts as changed, because its state does not advance on meta tensors.
     """
     out: dict[str, None] = {}
     for key in (*changed(before, after), *copies, *after.shared_generators):
@@ -310,12 +310,13 @@ def counters(
         lost = [n for n, leaf in owners.items() if leaf is None]
         if lost:
             text = f"the forward changes {lost[0]}, which is on no stage"
-            why = "no other stage and no later step would see it"
+            why = "no other stage and no later step would see the change"
             raise RequestError((Problem("model", f"{text}: {why}; keep it in a module that has a stage"),))
         if len(set(owners.values())) > 1:
-            text = f"the forward changes {names[0]}, which is also {' and '.join(names[1:])}, in Python"
-            cure = "give each its own, or hand on a tensor"
-            raise RequestError((Problem("model", f"{text}: another stage would not see it; {cure}"),))
+            text = f"the forward changes {names[0]}, a Python object that is also {' and '.join(names[1:])}"
+            cure = "give each module its own, or pass a tensor from one to the other"
+            why = "another stage would not see the change"
+            raise RequestError((Problem("model", f"{text}: {why}; {cure}"),))
         if key not in after.shared_generators:
             out |= dict.fromkeys(names)
     return [*out]
@@ -325,8 +326,8 @@ def counters(
 def untouched(models: Iterable[nn.Module], names: Iterable[str]) -> Iterator[None]:
     """Restore ``models`` on exit, to the last bit.
 
-    Of the tensors, those of ``names`` that exist are restored. Of all modules, the attributes are restored,
-    and the items of lists, dicts and sets among them, but nothing deeper.
+    This restores the tensors in ``names`` that exist, the attributes of all modules, and the items of lists,
+    dicts and sets among these attributes, but nothing deeper.
     """
     names, models = tuple(names), tuple(models)
     tensors = [t for model in models for t in _tensors(model, names)]
@@ -345,7 +346,7 @@ def untouched(models: Iterable[nn.Module], names: Iterable[str]) -> Iterator[Non
 def _tensors(
     model: nn.Module, names: tuple[str, ...]
 ) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
-    """Yield the dict that has each tensor, its name there, the tensor and a copy."""
+    """Yield for each tensor the dict that it is in, its name there, the tensor and a copy."""
     for path, module in model.named_modules(remove_duplicate=False) if names else ():
         for home in (module._parameters, module._buffers):
             for name, t in home.items():

@@ -1,4 +1,4 @@
-"""Finds references to a model's tensors outside its modules, which would miss that these are replaced."""
+"""Finds references to a model's tensors outside its modules: they would keep tensors that are replaced."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ PYTHONS = weakref.__file__.removesuffix("weakref.py")
 def strangers(model: nn.Module, away: Callable[[Tensor], bool] = lambda t: t.is_meta) -> list[Problem]:
     """Return a problem for each tensor or module that is kept where the launcher cannot give it values.
 
-    ``away`` returns true for a tensor that the constructor itself has put on the meta device: it needs none.
+    ``away`` returns true for a tensor that the constructor itself has put on the meta device: such a tensor
+    needs no values.
     """
     # other classes than plain modules and parameters
     for name, module in model.named_modules():
@@ -84,9 +85,9 @@ def strangers(model: nn.Module, away: Callable[[Tensor], bool] = lambda t: t.is_
 
 
 def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()) -> list[Problem]:
-    """Return problems of numpy arrays in attributes that share the memory of a parameter that is trained.
+    """Return a problem for each numpy array in an attribute that shares memory with a trained parameter.
 
-    ``shown``: arrays that share the memory of parameters on meta, and the names of these.
+    ``shown`` has arrays that share the memory of parameters on meta, and the names of these parameters.
     """
     places = [(array.__array_interface__["data"][0], array.nbytes, name) for array, name in shown]
     for learnt, p in model.named_parameters():
@@ -99,8 +100,8 @@ def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()
             place = array.__array_interface__["data"][0]
             of = next((n for begin, size, n in places if begin <= place < begin + size), None)
             if of is not None:
-                text = f"{at} is an array of numpy that shares memory with {of}"
-                text += ", and would no longer see its updates"
+                text = f"{at} is a numpy array that shares memory with {of}"
+                text += ", but the array would no longer see its updates"
                 out.setdefault(at, Problem("model", f"{text}; compute it from {of} in the forward"))
     return list(out.values())
 
@@ -117,12 +118,12 @@ def _arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def _itself(at: str, name: str) -> Problem:
-    text = f"{at} holds the parameter {name}, but sharding replaces that tensor by another one"
-    return Problem("model", f"{text}; get it from its module each time instead")
+    text = f"{at} holds the parameter {name}, but sharding replaces that tensor with another one"
+    return Problem("model", f"{text}; read the parameter from its module each time instead")
 
 
 def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    """Return modules that hold another one by a Python reference, with each weight that both have."""
+    """Return the modules that refer to another one in a Python attribute, with each weight that both have."""
     paths = {id(m): name for name, m in model.named_modules()}
     out: dict[tuple[str, str], None] = {}
     for path, module in model.named_modules():
@@ -131,7 +132,7 @@ def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
         if not held:
             continue
 
-        # those outside of it, but not one around it, which has all that it has
+        # modules outside of it, except those that contain it and so have all of its weights
         own, below = {id(p) for p in module.parameters()}, {id(m) for m in module.modules()}
         for other in held:
             if id(other) not in below and all(m is not module for m in other.modules()):
@@ -141,8 +142,8 @@ def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 
 def _node(at: str, node: Node) -> Problem:
-    text = f"{at} holds a node of autograd ({node.name()}) that the constructor made"
-    why = "and the launcher replaces the weights that it belongs to, so hooks of the node are not called"
+    text = f"{at} holds an autograd node ({node.name()}) that the constructor made"
+    why = "but the launcher replaces the weights of that node, so the node's hooks are not called"
     cure = "use register_hook or register_post_accumulate_grad_hook of the weight instead"
     return Problem("model", f"{text}, {why}; {cure}")
 
@@ -279,7 +280,7 @@ def overlaps(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def _disjoint(tensors: list[Tensor]) -> bool:
-    """Whether tensors of one storage share no element; of several dtypes they count as sharing."""
+    """Return true if tensors of one storage share no element; tensors of several dtypes count as sharing."""
     if len({t.dtype for t in tensors}) > 1:
         return False
     taken = np.zeros(tensors[0].untyped_storage().nbytes() // tensors[0].element_size(), dtype=bool)
@@ -303,7 +304,7 @@ def computed(model: nn.Module) -> tuple[str, ...]:
 
 
 TORCHS = ("_is_buffer", "_is_param", "persistent")
-"""Attributes that torch sets on tensors, which repeat what modules know of them."""
+"""Attributes that torch sets on tensors; modules have the same information."""
 
 
 def marks(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -318,14 +319,14 @@ def marks(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 @contextmanager
 def unmarked(lost: dict[str, tuple[str, ...]]) -> Iterator[None]:
-    """Refuse code that reads such an attribute while entered."""
+    """Refuse code that reads an attribute in ``lost`` while entered."""
 
     def read(t: Tensor, name: str) -> Any:
         if name not in lost:
             raise AttributeError(f"'{type(t).__name__}' object has no attribute '{name}'")
         text = f"the forward reads the attribute {name} of {lost[name][0]}"
         why = "which is lost when the tensor is placed"
-        raise RequestError((Problem("model", f"{text}, {why}; keep it on the module"),))
+        raise RequestError((Problem("model", f"{text}, {why}; store it on the module"),))
 
     if not lost:
         yield
@@ -350,12 +351,10 @@ class _Caches:
             self.filled.setdefault(id(some), (weakref.ref(some), 0))
 
     def look(self) -> None:
-        """Add the caches of newly imported modules.
+        """Add the caches of newly imported modules; ``inside`` adds those that an object creates for itself.
 
-        Caches that an object creates for itself are found with it.
-
-        They are searched by their class: a walk over all objects would count a reference to each, and so copy
-        the memory that a forked rank shares with its parent.
+        The caches are found as objects that refer to their class. A walk over all objects would change the
+        reference count of each, and so copy the memory that a forked rank shares with its parent.
         """
         now = list(sys.modules.values())
         if now == self.seen:  # quick: list equality compares by identity first
@@ -370,7 +369,7 @@ class _Caches:
 
 
 def _bare(module: str) -> bool:
-    """Whether the caches of a module's functions contain no tensors that a forward has made."""
+    """Return true if the caches of a module's functions contain no tensors that a forward has made."""
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return top in ("torch", "launcher", "sympy")
@@ -418,7 +417,7 @@ def leaving(model: nn.Module) -> Iterator[None]:
         forget()
     new = [at for key, (at, _) in tensors_outside(model).items() if key not in before]
     if new:
-        text = f"the forward keeps tensors in {new[0]}"
-        why = "where ranks would see the empty tensors of the plan"
+        text = f"the forward stores tensors in {new[0]}"
+        why = "where ranks would find the plan's tensors without values"
         cure = "make them buffers, or compute them each time"
         raise RequestError((Problem("model", f"{text}, {why}; {cure}"),))

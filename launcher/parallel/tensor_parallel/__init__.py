@@ -1,3 +1,3 @@
-"""Operators cut over the tensor-parallel axis: where a cut is propagated, which collectives it takes."""
+"""Operators cut over the tensor-parallel axis: how cuts propagate, and which collectives they need."""
 
 __all__ = ["apply", "collectives", "propagate"]

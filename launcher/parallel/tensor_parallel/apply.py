@@ -23,7 +23,7 @@ from launcher.plan.tensor_parallel.strategy_reader import Axes
 
 
 def spread(model: nn.Module, plan: Plan) -> Axis:
-    """Make ``model`` (on the meta device) what one rank of ``tp`` runs, once that has joined the axis."""
+    """Turn ``model`` (on the meta device) into what one rank of ``tp`` runs once it has joined the axis."""
     axis = Axis(plan.sizes.grid["tp"], planned=True, bias_in_terms=plan.operators.bias_in_terms)
     spreads = plan.operators.spreads
     cut(model, splits([s.operator for s in spreads]), axis)
@@ -100,7 +100,7 @@ class OperatorForward:
             x = bring(x, s.arrives, s.takes, self.axis, terms=terms)
             return self.hand_on(self.compute(x, *rest, **kwargs))
 
-        # a separate product, unless another layer has brought the input before
+        # a separate product, unless an earlier layer has converted the same input
         linear = OverlappedLinear(self._weights)
         x = bring(x, s.arrives, s.takes, self.axis, terms=terms, enter=linear.enter)
         y = linear.product(x)

@@ -19,7 +19,7 @@ from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperato
 
 
 class CollectiveResults:
-    """The results of a forward's collectives, in order, so that it is recomputed without them."""
+    """The results of a forward's collectives, in order, so that the forward is recomputed without sending."""
 
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
@@ -43,7 +43,9 @@ class CollectiveResults:
         t, version = self.kept[self._next], self._versions[self._next]
         self._next += 1
         if t._version != version:
-            text = "a tensor that came over tp was changed in place, but is needed again unchanged"
+            text = (
+                "a result of a collective over tp was changed in place, but recomputation needs the original"
+            )
             raise RunError(f"{text} (try: parallel.recompute.comm=recompute)")
         return t.detach()
 
@@ -70,7 +72,7 @@ class Axis:
         bias_in_terms: that of ``TensorParallelPlan``.
         log: collects what one pass would send, if a list is set.
         last: the last tensor that ``bring`` has converted, with its key and the result.
-        results: takes the results of a forward's collectives, if they are kept for its recomputation.
+        results: collects the results of a forward's collectives, if they are kept for its recomputation.
         overwritten: whether the tensor of ``last`` was changed in place and brought in again.
         number: identifies the axis in this process.
     """
@@ -102,11 +104,11 @@ class Axis:
             self.log.append(Comm(op, phase, x.numel() * x.element_size() * times))
 
     def silent(self, x: Tensor) -> bool:
-        """Whether nothing is sent for ``x``."""
+        """Return true if nothing is sent for ``x``."""
         return self.planned or x.is_meta
 
     def once(self, send: Callable[[], Tensor]) -> Tensor:
-        """Return the result of a forward's collective ``send``; a recomputation may have kept it."""
+        """Return the result of a forward's collective ``send``, or in a recomputation the kept result."""
         return send() if self.results is None else self.results.of(send)
 
     def piece(self, x: Tensor, dim: int) -> Tensor:
@@ -308,23 +310,23 @@ class SendingInput:
 
 
 Enter = Callable[[Tensor, SendingInput], Tensor]
-"""Takes a tensor in by itself, and sends its gradient."""
+"""Converts an operator's input in place of ``bring``, and sends its gradient."""
 
 
 def bring(
     x: Tensor, arrives: Cut, takes: Cut, axis: Axis, *, terms: bool, enter: Enter | None = None
 ) -> Tensor:
-    """Convert ``x`` from the layout ``arrives`` to ``takes``, which its user needs.
+    """Convert ``x`` from the layout ``arrives`` to ``takes``, which the operator needs.
 
     ``terms``: each rank's gradient will be a term of the sum, not the full gradient. ``enter`` is called if
-    the gradient needs a collective. Successive users of one tensor share the collective: q, k and v enter
+    the gradient needs a collective. Successive operators on one tensor share the collective: q, k and v enter
     together, and their gradients are summed once.
     """
     if arrives == takes and not (takes is None and terms):
         return x
     if takes is None:
-        # a compiler has no versions: the plan refuses to compile code that changes the input between two
-        # users
+        # compiled code has no versions: the plan refuses to compile code that changes the input between
+        # two operators
         version = 0 if torch.compiler.is_compiling() else x._version
         key = (version, arrives, terms, torch.is_grad_enabled())
         same = axis.last is not None and axis.last[0] is x
@@ -363,7 +365,7 @@ def with_bias(term: Tensor, bias: Tensor, axis: Axis) -> Tensor:
 
 
 def hand(y: Tensor, spread: ShardedOperator, axis: Axis) -> Tensor:
-    """Convert ``y`` to the layout of the output: terms are summed, split tensors stay so or are gathered."""
+    """Convert ``y`` to the layout of the output: sum terms, leave split tensors split or gather them."""
     axis.last = None
     if not spread.sums:
         return bring(y, spread.makes, spread.gives, axis, terms=False)

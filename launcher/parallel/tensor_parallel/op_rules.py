@@ -1,4 +1,4 @@
-"""How a sharded tensor passes an operation."""
+"""Rules for operations on sharded tensors: how the result is split, and whether it is right."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def _cut_dim(name: str, here: Shape, full: Shape, tp: int) -> int:
     """Return the dim of ``full`` of which ``here`` is the part of one rank of ``tp``."""
     differ = [d for d, (a, b) in enumerate(zip(here, full, strict=False)) if a != b]
     if len(here) != len(full) or len(differ) != 1 or here[differ[0]] * tp != full[differ[0]]:
-        made = f"{name} of a tensor cut over tp makes {list(here)}"
-        raise CutRefused(f"{made}, not a part of the {list(full)} of the full model")
+        made = f"{name} of a tensor cut over tp has shape {list(here)}"
+        raise CutRefused(f"{made}, which is not one rank's part of the full model's shape {list(full)}")
     return differ[0]
 
 
@@ -147,7 +147,7 @@ def _check_rule(call: OpCall) -> None:
         good = _aligned(call)
     else:
         text = f"{call.name} of a tensor cut over tp on dim {call.dim}"
-        raise CutRefused(f"{text}: not known to work part by part")
+        raise CutRefused(f"{text} is not known to work part by part")
     if not good:
         raise CutRefused(f"{call.name} needs all of dim {call.dim}, but a rank of tp has only a part of it")
 
@@ -160,10 +160,10 @@ def refuse_cut_features(name: str, module: str, dims: int) -> None:
     text = f"{module} needs all features of its input, which arrives cut over tp"
     if name == "linear":
         cure = quote(f"{KEY}.{module}.weight=[null, tp]")
-        raise CutRefused(f"{text}; cut its weight on them too", KEY, cure)
+        raise CutRefused(f"{text}; cut its weight on the features too", KEY, cure)
     if name in ("layer_norm", "rms_norm"):
         cure = quote(f"{KEY}.{module}.input={axes_text(((),) * dims)}")
-        raise CutRefused(f"{text}; have them gathered before it", KEY, cure)
+        raise CutRefused(f"{text}; gather them before the layer", KEY, cure)
 
 
 def _always(call: OpCall) -> bool:
@@ -171,7 +171,7 @@ def _always(call: OpCall) -> bool:
 
 
 def _leading(call: OpCall) -> bool:
-    """As many elements precede the split dim in the input as in the output.
+    """Return true if equally many elements precede the split dim in the input and in the output.
 
     A dim that leads the dims with which it is merged, or into which it is split, keeps its order over the
     ranks.
@@ -182,50 +182,50 @@ def _leading(call: OpCall) -> bool:
 
 
 def _along(call: OpCall) -> bool:
-    """It works along other dims than the split one."""
+    """Return true if the operation works along other dims than the split one."""
     return call.dim not in _dims(call.args, ALONG[call.name], call.ndim) and _alike(call)
 
 
 def _alike(call: OpCall) -> bool:
-    """All inputs are split on the same dim."""
+    """Return true if all inputs are split on the same dim."""
     return len({g.state.cut for g in call.inputs}) == 1
 
 
 def _attention(call: OpCall) -> bool:
-    """Query, key and value are split alike, on batch or heads, and the mask is the same for all of them."""
+    """Return true if query, key and value are split alike, on batch or heads, and share one mask."""
     if len({g.state.cut for g in call.inputs[:3]}) > 1 or call.dim >= call.ndim - 2:
         return False
     return all(g.state.cut is None and _same_along(g, call.dim - call.ndim) for g in call.inputs[3:])
 
 
 def _norm(call: OpCall) -> bool:
-    """The normalised dims and the weights are full."""
+    """Return true if the normalised dims and the weights are full."""
     return call.dim < call.ndim - len(call.args[1]) and all(g.state.cut is None for g in call.inputs[1:])
 
 
 def _linear(call: OpCall) -> bool:
-    """The features and the weights are full."""
+    """Return true if the features and the weights are full."""
     return _first_alone(call) and call.dim < call.ndim - 1
 
 
 def _first_alone(call: OpCall) -> bool:
-    """Only the first input is split."""
+    """Return true if only the first input is split."""
     first, *others = call.inputs
     return first.state.cut is not None and all(g.state.cut is None for g in others)
 
 
 def _batches(call: OpCall) -> bool:
-    """The matrices, which are the last two dims, are full."""
+    """Return true if the matrices, which are the last two dims, are full."""
     return call.dim < call.ndim - 2
 
 
 def _repeat(call: OpCall) -> bool:
-    """Each element is repeated equally often, along one given dim."""
+    """Return true if each element is repeated equally often, along one given dim."""
     return _first_alone(call) and len(call.args) > 2 and isinstance(call.args[1], int)
 
 
 def _product(call: OpCall) -> bool:
-    """Batches are split alike, or the rows of the first factor."""
+    """Return true if the batches of both factors are split alike, or only rows or batches of the first."""
     a, b = call.inputs[:2]
     if a.state.cut is None or len(call.inputs) > 2:
         return False
@@ -235,7 +235,7 @@ def _product(call: OpCall) -> bool:
 
 
 def _aligned(call: OpCall) -> bool:
-    """All split inputs are split on one dim, and full ones are broadcast along it."""
+    """Return true if all split inputs are split on one dim, and full inputs are broadcast along it."""
     from_end = {g.state.cut - len(g.shape) for g in call.inputs if g.state.cut is not None}
     if len(from_end) > 1:
         return False
@@ -244,7 +244,7 @@ def _aligned(call: OpCall) -> bool:
 
 
 def _same_along(g: OpInput, at: int) -> bool:
-    """Whether a tensor is the same for all indices of this dim, counted from the end."""
+    """Return true if a tensor is the same for all indices of dim ``at``, counted from the end."""
     return len(g.shape) < -at or g.shape[at] == 1
 
 
@@ -274,9 +274,9 @@ RULES: dict[str, Callable[[OpCall], bool]] = {
     "tril": _batches,
     "triu": _batches,
 }
-"""Whether an operation on split tensors is right part by part.
+"""For each operation, the rule that returns true if it is right part by part on split tensors.
 
-Operations that are neither here nor pointwise are refused.
+Operations that are neither listed nor pointwise are refused.
 """
 
 

@@ -78,12 +78,12 @@ class ShardingTracker:
             or self.full_rows[at][0] != name
             or len(self.full_rows[at][1]) != len(shapes)
         ):
-            text = f"{name} runs here only with the pieces of a rank"
+            text = f"{name} runs here with the pieces of a rank, but not in the full model"
             raise CutRefused(f"{text}: the code depends on shapes that are cut")
         return self.full_rows[at][1]
 
     def done(self, name: str, args: Any, kwargs: Any, out: Any, func: Any = None) -> None:
-        """Note an operation outside the operators, which must fit that of the full model."""
+        """Note an operation outside the operators; it must fit the same operation of the full model."""
         outs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         shapes = self.row(name, outs)
         if self.axis is None:
@@ -108,7 +108,7 @@ class FollowOps(Dispatch):
         kwargs = kwargs or {}
         out = meta_shapes.run(func, args, kwargs)
         if func is torch.ops.aten.detach.default:
-            # torch adds one if the result is still referenced, as it is here
+            # torch adds a detach if the result is still referenced, as it is here
             self.run.tag(out, self.run.state(args[0]))
         elif not self.run.quiet:
             self.run.done(func._schema.name.removeprefix("aten::"), args, kwargs, out, func=func)

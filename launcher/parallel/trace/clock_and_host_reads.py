@@ -1,4 +1,4 @@
-"""Tries whether a forward computes with what lies outside of the model: a clock, a process, a host."""
+"""Tests whether a forward computes with values from outside of the model: a clock, a process, a host."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from launcher.parallel.trace.sample_values import trying
 
 @dataclass(frozen=True)
 class OutsideReads:
-    """The functions whose answers an output depends on: ``CLOCKS`` and ``PLACES``."""
+    """The functions of ``CLOCKS`` and ``PLACES`` whose results an output depends on."""
 
     clocks: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
 
 
 def outside_reads(model: nn.Module, inputs: Sequence[Tensor]) -> OutsideReads:
-    """Return the functions outside of the model whose answers its output depends on.
+    """Return the functions outside of the model whose results its output depends on.
 
     Nothing is found for a model that is too large to try, or that fails. ``inputs`` are on meta; their number
     of samples does not matter.
@@ -55,7 +55,7 @@ def outside_reads(model: nn.Module, inputs: Sequence[Tensor]) -> OutsideReads:
         together, called = _answered(real, xs, names)
 
         def depends(other: str = "") -> bool:
-            # several times: a drawn answer may be the same as the first by chance
+            # several times: a random result may equal the first one by chance
             again = (_answered(real, xs, names, other)[0] for _ in range(REPEATS))
             return any(not alike(together, outputs, 1e-12) for outputs in again)
 
@@ -70,7 +70,7 @@ def outside_reads(model: nn.Module, inputs: Sequence[Tensor]) -> OutsideReads:
 
 
 UNKNOWN = "something outside of it, such as a clock or an address"
-"""Names the cause where the same samples give another output at each call."""
+"""Names the cause if the same samples give another output in each call."""
 
 
 def _name(owner: Any, function: str, change: object = None) -> str:
@@ -80,7 +80,7 @@ def _name(owner: Any, function: str, change: object = None) -> str:
 def _answered(
     model: nn.Module, xs: list[Tensor], names: list[str], other: str = ""
 ) -> tuple[list[Tensor], dict[str, None]]:
-    """Return the outputs, and the functions that were called; ``other`` names one that answers otherwise."""
+    """Return the outputs, and the functions that were called; the result of ``other`` is changed."""
     seen: dict[str, None] = {}
     kept = torch.random.fork_rng(devices=[]), streams_kept(), put_back(names), contents_put_back(model)
     with ExitStack() as around:
@@ -137,7 +137,7 @@ def _noting(
 
 
 def _asked_by_model() -> bool:
-    """Whether the user's code makes this call, directly or through Python's own modules."""
+    """Return true if the user's code makes this call, directly or through Python's own modules."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))

@@ -33,7 +33,7 @@ from launcher.plan.values.operations import Operations
 from launcher.user_errors import user_error
 
 RUNNING = torch.float32
-"""The default dtype while a forward runs, whatever that of the weights: torch's."""
+"""The default dtype while a forward runs: torch's own, whatever the dtype of the weights."""
 
 MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 """Modules of torch that models of this package may have, and that depend on the training mode."""
@@ -54,13 +54,13 @@ class Tracer(Capture):
     The graph is valid for inputs of these shapes; for another batch shape it is traced again and compared.
 
     Attributes:
-        watch: what was observed of the forward.
-        side_channels: checks that leaves learn nothing except by their arguments.
+        watch: the observations of the forward.
+        side_channels: checks that leaves receive values only as arguments.
         evaluation: the trace in evaluation mode, if there is one.
         costs: bytes saved, flops and kernels of each node.
         writes: the storages that each node has changed.
         spans: autograd's sequence number when each node began.
-        origins: where gradients of each node's value arrive.
+        origins: the autograd functions at which gradients of each node's value arrive.
     """
 
     watch: ForwardObserver
@@ -108,14 +108,14 @@ class Tracer(Capture):
         else:
             out = call.func(*call.args, **call.kwargs)
 
-        # for the node, if it gets one
+        # kept for the node, if the call gets one
         wrote = frozenset(self.meter.written)
         done = self.meter.operations.since(kernels)
         self._last = (self.meter.saved - saved, self.meter.flops - flops, done), wrote, began
         return out, bool(wrote)
 
     def _call_leaf(self, call: GlueCall) -> Any:
-        """Run a leaf, and check that it learns nothing except by its arguments."""
+        """Run a leaf, and check that it receives values only as arguments."""
         leaf = self.leaves[id(call.func)]
         report = None
         if self.side_channels is not None:
@@ -134,7 +134,7 @@ class Tracer(Capture):
             raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
 
     def _depends(self, leaf: str, difference: str) -> None:
-        """Refuse a result that would stay that of zeros: code around the leaves runs now, and never again."""
+        """Refuse a result that depends on values: code between the leaves runs now, and never again."""
         raise self.refuse(f"{leaf} returns {difference} for other data; return a tensor of a fixed shape")
 
     def over(self) -> None:
@@ -153,10 +153,10 @@ class Tracer(Capture):
         """Refuse an operation that belongs to no node."""
         if not self.eager and torch._C._current_graph_task_id() == -1:
             name = func._schema.name.removeprefix("aten::")
-            raise self.refuse(f"{name} runs there, invisible to torch's Python side")
+            raise self.refuse(f"{name} runs there without a call in Python that could be recorded")
 
     def read(self, name: str) -> None:
-        """Refuse an outside read of Python state that a leaf changes: this forward's value would stay."""
+        """Refuse an outside read of Python state that a leaf changes: the graph would keep its value."""
         leaf = next(u for u in self.leaves.values() if covers(u, name))
         here = self.watch.running
         ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
@@ -203,7 +203,7 @@ def trace(
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     counts = changed(once, variables(modules))
     if counts:
-        text = f"the forward changes {counts[0][0]} with every call, which differs in each process"
+        text = f"every call of the forward changes {counts[0][0]}, whose value differs in each process"
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     _steady(tracer, model, leaves, inputs)
     unentangled(original, {str(n.target): call[1:] for n, call in tracer.calls.items()}, tracer.watch.values)
@@ -227,7 +227,7 @@ def trace_ours(
 
 
 def modal(model: nn.Module) -> bool:
-    """Whether the model has a module of torch that depends on the training mode."""
+    """Return true if the model has a module of torch that depends on the training mode."""
     return any(isinstance(m, MODAL) for m in model.modules())
 
 
@@ -251,8 +251,8 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
             _follow(model, leaves, inputs)
     if read:
         text = f"the backward changes {next(iter(read))}, which the forward reads"
-        why = "a pipeline runs other forwards before it than one process does"
-        raise RequestError((Problem("model", f"{text}, and {why}; change it in the forward"),))
+        why = "a pipeline runs other forwards before that backward than one process does"
+        raise RequestError((Problem("model", f"{text}, but {why}; change it in the forward"),))
 
 
 def follow(
@@ -322,7 +322,7 @@ def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
             text = f"{path or type(model).__name__} has a backward hook"
             why = "its forward is cut between the stages"
             cure = "put the hook on a module that has a stage of its own"
-            raise RequestError((Problem("model", f"{text}, and {why}; {cure}"),))
+            raise RequestError((Problem("model", f"{text}, but {why}; {cure}"),))
 
 
 @contextmanager

@@ -27,9 +27,9 @@ SIZES = frozenset({
 
 
 class _InputDependence(Dispatch):
-    """Tracks the tensors that depend on those ``dependent``; the others, such as positions, are constant.
+    """Tracks the tensors that depend on ``inputs``; other tensors, such as positions, are constant.
 
-    ``refuse`` is called, and raises, if one of them decides what is done.
+    ``refuse`` is called, and raises, if Python reads such a tensor, or a shape depends on its values.
     """
 
     def __init__(self, inputs: Iterable[Tensor], refuse: Callable[[], None]) -> None:
@@ -63,14 +63,14 @@ class _Reads(TorchFunctionMode):
 
 @contextmanager
 def looking(inputs: Iterable[Tensor], refuse: Callable[[], None]) -> Iterator[None]:
-    """Call ``refuse`` if a value that depends on ``inputs`` decides what is done while entered."""
+    """Call ``refuse`` if Python, or a shape, depends on values that depend on ``inputs`` while entered."""
     mode = _InputDependence(inputs, refuse)
     with mode, _Reads(mode):
         yield
 
 
 class Sized(Dispatch):
-    """Reports operators whose result Python could not know without the values."""
+    """Reports operators of which Python sees a value: a number, or a shape that depends on values."""
 
     def __init__(self, report: Callable[[Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Which modules use which values in a forward."""
+"""Observes a forward: which modules run, and which values they use and change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from launcher.plan.values.model_graph import Inner
 
 
 def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
-    """Whether autograd gets from every tensor of ``last`` back to one of ``made``."""
+    """Return true if autograd's graph leads from every tensor of ``last`` back to one of ``made``."""
     goals = {t.grad_fn for t in made if t.grad_fn is not None}
     if not goals or not last:
         return False
@@ -45,7 +45,7 @@ def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> boo
 
 
 def reaches(start: Any, goals: set[Any], oldest: int) -> bool:
-    """Whether a path leads from ``start`` to a goal; nodes older than the ``oldest`` goal cannot reach it."""
+    """Return true if a path leads from ``start`` to a goal; none begins at a node older than all goals."""
     stack, seen = [start], set()
     while stack:
         node = stack.pop()
@@ -69,7 +69,7 @@ READS = frozenset({
 NUMBERS = frozenset({
     torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.Tensor.new_tensor,
 })  # fmt: skip
-"""Functions that make a tensor of values; on the meta device they do so without an operation."""
+"""Functions that make a tensor from Python values; on the meta device they do so without an operation."""
 
 GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 """Functions that compute gradients."""
@@ -79,7 +79,7 @@ GRAD: Any = torch.Tensor.grad
 
 REQUIRES: Any = torch.Tensor.requires_grad
 STRIDES = frozenset({torch.Tensor.is_contiguous, torch.Tensor.stride})
-"""Functions that say how a tensor lies in memory."""
+"""Functions that return the memory layout of a tensor."""
 
 TOGGLES = (torch.Tensor.requires_grad_, REQUIRES.__set__)
 """Functions that set whether a tensor requires a gradient."""
@@ -105,12 +105,12 @@ class ForwardObserver(TorchFunctionMode):
             that is used while its own module is not running must be gathered by one that is.
         grads: modules that read a gradient.
         state_dicts: modules that call ``state_dict`` or ``load_state_dict``.
-        borrowed: modules that use a tensor of others, which is not passed to them, and its name.
-        under: modules that are called while the model's code has entered or replaced something, and what.
+        borrowed: modules that use a tensor of another module that is not passed to them, and its name.
+        under: modules that are called while the model's code has entered or replaced something, and its name.
         calls: how often each module ran.
         runs: each call of a unit.
         order: each module as it begins (True) and ends (False).
-        looks: modules whose own code read values of tensors, as far as these were real (``looking``).
+        looks: modules whose own code read values of tensors while these were real (``looking``).
         looked: how often values were read.
         steers: whether units ran in another order with other values.
         effects: changes of state.
@@ -121,12 +121,12 @@ class ForwardObserver(TorchFunctionMode):
         nested: modules that run inside of themselves.
         inferred: modules that run in inference mode.
         lazy: modules that return a generator, whose code runs after they end.
-        strided: modules that ask how an argument lies in memory that is not contiguous.
-        gapped: those of them whose argument has gaps, too.
-        world: modules that query the processes that they run in, and what for.
+        strided: modules that query the memory layout of an argument that is not contiguous.
+        gapped: the modules of ``strided`` whose argument also has gaps.
+        world: modules that query the processes of the run, and the query.
         global_draws: whether values come from the global random streams of Python or numpy.
-        moved: whether attributes of modules, or variables of their files, have changed, or may do so once
-            there are values.
+        moved: whether attributes of modules, or variables of their files, have changed, or may change in a
+            forward with values.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class ForwardObserver(TorchFunctionMode):
         self.values = SampleValues(inputs, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
-        """Return a function that makes it forget everything recorded from now on, or all but ``effects``."""
+        """Return a function that drops all records from now on, except effects if ``effects`` is false."""
         scopes = dict(self.scopes)
         calls = Counter(self.calls)
         runs = list(self.runs)
@@ -219,7 +219,7 @@ class ForwardObserver(TorchFunctionMode):
             self._real = False
 
     def units_below(self) -> bool:
-        """Whether a module that reads values contains units, and so may decide which of them run."""
+        """Return true if a module that reads values contains units, and so may decide which of them run."""
         return any(covers(m, u) for m in self.looks for u in self._units - {m})
 
     def ran(self, since: int) -> list[str]:
@@ -270,7 +270,7 @@ class ForwardObserver(TorchFunctionMode):
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
         """Register ``copy``, which runs instead of ``module``.
 
-        Its parts may change before they run, or without.
+        Its parts may change before they run, or without running.
         """
         path = self._paths[id(module)]
         for name, part in copy.named_modules():
@@ -442,14 +442,14 @@ def _around(names: list[str]) -> str:
 
 
 def _moving() -> bool:
-    """Whether torch reads a gradient because the model calls ``to()`` or its like, which moves it too."""
+    """Return true if torch reads a gradient to move it, because the model calls ``to()`` or the like."""
     frame = sys._getframe(2)
     return frame.f_code is nn.Module._apply.__code__
 
 
 @contextmanager
 def _state_dict_calls(report: Callable[[], None]) -> Iterator[None]:
-    """Call ``report`` each time that a module is asked for its state, or is given one."""
+    """Call ``report`` each time that ``state_dict`` or ``load_state_dict`` of a module is called."""
     plain = {name: vars(nn.Module)[name] for name in ("state_dict", "load_state_dict")}
 
     def patched(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ from launcher.parallel.trace.tensor_side_effects import STALE, TIE
 
 
 def on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments with meta in place of the CPU, which tensors report; lists stay the same."""
+    """Return the arguments with the meta device in place of the CPU, which tensors report as theirs."""
     if not any(isinstance(d, torch.device | str) for d in tree_leaves((args, kwargs))):
         return args, kwargs
     swap = lambda d: torch.device("meta") if d.type == "cpu" else d  # noqa: E731
@@ -60,15 +60,15 @@ def writable_name(target: Any) -> Any:
 def why_foreign(t: torch.Tensor) -> str:
     """Return why a tensor that belongs to neither the model nor the trace cannot be used."""
     if torch._C._functorch.maybe_current_level() is not None:
-        return "it calls torch.func (vmap, grad), whose tensors are nowhere else"
+        return "it calls torch.func (vmap, grad), whose tensors exist only inside of that call"
     if isinstance(t, nn.Parameter):
         text = "it uses a parameter of another copy of the model"
-        return f"{text}, as a function made by __init__ around self does"
+        return f"{text}, for example in a function that __init__ made and that refers to self"
     return "it uses a tensor that was not created there and is neither a parameter nor a buffer of the model"
 
 
 def _registering() -> bool:
-    """Whether a module is given a parameter, which torch looks at."""
+    """Return true if a module registers a parameter, whose properties torch reads then."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name in ("__torch_function__", "_registering"):
         frame = frame.f_back
@@ -76,13 +76,13 @@ def _registering() -> bool:
 
 
 def is_frozen(a: Any) -> bool:
-    """Whether the object is immutable."""
+    """Return true if the object is immutable."""
     made: Any = getattr(type(a), "__dataclass_params__", None)
     return isinstance(a, frozenset | np.dtype | type) or (made is not None and made.frozen)
 
 
 def captured_state(func: Any) -> str:
-    """Describe an object in a function that would differ between stages; "" for none."""
+    """Describe an object that a function refers to and that would differ between stages, or return ""."""
     # closures, methods, partials and defaults
     cells = [c.cell_contents for c in getattr(func, "__closure__", None) or () if not _empty(c)]
     bound = [*cells, getattr(func, "__self__", None), *getattr(func, "args", ()), getattr(func, "func", None)]
@@ -234,7 +234,10 @@ GRAD_FN = GRAD_FN.__get__
 
 
 class Uncuttable(Exception):
-    """Raised for code between the modules that a separate stage cannot run. The text says what it does."""
+    """Raised for code between the modules that a separate stage cannot run. The text says what it does.
+
+    "It" in the text is that code.
+    """
 
 
 @dataclass(frozen=True)
@@ -310,7 +313,7 @@ class Capture(TorchFunctionMode):
         self._learn(node, value)
 
     def _alike(self) -> None:
-        """Refuse seeds, restored random states and hooks, not being torch functions: no stage has them."""
+        """Refuse seeds, restored random states, hooks and modes: the graph does not record them."""
         if generator_state(torch.default_generator) != self.stream:
             text = "it seeds torch's random stream, or restores its state"
             raise self.refuse(f"{text}, which no stage would see")
@@ -331,7 +334,7 @@ class Capture(TorchFunctionMode):
         if torch._C._len_torch_dispatch_stack() < self.modes_below:
             # a mode below autograd works on an operation that came through no function
             text = "it runs native code, of torch.jit.script or of an extension"
-            raise self.refuse(f"{text}, whose gradient no recording shows")
+            raise self.refuse(f"{text}, whose gradient cannot be recorded")
 
         # properties of a tensor: those that it would have on the CPU
         if func == META:
@@ -394,10 +397,10 @@ class Capture(TorchFunctionMode):
             self.eager = False
 
     def _as_built(self, path: str, module: Any) -> None:
-        """Refuse a call in another mode or with other weights than its own: its stage would use its own."""
+        """Refuse a call of a leaf in another mode or with other weights than its stage would use."""
         if [m.training for m in module.modules()] != self.training[path]:
-            text = f"it calls {path} in train mode or in eval mode, while {path} is in the other one"
-            raise self.refuse(f"{text}; no stage would see that")
+            text = f"it switches {path} to train mode or eval mode before it calls {path}"
+            raise self.refuse(f"{text}, which no stage would see")
         now = dict(_tensors(module))
         for name, built in self.built[path].items():
             t = now.get(name)
@@ -443,7 +446,7 @@ class Capture(TorchFunctionMode):
             raise self.refuse(why_foreign(t))
         if self.places.get(name) != id(t):
             text = f"it reads {name} after a module has put a new tensor there"
-            raise self.refuse(f"{text}; let it use copy_")
+            raise self.refuse(f"{text}; let the module use copy_")
         if name not in self.attributes:
             self.attributes[name] = self.graph.get_attr(name)
             self.values[self.attributes[name]] = t
@@ -480,7 +483,7 @@ class Capture(TorchFunctionMode):
         # objects with state, of which every stage would have a copy
         if isinstance(a, torch.Generator):
             raise self.refuse(
-                "it draws from a generator of its own, and every stage would have a separate copy of it"
+                "it draws from a generator of its own, of which every stage would have a separate copy"
             )
         if isinstance(a, nn.Module):
             raise self.refuse(f"it passes the module {type(a).__name__} to a function")
@@ -493,7 +496,7 @@ class Capture(TorchFunctionMode):
                 raise self.refuse(f"it passes on the function {name}, which holds {captured}")
         elif id(a) not in self.before and not is_frozen(a):
             text = (
-                f"it makes a {type(a).__name__} and passes it on, and every stage would have "
+                f"it makes a {type(a).__name__} and passes it on, so every stage would have "
                 "a separate copy of it"
             )
             cache = "; a cache is of no use in training: set use_cache=False in the model's configuration"

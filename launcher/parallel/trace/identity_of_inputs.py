@@ -1,7 +1,7 @@
-"""Finds modules that compute something else for other objects of the same numbers.
+"""Finds modules whose result changes if their inputs are other objects with the same numbers.
 
-A stage receives plain tensors: leaves without gaps, no views, without a class or attributes of their own;
-pieces of a sequence are contiguous. FSDP2 passes those that need a gradient through a function of autograd,
+A stage receives plain tensors: leaves that are not views and have no gaps, class or attributes of their own.
+Pieces of a sequence are contiguous. FSDP2 passes tensors that need a gradient through a function of autograd,
 and rebuilds lists and dictionaries.
 """
 
@@ -39,11 +39,10 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class InputIdentity:
-    """Modules that compute something else for other objects of the same numbers.
+    """Modules whose result changes if their inputs are other objects with the same numbers.
 
-    ``sent``: for tensors as a stage receives them. ``contiguous``: if they are made contiguous. ``apart``: if
-    tensors that are one object are several.
-    ``gathered``: for tensors as FSDP2 passes them.
+    ``sent``: tensors as a stage receives them. ``contiguous``: contiguous tensors. ``apart``: several tensors
+    in place of one object. ``gathered``: tensors as FSDP2 passes them.
     """
 
     sent: tuple[str, ...] = ()
@@ -53,7 +52,7 @@ class InputIdentity:
 
 
 def input_identity(model: nn.Module, inputs: Sequence[Tensor]) -> InputIdentity:
-    """Return the modules of a user's model that ask for more than the numbers of their inputs.
+    """Return the modules of a user's model that depend on more than the numbers of their inputs.
 
     Nothing is found for a model that is too large to try, that draws in a way that cannot be fixed, or that
     fails. ``inputs`` are on meta; their number of samples does not matter.
@@ -82,11 +81,11 @@ def input_identity(model: nn.Module, inputs: Sequence[Tensor]) -> InputIdentity:
 
 
 class _Unknown(Exception):
-    """A module whose calls cannot be tried: it changes objects that it is handed."""
+    """Raised for a module whose calls cannot be tried, because it changes its arguments."""
 
 
 class _Tried:
-    """Runs copies of modules on other objects, before these run themselves."""
+    """Runs copies of modules on other objects, before the modules themselves run."""
 
     def __init__(self, model: nn.Module) -> None:
         self.sent: dict[str, None] = {}
@@ -129,7 +128,7 @@ class _Tried:
             nn.Module.__call__ = CALL  # type: ignore[method-assign]
 
     def _others(self, module: nn.Module, given: Call) -> list[tuple[dict[str, None], Any]]:
-        """Return what copies of ``module`` make of other objects: ``None`` where that cannot be tried."""
+        """Return the results of copies of ``module`` for other objects; ``None`` if one cannot be tried."""
         self._active = True
         try:
             return [
@@ -171,7 +170,7 @@ class _Tried:
 
 
 def _own_code(module: nn.Module) -> bool:
-    """Return whether a user's class is in it: torch's own classes compute with numbers alone."""
+    """Return true if a class in ``module`` is the user's: torch's own compute with numbers alone."""
     return any(not type(m).__module__.startswith("torch.") or "forward" in vars(m) for m in module.modules())
 
 
@@ -228,7 +227,7 @@ class _Passed(torch.autograd.Function):
 
 
 def _same(out: Any, other: Any) -> bool:
-    """Return whether two outputs have the same numbers, up to rounding."""
+    """Return true if two outputs have the same numbers, up to rounding."""
     if isinstance(other, Exception):
         return False
     a, b = tensors(out), tensors(other)

@@ -14,7 +14,7 @@ from launcher.parallel.trace.code_between_modules import Tracer, origins, storag
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """Fields of ``plan.values.facts.Node``; storages are numbered in the order of first appearance."""
+    """Fields of ``plan.values.model_graph.Node``; storages are numbered by first appearance."""
 
     reads: frozenset[int]
     lies: frozenset[int]

@@ -1,7 +1,6 @@
-"""Tries whether the output or the gradient of a sample depends on the others of its batch.
+"""Tests whether the output or the gradient of a sample depends on the other samples of its batch.
 
-A contrastive loss is of the first kind, a backward of the user's own that normalizes over the batch of the
-second.
+In a contrastive loss the output does; with a user's backward that normalizes over the batch, the gradient.
 
 Torch's batch norms, and their subclasses, are excluded: their statistics are those of each rank's micro
 batch, as in any data-parallel training.
@@ -32,16 +31,16 @@ SAMPLES = 8
 REPEATS = 5
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
 COARSE = 3e-2
-"""Tolerance for other dtypes, of models whose tensors cannot all be widened.
+"""The tolerance for other dtypes, in models whose tensors cannot all be widened.
 
-All are relative to the largest value, as kernels may round other rows differently.
+All tolerances are relative to the largest value, because kernels may round other rows differently.
 """
 STEP = 0.02
 """How far weights are moved: a weight that starts at zero hides what it scales."""
 AGES = 10, 1_000, 1_000_000
 """Numbers of forwards after which a model that counts them is tried too."""
 ROUGHER = 10
-"""How many times as much a gradient may differ, as it has been through twice the operations."""
+"""A gradient may differ by this factor more than an output, because it passes twice as many operations."""
 OUTPUT, GRADIENT = "its output for a sample", "the gradient of a sample"
 """What depends on the other samples."""
 
@@ -75,9 +74,9 @@ ARGUMENTS = {
 class FixedDraws(Dispatch):
     """Makes random draws constant: dropout keeps all, a permutation moves each element by one.
 
-    ``wide``: it makes float64 of all narrower dtypes that the forward asks for, whose rounding could hide
-    that samples depend on one another. ``narrowest`` is the floating-point dtype of fewest bits that is left
-    in the forward. ``drew``: it drew in other ways too.
+    ``wide``: use float64 for all narrower dtypes that the forward requests: their rounding could hide that
+    samples depend on one another. ``narrowest`` is the narrowest floating-point dtype that remains in the
+    forward. ``drew``: the forward also drew in other ways.
     """
 
     def __init__(self, wide: bool) -> None:
@@ -109,7 +108,7 @@ class FixedDraws(Dispatch):
 
 
 def _widened(value: Any) -> Any:
-    """Return the dtype of most bits of the same kind, or any other value as it is."""
+    """Return the widest dtype of the same kind, or any other value as it is."""
     if not isinstance(value, torch.dtype):
         return value
     if value.is_complex:
@@ -121,7 +120,7 @@ NUMBERS = frozenset({
     "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "rand", "rand_like", "randint",
     "randint_like", "randn", "randn_like", "random", "randperm", "uniform",
 })  # fmt: skip
-"""Operators whose result is drawn and nothing else."""
+"""Operators whose result consists of random numbers only."""
 
 
 def _fix(func: Any, t: Tensor) -> None:
@@ -135,18 +134,18 @@ def _fix(func: Any, t: Tensor) -> None:
 
 
 def numbers_if_too_large(model: nn.Module) -> int:
-    """The numbers of a model that has too many of them to try it, else 0.
+    """Return the number of elements of a model that is too large to try, else 0.
 
-    The try computes in float64 with two copies of the model, which are 256 MB for ``FEW`` numbers, and takes
-    15 forwards of 8 samples, and as many again of a model with a backward of its own, and for each of
-    ``AGES`` of a model that counts its forwards.
+    A try computes in float64 with two copies of the model, which take 256 MB for ``FEW`` elements. It runs 15
+    forwards of 8 samples, as many again for a model with a backward of its own, and for a model that counts
+    its forwards as many for each of ``AGES``.
     """
     numbers = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     return numbers if numbers > FEW else 0
 
 
 def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
-    """What of a sample depends on the others: ``OUTPUT``, ``GRADIENT`` or nothing ("").
+    """Return what of a sample depends on the others: ``OUTPUT``, ``GRADIENT`` or nothing ("").
 
     ``None`` if the model is too large to try, draws, or fails. ``inputs`` are on meta; their number of
     samples does not matter.
@@ -173,7 +172,7 @@ TRIES = (
     (torch.float64, True, True), (torch.float64, True, False), (torch.float64, False, False),
     (torch.float32, False, False),
 )  # fmt: skip
-"""The default dtype, whether narrower ones are widened, and whether weights are moved, until it runs."""
+"""The settings to try until the model runs: default dtype, are narrower ones widened, are weights moved."""
 
 
 @torch.no_grad()
@@ -186,9 +185,9 @@ def _move(model: nn.Module) -> None:
 
 
 def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
-    """Compare in training mode; in evaluation mode, if there are draws that cannot be fixed.
+    """Compare in training mode, or in evaluation mode if the forward has draws that cannot be fixed.
 
-    Raises ``ArithmeticError`` if its output is not a number.
+    Raises ``ArithmeticError`` if an output is not a number.
     """
     for mode in (nullcontext(), evaluating([model])):
         with mode, FixedDraws(wide) as drawn:
@@ -203,7 +202,7 @@ def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
 def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
     """Return what of a sample depends on the others only after many forwards; "" for nothing."""
     for older in _older(model, xs):
-        with suppress(Exception):  # its code may not allow for so many
+        with suppress(Exception):  # the model's code may not allow so many forwards
             mixed = "" if _remembers(older, xs) else _judged(older, xs, drawn)
             if mixed:
                 return mixed
@@ -211,7 +210,7 @@ def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
 
 
 def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
-    """Whether a forward stores tensors that depend on its samples; another check judges what it stores."""
+    """Return true if a forward stores tensors that depend on its samples; another check judges these."""
     first = [x[torch.zeros(len(x), dtype=torch.int64)] for x in xs]
     left = []
     for inputs in (xs, first):
@@ -224,7 +223,7 @@ def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
 
 
 def _judged(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None:
-    """Return what of a sample depends on the others; ``None`` if two forwards differ, or draw."""
+    """Return what of a sample depends on the others; ``None`` if equal forwards differ, or draw."""
     together = run(model, xs)
     if any(bool(torch.isnan(t).any()) for t in together):
         raise ArithmeticError("not a number")
@@ -241,7 +240,7 @@ def _judged(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None
 
 
 def _older(model: nn.Module, xs: Sequence[Tensor]) -> Iterator[nn.Module]:
-    """Yield copies of a model that counts its forwards or backwards, as after many of them."""
+    """Yield copies of a model that counts its forwards or backwards, in the state after many of them."""
     one, names = _with_fixed_norms(model), files_of(model)
     seen = []
     with suppress(Exception):  # the second time it may fail for the same samples
@@ -275,8 +274,8 @@ class _Sources(TorchFunctionMode):
     """Finds where gradients of samples end: float inputs, and tensors made of inputs and weights alone.
 
     ``sources`` has them in the order of the forward; each has a row per sample, or seems to. ``hooked``:
-    whether a tensor has a hook; ``stopped``: whether a float tensor passes no gradients on to what it is
-    made of, as after ``detach``.
+    whether a tensor has a hook; ``stopped``: whether a float tensor passes no gradients back, as after
+    ``detach``.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -307,7 +306,7 @@ class _Sources(TorchFunctionMode):
 
 
 def _own_backward(model: nn.Module, xs: Sequence[Tensor]) -> bool:
-    """Whether the backward is not simply that of torch for the forward: then it mixes no more than that."""
+    """Return true unless the backward is torch's own, which mixes samples no more than the forward does."""
     sources, out = _forward(model, xs)
     waiting, seen = [t.grad_fn for t in out], set()
     while waiting:
@@ -325,9 +324,9 @@ Rows = list[tuple[Tensor, Tensor]]
 
 
 def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
-    """Whether the gradient that a sample gets depends on the others, their gradients or their number.
+    """Return true if the gradient that a sample gets depends on the others, their gradients or their number.
 
-    Every sample has a gradient of its output of its own, which goes wherever the sample goes.
+    Each sample's output has its own gradient, which moves to another row with the sample.
     """
     places, close = torch.arange(SAMPLES), drawn.close * ROUGHER
     together, again = _gradients(model, xs, places), _gradients(model, xs, places)
@@ -344,7 +343,7 @@ def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bo
     ]
 
     def differ(kept: Tensor, at: Tensor, other: Rows) -> bool:
-        """Whether the rows ``kept`` of ``other`` are not those of the samples ``at``."""
+        """Return true if the rows ``kept`` of ``other`` differ from those of the samples ``at``."""
         pairs = [(together[n][1][at], other[n][1][kept]) for n in ours]
         return any(a.shape == b.shape and not _close(a.double(), b.double(), close) for a, b in pairs)
 
@@ -363,12 +362,12 @@ def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bo
 
 
 def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
-    """The sources of the samples at ``places``, and their gradients."""
+    """Return the sources of the samples at ``places``, and their gradients."""
     sources, out = _forward(model, [x[places] for x in xs])
     seeds = [_drawn(t.shape[1:])[places].to(t.dtype) for t in out]
     if not out or not sources.sources:
         return []
-    with _FixedStatistics():  # what is recomputed
+    with _FixedStatistics():  # for forwards that are recomputed
         grads = torch.autograd.grad(out, sources.sources, seeds, allow_unused=True)
     return [
         (t.detach(), torch.zeros_like(t) if g is None else g)
@@ -379,7 +378,7 @@ def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
 def _with_others(
     model: nn.Module, xs: list[Tensor], together: list[Tensor]
 ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Yield outputs of some samples, paired with those in another order, beside others, and beside fewer."""
+    """Yield outputs of samples, paired with those of the same samples in another order or batch."""
     places = torch.arange(SAMPLES)
     yield [t.flip(0) for t in together], run(model, [x.flip(0) for x in xs])
     half = SAMPLES // 2
@@ -406,7 +405,7 @@ def run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _forward(model: nn.Module, xs: Sequence[Tensor]) -> tuple[_Sources, list[Tensor]]:
-    """The sources of a forward, and its outputs with gradients; runs a copy, as ``run`` does."""
+    """Return the sources of a forward, and its outputs with gradients; runs a copy, as ``run`` does."""
     torch.manual_seed(1)
     again = _with_fixed_norms(model)
     inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in xs]
@@ -417,8 +416,8 @@ def _forward(model: nn.Module, xs: Sequence[Tensor]) -> tuple[_Sources, list[Ten
 
 
 def _drawn(shape: torch.Size) -> Tensor:
-    """A gradient for each sample, the same in every call."""
-    with _disable_current_modes():  # draws would be constant
+    """Return a gradient for each sample, the same in every call."""
+    with _disable_current_modes():  # FixedDraws would make the draws constant
         return torch.randn((SAMPLES, *shape), generator=torch.Generator().manual_seed(2))
 
 
@@ -426,12 +425,12 @@ def _with_fixed_norms(model: nn.Module) -> nn.Module:
     again = copied(model)
     for module in again.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.training = False  # its own forward may take statistics
+            module.training = False  # its own forward may use the batch's statistics
     return again
 
 
 def alike(a: list[Tensor], b: list[Tensor], close: float) -> bool:
-    """Whether two lists are equal up to rounding; tensors of other shapes are left to other checks."""
+    """Return true if two lists are equal up to rounding; other checks compare shapes."""
     pairs = [(x.double(), y.double()) for x, y in zip(a, b, strict=False) if x.shape == y.shape and x.numel()]
     return all(_close(x, y, close) for x, y in pairs)
 

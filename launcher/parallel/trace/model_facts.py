@@ -114,9 +114,9 @@ def skeleton(model: nn.Module) -> ModelStructure:
 
 
 def _complete(model: nn.Module) -> None:
-    """Raise ``RequestError`` if a method by which torch lists what a model has leaves some of it out.
+    """Raise ``RequestError`` if an overridden method of a module, such as ``parameters``, leaves some out.
 
-    A plain loop trains, clips or moves what it lists; a plan places what torch's own would list.
+    A plain loop trains, clips or moves what that method lists; a plan places what torch's own would list.
     """
     modules = _below(model)
     params = {id(p) for m in modules for p in m._parameters.values() if p is not None}
@@ -138,8 +138,8 @@ def _listed(module: nn.Module, name: str, own: Callable[[], set[int]], what: str
     listed, has = {id(v[1] if isinstance(v, tuple) else v) for v in method()}, own()
     if listed != has:
         text = f"{type(module).__name__}.{name}() lists {len(listed & has)} of its {len(has)} {what}"
-        text += ", and the launcher goes by what torch itself would list"
-        cure = "let it list them all, and set requires_grad_(False) on parameters that are not to be trained"
+        text += ", but the launcher uses all that torch itself would list"
+        cure = "let it list all, and set requires_grad_(False) on parameters that are not to be trained"
         raise RequestError((Problem("model", f"{text}; {cure}"),))
 
 
@@ -177,18 +177,18 @@ def _traits(model: nn.Module) -> ModelTraits:
 
 
 def _fused(model: nn.Module) -> tuple[str, ...]:
-    """Return the tensors that ``eval()`` makes of weights, as that of a module that fuses its branches."""
+    """Return the tensors that ``eval()`` computes from weights, as in a module that fuses its branches."""
     kinds = {type(m) for m in model.modules()}
     if all(k.train is nn.Module.train and k.eval is nn.Module.eval for k in kinds):
         return ()
     trial = copied(model)
-    before = _held(trial)
+    before = _tensor_names(trial)
     with suppress(Exception), _WeightUses() as uses:  # another check reports a model that cannot be evaluated
         trial.eval()
-    return tuple(sorted(_held(trial) - before)) if uses.seen else ()
+    return tuple(sorted(_tensor_names(trial) - before)) if uses.seen else ()
 
 
-def _held(model: nn.Module) -> set[str]:
+def _tensor_names(model: nn.Module) -> set[str]:
     """Return the names of all tensors of modules, also of those in plain attributes."""
     names = {n for n, _ in (*model.named_parameters(), *model.named_buffers())}
     for path, module in model.named_modules():
@@ -208,13 +208,13 @@ class _WeightUses(TorchFunctionMode):
 
 
 def _over_samples(module: nn.Module) -> bool:
-    """Whether it normalizes by the samples of a batch; one kept in evaluation mode does not."""
+    """Return true if ``module`` normalizes over a batch; a module kept in evaluation mode does not."""
     known = isinstance(module, nn.modules.batchnorm._BatchNorm)
     return known and (module.training or module.running_mean is None)
 
 
 def _compiled(module: nn.Module) -> bool:
-    """Whether the model has compiled this module; checked by class name, as the class is slow to import."""
+    """Return true if the model has compiled ``module``; goes by the class name: its import is slow."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
@@ -243,7 +243,7 @@ def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 def one_sample_more(
     model: nn.Module, leaves: frozenset[str] | None, inputs: Sequence[TensorSpec]
 ) -> tuple[TensorSpec, ...] | None:
-    """Return the output specs for one sample more than ``inputs``; ``None`` if it cannot run on so many."""
+    """Return the output specs for one sample more than ``inputs``, or ``None`` if the model fails then."""
     more = [replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) for t in inputs]
     try:
         made = _single_node(model, skeleton(model), more)[0] if leaves is None else piece(model, leaves, more)
@@ -259,10 +259,10 @@ def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 
 def facts(tracer: Tracer, known: ModelStructure) -> Graph:
     """Return the traced graph as plain values."""
-    # first, as modules run again for their backward, which may change the observations
+    # observations first: modules run again to measure their backward, which may change them
     watched = _watched(tracer.watch, known, _returned(tracer), tracer.meter)
 
-    # a node each
+    # one node for each node of the trace
     out = []
     backwards = BackwardMeter()
     spaces = memory(tracer)
@@ -376,7 +376,7 @@ def _watched(watch: ForwardObserver, known: ModelStructure, output: Any, meter: 
 
 
 def _detached(output: Any) -> bool:
-    """Whether it has floating numbers, and none of them depends on a parameter by a gradient."""
+    """Return true if ``output`` has floating-point numbers, and none has a gradient."""
     floating = [t for t in tensors(output) if t.is_floating_point() or t.is_complex()]
     return bool(floating) and not any(t.requires_grad for t in floating)
 
@@ -465,8 +465,8 @@ def _drifting(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> G
 def _single_node(model: nn.Module, known: ModelStructure, inputs: Sequence[TensorSpec]) -> tuple[Graph, bool]:
     """Run the model in its present mode; also return whether Python state changed.
 
-    A model that reads values is traced with its units as leaves, as the code that does so may lie inside of
-    them; if that fails, it runs as a whole on values in memory.
+    A model that reads values is traced with its units as leaves, because the code that reads them may lie
+    inside of units. If that fails, the full model runs on values in memory.
     """
     try:
         return _single(model, known, inputs, lambda model, xs, seen: model(*xs))

@@ -30,11 +30,11 @@ ROUNDS = 3
 
 
 def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[MovingAttribute, ...]:
-    """Return attributes of modules and variables of their files, each with whether it depends on the data.
+    """Return the state that passes between forwards, each with whether it depends on the data.
 
-    ``model`` is not changed. ``looks``: its Python reads values, so it can run only in memory, as can one
-    with its own generator. Nothing is found for a model that is too large for that, or that fails for the
-    values tried.
+    The state is in attributes of modules and in variables of their files. ``model`` is not changed.
+    ``looks``: its Python reads values. Such a model, or one with its own generator, can run only in memory.
+    Nothing is found for a model that is too large for that, or that fails for the values tried.
     """
     small = sum(t.numel() for t in (*model.parameters(), *model.buffers())) <= FEW
     looks = looks or owns_generator(model)
@@ -58,7 +58,7 @@ def _attributes(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tupl
     if not names:
         return ()
 
-    # which of it is read, and whether other data change it
+    # which of it is read, and which depends on the data
     read: dict[str, None] = {}
     with reading(one, names, lambda name: read.setdefault(name)):
         run()
@@ -69,9 +69,9 @@ def _attributes(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tupl
 
 
 def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[MovingAttribute, ...]:
-    """Return variables and class attributes of the model's files that pass from one forward to a later one.
+    """Return variables and class attributes of the model's files that one forward leaves to a later one.
 
-    A new copy of the model then returns other results for the same inputs.
+    Because of these, a new copy of the model returns other results for the same inputs.
     """
     names = files_of(model)
 
@@ -98,7 +98,7 @@ def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[MovingAttrib
 def drifting(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
     """Return attributes and variables that each forward changes, if the output of the next depends on them.
 
-    The same inputs then have another result. ``model`` is not changed. Nothing is found for a model that is
+    The same inputs then give another result. ``model`` is not changed. Nothing is found for a model that is
     too large to run in memory, or that fails.
     """
     if sum(t.numel() for t in (*model.parameters(), *model.buffers())) > FEW:
@@ -124,12 +124,12 @@ def drifting(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def not_restored(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return attributes that make a resumed model compute something else than one that goes on.
+    """Return attributes that make a resumed model compute something else than a model that continues.
 
-    One that goes on has run a forward, and its weights have changed since. A resumed one is new, and gets
-    what a checkpoint keeps. ``("",)`` is a difference that no attribute shows, such as a hook that a forward
-    removes.
-    ``model`` is not changed. Nothing is found for a model that is too large to run in memory, or that fails.
+    The continuing model has run a forward, and its weights have changed since. The resumed model is new, with
+    the tensors that a checkpoint stores. ``("",)`` is a difference that no attribute shows, such as a hook
+    that a forward removes. ``model`` is not changed. Nothing is found for a model that is too large to run in
+    memory, or that fails.
     """
     if sum(t.numel() for t in (*model.parameters(), *model.buffers())) > FEW:
         return ()
@@ -152,7 +152,7 @@ def not_restored(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _restored(one: nn.Module, used: nn.Module) -> nn.Module:
-    """Return ``one`` with what a checkpoint keeps of ``used``."""
+    """Copy to ``one`` the tensors and extra state that a checkpoint stores of ``used``, and return it."""
     mine = dict(one.named_modules())
     with torch.no_grad():
         for path, module in used.named_modules():
@@ -203,7 +203,7 @@ def _forward(model: nn.Module, xs: Sequence[Tensor], looks: bool) -> Any:
 
 
 def _tensor(model: nn.Module, name: str) -> bool:
-    """Whether the name is that of a parameter or buffer, which other checks cover."""
+    """Return true if ``name`` is that of a parameter or buffer, which other checks cover."""
     path, _, attr = name.rpartition(".")
     with suppress(AttributeError):
         owner = model.get_submodule(path)
@@ -238,12 +238,12 @@ def unentangled(model: nn.Module, calls: Mapping[str, tuple[Any, Any]], values: 
 
 ENTANGLED = {
     BACKWARD: (
-        "the backward of {} uses state that the last forward left behind, and a "
-        "pipeline runs other forwards before it; keep that state with the call (ctx, "
+        "the backward of {} uses state that the last forward left behind, but a "
+        "pipeline runs other forwards in between; keep that state with the call (ctx, "
         "or an argument of the hook's function)"
     ),
     FORWARD: (
-        "the backward of {} changes state that the next forward uses, and a pipeline "
-        "runs them in another order than one process; change the state in the forward"
+        "the backward of {} changes state that the next forward uses, but a pipeline "
+        "runs both in another order than one process; change the state in the forward"
     ),
 }

@@ -49,7 +49,7 @@ def dims_of(t: torch.Tensor) -> tuple[int, ...]:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether it is a tensor of one shape; a nested one has a shape for each sample."""
+    """Return true for a tensor of one shape; a nested tensor has a shape for each sample."""
     return isinstance(value, torch.Tensor) and not value.is_nested
 
 
@@ -57,8 +57,8 @@ def output_specs(value: Any) -> tuple[Specs, bool, tuple[str | int, ...]]:
     """Return the specs of a full model's result, and the key of each if there are several.
 
     Several tensors must be in a plain tuple, list or dict: a loss would get a named tuple without its names.
-    For a result that no loss can take, the keys are its description, and the Python that takes its first
-    tensor.
+    For a result that no loss can take, the keys are its description and the Python text that selects its
+    first tensor.
     """
     if type(value) is dict and all(isinstance(key, str) for key in value):
         tensor_specs, packed = specs([*value.values()])
@@ -97,7 +97,7 @@ def returned(value: Any, deep: int = 3) -> str:
 
 
 def tensor_inside(value: Any) -> str:
-    """Return the Python that takes the first tensor out of a forward's result; "" if it has none."""
+    """Return the Python text that selects the first tensor of a forward's result; "" if it has none."""
     if isinstance(value, torch.Tensor):
         return ".values()" if value.is_nested else ""
     if isinstance(value, Mapping):

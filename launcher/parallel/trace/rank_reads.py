@@ -89,7 +89,7 @@ def _called_function() -> str | None:
 
 
 def _is_imported(frame: Any) -> bool:
-    """Whether ``frame`` runs because an installed package is imported: it keeps to itself what it reads."""
+    """Return true if ``frame`` runs while a package is imported: no model gets what the package reads."""
     while frame is not None and frame.f_code.co_filename.startswith(INSTALLED):
         if frame.f_code.co_name == "<module>":
             return True

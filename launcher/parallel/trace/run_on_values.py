@@ -1,4 +1,4 @@
-"""Runs a module that reads values, or autocast, on samples or zeros in memory. Others run on meta tensors."""
+"""Runs modules that read values or use autocast on samples or zeros in memory, and others on meta tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cast(func: Any, args: Any, kwargs: Any, watch: ForwardObserver) -> Any:
 
 
 def _stand_ins(arguments: list[torch.Tensor], watch: ForwardObserver | None, zeros: bool = False) -> Made:
-    """Return tensors in memory by the id of each argument: with its values, drawn ones, or zeros."""
+    """Return a tensor in memory for the id of each argument: with its values, random values, or zeros."""
     stream = torch.Generator().manual_seed(0)
     made = {}
     for t in arguments:
@@ -57,10 +57,9 @@ def _as(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
 
 
 def _returned(out: Any, arguments: list[torch.Tensor], made: Made, effects: StateEffects | None) -> Any:
-    """Return ``out`` on meta again; stand-ins of the ``arguments`` become these, which get its gradients.
+    """Return ``out`` on meta again; stand-ins in it become the ``arguments``, and gradients flow to these.
 
-    Each depends on what it depended on in memory, including those of the ``arguments`` that were changed in
-    place.
+    Each tensor depends on the same state as in memory, also an argument that was changed in place.
     """
     back = {id(made[id(t)]): t for t in arguments}
     fresh = {id(t): t for t in tensors(out) if id(t) not in back}
@@ -97,7 +96,7 @@ def _zeros(t: torch.Tensor) -> torch.Tensor:
 class Observers:
     """The observers of a module's run.
 
-    ``report`` is called with each part of its result that depends on the values and that Python can see.
+    ``report`` is called with each part of the result that depends on values and that Python can see.
     """
 
     meter: Meter | None = None
@@ -105,7 +104,7 @@ class Observers:
     report: Callable[[str], None] | None = None
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
-        """Return a function that makes both forget what they record from now on, or all but ``effects``."""
+        """Return a function that drops the records from now on, except effects if ``effects`` is false."""
         undo = []
         if self.meter is not None:
             undo.append(self.meter.mark())
@@ -124,9 +123,9 @@ def run_module(
 ) -> Any:
     """Run a module on meta tensors, or alone on values in memory if its Python reads them.
 
-    The values are the first samples of the data and the constructor's weights, as far as they are known, else
-    drawn ones; if the module fails for these, zeros. The observers forget the tries that failed.
-    ``on_zeros``: run in memory without a try on meta.
+    The values are the first samples of the data and the constructor's weights; random values replace those
+    that are unknown. If the module fails for them, it runs on zeros. The observers drop records of failed
+    tries. ``on_zeros``: run in memory on zeros at once.
     """
     if not on_zeros:
         back = seen.mark()
@@ -152,12 +151,12 @@ def run_module(
         raise
 
 
-TRIED = "it was tried on the first samples of the data, with numbers drawn for what other modules hand to it"
+TRIED = "it was tried on the first samples of the data, with random numbers for tensors from other modules"
 
 
 def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_zeros: bool = False) -> Any:
     # a copy in memory, which observers treat as the module
-    with torch._C.DisableTorchFunction():  # copying a weight is no use of it
+    with torch._C.DisableTorchFunction():  # a copy of a weight does not count as a use
         real = zeros(copied(module))
         if not on_zeros and seen.watch is not None:
             _filled(real, seen.watch.path(module))
@@ -185,7 +184,7 @@ def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_ze
 
 
 OTHER = 1
-"""The batch after the first, of those to try a model with."""
+"""The index of the second batch to try a model with."""
 
 
 def in_memory(module: nn.Module, path: str = "", parameter_hooks: bool = False) -> nn.Module:
@@ -214,7 +213,7 @@ def drawn(inputs: Sequence[torch.Tensor], batch: int, known: SampleValues) -> li
 
 @torch.no_grad()
 def _filled(real: nn.Module, path: str) -> None:
-    """Fill in the constructor's values, if they are not too many."""
+    """Copy the constructor's values to ``real``, if they are not too many."""
     named = {**dict(real.named_parameters()), **dict(real.named_buffers())}
     if sum(t.numel() for t in named.values()) > FEW:
         return
@@ -278,7 +277,7 @@ def _storages(module: nn.Module) -> list[int]:
 
 
 SCALES = 1.0, 1e3, 1e-3
-"""Scales of drawn values to try a module with."""
+"""Scales of random values to try a module with."""
 
 
 def _tried(call: InMemory, seen: Observers, watch: ForwardObserver) -> list[tuple[list[str], Any]]:
@@ -363,7 +362,7 @@ def _seen(value: Any) -> list[Any]:
 
 
 def looks(error: BaseException | None) -> bool:
-    """Return whether Python read values of a meta tensor, or an operator needs some."""
+    """Return true if Python read values of a meta tensor, or an operator needs values."""
     message = str(error).lower()
     return isinstance(error, RuntimeError | NotImplementedError) and (
         "meta" in message or "no fake impl" in message
@@ -371,7 +370,7 @@ def looks(error: BaseException | None) -> bool:
 
 
 def zeros(module: nn.Module) -> nn.Module:
-    """Replace the tensors of ``module`` by zeros in memory, in place; ties and hooks stay."""
+    """Replace the tensors of ``module`` with zeros in memory, in place; ties and hooks stay."""
     made: dict[int, Any] = {}
     for owner in module.modules():
         for name, p in owner._parameters.items():

@@ -35,7 +35,7 @@ SAME = frozenset({
 SHIFTS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 
 FEW = 1 << 24
-"""Most elements of a module, or of a batch, that are tried; larger ones are zeros, which take no memory."""
+"""The most elements of a module or batch to try with values; larger ones are zeros, without memory."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class TrialValues:
     """Values to try a forward with.
 
     Attributes:
-        batches: of the inputs, with samples in dim 0; as many as a batch needs are taken in turn. The first
-            batch is tried first; the others may differ in lengths, ids and so on.
+        batches: batches of the inputs, with samples in dim 0; a larger batch is filled with them in turn. The
+            first batch is tried first; the others may differ in lengths, ids and so on.
         initial: returns the constructor's values of a tensor, by its name.
     """
 
@@ -57,7 +57,7 @@ _TRIAL: ContextVar[TrialValues | None] = ContextVar("trial", default=None)
 
 @contextmanager
 def tried_with(trial: TrialValues | None) -> Iterator[None]:
-    """Try modules that read values with those of ``trial`` while entered; ``None``: with zeros."""
+    """While entered, try modules that read values with the values of ``trial``, or zeros for ``None``."""
     token = _TRIAL.set(trial)
     try:
         yield
@@ -73,21 +73,21 @@ def initial(name: str, t: Tensor) -> Tensor | None:
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.device("cpu"):
             value = trial.initial(name)
-    except Exception:  # it cannot be made again alone; the rank will report that
+    except Exception:  # it cannot be made alone; the rank will report that
         return None
     return value.to(t.dtype) if value.shape == t.shape else None
 
 
 def trying() -> bool:
-    """Whether there are values to try with."""
+    """Return true if there are values to try modules with."""
     return _TRIAL.get() is not None
 
 
 class SampleValues(Dispatch):
     """Tracks the values of tensors that depend on ``inputs`` and constants, around a forward on ``inputs``.
 
-    ``beyond`` has the modules that look up more than their table has, with the table's rows and the id.
-    ``lookups`` has the inputs that are ids of tables, by which a rank checks each batch.
+    ``beyond`` has the modules that look up an id outside of their table, with the table's rows and the id.
+    ``lookups`` has the inputs that are ids of tables; a rank checks them in each batch.
     """
 
     def __init__(self, inputs: Sequence[Tensor], running: Callable[[], str] = lambda: "") -> None:
@@ -212,15 +212,15 @@ def _looked_up(func: Any, args: Any) -> Iterator[tuple[Tensor, int, Tensor]]:
 
 
 def _only_ids(index: Sequence[Tensor | None]) -> bool:
-    """Whether all indices are ids.
+    """Return true if all indices are ids.
 
-    A mask takes as many dims as it has, so that others are not at their place.
+    A mask indexes as many dims as it has, so the indices after it belong to later dims.
     """
     return all(t is None or t.dtype in (torch.int64, torch.int32) for t in index)
 
 
 def _fitted(samples: Tensor, t: Tensor) -> Tensor | None:
-    """Return ``samples`` in turn, as many as ``t`` has, with sequences cut to its length.
+    """Return as many samples as ``t`` has, repeated in turn, with sequences cut to its length.
 
     Returns ``None`` if they are too short.
     """

@@ -17,7 +17,7 @@ from launcher.parallel.dispatch.training_mode import is_dropout
 from launcher.plan.values.model_graph import StateChange
 
 ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
-STALE = "and the optimizer, the ranks and checkpoints have the parameters of the constructor"
+STALE = "but the optimizer, the ranks and checkpoints use the parameters of the constructor"
 EARLIER = "create it in the constructor"
 TIE = "tie or create it in the constructor, and change values in torch.no_grad(), by copy_()"
 DATA = ""
@@ -28,12 +28,12 @@ NUMBERS = (bool, int, float, complex, str)
 STATISTICS = frozenset({
     "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
 })  # fmt: skip
-"""Operations that change running mean and variance, arguments 3 and 4, without a note in their schema."""
+"""Operations that change running mean and variance, arguments 3 and 4; their schema does not say so."""
 FRESH = torch.ops.aten.lift_fresh.default
 """The operation on a new ``torch.tensor``; since torch 2.15 it is seen on meta tensors too."""
 
 ONCE = "embedding_renorm_"
-"""An operation of which a second run changes nothing."""
+"""An operation that changes nothing when it runs a second time."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ class StateEffects(Dispatch):
             self.learn(path, module)
 
     def mark(self) -> Callable[[], None]:
-        """Return a function that makes it forget everything recorded from now on."""
+        """Return a function that drops everything recorded from now on."""
         seen = {n: replace(s, at=dict(s.at)) for n, s in self._seen.items()}
         sparse = dict(self.sparse)
         reads = dict(self.reads)
@@ -246,7 +246,10 @@ class StateEffects(Dispatch):
         self._control.append(self._control[-1])
 
     def leave(self, output: Any) -> None:
-        """Note that a module ends; its caller depends on what it read if its output contains plain values."""
+        """Note that a module ends.
+
+        If its output contains plain values, its caller depends on all that the module has read.
+        """
         control = self._control.pop()
         if control and any(isinstance(v, NUMBERS) for v in tree_leaves(output)):
             self._control[-1] |= control
@@ -295,8 +298,8 @@ class StateEffects(Dispatch):
                 continue
             if attr not in module._non_persistent_buffers_set:
                 text = f"the forward makes the buffer {name}"
-                why = "checkpoints would not have it"
-                raise RequestError((Problem("model", f"{text}, and {why}; {ALLOCATE}"),))
+                why = "checkpoints would not contain it"
+                raise RequestError((Problem("model", f"{text}, but {why}; {ALLOCATE}"),))
             self._seen[name] = _Seen(labels | {name}, once=False, at={path: None})
             self._also[name] = {name: None}
 
@@ -353,7 +356,7 @@ def _as_large(name: str, was: tuple[torch.dtype, torch.Size], now: Tensor) -> No
     """Refuse a buffer of the state dict that changes shape or dtype."""
     if was != (now.dtype, now.shape):
         kinds = [f"{str(d).removeprefix('torch.')} {tuple(s)}" for d, s in (was, (now.dtype, now.shape))]
-        text = f"the forward makes the buffer {name} {kinds[1]}, and checkpoints would expect {kinds[0]}"
+        text = f"the forward changes the buffer {name} to {kinds[1]}, but checkpoints expect {kinds[0]}"
         raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
 
 

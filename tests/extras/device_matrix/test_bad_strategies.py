@@ -263,8 +263,8 @@ def test_the_cure_of_a_module_whose_name_has_dots_is_below_that_name(capsys: pyt
 
 ALONE = "{layers.0.attn.q: {in: [[1,1,1],[4,1]]}}"
 MISFIT = (
-    "in layers.0.attn: attention of a tensor cut over tp makes [32, 4, 128, 32], not a part of the [32, 4, 128, 32] "
-    "of the full model"
+    "in layers.0.attn: attention of a tensor cut over tp has shape [32, 4, 128, 32], which is not one rank's part of "
+    "the full model's shape [32, 4, 128, 32]"
 )
 
 
