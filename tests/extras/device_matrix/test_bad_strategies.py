@@ -109,10 +109,10 @@ STRATEGIES = {
         f"{OPS}.layer1={{{XY},in:[[x,y,null]]}}",
         "layer1: in[0]: [x, y, null]: 3 dims, but the tensor is [32, 784]",
     ),
-    "no list of tensors": (f"{OPS}.layer1={{{XY},in:3}}", "layer1: in: 3: not a list with one list for each tensor"),
+    "no list of tensors": (f"{OPS}.layer1={{{XY},in:3}}", "layer1: in: 3: must be a list with one list for each input"),
     "no list of dims": (
         f"{OPS}.layer1={{{XY},in:[x]}}",
-        "layer1: in[0]: x: not a list with axes or null for each dim",
+        "layer1: in[0]: x: must be a list with axes or null for each dim",
     ),
     "names without a matrix": (
         f"{OPS}.layer1={{weight:[tp,null]}}",
@@ -131,7 +131,7 @@ STRATEGIES = {
     ),
     "out of more tensors": (
         f"{OPS}.layer1={{{XY},in:[[x,y]],out:[[x,null],[x]]}}",
-        "layer1: out: [[x, null], [x]]: not a list with one list, for the tensor that it makes",
+        "layer1: out: [[x, null], [x]]: must be a list with one list, for the only output",
     ),
     "out of fewer dims": (
         f"{OPS}.layer1={{{XY},in:[[x,y]],out:[[x]]}}",
