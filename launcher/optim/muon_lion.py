@@ -107,8 +107,8 @@ def update(
 ) -> None:
     """Update ``p`` and ``mean`` in place.
 
-    Products are rounded before they are added: a fused multiply-add rounds differently, and the sign
-    would show it.
+    Products are rounded before they are added, because a fused multiply-add rounds differently, and the sign
+    would show that.
     """
     now, kept = betas
     sign = mean.mul(now).add_(grad.mul(1 - now)).sign_()

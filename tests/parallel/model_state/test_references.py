@@ -142,8 +142,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Global",
         {},
         (
-            "model: the forward keeps tensors in tests.parallel.reference_nets.TABLES, where ranks would see the "
-            "empty tensors of the plan; make them buffers, or compute them each time"
+            "model: the forward stores tensors in tests.parallel.reference_nets.TABLES, where ranks would find "
+            "the plan's tensors without values; make them buffers, or compute them each time"
         ),
     ),
     (
