@@ -354,7 +354,7 @@ class Judge:
         exact: Mapping[str, Tensor],
         processes: ProcessStates,
     ) -> None:
-        """Compares the layout's weights at step 0 with plain constructions, then starts the reference on them.
+        """Compares the layout's weights at step 0 with plain constructions, then gives them to the reference.
 
         ``others``: tensors that no checkpoint contains; ``exact``: the tensors of a plain construction from
         the same random numbers, which must be equal. ``processes``: the states that the reference changes.
