@@ -70,7 +70,8 @@ def run_copies(
 ) -> str:
     """Writes ``certificate.json``; returns the verdict.
 
-    Raises ``RunError`` on every rank if it does not hold. After a failure the next precision is not tried.
+    Raises ``RunError`` on every rank if the certificate does not hold. Stops at the first precision that
+    fails.
     """
     job = copies[0][0].job
     # opened once, as training a tokenizer takes long
@@ -200,7 +201,7 @@ def _live(s: Setup) -> Session:
 
 
 def _draw_alike(live: Session, drawing: bool) -> None:
-    """Makes this rank draw the same values as one process, as ``Training`` does."""
+    """Makes this rank draw the same values as ``ReferenceTraining`` in one process."""
     if drawing:
         live.pipeline.around = EqualDraws
 
@@ -333,7 +334,7 @@ def _again(live: Session, s: Setup) -> Session:
 
 
 def _exported(saved: Path, path: Path, live: Session) -> Mapping[str, Tensor]:
-    """The tensors of an export, read by the library of its format, as the writer is ours."""
+    """The tensors of an export, read by the library of its format, because the writer is our own."""
     export(saved, path, live.trust)
     return load_file(path)
 

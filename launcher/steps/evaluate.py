@@ -41,12 +41,12 @@ def _validated(step: Evaluate, session: Session) -> tuple[float, str]:
 
 
 def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:
-    """Evaluates what an ``export`` or a ``transform`` of the run has written."""
+    """Evaluates the model that an ``export`` or a ``transform`` of the run has written."""
     if step.of == "exported":
         model = export.exported(run)
     else:
         path = transform.transformed(run)
-        assert path is not None, "the planner wants a transform before what reads its result"
+        assert path is not None, "the planner requires a transform before a step that reads its result"
         model = weights_in_one_process.from_checkpoint(run.job, path)
     losses = held_out_loss.held_out(model, run.job, step.batches, run.plan.loss_terms)
     figures = _figures_text(losses)

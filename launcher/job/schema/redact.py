@@ -38,7 +38,7 @@ def _nearly(part: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _misspelt(word: str) -> bool:
-    """Return true if ``word`` resembles a word of secrets. Cached: keys share words, and it takes 0.1 ms."""
+    """Return true if ``word`` resembles a word of secrets. Cached: a comparison takes 0.1 ms."""
     return bool(get_close_matches(word, _MISSPELT, 1, 0.75))
 
 

@@ -1,4 +1,4 @@
-"""Keeps apart what each of several trainings in one process leaves behind in it."""
+"""Keeps the process states of several trainings apart that run in one process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from launcher.parallel.model_state.module_globals import AroundSnapshot
 
 
 class ProcessStates:
-    """The state of a process of its own for each data-parallel rank of the reference.
+    """A separate process state for each data-parallel rank of the reference.
 
-    A model may keep numbers in variables of its file, on a library's module, or in the environment. Each rank
-    has a process, but certifying runs the reference of all of them in that of rank 0. ``names``: the Python
-    modules that define the model.
+    A model may keep numbers in variables of its file, on a library's module, or in the environment. In a run
+    each rank has its own process, but the reference of all ranks runs in the process of rank 0. ``names``:
+    the Python modules that define the model.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -26,7 +26,7 @@ class ProcessStates:
 
     @contextmanager
     def process(self, rank: int, keep: bool) -> Iterator[None]:
-        """Run the block as in the process of ``rank``; ``keep``: its next block goes on from there."""
+        """Runs the block as in the process of ``rank``; ``keep``: the rank's next block continues from it."""
         outside = self._now()
         self._of.get(rank, self._start).restore()
         try:
@@ -37,6 +37,6 @@ class ProcessStates:
             outside.restore()
 
     def restart(self) -> None:
-        """Begin anew, this process too, as a run does that goes on from a checkpoint."""
+        """Resets all states, also that of this process: a resumed run starts new processes."""
         self._of.clear()
         self._start.restore()

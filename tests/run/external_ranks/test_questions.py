@@ -38,7 +38,7 @@ def test_other_versions_are_refused_by_node_and_name() -> None:
     assert [problem.text for problem in caught.value.problems] == [
         f"rank 2 on b has torch 9.9, rank 0 on {here} has {MINE['torch']}; all nodes need the same version",
         f"rank 2 on b has launcher's source 0123456789, rank 0 on {here} has {MINE[list(MINE)[-1]]}; all nodes need "
-        "the same",
+        "the same version",
     ]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MANY = 10_000
-"""Consecutive draws of one shape that only a forward with rejection sampling makes."""
+"""More consecutive draws of one shape than this come only from rejection sampling."""
 
 
 class EqualDraws(TorchDispatchMode):
@@ -50,7 +50,7 @@ class EqualDraws(TorchDispatchMode):
         self._last = shape
         if self._same > MANY:
             text = f"the forward draws numbers of the shape {shape} {MANY} times in a row"
-            raise RuntimeError(f"{text}: until it likes them, so two trainings cannot be compared")
+            raise RuntimeError(f"{text}, as rejection sampling does, so two trainings cannot be compared")
 
         # use the default generators, whichever was passed
         args, kwargs = _without_generators(args), _without_generators(kwargs)
@@ -63,7 +63,7 @@ class EqualDraws(TorchDispatchMode):
 
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return true if an operator draws; attention may, but does not without dropout."""
+    """Return true if an operator draws random numbers; attention draws only with dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for n, a in enumerate(func._schema.arguments):

@@ -29,8 +29,8 @@ def shares(schedule: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[
 def share(schedule: NamedSchedule, step: int, total: int) -> float:
     """The factor of the learning rate in optimizer step ``step`` (from 0) of ``total``.
 
-    It rises in equal steps to 1 during warmup, which ends at 1. Then it goes from 1 to ``final``, which the
-    last step has, or would have if it were not the first of the next period.
+    During warmup it rises to 1 in equal steps. Then it falls to ``final``, the factor of the last step. With
+    restarts, the first step of the next period would have this factor, but starts at 1 again.
     """
     if step + 1 <= schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps

@@ -17,7 +17,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class ReferenceObjective:
-    """The loss is ``summed`` over a full batch, divided by what is ``counted`` in it."""
+    """The loss of a full batch is ``summed`` divided by ``counted``."""
 
     def __init__(self, settings: Loss, allow: tuple[str, ...]) -> None:
         self._settings = settings

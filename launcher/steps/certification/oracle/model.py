@@ -96,8 +96,8 @@ def put(model: nn.Module, numbers: Mapping[str, Tensor], device: torch.device) -
 def move(model: nn.Module, device: torch.device) -> None:
     """Moves every tensor of ``model`` to ``device``; keeps tensors shared between names shared.
 
-    ``Module.to`` makes a new parameter for each name, if a tensor on the device cannot replace the one on the
-    CPU, and always a new buffer.
+    ``Module.to`` makes a new buffer for each name. It does the same for a parameter if a tensor on the device
+    cannot replace the one on the CPU.
     """
     before: dict[int, Tensor] = {}
     places: dict[int, list[tuple[dict[str, Any], str]]] = {}

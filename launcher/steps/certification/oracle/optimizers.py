@@ -41,7 +41,7 @@ def apart(model: nn.Module) -> frozenset[nn.Parameter]:
 
 
 class OrthogonalSteps(torch.optim.Optimizer):
-    """Groups with ``betas`` use AdamW. ``low``: whether the iteration runs in bfloat16, as in torch."""
+    """Muon; groups with ``betas`` use AdamW. ``low``: the iteration runs in bfloat16, as in torch."""
 
     def __init__(self, groups: list[dict[str, Any]], settings: Muon, low: bool) -> None:
         super().__init__(groups, {"lr": settings.lr})
@@ -101,7 +101,7 @@ def optimizer(
     apart: Container[nn.Parameter] = (),
     low: bool = False,
 ) -> torch.optim.Optimizer:
-    """torch's own class, one of those below, or the user's.
+    """An optimizer of torch, of this file, or of the user.
 
     Weights decay; gains, biases and other vectors do not, unless ``groups`` says otherwise. Each tensor is a
     group of its own. ``apart``: matrices that AdamW updates when Muon updates the others; ``low``: whether
@@ -132,7 +132,7 @@ def _of_its_own(
 ) -> dict[str, Any]:
     """The settings of ``p`` from the best key that matches one of its names, or a prefix of one.
 
-    Keys without wildcards precede those with, then keys with more dots, then later ones.
+    Keys without wildcards take precedence, then keys with more dots, then later keys.
     """
     own: dict[str, Any] = {"weight_decay": settings.weight_decay if p.dim() > 1 else 0.0}
     best = (False, -1, -1)

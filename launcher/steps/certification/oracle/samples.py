@@ -60,8 +60,8 @@ class First:
 class Narrow:
     """A batch in which each data-parallel rank repeats the ``pick``-th of its samples.
 
-    ``positions``: also repeats the first position of it. Ranks that read different samples leave different
-    experts idle.
+    ``positions``: the first position of that sample is repeated, too. Ranks that read different samples leave
+    different experts idle.
     """
 
     pick: int
@@ -77,7 +77,7 @@ class Narrow:
 
 
 def held_out(samples: ReferenceSamples, batch: int) -> First:
-    """Samples for more than one batch that end within a batch, if there are enough samples."""
+    """The first samples: more than one batch, but no whole number of batches, if there are enough."""
     beyond = batch // 2 + 1 if batch > 3 else max(1, batch // 2)
     n = min(len(samples), batch + beyond)
     if n > 1 and n % batch == 0:

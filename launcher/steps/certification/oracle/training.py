@@ -21,7 +21,7 @@ from launcher.steps.certification.oracle.losses import ReferenceObjective
 from launcher.steps.certification.oracle.samples import Narrow, ReferenceSamples
 
 FAR = 8.0
-"""How many times larger gradients must be able to get before they overflow."""
+"""The factor by which gradients must be able to grow before they overflow."""
 PATIENCE = 8
 """How many samples are tried to leave experts idle."""
 
@@ -29,7 +29,7 @@ Prepare = Callable[[nn.Module], None]
 """What is done to every constructed model."""
 
 Process = Callable[[int, bool], AbstractContextManager[None]]
-"""The process of a data-parallel rank to run a block in, and whether the next block goes on from there."""
+"""Runs a block in the process of a data-parallel rank; if true, the rank's next block continues from it."""
 
 Numbers = dict[str, Tensor]
 Batch = tuple[tuple[Tensor, ...], Tensor]
@@ -67,8 +67,8 @@ class ReferenceResult:
 class ReferenceTraining:
     """The reference training; ``numbers``: the initial weights, buffers and other tensors.
 
-    Each data-parallel rank has its own buffers; after each step the first rank's are those of a checkpoint,
-    as in DistributedDataParallel.
+    Each data-parallel rank has its own buffers. After each step, all ranks take over the first rank's buffers
+    that a checkpoint contains, as in DistributedDataParallel.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ReferenceTraining:
         squares = [g.abs().double().square().sum() for g in grads.values()]
         norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
         if clip is not None:
-            # by the fp64 norm: that of clip_grad_norm_, of a million values in fp32, has five correct digits
+            # by the fp64 norm: clip_grad_norm_ sums in fp32, which gives a million values five correct digits
             nn.utils.clip_grads_with_norm_(self.named.values(), clip, norm)
         return ReferenceResult(total, norm.item(), _kept(grads), buffers)
 
@@ -197,10 +197,10 @@ class ReferenceTraining:
             yield self._spare
 
     def update(self, step: int, grads: Mapping[str, Tensor]) -> Numbers:
-        """The weights after an optimizer step with these gradients.
+        """The weights after an optimizer step with ``grads``, the gradients of the layout.
 
-        They may differ from its own gradients by rounding. An optimizer that divides by a gradient's size
-        amplifies rounding differences; given the same gradients, two optimizers agree.
+        An optimizer that divides by a gradient's size amplifies rounding differences. Therefore both
+        optimizers use the same gradients.
         """
         for name, p in self.named.items():
             if p.requires_grad:
@@ -232,7 +232,7 @@ class ReferenceTraining:
         return float(rate or 0.0) * self.rate_share(step)
 
     def again(self) -> Numbers:
-        """Saves and loads with plain torch: tensors that no checkpoint contains are as at step 0."""
+        """Saves and loads with plain torch: tensors that no checkpoint contains are reset to step 0."""
         states = {n: t for n, t in _kept(models.state(self.models[0])).items() if n in self._saved()}
         optimizer = self.optimizer.state_dict()
         self._begin(self._at_start | states)
@@ -272,8 +272,8 @@ class ReferenceTraining:
     def statistics(self) -> dict[str, bool]:
         """Buffers that each rank updated from its own samples in the last step, and whether losses read them.
 
-        Only the first rank's are kept. A loss that reads them does not depend on all samples, as it would in
-        one process.
+        Only the first rank's are kept. A loss that reads them does not depend on all samples; in one process
+        it would.
         """
         before, after, batch = self._own
         if len(after) < 2:
@@ -295,7 +295,7 @@ class ReferenceTraining:
     def draws(self) -> tuple[bool, dict[str, str]]:
         """Finds out whether a forward draws random numbers, and which modules draw from other sources.
 
-        It tries the first batch, without lasting effects.
+        Runs the first batch in both modes, without lasting effects.
         """
         batch, buffers = self.batch(0), [_kept(models.state(m), but=self.named) for m in self.models]
         foreign = ForeignDraws(self._spare)
@@ -312,8 +312,8 @@ class ReferenceTraining:
     def narrow(self, step: int) -> Narrow:
         """A batch for ``step`` that leaves different weights without a gradient on each data-parallel rank.
 
-        It needs unusual data: if the loss of it is not finite, full samples are repeated. Some data allow no
-        such batch.
+        Such a batch is unusual: if its loss is not finite, full samples are repeated. For some data no such
+        batch exists.
         """
         positions, best = True, None
         for pick in range(min(PATIENCE, self.cut.local)):
@@ -354,7 +354,7 @@ class ReferenceTraining:
                     return None
                 without = (n for n, p in self.named.items() if p.requires_grad and p.grad is None)
                 idle.append(frozenset(without))
-        except Exception:  # the model's own, as the data is unusual
+        except Exception:  # the model may raise it: the data is unusual
             return None
         finally:
             self.optimizer.zero_grad(set_to_none=True)
