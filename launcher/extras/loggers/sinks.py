@@ -145,9 +145,9 @@ class MLflowLogger:
         )
         made = self._client.create_run(where, run_name=settings.name or self._title)
         self._state["run_id"] = made.info.run_id
-        self._log_settings(config, plan)
+        self._settle(config, plan)
 
-    def _log_settings(self, config: dict[str, Any], plan: str) -> None:
+    def _settle(self, config: dict[str, Any], plan: str) -> None:
         from mlflow.entities import Param
 
         run = self._state["run_id"]

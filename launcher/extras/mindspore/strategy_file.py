@@ -39,7 +39,9 @@ def json_text(file: StrategyFile) -> bytes:
 
 def _row(name: str, s: Slicing) -> dict[str, Any]:
     if s.shape is None:
-        raise ValueError(f"{name}: the JSON form needs the tensor's shape, which the protobuf form omits")
+        raise ValueError(
+            f"{name}: the JSON form needs the tensor's shape, the protobuf form does not have it"
+        )
 
     s = expanded(s)
     row: dict[str, Any] = {
@@ -70,7 +72,7 @@ def _operator(name: str, row: Any) -> OperatorParts:
         raise ValueError(f"{name}: parallel_strategy is not a list")
     stage = _whole_number(row, "stage")
     if stage < 0:
-        raise ValueError(f"{name}: stage {stage} is negative")
+        raise ValueError(f"{name}: stage {stage}")
     cuts = tuple(_wholes({"parallel_strategy": dims}, "parallel_strategy") for dims in inputs)
     return OperatorParts(name, stage, cuts)
 
@@ -95,7 +97,7 @@ def _slicing(name: str, row: Any) -> Slicing:
 def _shape(row: dict[str, Any]) -> tuple[int, ...]:
     shape = _wholes(row, "tensor_shape")
     if any(n < 0 for n in shape):
-        raise ValueError(f"tensor_shape has a negative dim: {list(shape)}")
+        raise ValueError(f"tensor_shape is {list(shape)}")
     return shape
 
 
@@ -196,5 +198,5 @@ def _parse(data: bytes) -> GroupFile:
 def _ranks(view: memoryview) -> tuple[int, ...]:
     ranks = ProtobufMessage(view, {1: NUMBERS}).numbers(1, MOST_FIELDS)
     if any(rank < 0 for rank in ranks):
-        raise ValueError(f"a negative rank: {list(ranks)}")
+        raise ValueError(f"ranks {list(ranks)}")
     return ranks
