@@ -42,7 +42,7 @@ def _weights(device: torch.device) -> Tensor:
 
 
 def _columns(numbers: Tensor) -> Tensor:
-    """Return the column sums of ``numbers`` laid out in rows of ``COLUMNS``; the last row may be shorter."""
+    """Return the sum of each column of ``numbers`` in rows of ``COLUMNS``; the last row may be shorter."""
     rest = len(numbers) % COLUMNS
     out = numbers[: len(numbers) - rest].view(-1, COLUMNS).sum(0, dtype=torch.int64)
     out[:rest] += numbers[len(numbers) - rest :]

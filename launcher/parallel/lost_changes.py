@@ -34,7 +34,7 @@ class Used:
 
 @dataclass(frozen=True)
 class LostChanges:
-    """The ids of stored weights whose ``requires_grad`` or values a module changed while it ran.
+    """Records which stored weights a module changed: ``toggled`` and ``overwritten`` contain their ids.
 
     ``differences`` has comparisons whose results are still on an accelerator: a number for each weight,
     positive if a value has changed. Reading them makes the CPU wait.
@@ -69,8 +69,7 @@ class LostChanges:
             copies = [p.copy for p in some]
             kept = [torch.empty_like(c) for c in copies]
             torch._foreach_copy_(kept, [p.kept for p in some])
-            apart = torch._foreach_norm(torch._foreach_sub(copies, kept), torch.inf)
-            self.differences.append((tuple(id(p.stored) for p in some), torch.stack(apart)))
+            self.differences.append((tuple(id(p.stored) for p in some), largest_differences(copies, kept)))
 
     def differ(self, weights: Sequence[torch.Tensor], before: torch.Tensor, after: torch.Tensor) -> None:
         """Note the ``weights`` whose digests ``before`` and ``after`` differ."""
@@ -84,13 +83,24 @@ class LostChanges:
         """Return the largest of the ``differences`` (fp64, 0-d, on their device); ``None`` without any."""
         if not self.differences:
             return None
-        return torch.cat([apart.double() for _, apart in self.differences]).nan_to_num(0.0, torch.inf).max()
+        return torch.cat([apart.double() for _, apart in self.differences]).max()
 
     def settle(self, any_differs: bool) -> None:
         """Clear ``differences``; if ``any_differs``, first note the weights that differ."""
         for ids, apart in self.differences if any_differs else ():
             self.overwritten.update(i for i, d in zip(ids, apart.tolist(), strict=True) if d > 0)
         self.differences.clear()
+
+
+def largest_differences(ones: list[torch.Tensor], others: list[torch.Tensor]) -> torch.Tensor:
+    """Return for each pair of tensors the largest difference of two values; NaN and infinity do not hide it.
+
+    A value that is NaN in only one of the two counts as equal too: the loss shows it.
+    """
+    apart = torch._foreach_sub(ones, others)
+    for difference in apart:
+        difference.nan_to_num_(0.0)
+    return torch.stack(torch._foreach_norm(apart, torch.inf))
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -261,7 +261,7 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
 
 
 def _other_use(plan: Plan, checkpoint: Checkpoint) -> str | None:
-    """The problem of a parameter for which one optimizer of ``optim=muon`` would get the other's state."""
+    """The problem of a parameter that Muon trained before the checkpoint and AdamW would now, or reversed."""
     keeps = {"muon": "momentum_buffer", "adamw": "exp_avg"}
     for group in plan.param_groups:
         use = dict(group.settings).get("use")

@@ -51,7 +51,7 @@ class CollectiveMeter(Dispatch):
         return func(*args, **(kwargs or {}))
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """The number of collectives of each kind, and their bytes; barriers are left out."""
+        """The number and the bytes of the collectives of each kind, without barriers."""
         return {k: (n, self.nbytes[k]) for k, n in self.count.items() if k in KINDS.values()}
 
 

@@ -111,6 +111,78 @@ class ReplacedInTorch(Net):
             torch.tanh = plain
 
 
+class Exchanged(ReplacedInTorch):
+    """Another function of torch itself is in the place of one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, plain = self.a(x), torch.tanh
+        torch.tanh = torch.sigmoid
+        try:
+            return self.head(self.b(h))
+        finally:
+            torch.tanh = plain
+
+
+GAIN = 1.0
+
+
+class _Gained(nn.Module):
+    gain = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.gain * GAIN)
+
+
+class GainOfModule(Net):
+    """An attribute of a layer has another value while the layer runs."""
+
+    def more(self) -> None:
+        self.b = _Gained()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        self.b.gain = 0.5
+        try:
+            return self.head(self.b(h))
+        finally:
+            del self.b.gain
+
+
+class GainOfClass(GainOfModule):
+    """The same, of an attribute of the class."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        _Gained.gain = 0.5
+        try:
+            return self.head(self.b(h))
+        finally:
+            _Gained.gain = 1.0
+
+
+class GainOfFile(GainOfModule):
+    """The same, of a global variable."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        global GAIN
+        h, GAIN = self.a(x), 0.5
+        try:
+            return self.head(self.b(h))
+        finally:
+            GAIN = 1.0
+
+
+class GainByCall(GainOfModule):
+    """A layer runs twice, with another value each time, which stays."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        for n in (1, 2):
+            self.b.gain = n / 2
+            h = self.b(h)
+        return self.head(h)
+
+
 class ReplacedMethod(ReplacedInTorch):
     """The same, of a method of tensors."""
 

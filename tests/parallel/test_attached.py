@@ -24,8 +24,15 @@ MODE, DUAL = "the mode {}", "a level of forward-mode differentiation"
 OTHERS = {
     "Replaced": "another function in the place of torch.nn.functional.linear",
     "ReplacedInTorch": "another function in the place of torch.tanh",
+    "Exchanged": "another function in the place of torch.tanh",
     "ReplacedMethod": "another function in the place of torch.Tensor.tanh",
     "ReplacedForward": "another forward of _Tanh",
+}
+GAINS = {
+    "GainOfModule": "b.gain",
+    "GainOfClass": "tests.parallel.attached_nets._Gained.gain",
+    "GainOfFile": "tests.parallel.attached_nets.GAIN",
+    "GainByCall": "b.gain",
 }
 UNCUT = (
     "parallel.pipeline.stage_config: cannot trace the code between the named modules of {}: it is called under {}, "
@@ -45,6 +52,7 @@ REFUSED = {
     ("FunctionMode", "again"): ONCE.format(MODE.format("_Halves")),
     ("DispatchMode", "again"): ONCE.format(MODE.format("_HalvesProducts")),
     **{(net, "again"): ONCE.format(other) for net, other in OTHERS.items()},
+    **{(net, "again"): ONCE.format(f"another value of {gain}") for net, gain in GAINS.items()},
     ("Dual", "again"): ONCE.format(DUAL),
     ("Dual", "sharded"): (
         "model: b, head: called on dual numbers (torch.autograd.forward_ad), which the gathering of weights does not "
@@ -78,7 +86,7 @@ REFUSED = {
 JVP = "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
 """torch's forward mode scripts functions of its own when it is first used."""
 LAYOUTS = {"one": ONE, "cut": CUT, "again": AGAIN, "sharded": {**ONE, **SHARDED}}
-ONE_RANK = ["KeptGradient", "Queued", "HoldsTied", "Weak", "FunctionMode", "Dual", *OTHERS]
+ONE_RANK = ["KeptGradient", "Queued", "HoldsTied", "Weak", "FunctionMode", "Dual", *OTHERS, *GAINS]
 
 
 @pytest.mark.filterwarnings(JVP)

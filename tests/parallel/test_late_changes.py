@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,7 @@ from launcher.errors import RequestError, RunError
 from launcher.job.schema.job import Job
 from launcher.objective.losses import ClassLoss
 from launcher.parallel import parallelize
+from launcher.parallel.lost_changes import largest_differences
 from launcher.parallel.mesh import local
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import builder, plan_job
@@ -21,6 +23,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop, save
 from launcher.runtime.training.pipeline import PipelineRuntime
+from launcher.steps import train
 from launcher.steps.model import build_session
 from tests.parity import batch, own, place
 from tests.ranks import DRAWN, on_ranks
@@ -216,14 +219,11 @@ NOTED = {
 
 
 def texts_of(world: World, j: Job, plan: Plan, folder: Path) -> list[str]:
-    """What a training of five steps says when it saves, and when it saves again."""
+    """What a training of five steps says when it saves, and when it is asked again."""
     rows: list[dict[str, Any]] = []
     s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     s.emit = rows.append
-    for _ in range(5):
-        loop.step(s, None)
-        s.step += 1
-        s.late_state.follow(s.model)
+    loop.train(s, replace(train.loop_settings(s, j), until=5))
     save.save(s, None)
     save.report_late_state(s)
     return [row["text"] for row in rows if "text" in row]
@@ -242,3 +242,9 @@ def test_state_that_a_later_call_sets_is_noted_when_a_checkpoint_is_written(
 def test_nothing_is_noted_of_what_does_not_change(layout: Layout, tmp_path: Path) -> None:
     j = job_of(layout, 1000)
     assert on_ranks(layout.ranks, texts_of, j, plan_job(j), tmp_path) == [[]] * layout.ranks
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_hides_no_difference_of_others(odd: float) -> None:
+    one = torch.tensor([odd, 1.0, 2.0])
+    assert largest_differences([one, one], [one.clone(), one + torch.tensor([0.0, 0.0, 0.5])]).tolist() == [0, 0.5]

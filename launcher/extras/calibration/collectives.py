@@ -25,7 +25,7 @@ TURNS = 0.03
 PARTS = 4
 """Tensors that are sent together."""
 SMALL = 4
-"""Groups of every size up to this are timed, then of powers of two times this."""
+"""Groups of all sizes up to this are timed; of larger sizes, only this times a power of two."""
 
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)

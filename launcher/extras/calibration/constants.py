@@ -86,7 +86,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Taken:
-    """A share of time, not seconds: how long other processes used the core of a rank that does not wait."""
+    """The share of time in which other processes used a core on which a rank wanted to compute."""
 
 
 Timed = (

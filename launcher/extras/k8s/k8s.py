@@ -108,7 +108,7 @@ class NodeCommand:
 
 
 def script(command: NodeCommand, at: NodeVariables, stopped: int = REQUEUE, ends: Sequence[str] = ()) -> str:
-    """The script of a node.
+    """The script that each node runs.
 
     ``stopped``: its exit code if SIGTERM arrives before it starts ranks. ``ends``: lines that may change
     ``$code``, with which the script exits.

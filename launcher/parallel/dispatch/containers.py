@@ -158,5 +158,5 @@ def remade(kind: type, *args: Any, **kwargs: Any) -> Any:
 
 
 def here() -> torch.device:
-    """Return, in a graph, the device of the rank that runs it; each built stage replaces this call."""
+    """Return the device of the rank that runs a graph; a stage that is built has the device in its place."""
     return torch.device("meta")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
@@ -122,8 +123,11 @@ PLACES: tuple[tuple[str, Any], ...] = (
     ("torch", torch),
     ("torch.Tensor", torch.Tensor),
     ("torch.nn.functional", functional),
+    ("torch.linalg", torch.linalg),
+    ("torch.fft", torch.fft),
+    ("torch.special", torch.special),
 )
-"""Where code that computes with tensors finds its functions."""
+"""The modules and classes of torch whose functions compute with tensors, by their paths."""
 
 
 class Surroundings:
@@ -135,7 +139,11 @@ class Surroundings:
     def __init__(self, model: nn.Module) -> None:
         self._modes = _modes()
         self._forwards = {kind: kind.forward for kind in {type(m) for m in model.modules()}}
-        self._functions = [dict(vars(place)) for _, place in PLACES]
+        self._functions = [
+            {k: v for k, v in vars(place).items() if callable(v) and not isinstance(v, type)}
+            for _, place in PLACES
+        ]
+        self._known = {id(value) for functions in self._functions for value in functions.values()}
         self._level = forward_ad._current_level
 
     def entered(self) -> str:
@@ -149,11 +157,12 @@ class Surroundings:
             if kind.forward is not forward:
                 return f"another forward of {kind.__name__}"
         for (path, place), before in zip(PLACES, self._functions, strict=True):
-            if vars(place) == before:  # compares identities first, which is fast
+            here = vars(place)
+            if all(map(is_, map(here.get, before), before.values())):  # fast, and nearly always true
                 continue
             for name, was in before.items():
-                now = vars(place).get(name, was)
-                if callable(was) and now is not was and _is_users(now):
+                now = here.get(name, was)
+                if now is not was and (_is_users(now) or id(now) in self._known):
                     return f"another function in the place of {path}.{name}"
         return ""
 

@@ -205,7 +205,7 @@ def about(network: NetworkView) -> str:
 
 @dataclass(frozen=True)
 class RankReports:
-    """What rank 0 knows about the other ranks: the ``about`` of each, "" if its launcher is older."""
+    """The ``about`` text of each rank, as rank 0 has received it; "" from a rank with an older launcher."""
 
     texts: Mapping[int, str]
 

@@ -1,4 +1,4 @@
-"""Notes on state of modules, beside weights, that changes later than the plan has tried them."""
+"""Reports Python state of modules that changes after the calls that the plan has tried."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Digests = dict[str, str]
 
 @dataclass
 class LateState:
-    """The state of a rank's modules after each of the first three steps, until there are notes on it.
+    """The state of a rank's modules after each of the first three steps.
 
-    What changes in the second step and again in the third changes all the time, so the planner has seen it.
-    ``known`` are those attributes, and those that a note has named.
+    An attribute that changes in the second step and in the third changes all the time, so the plan has seen
+    it change. ``known`` contains those attributes, and those that a note has named.
     """
 
     first: list[Digests] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
 
     def follow(self, model: ParallelModel) -> None:
-        """Looks at the state after the first three steps; call it after every step."""
+        """Records the state after each of the first three steps; every step calls this at its end."""
         if len(self.first) == 3:
             return
         self.first.append(_digests(model))
@@ -91,7 +91,9 @@ def _digests(model: ParallelModel) -> Digests:
 
 
 def _text(mark: object) -> str:
-    """Returns the value of plain data, and the class of any other object: nothing here keeps it alive."""
+    """Returns the value of plain data, and the class of any other object, which is not kept alive."""
+    if isinstance(mark, bytes):  # an array may have many
+        return xxhash.xxh3_64_hexdigest(mark)
     if isinstance(mark, PLAIN):
         return repr(mark)
     if isinstance(mark, type):

@@ -124,9 +124,9 @@ class Snapshot:
 def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
     """Writes a complete checkpoint or none, once the previous one is written. All ranks call it.
 
-    Raises ``RunError`` if the copies of a weight on several ranks differ. A ``saver`` writes
-    the checkpoint from a copy in host memory: this returns once the copy is made, and ``finish`` and
-    ``check`` raise the error of a failed write.
+    Raises ``RunError`` if the copies of a weight on several ranks differ. A ``saver`` writes the checkpoint
+    from a copy in host memory: this returns once the copy is made, and ``finish`` and ``check`` raise the
+    error of a failed write.
     """
     finish(s)
     check_replicas(s)
