@@ -61,6 +61,7 @@ def try_samples(
                 contiguous=asks.contiguous,
                 apart=asks.apart,
                 gathered=asks.gathered,
+                alone=asks.alone,
             )
             return replace(seen, graph=replace(seen.graph, effects=effects))
 

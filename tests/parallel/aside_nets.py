@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tests.parallel.python_state_nets import Net
@@ -178,3 +180,166 @@ class RootClosure(Net):
     def factor(self) -> Any:
         self.up()
         return 1
+
+
+KEPT: dict[str, Any] = {}
+GIVEN: ContextVar[Any] = ContextVar("GIVEN", default=None)
+
+
+class Place:
+    """Where one module leaves a value for another. ``take`` takes it away: then all is as before the forward."""
+
+    def put(self, value: Any) -> None:
+        KEPT["value"] = value
+
+    def read(self) -> Any:
+        return KEPT.get("value", 1.0)
+
+    def remove(self) -> None:
+        KEPT.pop("value", None)
+
+    def take(self) -> Any:
+        value = self.read()
+        self.remove()
+        return value
+
+
+class InThread(Place):
+    def put(self, value: Any) -> None:
+        LOCAL.value = value
+
+    def read(self) -> Any:
+        return getattr(LOCAL, "value", 1.0)
+
+    def remove(self) -> None:
+        vars(LOCAL).pop("value", None)
+
+
+class InContext(Place):
+    def put(self, value: Any) -> None:
+        GIVEN.set(value)
+
+    def read(self) -> Any:
+        return 1.0 if GIVEN.get() is None else GIVEN.get()
+
+    def remove(self) -> None:
+        GIVEN.set(None)
+
+
+class InEnvironment(Place):
+    def put(self, value: Any) -> None:
+        os.environ["ASIDE"] = "2"
+
+    def read(self) -> Any:
+        return float(os.environ.get("ASIDE", "1"))
+
+    def remove(self) -> None:
+        os.environ.pop("ASIDE", None)
+
+
+class InClass(Place):
+    value: Any = 1.0
+
+    def put(self, value: Any) -> None:
+        InClass.value = value
+
+    def read(self) -> Any:
+        return InClass.value
+
+    def remove(self) -> None:
+        InClass.value = 1.0
+
+
+class InTorch(Place):
+    def put(self, value: Any) -> None:
+        torch.aside = value  # type: ignore[attr-defined]
+
+    def read(self) -> Any:
+        return getattr(torch, "aside", 1.0)
+
+    def remove(self) -> None:
+        vars(torch).pop("aside", None)
+
+
+class InObject(Place):
+    def put(self, value: Any) -> None:
+        self.value = value
+
+    def read(self) -> Any:
+        return getattr(self, "value", 1.0)
+
+    def remove(self) -> None:
+        vars(self).pop("value", None)
+
+
+class InModel(Place):
+    """``above`` has the model, out of sight of ``nn.Module``."""
+
+    above: tuple[Any, ...] = ()
+
+    def put(self, value: Any) -> None:
+        self.above[0].value = value
+
+    def read(self) -> Any:
+        return getattr(self.above[0], "value", 1.0)
+
+    def remove(self) -> None:
+        vars(self.above[0]).pop("value", None)
+
+
+PLACES = {p.__name__: p for p in (Place, InThread, InContext, InEnvironment, InClass, InTorch, InObject, InModel)}
+
+
+def forget() -> None:
+    """Remove what a forward has left."""
+    for place in (Place, InThread, InContext, InEnvironment, InClass, InTorch):
+        place().remove()
+    TABLES.clear()
+
+
+class _Puts(nn.Linear):
+    def __init__(self, place: Place, number: bool) -> None:
+        super().__init__(6, 6)
+        self.place, self.number = place, number
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.place.put(2.0 if self.number else y.mean(1, keepdim=True))
+        return y
+
+
+class _Takes(nn.Linear):
+    def __init__(self, place: Place, stays: bool) -> None:
+        super().__init__(6, 3)
+        self.place, self.stays = place, stays
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (self.place.read() if self.stays else self.place.take())
+
+
+class Passes(Net):
+    """A module leaves a value for another one, on another stage."""
+
+    def __init__(self, place: str, number: bool, stays: bool) -> None:
+        super().__init__()
+        found = PLACES[place]()
+        found.above = (self,)  # type: ignore[attr-defined]
+        self.a, self.head = _Puts(found, number), _Takes(found, stays)
+
+
+TABLES: dict[int, tuple[float, ...]] = {}
+
+
+class _Looks(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[-1]
+        if size not in TABLES:
+            TABLES[size] = tuple(1 / (n + 1) for n in range(size))
+        return super().forward(x * torch.tensor(TABLES[size], dtype=x.dtype))
+
+
+class Tables(Net):
+    """Modules share a table, which whoever comes first makes."""
+
+    def more(self) -> None:
+        self.a, self.b, self.head = _Looks(6, 6), _Looks(6, 6), _Looks(6, 3)

@@ -183,6 +183,13 @@ class GainByCall(GainOfModule):
         return self.head(h)
 
 
+class Slopes(Net):
+    """A module draws slopes, which torch saves for the backward before it draws them."""
+
+    def more(self) -> None:
+        self.b = nn.Sequential(nn.Linear(6, 6), nn.RReLU())
+
+
 class ReplacedMethod(ReplacedInTorch):
     """The same, of a method of tensors."""
 

@@ -54,6 +54,10 @@ REFUSED = {
     **{(net, "again"): ONCE.format(other) for net, other in OTHERS.items()},
     **{(net, "again"): ONCE.format(f"another value of {gain}") for net, gain in GAINS.items()},
     ("Dual", "again"): ONCE.format(DUAL),
+    ("Slopes", "again"): (
+        "parallel.recompute.modules: b cannot be recomputed in the backward: it calls rrelu, and torch's checkpoint "
+        "ends the second forward before it has drawn its slopes (try: parallel.recompute=null)"
+    ),
     ("Dual", "sharded"): (
         "model: b, head: called on dual numbers (torch.autograd.forward_ad), which the gathering of weights does not "
         "differentiate; use torch.func.jvp within a module, or shard nothing (try: parallel.hsdp=null)"

@@ -160,3 +160,13 @@ def remade(kind: type, *args: Any, **kwargs: Any) -> Any:
 def here() -> torch.device:
     """Return the device of the rank that runs a graph; a stage that is built has the device in its place."""
     return torch.device("meta")
+
+
+def copy_in_place_of(t: torch.Tensor) -> torch.Tensor:
+    """Return a copy of ``t`` with the same strides, for code that asks for them: ``clone`` closes gaps.
+
+    The copy of an expanded tensor is contiguous, because several of its elements share one place.
+    """
+    if t.is_contiguous() or 0 in t.stride():
+        return t.clone()
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)

@@ -155,8 +155,9 @@ def _forward(leaf: nn.Module, batch: Batch, seed: int) -> tuple[list[torch.Tenso
 
 
 def _backward(leaf: nn.Module, inputs: list[torch.Tensor], made: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the gradients of inputs and weights."""
+    """Return the gradients of inputs and weights, without those that a forward has left."""
     torch.manual_seed(3)
+    leaf.zero_grad()
     out = [t for t in made if t.requires_grad]
     torch.autograd.backward(out, [torch.randn_like(t) for t in out])
     return [t.grad.clone() for t in (*inputs, *leaf.parameters()) if t.grad is not None]

@@ -67,10 +67,15 @@ def files(*makers: Callable[..., Any]) -> list[str]:
 def files_of(*models: nn.Module) -> list[str]:
     """Return the ``files`` of all modules' classes, and of the user's functions among their attributes."""
     modules = [m for model in models for m in model.modules()]
-    values = [v for m in modules for v in vars(m).values()]
+    return files(*map(type, modules), *(f for m in modules for f in functions_of(m)))
+
+
+def functions_of(module: nn.Module) -> list[FunctionType]:
+    """Return the user's functions among the attributes of this module, and in its lists and tuples."""
+    values = [*vars(module).values()]
     values += [v for box in values if type(box) in (list, tuple) for v in box]
-    functions = [f for f in map(_function, values) if f is not None and not library(f.__module__ or "")]
-    return files(*map(type, modules), *(f for f in functions if f.__module__))
+    functions = [f for f in map(_function, values) if f is not None]
+    return [f for f in functions if f.__module__ and not library(f.__module__)]
 
 
 def _function(value: Any) -> FunctionType | None:

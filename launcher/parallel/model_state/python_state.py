@@ -123,7 +123,7 @@ def owns_generator(model: nn.Module) -> bool:
 def changed(before: PythonState, after: PythonState) -> list[Key]:
     """Return the places that differ, in order."""
     a, b = before.marks, after.marks
-    return [k for k in dict.fromkeys((*a, *b)) if k not in a or k not in b or not _same(a[k], b[k])]
+    return [k for k in dict.fromkeys((*a, *b)) if k not in a or k not in b or not same_mark(a[k], b[k])]
 
 
 def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
@@ -241,12 +241,13 @@ class _Long:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Long) or len(self.values) != len(other.values):
             return False
-        return all(map(is_, self.values, other.values)) or all(map(_same, self.values, other.values))
+        return all(map(is_, self.values, other.values)) or all(map(same_mark, self.values, other.values))
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def _same(a: Any, b: Any) -> bool:
+def same_mark(a: Any, b: Any) -> bool:
+    """Return true if two marks are of the same state."""
     if a is b:
         return True
     if type(a) is not type(b) or not isinstance(a, (*PLAIN, tuple, frozenset, np.generic, _Long)):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import GeneratorType
+from typing import Any
 
 from torch import nn
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.model_state.deep_copy import HOOKS
+from launcher.parallel.model_state.deep_copy import HOOKS, OURS
 from launcher.parallel.model_state.module_globals import files_of, variables
-from launcher.parallel.model_state.python_state import PythonState, changed, library, snapshot
+from launcher.parallel.model_state.python_state import Key, PythonState, changed, library, same_mark, snapshot
 from launcher.plan.cut.stages import covers
 
 
 class SideChannels:
-    """Checks in one forward that only leaves change the Python state that leaves can see."""
+    """Checks in one forward that only leaves change the Python state that leaves can see.
+
+    What a leaf leaves behind, another leaf may read. State that stays changed shows after the forward, and
+    other checks refuse it if it matters. ``taken`` has state that is as before at the end of the forward.
+    """
 
     def __init__(self, model: nn.Module, leaves: Mapping[str, nn.Module]) -> None:
         for name, leaf in leaves.items():
@@ -28,17 +33,38 @@ class SideChannels:
             for some in state.also:
                 self.holders.setdefault(some, []).append(name)
         self.around = variables(self.files)
+        self.between = {p: m for p, m in model.named_modules() if not any(covers(n, p) for n in leaves)}
+        self.outer = self._outer()
+        self.left: dict[tuple[str, Key], tuple[str, Any]] = {}
 
     def begin(self, name: str) -> str:
         """Return what was changed since leaves ran, or "", when leaf ``name`` is about to run."""
+        self.outer = self._outer()
         return self._changed_attribute(name) or self._set()
 
     def end(self, name: str) -> None:
         """Record the state after leaf ``name``, which may have changed objects of other leaves too."""
         others = [m for m in self.leaves if covers(name, m) or covers(m, name)]
         for other in {*others}.union(*(self.holders.get(some, ()) for some in self.own[name].also)):
-            self.own[other] = _own(self.leaves[other])
-        self.around = variables(self.files)
+            before, self.own[other] = self.own[other], _own(self.leaves[other])
+            if other not in others:
+                self._leave(name, other, before, self.own[other])
+        before, self.around = self.around, variables(self.files)
+        self._leave(name, "", before, self.around)
+        self._leave(name, OUTER, self.outer, self._outer())
+
+    def _leave(self, leaf: str, owner: str, before: PythonState, after: PythonState) -> None:
+        """Record what ``leaf`` has changed, with the value that it had before the first change."""
+        for key in changed(before, after):
+            self.left.setdefault((owner, key), (leaf, before.marks.get(key, ABSENT)))
+
+    def taken(self) -> tuple[str, str]:
+        """Return, at the end of the forward, a place that a leaf has changed, now as before, and the leaf."""
+        now = {**self.own, "": self.around, OUTER: self._outer()}
+        for (owner, key), (leaf, before) in self.left.items():
+            if same_mark(before, now[owner].marks.get(key, ABSENT)):
+                return (key[0] if owner in ("", OUTER) else _below(owner, key[0])), leaf
+        return "", ""
 
     def over(self) -> tuple[str, str]:
         """Return, at the end of the forward, what was changed after a leaf had run, and that leaf."""
@@ -57,7 +83,17 @@ class SideChannels:
         """Return a variable that differs from what leaves have left, or ""."""
         return next((at for at, _ in changed(self.around, variables(self.files))), "")
 
+    def _outer(self) -> PythonState:
+        """Return the attributes of the modules that contain leaves."""
+        out = PythonState()
+        for path, module in self.between.items():
+            for name, value in vars(module).items():
+                if name not in OURS:
+                    out.enter(f"{path}.{name}".lstrip("."), value)
+        return out
 
+
+ABSENT, OUTER = object(), "the modules around the leaves"
 HOOKED = "the hooks of"
 
 

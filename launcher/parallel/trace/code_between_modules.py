@@ -141,6 +141,11 @@ class Tracer(Capture):
         """Check the side channels at the end of the forward."""
         if self.side_channels is not None:
             self._unchanged(*self.side_channels.over())
+            place, leaf = self.side_channels.taken()
+            if place:
+                raise self.refuse(
+                    f"{leaf} leaves a value in {place} for another module, which may be on another stage"
+                )
 
     def note(self, call: GlueCall, out: Any) -> fx.Node:
         node = super().note(call, out)

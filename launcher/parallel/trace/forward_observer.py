@@ -23,12 +23,13 @@ from launcher.parallel.dispatch.modes import Surroundings, batched, tree_leaves
 from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.model_state.hooks import REGISTER, uses_weights
 from launcher.parallel.model_state.module_globals import files_of, variables
-from launcher.parallel.model_state.python_state import Key, PythonState, changed, owns_generator, snapshot
+from launcher.parallel.model_state.python_state import Key, changed, owns_generator, snapshot
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.data_dependence import Sized
 from launcher.parallel.trace.output_specs import dims_of
 from launcher.parallel.trace.rank_reads import streams_now, world_reads
 from launcher.parallel.trace.sample_values import SampleValues
+from launcher.parallel.trace.state_between_calls import StateBetweenCalls
 from launcher.parallel.trace.tensor_side_effects import StateEffects
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.written_stages import owner
@@ -182,9 +183,7 @@ class ForwardObserver(TorchFunctionMode):
         self.borrowed: dict[tuple[str, str], None] = {}
         self.under: dict[str, str] = {}
         self._around = Surroundings(model)
-        self._modules = dict(model.named_modules())
-        self._files = files_of(model)
-        self._left: dict[str, tuple[PythonState, PythonState]] = {}
+        self._between_calls = StateBetweenCalls(model)
         self.world: dict[tuple[str, str], None] = {}
         self.global_draws = False
         self.moved = False
@@ -293,8 +292,10 @@ class ForwardObserver(TorchFunctionMode):
             self.nested.add(name)
         if torch.is_inference_mode_enabled():
             self.inferred.add(name)
-        if what := self._around.entered() or self._set_since(name):
+        if what := self._around.entered():
             self.under[name] = what
+        elif place := self._between_calls.set_since(name):
+            self.under[name] = f"another value of {place}"
         own = {n: id(p) for n, p in module._parameters.items()}
         if self._built.get(id(module), own) != own:
             self.swapped.add(name)
@@ -342,30 +343,13 @@ class ForwardObserver(TorchFunctionMode):
             call = ModuleCall(name, module, args=args, kwargs=kwargs, made=made, saved=grown)
             self.runs.append(call)
             self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
-        if self._files:
-            self._left[name] = self._state(name)
-
-    def _state(self, name: str) -> tuple[PythonState, PythonState]:
-        """Return the Python state that a module can read: its own, and that of the model's files."""
-        return snapshot(self._modules[name]), variables(self._files)
-
-    def _set_since(self, name: str) -> str:
-        """Return state that other code has changed since the module ``name`` last ran; "" for none.
-
-        Only files of the user's have code that does so.
-        """
-        if name not in self._left:
-            return ""
-        (own, files), (own_now, files_now) = self._left[name], self._state(name)
-        names = [f"{name}.{at}".lstrip(".") for at, _ in changed(own, own_now)]
-        names += [at for at, _ in changed(files, files_now)]
-        return f"another value of {names[0]}" if names else ""
+        self._between_calls.end(name)
 
     def settle(self) -> None:
         """Note, at the end of the forward, modules that ran with state that has another value by now."""
-        for name in self._left:
-            if what := self._set_since(name):
-                self.under.setdefault(name, what)
+        for name in self._between_calls.ended():
+            if place := self._between_calls.set_since(name):
+                self.under.setdefault(name, f"another value of {place}")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

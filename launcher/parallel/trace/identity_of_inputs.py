@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from launcher.parallel.dispatch.containers import filled, mapped, tensors
+from launcher.parallel.dispatch.containers import copy_in_place_of, filled, mapped, tensors
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.module_globals import contents_put_back, files_of, put_back
+from launcher.parallel.model_state.module_globals import AroundSnapshot, contents_put_back, files_of, put_back
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
 from launcher.parallel.trace.mixing_samples import SAMPLES, FixedDraws, alike, numbers_if_too_large, run
 from launcher.parallel.trace.output_specs import dims_of
@@ -42,13 +42,15 @@ class InputIdentity:
     """Modules whose result changes if their inputs are other objects with the same numbers.
 
     ``sent``: tensors as a stage receives them. ``contiguous``: contiguous tensors. ``apart``: several tensors
-    in place of one object. ``gathered``: tensors as FSDP2 passes them.
+    in place of one object. ``gathered``: tensors as FSDP2 passes them. ``alone``: the same inputs, but no
+    other module has run.
     """
 
     sent: tuple[str, ...] = ()
     contiguous: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     gathered: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
 
 
 def input_identity(model: nn.Module, inputs: Sequence[Tensor]) -> InputIdentity:
@@ -69,11 +71,12 @@ def input_identity(model: nn.Module, inputs: Sequence[Tensor]) -> InputIdentity:
         xs = [x.double() if x.is_floating_point() else x for x in stand_ins(some, 0)]
         real = in_memory(model).double()
         stack.enter_context(contents_put_back(real))
+        beginning = AroundSnapshot(files_of(model))
         drawn = stack.enter_context(FixedDraws(wide=True))
         steady = alike(run(real, xs), run(real, xs), drawn.close)
         if not steady or drawn.drew:
             return InputIdentity()
-        tried = _Tried(real)
+        tried = _Tried(real, beginning)
         with tried.watching():
             real(*(x.clone() for x in xs))
         return tried.found()
@@ -87,11 +90,13 @@ class _Unknown(Exception):
 class _Tried:
     """Runs copies of modules on other objects, before the modules themselves run."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, beginning: AroundSnapshot) -> None:
         self.sent: dict[str, None] = {}
         self.contiguous: dict[str, None] = {}
         self.apart: dict[str, None] = {}
         self.gathered: dict[str, None] = {}
+        self.alone: dict[str, None] = {}
+        self._beginning, self._before = beginning, copied(model)
         self._names = {id(m): name for name, m in model.named_modules() if name and _own_code(m)}
         self._files = files_of(model)
         self._calls: Counter[str] = Counter()
@@ -100,7 +105,11 @@ class _Tried:
     def found(self) -> InputIdentity:
         """Return the modules found so far."""
         return InputIdentity(
-            tuple(self.sent), tuple(self.contiguous), tuple(self.apart), tuple(self.gathered)
+            tuple(self.sent),
+            tuple(self.contiguous),
+            tuple(self.apart),
+            tuple(self.gathered),
+            tuple(self.alone),
         )
 
     @contextmanager
@@ -112,13 +121,14 @@ class _Tried:
             if name is None or self._active or self._calls[name] >= CALLS:
                 return CALL(module, *args, **kwargs)
             self._calls[name] += 1
-            others = self._others(module, (args, kwargs))
+            others = self._others(name, module, (args, kwargs))
             out = CALL(module, *args, **kwargs)
             for modules, other in others:
                 if other is not None and not _same(out, other):
                     modules[name] = None
             if name in self.sent:
                 self.apart.pop(name, None)
+                self.alone.pop(name, None)
             return out
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -127,24 +137,32 @@ class _Tried:
         finally:
             nn.Module.__call__ = CALL  # type: ignore[method-assign]
 
-    def _others(self, module: nn.Module, given: Call) -> list[tuple[dict[str, None], Any]]:
+    def _others(self, name: str, module: nn.Module, given: Call) -> list[tuple[dict[str, None], Any]]:
         """Return the results of copies of ``module`` for other objects; ``None`` if one cannot be tried."""
+        changes = (
+            (self.sent, _as_sent),
+            (self.contiguous, _contiguous),
+            (self.apart, _each_apart),
+            (self.gathered, _as_gathered),
+        )
         self._active = True
         try:
-            return [
-                (modules, self._run(module, given, change))
-                for modules, change in (
-                    (self.sent, _as_sent),
-                    (self.contiguous, _contiguous),
-                    (self.apart, _each_apart),
-                    (self.gathered, _as_gathered),
-                )
-            ]
+            out = [(modules, self._run(module, given, change)) for modules, change in changes]
+            if self._calls[name] == 1:  # later ones may depend on its own state
+                before = self._before.get_submodule(name)
+                _take_tensors(before, module)  # other checks judge changes of parameters and buffers
+                out.append((self.alone, self._run(before, given, _as_sent, beginning=True)))
+            return out
         finally:
             self._active = False
 
-    def _run(self, module: nn.Module, given: Call, change: Callable[[Call, bool], Call]) -> Any:
-        """Return the output of a copy, or the error that it raises; ``None`` if that says nothing."""
+    def _run(
+        self, module: nn.Module, given: Call, change: Callable[[Call, bool], Call], beginning: bool = False
+    ) -> Any:
+        """Return the output of a copy, or the error that it raises; ``None`` if that says nothing.
+
+        With ``beginning`` the variables of files have the values that they had before any forward.
+        """
         try:
             copy = copied(module)
         except Exception:  # another check reports that
@@ -153,6 +171,8 @@ class _Tried:
         changed = filled(given, objects=True)
         with streams_kept(), put_back(self._files):
             torch.manual_seed(1)
+            if beginning:
+                self._beginning.restore()
             for leaves in (True, False):
                 try:
                     args, kwargs = change(given, leaves)
@@ -167,6 +187,16 @@ class _Tried:
         if changed() or any(t._version != version for t, version, _ in kept):
             raise _Unknown
         return out
+
+
+@torch.no_grad()
+def _take_tensors(module: nn.Module, other: nn.Module) -> None:
+    """Give the parameters and buffers of ``module`` the values of those of ``other``, of the same names."""
+    for named in (nn.Module.named_parameters, nn.Module.named_buffers):
+        values = dict(named(other))
+        for name, t in named(module):
+            if name in values and values[name].shape == t.shape:
+                t.copy_(values[name])
 
 
 def _own_code(module: nn.Module) -> bool:
@@ -207,7 +237,7 @@ def _as_gathered(given: Call, leaves: bool) -> Call:
     flat, tree = pytree.tree_flatten(given)
     places = [n for n, t in enumerate(flat) if isinstance(t, Tensor) and t.requires_grad]
     if places:
-        passed = _Passed.apply(*(flat[n].clone() for n in places))  # type: ignore[no-untyped-call]
+        passed = _Passed.apply(*(copy_in_place_of(flat[n]) for n in places))  # type: ignore[no-untyped-call]
         for n, t in zip(places, passed, strict=True):
             flat[n] = t
     args, kwargs = pytree.tree_unflatten(flat, tree)

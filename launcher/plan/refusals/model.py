@@ -126,6 +126,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)
     yield from _inputs(at, graph)
+    yield from _left_values(at, graph)
     yield from _fused(job, at, skeleton)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
@@ -539,6 +540,21 @@ def _inputs(at: CutModel, graph: Graph) -> Iterator[Problem]:
                 why = f"than the numbers ({ASKS}), and stages send the numbers alone"
                 cure = "pass what it asks for as an argument, or put both on one stage"
                 yield Problem(KEY, f"{text} {why}; {cure}")
+
+
+def _left_values(at: CutModel, graph: Graph) -> Iterator[Problem]:
+    """Yields modules that read a value that another module has left behind, which stages do not send."""
+    nodes = [graph[n] for stage in at.stages for n in stage.nodes] if len(at.stages) > 1 else []
+    for module in dict.fromkeys(n.target for n in nodes if n.kind == "module"):
+        if module in graph.effects.alone:
+            text = (
+                f"{module} computes something else if no other module has run: it reads a value that one of"
+            )
+            why = (
+                "them leaves behind (in a global variable, a class or an attribute), which stages do not send"
+            )
+            cure = "pass the value as an argument, or put both in one module"
+            yield Problem(KEY, f"{text} {why}; {cure}")
 
 
 def _fused(job: Job, at: CutModel, skeleton: ModelStructure) -> Iterator[Problem]:

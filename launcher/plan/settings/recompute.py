@@ -169,6 +169,8 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
     for name, what in graph.effects.under:
         if name == module:
             yield f"it is called under {what}, which is gone when it runs again"
+    if any(map(here, graph.effects.late)):
+        yield "it calls rrelu, and torch's checkpoint ends the second forward before it has drawn its slopes"
     for name in graph.effects.grads:
         if here(name):
             yield "it reads the .grad of a weight or buffer"

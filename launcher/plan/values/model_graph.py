@@ -248,7 +248,8 @@ class Effects:
     torch, with what it is. ``evaluated``: what a forward in evaluation mode changes. ``mixed``:
     modules that normalize over the samples of their batch in evaluation mode. ``draws``:
     modules that draw random numbers from a torch generator in training. ``dropouts``: modules among these
-    that draw for dropout only, which can be switched off. ``hooks``: modules that register a hook that
+    that draw for dropout only, which can be switched off. ``late``: modules with an operation that saves a
+    tensor for its backward before it fills it. ``hooks``: modules that register a hook that
     uses weights. ``world``: modules that ask about the distributed processes, each with what it asks.
     ``global_draws``: whether it draws from the global random stream of Python or numpy. ``kept``:
     attributes that carry Python state from one forward to the next. ``resets``: attributes, or "", that make
@@ -262,7 +263,8 @@ class Effects:
 
     Modules that compute something else for other inputs of the same numbers: ``sent`` for plain copies, as a
     stage receives them, ``contiguous`` for contiguous copies, ``apart`` if inputs that are one object become
-    several, ``gathered`` for inputs as FSDP2 passes them.
+    several, ``gathered`` for inputs as FSDP2 passes them. ``alone``:
+    modules whose result depends on state that other modules leave behind.
     """
 
     changes: tuple[StateChange, ...] = ()
@@ -280,6 +282,7 @@ class Effects:
     mixed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     dropouts: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
     world: tuple[tuple[str, str], ...] = ()
     global_draws: bool = False
@@ -296,6 +299,7 @@ class Effects:
     contiguous: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     gathered: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
