@@ -110,7 +110,7 @@ CASES = {
     "nccl on the CPU": (
         ["launch.backend=nccl", "launch.device=cpu"],
         """
-  launch.backend = nccl: the ranks of this run are on the CPU, which need gloo
+  launch.backend = nccl: the ranks of this run are on the CPU and need gloo
     set by: launch.backend=nccl (command line)
 """,
     ),
