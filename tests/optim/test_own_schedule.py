@@ -114,7 +114,7 @@ def test_one_that_draws_random_numbers_is_refused():
     found = own_schedule.problem(target("Noise"), ("tests",), 50)
     assert found is not None
     assert found.text.startswith(f"{OURS}Noise: at step 49 it returns 0.")
-    assert found.text.endswith(f" without; {ANYWHERE}")
+    assert found.text.endswith(f" without them; {ANYWHERE}")
 
 
 def test_steps_behind_the_last_are_not_looked_at():

@@ -159,7 +159,7 @@ def test_more_steps_of_a_schedule_that_ends_are_another_curve(path, capsys):
     assert (
         "train.steps 2 -> 101: since step-000002; schedule=cosine depends on the "
         "total number of steps, so the curve changes: step 3 is at 1 of optim.lr, on "
-        "the curve so far it is at 0.1"
+        "the old curve at 0.1"
     ) in said
 
 

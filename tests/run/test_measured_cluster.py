@@ -94,7 +94,7 @@ def test_a_layout_that_would_be_faster_and_was_not_measured_is_named(found: tupl
         "no constant is changed",
         "predictions of 1 measured layout were off by 0.0% on average, with these constants by 0.0%",
         "2 x 4, 2 copies was not measured, and is predicted to take 34.30 ms with these constants, less than the best "
-        "that was",
+        "measured one",
     ]
 
 

@@ -288,7 +288,7 @@ def test_a_folder_that_somebody_made_is_answered_at_once(
         return
     reasons = {
         "pipe": "a named pipe, not a regular file", "folder": "Is a directory",
-        "device": "a link, which is not followed: its target may belong to someone else; remove it",
+        "device": "a link, which is not followed: its target may belong to someone else; remove the link",
     }  # fmt: skip
     why = f"its progress cannot be read: {run_folder / name}: {reasons[what]}\n" if what in reasons else ""
     assert said == f"{run_folder}: done\n{why}"
@@ -349,7 +349,7 @@ def test_a_link_in_the_place_of_the_lock_is_a_line(
     assert said == (
         "error: 1 problem in this request; nothing was started\n\n"
         f"  run_dir: {tmp_path}/.lock: a link, which is not followed: its target may belong to someone else; "
-        "remove it\n"
+        "remove the link\n"
     )
 
 

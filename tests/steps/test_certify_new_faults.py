@@ -253,7 +253,8 @@ ONCE: dict[str, Fault] = {
     ),
     "statistics of the first rank, which the loss reads": (
         statistics_of_one_rank, TWO, of("Averaged", net_used=True),
-        r"step 1: the statistics of follower\.seen: the loss of a rank reads it, but only that of the first rank is kept",
+        r"step 1: the statistics of follower\.seen: the loss of a rank reads it, "
+        r"but only that of the first rank is kept",
     ),
     "an export that reads back as another model": (
         exported_as_another, STAGES, of("Net"), r"step 3: what was exported of b\.weight: \S+ from one process$",

@@ -336,11 +336,12 @@ LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     ),
     "a standard deviation that is lost": (
         made("embed.weight", lambda t: t / t.std()), STAGES, LAYERS,
-        r"the weights at step 0 of embed\.weight: its standard deviation is 1; in 24 plain constructions it is 0\.0\S+ to 0",
+        r"the weights at step 0 of embed\.weight: its standard deviation is 1; "
+        r"in 24 plain constructions it is 0\.0\S+ to 0",
     ),
     "a weight that is left at zeros": (
         made("a.weight", torch.zeros_like), TWO, of("Net"),
-        r"the weights at step 0 of a\.weight: its standard deviation is 0, in 24 plain constructions",
+        r"the weights at step 0 of a\.weight: its standard deviation is 0; in 24 plain constructions",
     ),
     "a bias that nobody wrote": (
         made("norm.weight", lambda t: t * 1e33), TWO, of("Normed"),

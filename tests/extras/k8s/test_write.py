@@ -79,7 +79,7 @@ REFUSED = {
     "a secret": (
         "launch.k8s.env={HF_TOKEN: ***",
         "{k8s}.env.HF_TOKEN: is a secret, and the request is written into the run folder; launch.k8s.env_from names a "
-        "Secret that has it\n    set by: {typed}\n",
+        "Secret that contains it\n    set by: {typed}\n",
     ),
     "run folder": (
         "run_dir=/var/tmp/job",
