@@ -32,8 +32,8 @@ UNSAID = 120
 OF_A_RUN = ("status", "logs", "cancel")
 """Commands whose argument is a run folder."""
 BEGIN = "init"
-"""Another command: the folder in which to start a small project follows."""
-OUT_OF_MEMORY = "this process has no memory left; a limit may be set (ulimit -v), or other programs use it"
+"""The command that starts a small project; its argument is the new folder."""
+OUT_OF_MEMORY = "this process is out of memory; it may have a limit (ulimit -v), or other programs use it"
 
 
 _is_command = False

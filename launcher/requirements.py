@@ -52,4 +52,4 @@ def _install() -> str:
     root = Path(__file__).parents[1]
     if not (root / "Makefile").is_file():
         return "activate the environment in which the launcher is installed"
-    return f"activate the environment of the launcher; make -C {quote(str(root))} .venv/installed makes one"
+    return f"activate the launcher's environment, or create it: make -C {quote(str(root))} .venv/installed"

@@ -98,7 +98,7 @@ class Workers:
             RunError: A child has ended.
             Exception: ``do`` raised it. It is raised in the order of the tasks.
         """
-        assert not any(self._queues), "the tasks before were not read to their end"
+        assert not any(self._queues), "the results of the call before were not all read"
         numbered = enumerate(tasks)
         most = sys.maxsize if prefer else AHEAD * (len(self._children) + 1)
         functions: dict[int, Callable[[T], R]] = dict.fromkeys(range(len(self._children)), do)
@@ -299,5 +299,5 @@ class Interpreter:
     def ended(self) -> str:
         code = self._process.wait()
         if code == -signal.SIGKILL:
-            return "was killed; the system does so where memory runs out"
-        return f"has ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+            return "was killed; the system kills processes when memory runs out"
+        return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"

@@ -56,7 +56,7 @@ even-sized heads
     "option that is not there": (
         "defaults:\n  - override /model: lmm\n",
         """
-  model: unknown option 'lmm', did you mean 'lm'? (there are: hf, lm, lm_tiny, mlp, resnet18, \
+  model: unknown option 'lmm', did you mean 'lm'? (options: hf, lm, lm_tiny, mlp, resnet18, \
 resnet34, resnet50, tied_pair)
     set in: recipes/mine.yaml:2:5
           |   - override /model: lmm
@@ -66,7 +66,7 @@ resnet34, resnet50, tied_pair)
     set in: conf/config.yaml:30:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
 
-  train.steps = null: this or train.epochs says how long to train, and neither is given
+  train.steps = null: train.steps or train.epochs must say how long to train; set one of them
     set in: conf/config.yaml:28:3
           |   steps: null         # optimizer steps
 """,
@@ -83,7 +83,7 @@ resnet34, resnet50, tied_pair)
     "list for a group of keys": (
         "train: [1]\n",
         """
-  recipes/mine.yaml: a list where there should be a group of keys, or the other way round
+  recipes/mine.yaml: a list in place of a group of keys, or a group of keys in place of a list
 """,
     ),
     "missing values": (
@@ -93,7 +93,7 @@ resnet34, resnet50, tied_pair)
     set in: conf/config.yaml:30:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
 
-  train.steps = null: this or train.epochs says how long to train, and neither is given
+  train.steps = null: train.steps or train.epochs must say how long to train; set one of them
     set in: conf/config.yaml:28:3
           |   steps: null         # optimizer steps
 """,
@@ -115,5 +115,5 @@ def test_a_file_of_the_users_with_a_shipped_name_is_refused(tmp_path, monkeypatc
     (tmp_path / "model/lm.yaml").write_text("name: lm\n")
     monkeypatch.chdir(tmp_path)
     assert main(["--config-dir", "."]) == 2
-    text = "\n  model/lm.yaml: a shipped option has this name; give yours another\n"
+    text = "\n  model/lm.yaml: a shipped option already has this name; rename this file\n"
     assert capsys.readouterr().err == head(1) + text

@@ -125,7 +125,7 @@ parallel.hsdp.shard_size: 3: does not divide the 2 data-parallel ranks (4 ranks 
     "unknown recipe": (
         ["recipe=lm_singel"],
         f"""
-  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (there are: {RECIPES})
+  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (options: {RECIPES})
     set by: recipe=lm_singel (command line)
     try:    recipe=lm_single
 """,
@@ -140,7 +140,7 @@ parallel.hsdp.shard_size: 3: does not divide the 2 data-parallel ranks (4 ranks 
     "unknown option": (
         ["model=resnet5"],
         """
-  model: unknown option 'resnet5', did you mean 'resnet50'? (there are: hf, lm, lm_tiny, mlp, resnet18, \
+  model: unknown option 'resnet5', did you mean 'resnet50'? (options: hf, lm, lm_tiny, mlp, resnet18, \
 resnet34, resnet50, tied_pair); and then model: model resnet reads images, data text has tokens
     set by: model=resnet5 (command line)
 """,
@@ -176,7 +176,7 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
         ["logger=[tensorbord,csv]"],
         """
   logger: unknown option 'tensorbord', did you mean 'tensorboard'? """
-        """(there are: auto, csv, mlflow, plain, tensorboard, trackio, wandb)
+        """(options: auto, csv, mlflow, plain, tensorboard, trackio, wandb)
     set by: logger=[tensorbord,csv] (command line)
     try:    'logger=[tensorboard,csv]'
 """,
@@ -184,7 +184,7 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
     "loggers as one word": (
         ["logger='csv,plain'"],
         """
-  logger: 'csv,plain' is one word; a list is [a,b]
+  logger: 'csv,plain' is one word; write a list as [a,b]
     set by: logger='csv,plain' (command line)
     try:    'logger=[csv,plain]'
 """,
@@ -358,7 +358,7 @@ has none
     "class on top of a shipped option": (
         ["model._target_=mine.Net", "security.allow=[mine]"],
         """
-  model._target_ = mine.Net: the options of model=lm would become its arguments; and then model._target_: \
+  model._target_ = mine.Net: the settings of model=lm would become its arguments; and then model._target_: \
 mine.Net: there is no such module
     set by: model._target_=mine.Net (command line)
 """,
@@ -374,7 +374,7 @@ mine.Net: there is no such module
     "sweep folder without a sweep": (
         ["sweep_dir=x"],
         """
-  sweep_dir: x: only a sweep has one
+  sweep_dir: x: only a sweep has this setting
     try:    -m sweep_dir=x
 """,
     ),
@@ -387,11 +387,11 @@ mine.Net: there is no such module
     "several at once": (
         ["recipe=lm_singel", "parallel.pipeline.stags=2", "seed=-1", "debug=limt"],
         f"""
-  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (there are: {RECIPES})
+  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (options: {RECIPES})
     set by: recipe=lm_singel (command line)
     try:    recipe=lm_single
 
-  debug: unknown option 'limt', did you mean 'limit'? (there are: anomaly, drill, graphs, limit, none, onerank, \
+  debug: unknown option 'limt', did you mean 'limit'? (options: anomaly, drill, graphs, limit, none, onerank, \
 overfit, profiler)
     set by: debug=limt (command line)
     try:    debug=limit

@@ -13,8 +13,8 @@ from tests.mistakes.answers import next_command
 from tests.test_cli_bad_input import RECIPES, head
 
 NO_EFFECT = "Hydra's own settings have no effect here"
-SAMPLER = "sweep.sampler says which values a sweep tries, sweep.sampler=tpe from earlier results"
-CELLS = "sweep.parallel sets how many runs of a sweep there are at a time"
+SAMPLER = "sweep.sampler chooses the values that a sweep tries; sweep.sampler=tpe uses earlier results"
+CELLS = "sweep.parallel sets how many cells of a sweep run at a time"
 LOGS = "the output of every rank is in logs/ of the run folder"
 
 
@@ -34,8 +34,8 @@ SETTINGS = {
     "hydra.sweep.subdir=x": ("runs of a sweep are numbered, and named by their differences", ""),
     "hydra.job.name=mine": ("name is the name of a run", "name=mine"),
     "hydra.job.chdir=true": ("a run stays in the folder that it is started in", ""),
-    "hydra.mode=MULTIRUN": ("-m asks for a sweep", "-m"),
-    "hydra.mode=RUN": ("-m asks for a sweep", ""),
+    "hydra.mode=MULTIRUN": ("-m starts a sweep", "-m"),
+    "hydra.mode=RUN": ("-m starts a sweep", ""),
     "hydra.searchpath=[file://own]": ("--config-dir adds a folder of options and recipes", "--config-dir own"),
     "hydra.searchpath=[pkg://own]": ("--config-dir adds a folder of options and recipes", ""),
     "hydra.verbose=true": (LOGS, ""),
@@ -43,7 +43,7 @@ SETTINGS = {
     "hydra/job_logging=none": (LOGS, ""),
     "hydra.output_subdir=null": ("config.yaml and command.txt are in the run folder itself", ""),
     "hydra/launcher=joblib": (f"launch=slurm submits a run to Slurm, {CELLS}", ""),
-    "hydra.launcher.n_jobs=2": (f"launch.slurm sets what Slurm is asked for, {CELLS}", ""),
+    "hydra.launcher.n_jobs=2": (f"launch.slurm contains the options of the Slurm job, {CELLS}", ""),
     "hydra/sweeper=optuna": (SAMPLER, ""),
     "hydra.sweeper.n_trials=20": (
         f"values to try are written at their own key, as -m optim.lr=0.1,0.01; {SAMPLER}",
@@ -55,9 +55,9 @@ SETTINGS = {
 
 RECIPE = "recipe=NAME or recipe=FILE.yaml chooses the run"
 OPTIONS = "--config-dir adds a folder of options and recipes"
-PRINTED = "show=config prints the settings, all sections of them"
-GO_ON = "command.txt of a run folder is the command to paste; with the same run_dir the run resumes"
-ANOTHER = f"; and then recipe: unknown option 'foo' (there are: {RECIPES})"
+PRINTED = "show=config prints all sections of the settings"
+GO_ON = "command.txt in a run folder contains the command to paste; with the same run_dir the run resumes"
+ANOTHER = f"; and then recipe: unknown option 'foo' (options: {RECIPES})"
 FLAGS = {
     "--config-name=lm_single": (RECIPE, "recipe=lm_single"),
     "--config-name lm_single": (RECIPE, "recipe=lm_single"),
@@ -73,11 +73,11 @@ FLAGS = {
     "--package model": (PRINTED, "show=config"),
     "-p model": (PRINTED, "show=config"),
     "--experimental-rerun config.pickle": (GO_ON, ""),
-    "--run": ("without -m there is one run, always", ""),
-    "-r": ("without -m there is one run, always", ""),
-    "--shell-completion install=zsh": ("--completion prints what a shell needs", "--completion zsh"),
-    "-sc install=bash": ("--completion prints what a shell needs", "--completion bash"),
-    "--hydra-help": ("--help says all there is", "--help"),
+    "--run": ("without -m there is always one run", ""),
+    "-r": ("without -m there is always one run", ""),
+    "--shell-completion install=zsh": ("--completion prints the completion script of a shell", "--completion zsh"),
+    "-sc install=bash": ("--completion prints the completion script of a shell", "--completion bash"),
+    "--hydra-help": ("--help prints the complete help", "--help"),
 }
 CASES = {
     **{word: typed(word, word.strip("~").partition("=")[0], *said) for word, said in SETTINGS.items()},
@@ -88,7 +88,7 @@ CASES = {
     try:    recipe=lm_single
 """,
     "+experiment=foo": f"""
-  experiment: unknown key, did you mean 'recipe'? And then recipe: unknown option 'foo' (there are: {RECIPES})
+  experiment: unknown key, did you mean 'recipe'? And then recipe: unknown option 'foo' (options: {RECIPES})
     set by: +experiment=foo (command line)
 """,
     "recipe=lm_tp2 +experiment=lm_single": """

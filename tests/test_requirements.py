@@ -40,7 +40,7 @@ def test_the_packages_are_those_of_the_project():
 @pytest.mark.parametrize("name", requirements.PACKAGES)
 def test_a_package_that_is_missing_is_named_before_anything_starts(tmp_path, name):
     done = command(tmp_path, name, "recipe=lm_single", "train.steps=1")
-    install = f"activate the environment of the launcher; make -C {ROOT} .venv/installed makes one"
+    install = f"activate the launcher's environment, or create it: make -C {ROOT} .venv/installed"
     text = f"error: {sys.executable} has no {requirements.PACKAGES[name]}; {install}; nothing was started\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", text)
     assert not (tmp_path / "runs").exists()

@@ -127,7 +127,7 @@ BOMBS = {
     "no end": b"[" * 1_000_000,
     "digits": b'{"a": ' + b"9" * 4_000_000 + b"}",
 }
-DEEP, DIGITS = "nested deeper than 64 levels", "a number of more digits than Python reads"
+DEEP, DIGITS = "nested deeper than 64 levels", "a number with more digits than Python reads"
 ABOUT = {"deep": DEEP, "deep mappings": DEEP, "no end": DEEP, "digits": DIGITS}
 NO_JSON = {
     "index": "{path}: not JSON",
@@ -243,8 +243,8 @@ PICKLES = {
     "a set of tuples": (b"\x80\x04\x8f(" + doubled(b")", b"\x86", 40) + b"\x90.", LONG),
     "lists twice over": (as_metadata(listed(60)), "[[[...], [...]], [[...], [...]]] are not sizes"),
     "a copied mapping": (b"\x80\x04ccollections\nOrderedDict\n]\x85R.", "a mapping made of another"),
-    "lists alone": (b"\x80\x04(" + b"]" * 500_000 + b"l.", "it makes more than its length can need"),
-    "marks alone": (b"\x80\x04]" + b"\x94" * 500_000 + b".", "it marks more for later than its length can need"),
+    "lists alone": (b"\x80\x04(" + b"]" * 500_000 + b"l.", "it makes more objects than its length can need"),
+    "marks alone": (b"\x80\x04]" + b"\x94" * 500_000 + b".", "it memoizes more objects than its length can need"),
     "sizes that are copied": (
         b"\x80\x04](" + b"K\x01" * 100_000 + b"e\x940(" + SIZE * 9_000 + b"l.",
         "not a pickle of plain data (ValueError)",

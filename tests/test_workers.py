@@ -123,9 +123,9 @@ def test_an_error_that_cannot_be_pickled_is_told_by_its_message() -> None:
 @pytest.mark.parametrize(
     ("do", "task", "says"),
     [
-        (killed, signal.SIGKILL, "a child was killed; the system does so where memory runs out"),
+        (killed, signal.SIGKILL, "a child was killed; the system kills processes when memory runs out"),
         (killed, signal.SIGTERM, "a child was ended by SIGTERM"),
-        (ended, 3, "a child has ended with 3"),
+        (ended, 3, "a child ended with exit code 3"),
     ],
 )
 def test_a_child_that_ends_is_a_line(do: Callable[[int], None], task: int, says: str) -> None:

@@ -70,7 +70,7 @@ def parse(argv: Sequence[str]) -> Args:
                     completion = value
                     if value not in SHELLS:
                         typed = (word,) if equals or not value else (word, value)
-                        text = f"{' '.join(typed)}: takes the name of a shell, {', '.join(SHELLS)}"
+                        text = f"{' '.join(typed)}: needs the name of a shell: {', '.join(SHELLS)}"
                         wrong.append(Problem("", text, "", typed))
                 elif value == "job":
                     overrides.append("show=config")
@@ -105,7 +105,7 @@ def _not_local(word: str, value: str) -> list[Problem]:
 
 def _no_sweep(typed: str) -> Problem:
     key, _, value = typed.partition("=")
-    return Problem(key, f"{value}: only a sweep has one", shlex.join(["-m", typed]), (typed,))
+    return Problem(key, f"{value}: only a sweep has this setting", shlex.join(["-m", typed]), (typed,))
 
 
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
@@ -170,17 +170,17 @@ _FLAGS = {
     "--info": HydraFlag("show=config prints the composed settings", "show=config", value=_ABOUT),
     "--resolve": HydraFlag("show=config prints the settings, always resolved", "show=config"),
     "--package": HydraFlag(
-        "show=config prints the settings, all sections of them", "show=config", value=r"[^-][^=]*"
+        "show=config prints all sections of the settings", "show=config", value=r"[^-][^=]*"
     ),
     "--experimental-rerun": HydraFlag(
-        "command.txt of a run folder is the command to paste; with the same run_dir the run resumes",
+        "command.txt in a run folder contains the command to paste; with the same run_dir the run resumes",
         value=r"[^-][^=]*",
     ),
-    "--run": HydraFlag("without -m there is one run, always"),
+    "--run": HydraFlag("without -m there is always one run"),
     "--shell-completion": HydraFlag(
-        "--completion prints what a shell needs", "--completion {}", value=_SHELL
+        "--completion prints the completion script of a shell", "--completion {}", value=_SHELL
     ),
-    "--hydra-help": HydraFlag("--help says all there is", "--help"),
+    "--hydra-help": HydraFlag("--help prints the complete help", "--help"),
 }
 
 
@@ -213,31 +213,31 @@ usage: python -m launcher [recipe=NAME|FILE.yaml] [key=value ...] [flags]
 
 EXAMPLES = """\
 examples:
-  python -m launcher init my_project                        a model, data, a recipe for 2 ranks to begin with
+  python -m launcher init my_project                        write a model, data and a recipe for 2 ranks
   python -m launcher                                        the default recipe, on this machine
   python -m launcher recipe=lm_single train.steps=20        a recipe with one setting changed
   python -m launcher recipe=mlp_autoparallel show=plan      what would happen; no process is started
   python -m launcher 'steps=[train,save]' model=lm_tiny     other options
   python -m launcher -m parallel.pipeline.scheduler=1f1b,gpipe    \
-a sweep; sweep_dir=DIR goes on with an old one
-  python -m launcher.data.prepare --help                    text to files of tokens, without a run
+a sweep; sweep_dir=DIR continues an earlier one
+  python -m launcher.data.prepare --help                    convert text to files of tokens, without a run
   torchrun --nproc-per-node 4 -m launcher recipe=NAME       the same job under an outer launcher
 
 flags:
   -h, --help [NAME]    this text; or the settings of a group, a section or an option, as --help parallel
-  --version            the versions of launcher, with the commit of a checkout, and of torch
+  --version            the versions of launcher (with the commit, in a checkout) and of torch
   -m, --multirun       run every combination of a,b lists, range(1,4) and glob(*)
   -cd, --config-dir D  folder with options and recipes of your own (D/model/mine.yaml, D/recipes/mine.yaml)
-  --completion SHELL   print what bash, zsh or fish completes the words of launcher with
+  --completion SHELL   print the completion script for bash, zsh or fish
   show=config          print the composed settings, start nothing (also: --cfg job)
   show=plan            print the plan on one page, start nothing
   show=plan-full       print all of the plan, as in plan.txt of a run folder
-  sweep.plan=true      with -m: plan all cells, print what is predicted, the fastest first, start nothing
+  sweep.plan=true      with -m: plan all cells, print the predictions, the fastest first, start nothing
   show=timeline        draw when each rank computes and waits, start nothing
-  show=search          of what is auto, or a list, below parallel: print the best, write plan/best.yaml
+  show=search          search the values that are auto or a list below parallel; write plan/best.yaml
 
 exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed while running,
-            75 a signal stopped it (130: Ctrl-C): saved where something was trained, the same command goes on
+            75 stopped by a signal (130: by Ctrl-C): training is saved, and the same command resumes it
 """
 
 

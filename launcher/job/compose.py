@@ -177,7 +177,7 @@ def _config_files(
             typed = tuple(t for t in typed if t is not o)
 
     configs = ConfigFiles.from_folders(user, folder)
-    shadowed = "a shipped option has this name; give yours another"
+    shadowed = "a shipped option already has this name; rename this file"
     problems += [Problem("", f"{file}: {shadowed}") for file in configs.hidden()]
     return configs, typed
 
@@ -226,11 +226,11 @@ def _name(option: Any) -> str:
 
 def _misspelt(o: Override, bad: str, options: Sequence[str]) -> Problem:
     if o.key == GROUP and Path(f"{bad}.yaml").is_file():
-        text = f"no recipe of ours is called {bad!r}; a file is named with its suffix"
+        text = f"no shipped recipe is called {bad!r}; name a recipe file with its suffix"
         return Problem(o.key, text, paste(GROUP, f"{bad}.yaml"))
     problem = no_option(o.key, bad, options)
     if o.key in LISTS and set(bad.split(",")) <= set(options):
-        return Problem(o.key, f"{bad!r} is one word; a list is [a,b]", paste(o.key, bad.split(",")))
+        return Problem(o.key, f"{bad!r} is one word; write a list as [a,b]", paste(o.key, bad.split(",")))
     if isinstance(o.value, list) and (right := nearest(bad, options)):
         return Problem(problem.key, problem.text, paste(o.key, [right if n == bad else n for n in o.value]))
     return problem
@@ -325,7 +325,7 @@ def _nested_recipes(places: Iterable[tuple[str, Origin]]) -> Iterator[Problem]:
     for file, origin in chosen:
         if not keys_of[file] >= COMPLETE:
             name = str(origin.value).removesuffix(".yaml")
-            text = f"a file cannot choose a recipe; to begin with the settings of {name}, write"
+            text = f"a file cannot choose a recipe; to start from the settings of {name}, write"
             where = f"{origin.where}: recipe {name}"
             yield Problem(
                 "",
@@ -379,10 +379,10 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
         key = f"{section}._target_"
         name = origins.of(f"{section}.name") if "name" in node else None
         if name is not None and name.shipped:
-            text = f"{target}: the options of {section}={shown(node['name'], '')} would become its arguments"
+            text = f"{target}: the settings of {section}={shown(node['name'], '')} would become its arguments"
             mine = origins.of(key)
             if mine is not None and not mine.typed:
-                text += f"; a recipe leaves them out with - override /{section}: null"
+                text += f"; in a recipe, drop them with - override /{section}: null"
                 yield Problem(key, text, f"{section}=null")
             else:
                 yield Problem(key, text, f"{section}=null {paste(key, target)}")

@@ -135,7 +135,7 @@ def _check_defaults(path: Path, defaults: object) -> None:
     if not isinstance(defaults, list):
         raise Hostile(Problem("", f"{where}: should be a list, as in [override /model: lm, _self_]"))
     if defaults.count("_self_") > 1:
-        raise Hostile(Problem("", f"{where}: _self_ is there twice"))
+        raise Hostile(Problem("", f"{where}: _self_ is listed twice"))
     for n, item in enumerate(defaults):
         (group, option), *more = item.items() if isinstance(item, dict) and item else [("", item)]
         options = option if isinstance(option, list) else [option]
@@ -144,7 +144,7 @@ def _check_defaults(path: Path, defaults: object) -> None:
             raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
         name = str(group).split()[-1].lstrip("/") if group else ""
         if isinstance(option, list) and name not in LISTS:
-            text = f"one option can be chosen, as in {group}: {next(iter(option), 'NAME')}"
+            text = f"only one option can be chosen, as in {group}: {next(iter(option), 'NAME')}"
             raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
 
 
@@ -355,7 +355,7 @@ def _conflict(text: str, configs: ConfigFiles) -> Problem:
     text = text.partition(" full_key:")[0]
     if re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text):
         where = text.partition(":")[0]
-        text = f"{where}: a list where there should be a group of keys, or the other way round"
+        text = f"{where}: a list in place of a group of keys, or a group of keys in place of a list"
     within = re.match(r"In '([^']+)': (.*)", text)
     if within:
         path = configs.file(within[1])

@@ -141,7 +141,7 @@ def replaced(overrides: Sequence[Override]) -> Iterator[Problem]:
         words = isinstance(o.value, str | list) and not o.delete
         for before in overrides[:n] if words else ():
             if before.key.startswith(f"{o.key}."):
-                text = f"{redacted(before.text)}: {redacted(o.text)} after it replaces all of {o.key}"
+                text = f"{redacted(before.text)}: the later {redacted(o.text)} replaces all of {o.key}"
                 yield Problem(before.key, f"{text}; leave one of them out")
 
 

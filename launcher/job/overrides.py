@@ -22,8 +22,8 @@ from launcher.job.schema.redact import text as redacted
 
 NO_EFFECT = "Hydra's own settings have no effect here"
 _LOGS = "the output of every rank is in logs/ of the run folder"
-_CELLS = "sweep.parallel sets how many runs of a sweep there are at a time"
-_SAMPLER = "sweep.sampler says which values a sweep tries, sweep.sampler=tpe from earlier results"
+_CELLS = "sweep.parallel sets how many cells of a sweep run at a time"
+_SAMPLER = "sweep.sampler chooses the values that a sweep tries; sweep.sampler=tpe uses earlier results"
 
 _INSTEAD = {
     "hydra.run.dir": "run_dir sets the folder of a run",
@@ -31,7 +31,7 @@ _INSTEAD = {
     "hydra.sweep.subdir": "runs of a sweep are numbered, and named by their differences",
     "hydra.job.name": "name is the name of a run",
     "hydra.job.chdir": "a run stays in the folder that it is started in",
-    "hydra.mode": "-m asks for a sweep",
+    "hydra.mode": "-m starts a sweep",
     "hydra.searchpath": "--config-dir adds a folder of options and recipes",
     "hydra.output_subdir": "config.yaml and command.txt are in the run folder itself",
     "hydra.verbose": _LOGS,
@@ -40,7 +40,7 @@ _INSTEAD = {
     "hydra.job_logging": _LOGS,
     "hydra.hydra_logging": _LOGS,
     "hydra/launcher": f"launch=slurm submits a run to Slurm, {_CELLS}",
-    "hydra.launcher": f"launch.slurm sets what Slurm is asked for, {_CELLS}",
+    "hydra.launcher": f"launch.slurm contains the options of the Slurm job, {_CELLS}",
     "hydra/sweeper": _SAMPLER,
     "hydra.sweeper": f"values to try are written at their own key, as -m optim.lr=0.1,0.01; {_SAMPLER}",
 }
@@ -267,7 +267,7 @@ def _unreadable(text: str, why: str) -> Problem:
     value_text = redacted(value) if safe else "***"
     value_text = value_text if len(value_text) <= 60 else value_text[:57] + "..."
     if re.search(r"\d{4301}", value):
-        return Problem(key, f"{value_text}: a number of {len(value)} digits")
+        return Problem(key, f"{value_text}: a number of {len(value)} digits; at most 4300 are read")
     if key in OPEN:
         text = f"{value_text}: cannot be read; set each name by itself"
         return Problem(key, text, _by_name(key, value))
@@ -283,7 +283,11 @@ def _unreadable(text: str, why: str) -> Problem:
 def _reason(why: str) -> str:
     """The grammar's message, or plain words if it only mentions tokens."""
     first = " ".join(why.partition("\nSee ")[0].split())
-    return "brackets do not match, or a name is not of letters, digits and '_'" if "input" in first else first
+    return (
+        "brackets do not match, or a name is not made of letters, digits and '_'"
+        if "input" in first
+        else first
+    )
 
 
 def _by_name(node: str, value: str) -> str:

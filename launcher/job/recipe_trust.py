@@ -19,15 +19,15 @@ from launcher.job.origins import Origin, Origins
 
 SETTING = "security.recipe"
 PROGRAMS = {
-    "security.allow": "it has Python packages imported",
+    "security.allow": "it makes Python import packages",
     "launch.slurm.setup": "its lines are run by bash",
     "launch.slurm.extra": "options of sbatch can run programs",
     "launch.slurm.container": "ranks run in this image",
     "launch.k8s.setup": "its lines are run by bash",
     "launch.k8s.image": "pods run this image",
     "launch.k8s.python": "it is the program that pods run",
-    "launch.k8s.env": "it is the environment of programs",
-    "launch.k8s.env_from": "it is the environment of programs",
+    "launch.k8s.env": "it sets the environment of programs",
+    "launch.k8s.env_from": "it sets the environment of programs",
 }
 """Settings that bring code or start a program, and the reason."""
 FROZEN = "request.yaml"
@@ -50,7 +50,7 @@ def problems(
     """
     trust = _value(data, SETTING)
     if trust not in (None, "auto") and _of_file(origins, SETTING) is not None:
-        yield Problem(SETTING, f"{trust}: a file cannot say whether it is trusted; the command line can")
+        yield Problem(SETTING, f"{trust}: a file cannot declare itself trusted; set this on the command line")
         return
     run = origins.of("run_dir")  # typed only: a file that names a run folder is not the request in it
     here = _value(data, "run_dir") if run is not None and run.typed else None

@@ -14,7 +14,7 @@ from launcher.job.overrides import parsable, rewritten, shell, written
 from launcher.job.schema import keys
 from launcher.job.schema.redact import text as redacted
 
-SPACES = "the shell splits arguments at spaces; quote those that have some"
+SPACES = "the shell splits arguments at spaces; quote an argument with spaces"
 NOT_ONE = "not an override; write key=value"
 HELP = "python -m launcher --help lists recipes, commands and flags"
 OF_FILES = ("prepare", "verify", "inspect", "transform", "merge_strategies")

@@ -173,7 +173,7 @@ def _interval(key: str, parsed: Parsed, text: str, problems: list[Problem]) -> S
     if not low < high:
         problems.append(Problem(name, f"{shown}: the lower end comes first"))
     elif log and low <= 0:
-        problems.append(Problem(name, f"{shown}: a logarithm needs a lower end above 0"))
+        problems.append(Problem(name, f"{shown}: a logarithmic scale needs a lower end above 0"))
     return SweepAxis(key, (text,), Interval(low, high, log, integral))
 
 
@@ -184,7 +184,7 @@ def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:
     """
     for key, candidates in job.search.over.items():
         if key not in AXES:
-            yield Problem(f"search.over.{key}", f"this key is not searched; searched are {', '.join(AXES)}")
+            yield Problem(f"search.over.{key}", f"this key cannot be searched; these can: {', '.join(AXES)}")
         elif isinstance(candidates, tuple) and not candidates:
             yield Problem(key, "[]: the list of candidates is empty", paste(key, AUTO))
         elif isinstance(candidates, tuple) and key != OPERATORS:

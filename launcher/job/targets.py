@@ -155,7 +155,7 @@ def _built(
     _check_fit(make, path, positional, made, key=key)
     instance = make(*positional, **made)
     if not isinstance(instance, kind):
-        raise _error(key, path, f"gives {type(instance).__name__} where {kind.__name__} is expected")
+        raise _error(key, path, f"returns {type(instance).__name__}, but {kind.__name__} is expected")
     return instance
 
 
@@ -334,7 +334,9 @@ def _ours(base: type) -> tuple[str, ...]:
 
 def _not_ours(ours: tuple[str, ...]) -> str:
     some = f"only {' and '.join(ours)}" if ours else "none"
-    return f"of the launcher's own classes {some} may be named here; a class of yours may derive from it"
+    return (
+        f"of the launcher's own classes {some} may be named here; a class of yours may derive from this one"
+    )
 
 
 def _other_kind(path: str, base: type, key: str) -> RequestError:

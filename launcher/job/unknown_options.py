@@ -10,7 +10,7 @@ from launcher.job.overrides import shell
 from launcher.job.schema.misspelled import nearest
 
 _MODELS = ("llama", "gpt", "gpt2", "mistral", "qwen", "qwen2", "qwen3", "gemma", "bert", "transformer")
-_BUILDS = "hf builds a model of transformers from its folder, model.path; lm is a decoder as Llama has it"
+_BUILDS = "hf builds a model of transformers from its folder, model.path; lm is a decoder like Llama"
 _DATA = "the launcher downloads no data set"
 _TEXTS = (
     "c4", "dclm", "fineweb", "fineweb_edu", "imdb", "openwebtext", "owt", "pile", "redpajama", "slimpajama",
@@ -21,7 +21,7 @@ _IMAGES = ("cifar100", "coco", "food101", "imagenet", "imagenet1k", "tiny_imagen
 ALMOST = {
     **{
         ("data", name): (
-            f"{_DATA}; data=text data.path=FILES reads its text, data=tokens what prepare made of it",
+            f"{_DATA}; data=text data.path=FILES reads its text, data=tokens reads what prepare wrote",
             "",
         )
         for name in _TEXTS
@@ -30,7 +30,7 @@ ALMOST = {
         ("data", name): (f"{_DATA}; data=chat data.path=FILES reads its conversations", "") for name in _CHATS
     },
     **{
-        ("data", name): (f"{_DATA}; data=images data.root=FOLDER reads its images, a folder a class", "")
+        ("data", name): (f"{_DATA}; data=images data.root=FOLDER reads its images, one folder per class", "")
         for name in _IMAGES
     },
     ("data", "cifar"): (f"{_DATA}; data=cifar10 data.root=FOLDER reads the files of CIFAR-10", ""),
@@ -46,7 +46,7 @@ ALMOST = {
 
 def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
     """The problem of an unknown option of a group, with the most similar one as the cure."""
-    word, title = ("step", "steps") if group == "steps" else ("option", "there are")
+    word, title = ("step", "steps") if group == "steps" else ("option", "options")
     name = option.lower().rpartition("/")[2].replace("-", "_")
     if (group, name) in ALMOST:
         why, fixed = ALMOST[group, name]

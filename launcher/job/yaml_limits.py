@@ -92,7 +92,7 @@ def hostile(path: Path) -> Problem | None:
             return Problem("", f"{short(path)}: is not a file")
         state = path.stat()
         if state.st_size > BYTES:
-            return _problem(path, None, f"{state.st_size} bytes; settings are text of at most {BYTES}")
+            return _problem(path, None, f"{state.st_size} bytes; a file of settings has at most {BYTES}")
         return _unchanged(path, os.getcwd(), state.st_ino, state.st_size, state.st_mtime_ns)
     except OSError as error:
         return Problem("", f"{short(path)}: cannot be read: {error.strerror}")
@@ -117,7 +117,7 @@ def _walked(path: Path, text: str) -> Problem | None:
     for event in yaml.parse(text, Loader=parser(path)):
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
-                why = f"*{event.anchor} stands within &{event.anchor}: it would have no end"
+                why = f"*{event.anchor} is inside &{event.anchor}: it would expand without end"
                 return _problem(path, event, why)
             nodes += sizes.get(event.anchor, 1)
             aliased = True
@@ -131,19 +131,21 @@ def _walked(path: Path, text: str) -> Problem | None:
             nodes += 1
             sizes[event.anchor] = 1
             if not event.style and len(event.value) > DIGITS and INTEGER.fullmatch(event.value):
-                return _problem(path, event, f"a number of {len(event.value)} digits")
+                return _problem(
+                    path, event, f"a number of {len(event.value)} digits; at most {DIGITS} are read"
+                )
             for base, pattern in ((60, SIXTIES), (8, EIGHTS)):
                 if not event.style and pattern.fullmatch(event.value):
-                    why = f"{event.value} is a number to base {base} in YAML; in quotes it is text"
+                    why = f"{event.value} is a number in base {base} in YAML; in quotes it is text"
                     return _problem(path, event, f"{why}: '{event.value}'")
             if not open_nodes and event.value not in ("", "~", "null"):
-                return _problem(path, event, "one value where there should be a group of keys, as in seed: 0")
+                return _problem(path, event, "a single value; a file needs a group of keys, as in seed: 0")
 
         # either would take too much time or memory
         if len(open_nodes) > DEPTH:
             return _problem(path, event, f"nested deeper than {DEPTH} levels")
         if nodes > NODES:
-            subject = "its aliases stand for" if aliased else "it has"
+            subject = "its aliases stand for" if aliased else "it contains"
             return _problem(path, event, f"{subject} more than {NODES} values")
     return None
 

@@ -153,7 +153,7 @@ def class_of(settings: HuggingFace, config: PreTrainedConfig) -> type[Any]:
 
     cls: type[Any] | None = getattr(transformers, TASKS[settings.task].mapping).get(type(config), None)
     if cls is None:
-        text = f"{settings.path}: transformers has no {settings.task} of a {config.model_type}"
+        text = f"{settings.path}: transformers has no {settings.task} class for {config.model_type}"
         raise RequestError((Problem("model.path", text),))
     return cls
 
@@ -219,7 +219,8 @@ def _check_effects(
             continue
         each = (name for name, value in others.items() if computed(key, {name: value}) != data[key])
         name = next(each, next(iter(others)))
-        text = f"{json.dumps(others[name])}: {key} of {settings.path} says what each layer is; give it too"
+        text = f"{json.dumps(others[name])}: {key} of {settings.path} has one entry per layer"
+        text += f", which overrides this; set {key} too"
         entries = ",".join(map(str, _computed(written, changed, key) or ()))
         cure = quote(f"model.config.{key}=[{entries}]") if entries else ""
         raise RequestError((Problem(f"model.config.{name}", text, cure),))
@@ -391,7 +392,7 @@ def _fit_lists(
         if not isinstance(value, list):
             continue
         if key in changes and len(value) != now:
-            text = f"it lists {len(value)} values, and the model has {now} layers; give one for each layer"
+            text = f"it lists {len(value)} values, but the model has {now} layers; set one for each layer"
             raise RequestError((Problem(f"model.config.{above}{key}", text),))
         if key in changes:
             continue

@@ -40,7 +40,7 @@ def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> 
         cos, sin = table.unbind()
         return cos, sin
     if _watched(like):
-        return _worked_out(start, time, head, theta, dtype=dtype, device=like.device)
+        return _compute_table(start, time, head, theta, dtype=dtype, device=like.device)
     return _table(start, time, head, theta, dtype=dtype, device=like.device)
 
 
@@ -50,7 +50,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
-def _worked_out(
+def _compute_table(
     start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     place = torch.arange(start, start + time, device=device, dtype=torch.float64)
@@ -65,7 +65,7 @@ def _table(
 ) -> tuple[Tensor, Tensor]:
     """Compute the table once; a backward may save it, even if it was first read without gradients."""
     with torch.inference_mode(False), torch.no_grad():
-        return _worked_out(start, time, head, theta, dtype=dtype, device=device)
+        return _compute_table(start, time, head, theta, dtype=dtype, device=device)
 
 
 def _watched(like: Tensor) -> bool:
@@ -87,7 +87,7 @@ def _of_graph(
 
     It returns a copy, because the compiler may reuse the memory of tensors that a graph no longer needs.
     """
-    made = _worked_out if device.type == "meta" else _table
+    made = _compute_table if device.type == "meta" else _table
     return torch.stack(made(start, time, head, theta, dtype=dtype, device=device))
 
 

@@ -77,10 +77,12 @@ def _unknown(
     keys: tuple[str, ...], named: dict[str, nn.Module], layers: dict[str, nn.Linear]
 ) -> Iterator[Problem]:
     linear = [n for n, m in named.items() if isinstance(m, nn.Linear)]
-    existing = f"there are {', '.join(linear[:6])}{' ..' if len(linear) > 6 else ''}"
+    existing = f"linear modules: {', '.join(linear[:6])}{' ..' if len(linear) > 6 else ''}"
     for key in keys:
         if not any(matches(key, n) for n in layers):
-            yield Problem(KEY, f"{key}: it names no linear module; {existing if linear else 'there is none'}")
+            yield Problem(
+                KEY, f"{key}: it names no linear module; {existing if linear else 'the model has none'}"
+            )
 
 
 def _odd(layers: dict[str, nn.Linear]) -> Iterator[Problem]:
@@ -91,7 +93,7 @@ def _odd(layers: dict[str, nn.Linear]) -> Iterator[Problem]:
         hooks = (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)
         if type(m).forward is not nn.Linear.forward or "forward" in vars(m) or own:
             yield Problem(
-                KEY, f"{name}: {type(m).__name__} does more than a linear module: remove it from the list"
+                KEY, f"{name}: {type(m).__name__} does more than a linear module; remove it from the list"
             )
         elif any(hooks):
-            yield Problem(KEY, f"{name}: it has hooks, which would be lost: leave it out")
+            yield Problem(KEY, f"{name}: it has hooks, which would be lost; remove it from the list")

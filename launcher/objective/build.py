@@ -50,7 +50,7 @@ def build_metrics(
             case objective.Perplexity():
                 return metrics.Perplexity(ignored)
             case objective.BitsPerByte():
-                assert token_bytes is not None, "the planner refuses it where the data does not know"
+                assert token_bytes is not None, "the planner refuses bits_per_byte without them"
                 return metrics.BitsPerByte(ignored, torch.tensor(token_bytes, device=device))
             case _:
                 return OwnMetric(one, allow, device)

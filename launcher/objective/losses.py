@@ -121,8 +121,8 @@ class ElementLoss:
         if parts is not None:
             target = target.narrow(-1, parts.rank * wide.shape[-1], wide.shape[-1])
         if wide.shape != target.shape:  # torch would broadcast them
-            shapes = f"targets of shape {tuple(target.shape)} and an output of shape {tuple(output.shape)}"
-            raise RunError(f"{shapes}: the loss compares element with element")
+            shapes = f"targets of shape {tuple(target.shape)} do not fit an output of shape"
+            raise RunError(f"{shapes} {tuple(output.shape)}: the loss compares element with element")
 
         if self.binary:
             term = F.binary_cross_entropy_with_logits(wide, target, reduction="sum")

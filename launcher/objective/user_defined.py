@@ -37,8 +37,8 @@ class OwnLoss:
         self._name = settings.target
         self._made = made(settings, allow, key, device)
         if not callable(getattr(self._made, "count", None)):
-            text = f"{self._name}: it has no method count(target), by which the loss is divided"
-            text += " by this count before any forward"
+            text = f"{self._name}: it has no method count(target), whose result divides the loss"
+            text += " and is needed before any forward"
             raise RequestError((Problem(key, text),))
         self._apart: Tensor | None = None
 
@@ -64,7 +64,7 @@ class OwnLoss:
     def problem(self) -> str:
         if self._apart is None or not self._apart.item():
             return ""
-        return f"{self._name}: it returns another count than its count(target)"
+        return f"{self._name}: the count that it returns differs from that of its count(target)"
 
 
 class OwnMetric:
@@ -239,7 +239,7 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
             yield Problem(tried.key, f"{tried.name}: {text}")
         alone = count(tried.targets)
         if alone.item() != counted.item():
-            text = f"it counts {counted.item():g} where its count(target) is {alone.item():g}"
+            text = f"it counts {counted.item():g}, but its count(target) is {alone.item():g}"
             yield Problem(tried.key, f"{tried.name}: {text}; both must be the same")
 
     # over parts of them
@@ -252,7 +252,7 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
             for of, total_value, a, b in zip(("sum", "count"), (total, counted), first, second, strict=True):
                 once, twice = total_value.item(), a.item() + b.item()
                 if abs(twice - once) > close * max(abs(twice), abs(once)):
-                    text = f"its {of} over all {unit} is {once:g}, over two parts of them {twice:g}"
+                    text = f"its {of} over all {unit} is {once:g}, but over two parts of them {twice:g}"
                     why = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
                     yield Problem(tried.key, f"{tried.name}: {text}; {why}")
 

@@ -134,7 +134,7 @@ class OptimizerTrial:
         torchs = type(optimizer).__module__.startswith("torch.optim.")
         for group in optimizer.param_groups:
             if group.get("capturable") and self.device == "cpu" and torchs:
-                why = "capturable=True is for graphs of an accelerator, and torch takes no such step on CPUs"
+                why = "capturable=True is for graphs of an accelerator, and torch refuses it on CPUs"
                 raise Broken(f"{why}; set optim.capturable=false")
             if self.device != "cpu" and group.get("capturable"):
                 group["capturable"] = False  # no CPU supports it
@@ -245,14 +245,16 @@ def _unusable(optimizer: Optimizer) -> str:
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]  # fmt: skip
     if needed:
-        return f"its step() needs {', '.join(needed)}: a step works out loss and gradients once, before it"
+        return (
+            f"its step() needs {', '.join(needed)}, but loss and gradients are computed once, before step()"
+        )
     if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
         return (
             "it requires train() and eval() calls around validation and saving, which "
             "the launcher does not make"
         )
     if any(not _number(g.get("lr")) for g in optimizer.param_groups):
-        return "its groups have no number lr, which the schedule sets before every step"
+        return "its groups have no numeric lr, which the schedule sets before every step"
     return ""
 
 

@@ -106,7 +106,7 @@ def build_own(settings: Target, allow: tuple[str, ...]) -> Callable[[int], float
         value = made(step)
         number = _number(value)
         if number is None:
-            raise RunError(f"step {step + 1}: {settings.target} gives {_bad_factor(value)}")
+            raise RunError(f"step {step + 1}: {settings.target} returns {_bad_factor(value)}")
         return number
 
     return factor
@@ -136,7 +136,8 @@ def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | N
             value = other(step)
         if _number(value) != multipliers[step]:
             text = (
-                f"at step {step} it returns {multipliers[step]} after earlier steps, {short(value)} without"
+                f"at step {step} it returns {multipliers[step]} after earlier steps, "
+                f"but {short(value)} without them"
             )
             return Problem(KEY, f"{name}: {text}; a resumed run may begin at any step")
     return None
@@ -157,4 +158,4 @@ def _number(value: object) -> float | None:
 
 
 def _bad_factor(value: object) -> str:
-    return f"{short(value)}, and a share of optim.lr is a finite number of at least 0"
+    return f"{short(value)}, but a factor of optim.lr must be a finite number of at least 0"

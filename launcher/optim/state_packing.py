@@ -31,7 +31,7 @@ def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = 
     return {
         name: t
         for key, value in _entries(optimizer, p, counters)
-        if not _strange(key, value)
+        if not _unstorable(key, value)
         for name, t in _leaves(key, value)
     }
 
@@ -41,7 +41,7 @@ def unpackable(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[s
     return [
         f"{key} of type {kind}"
         for key, value in _entries(optimizer, p, counters)
-        if (kind := _strange(key, value))
+        if (kind := _unstorable(key, value))
     ]
 
 
@@ -82,7 +82,7 @@ def _entries(
     yield from ((f"{GROUP}/{key}", group[key]) for key in counters if key in group)
 
 
-def _strange(key: Any, value: Any) -> str:
+def _unstorable(key: Any, value: Any) -> str:
     """Return the type of a value that checkpoints cannot store, or "".
 
     A key becomes part of a tensor's name in the checkpoint.
@@ -90,7 +90,7 @@ def _strange(key: Any, value: Any) -> str:
     if not isinstance(key, str) or not key.removeprefix(f"{GROUP}/").isidentifier() or key == GROUP:
         return f"{type(value).__name__}, under a key that is not a plain name"
     if type(value) in (list, tuple):
-        return next(filter(None, (_strange(key, one) for one in value)), "")
+        return next(filter(None, (_unstorable(key, one) for one in value)), "")
     if isinstance(value, Tensor):
         kind = f"{type(value).__name__} ({value.layout}, {value.dtype})".replace("torch.", "")
         return "" if _plain(value) else kind

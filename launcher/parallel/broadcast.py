@@ -54,7 +54,7 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
     grids = dict.fromkeys(lay.grid for lay in layout.values())
     for grid in grids:
         if grid.size != world:
-            raise ValueError(f"layout: it is for {grid.size} ranks, the process group has {world}")
+            raise ValueError(f"layout: it describes {grid.size} ranks, but the process group has {world}")
         first = _first_of_stage(grid, rank)
         if initial_rank != first:
             text = f"initial_rank: {initial_rank} is not the first rank of the stage of rank {rank}"
@@ -65,7 +65,7 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
     for name, lay in layout.items():
         if lay.holds(rank) and name not in local_tensors:
             near = ", ".join(list(local_tensors)[:3])
-            raise ValueError(f"layout: {name} is not a parameter of net on rank {rank}, which has {near} ...")
+            raise ValueError(f"layout: net has no parameter {name} on rank {rank}; it has {near} ...")
     if isinstance(net, Net):
         _check_alike(layout, net)
     return share({n: local_tensors[n] for n, lay in layout.items() if lay.holds(rank)}, layout)
@@ -130,7 +130,7 @@ def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
     rank = dist.get_rank()
     for name, target in layout.items():
         if name in own and own[name].holds(rank) and not {*target.twins(rank)} <= {*own[name].twins(rank)}:
-            difference = f"it has ranks {list(target.twins(rank))} hold the same of {name}, of net it is"
+            difference = f"{name} is replicated on ranks {list(target.twins(rank))}, but net replicates it on"
             raise ValueError(f"layout: {difference} {list(own[name].twins(rank))}")
 
 
@@ -172,7 +172,7 @@ def share(local_tensors: Mapping[str, Sequence[Tensor]], layout: Mapping[str, La
         wrong += _differing({n: local(local_tensors[n][0]) for n in names}, group)
         dist.destroy_process_group(group)
     if wrong:
-        raise RunError(f"after the broadcast {'; '.join(wrong)}")
+        raise RunError(f"after the broadcast, {'; '.join(wrong)}")
     return Sent(tensors, collectives, nbytes)
 
 
@@ -239,5 +239,5 @@ def _differing(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[
         odd = [r for r, digests in zip(ranks, every, strict=True) if digests[name] != every[0][name]]
         if odd:
             plural = "s" if len(odd) > 1 else ""
-            out.append(f"{name} on rank{plural} {', '.join(map(str, odd))} is not rank {ranks[0]}'s")
+            out.append(f"{name} on rank{plural} {', '.join(map(str, odd))} differs from rank {ranks[0]}'s")
     return out

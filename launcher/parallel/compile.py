@@ -177,7 +177,7 @@ class CompiledForward:
     def _failed(self, error: Exception) -> str:
         text = f"train.compile: {self.plan.backend} cannot compile {self.name or 'a stage'}: {cause(error)}"
         if self.plan.fullgraph:
-            return f"{text} (try: train.compile.fullgraph=false, which runs eagerly what cannot be compiled)"
+            return f"{text} (try: train.compile.fullgraph=false, which runs uncompilable code eagerly)"
         return f"{text}; name other modules in train.compile.modules"
 
 
@@ -273,7 +273,7 @@ class CompileTimes:
         each = ", ".join(f"{module or 'the stage'} {n:.1f} s" for module, n in self.seconds.items())
         text = f"{many(sum(self.graphs.values()), 'graph')} in {sum(self.seconds.values()):.1f} s"
         alike = len(self.called - self.seconds.keys())
-        shared = f"; {many(alike, 'module')} like these" if alike else ""
+        shared = f"; shared by {many(alike, 'more module')}" if alike else ""
         return f"{text}{each and f': {each}'}{shared}"
 
 
@@ -296,8 +296,9 @@ def graph_breaks(
         try:
             with torch.device("meta"):  # also for tensors that the forward creates
                 model(*inputs)
-        except Exception as error:  # it needs memory, or a mode: the first step will show it
-            _log.debug("what torch can compile is not known before the first step: %s", error)
+        except Exception as error:
+            # the forward may need real tensors, or a mode: the first step will show it
+            _log.debug("graph breaks are not known before the first step: %s", error)
     dynamo.reset()
     return {name: forward.why for name, forward in tried.items() if forward.why}
 

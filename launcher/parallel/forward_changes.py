@@ -78,11 +78,11 @@ class ForwardChanges:
             text = f"the forward changed {listed(overwritten)}"
             cure = f"let the forward compute with a copy, {one_rank}"
         elif apart:
-            text = f"the forward changed {listed(apart)} by the samples of one data-parallel rank"
+            text = f"the forward changed {listed(apart)} using the samples of one data-parallel rank only"
             cure = "compute it from all samples, or train with one data-parallel rank"
         else:
             return ""
-        return f"{text}, and this layout would train to other numbers; {cure}"
+        return f"{text}, so this layout would train other numbers than one device; {cure}"
 
     @property
     def _noted(self) -> tuple[LostChanges, ...]:

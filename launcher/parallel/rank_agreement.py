@@ -15,10 +15,8 @@ from launcher.parallel import byte_collectives
 from launcher.parallel.deferred_init.fill import FullTensorOf, InitialTensors
 from launcher.parallel.stages import StagePart
 
-CAUSE = "something depends on what differs between processes, such as the order of a set of strings"
-
-
-CURE = "sort it there, or start all ranks with the same PYTHONHASHSEED"
+CAUSE = "depends on something that differs between processes, such as the order of a set of strings"
+CURE = "sort the set, or start all ranks with the same PYTHONHASHSEED"
 
 
 def check_agreement(parts: list[StagePart], full_tensor: FullTensorOf) -> None:
@@ -39,7 +37,7 @@ def check_agreement(parts: list[StagePart], full_tensor: FullTensorOf) -> None:
         for one, other in zip_longest(lines, theirs, fillvalue="nothing"):
             if one != other:
                 text = f"the code between the named modules is '{one}' on rank 0 and '{other}' on rank {rank}"
-                raise RunError(f"{text}: {CAUSE}; {CURE}")
+                raise RunError(f"{text}: the forward {CAUSE}; {CURE}")
     _same_numbers(made, full_tensor)
 
 
@@ -52,8 +50,10 @@ def _same_numbers(made: dict[str, str], full_tensor: FullTensorOf) -> None:
     for rank, theirs in enumerate(_gathered(digests)):
         for name in doubtful:
             if theirs.get(name) != digests.get(name):
-                text = f"{name} has other initial values on rank {rank} than on rank {dist.get_rank()}"
-                raise RunError(f"{text}: in the constructor {CAUSE}; {CURE}")
+                text = (
+                    f"the initial values of {name} on rank {rank} differ from those on rank {dist.get_rank()}"
+                )
+                raise RunError(f"{text}: the constructor {CAUSE}; {CURE}")
 
 
 def _digest(full_tensor: FullTensorOf, name: str) -> str:

@@ -74,11 +74,11 @@ class RecomputedForward:
         """Refuse torch.func, which allows no hooks, and the user's saved-tensor hooks: they would not run."""
         if torch._C._are_functorch_transforms_active():
             raise self.not_recomputable(
-                "torch.func (vmap, grad) calls it, and cannot be combined with recomputation"
+                "it is called by torch.func (vmap, grad), which cannot be combined with recomputation"
             )
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks and hooks[0].__module__.partition(".")[0] not in ("torch", "launcher"):
-            raise self.not_recomputable("saved_tensors_hooks would not see its tensors")
+            raise self.not_recomputable("the saved_tensors_hooks around it would not see its tensors")
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
@@ -200,7 +200,7 @@ class _Region:
         if _versions(self.inputs) != self.versions:
             raise self.of.not_recomputable("it changes an input in place")
         if self.changed():
-            raise self.of.not_recomputable("it changes an argument, a list, dictionary or dataclass")
+            raise self.of.not_recomputable("it changes an argument that is a list, dictionary or dataclass")
         if tell is not None and self.results is not None:
             for t in self.results.kept:
                 tell(t)
@@ -208,10 +208,10 @@ class _Region:
     @contextmanager
     def _again(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
         if _versions(self.inputs) != self.versions:
-            raise self.of.not_recomputable("an input of it was changed in place after it had run")
+            raise self.of.not_recomputable("one of its inputs was changed in place after its forward")
         if self.changed():
             raise self.of.not_recomputable(
-                "one of its arguments, a list, dictionary or dataclass, was changed after it had run"
+                "one of its arguments (a list, dictionary or dataclass) was changed after its forward"
             )
 
         # rewind the kept results, and return to this piece of the sequence

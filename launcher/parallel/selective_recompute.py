@@ -182,8 +182,9 @@ def _watching(name: str, first: _First, calls: RecomputedCalls) -> Iterator[None
     calls.watched = True
     if missed.names:
         calls.by_operation = ", ".join(sorted(missed.names))
-        text = "comes from no function that torch shows; kept operation by operation, slower"
-        _log.info("parallel.recompute: %s: %s %s", name, calls.by_operation, text)
+        text = "torch shows no function that calls"
+        slower = "so results are kept operation by operation, which is slower"
+        _log.info("parallel.recompute: %s: %s %s, %s", name, text, calls.by_operation, slower)
 
 
 class _Missed(Dispatch):
@@ -281,7 +282,7 @@ class _Again(TorchFunctionMode):
         if func not in self.functions:
             return func(*args, **kwargs)
         if self.at == len(self.kept) or self.kept[self.at].func is not func:
-            raise self.refused(f"{_name(func)} is not what the forward called at this point")
+            raise self.refused(f"it calls {_name(func)} where its first run did not")
         call, at = self.kept[self.at], self.at
         self.at += 1
         if not call.keeps:

@@ -187,7 +187,7 @@ def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[
         text = f"{count}: the inputs {shapes} differ in dim 1, the sequence, so they cannot be cut together"
         return [Problem(KEY, text, f"{KEY}=1")]
     if min(lengths) == 0:
-        return [Problem(KEY, f"{count}: {shapes} has no dim 1 to cut", f"{KEY}=1")]
+        return [Problem(KEY, f"{count}: inputs of shape {shapes} have no dim 1 to cut", f"{KEY}=1")]
     if min(lengths) < count:
         text = f"{count}: dim 1 of {shapes} has {many(min(lengths), 'position')}, fewer than {count}"
         return [Problem(KEY, text, f"{KEY}=1")]
@@ -203,11 +203,9 @@ def cut(
     """
     parts = specs[0].shape[1] // step
     if parts < count:
-        text = (
-            f"{count}: operators cut each piece over tp={step}, so pieces are multiples of {step} positions"
-        )
-        there = f"{specs[0].shape[1]} positions make {parts} of them"
-        raise RequestError((Problem(KEY, f"{text}, and {there}", f"{KEY}={parts}"),))
+        text = f"{count}: operators cut each piece over tp={step}, so its length is a multiple of {step}"
+        most = f"{specs[0].shape[1]} positions make at most {many(parts, 'piece')}"
+        raise RequestError((Problem(KEY, f"{text}; {most}", f"{KEY}={parts}"),))
     if split == "equal":
         return tuple(n * step for n in equal(parts, count))
 
@@ -283,7 +281,7 @@ def _same(full_graph: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...])
         alike = _calls(part) == _calls(full_graph)
         for a, b in zip(full_graph.nodes, part.nodes, strict=False):
             if not (alike and _fits(a, b, length, total)):
-                text = f"{a.target!r} has other shapes for {length} positions"
+                text = f"{a.target!r} has unexpected shapes in a piece of {length} positions"
                 why = "dim 1 must be the sequence everywhere"
                 raise RequestError((Problem("model", f"{text}; {why}", f"{KEY}=1"),))
     return parts
@@ -324,7 +322,7 @@ def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
     problems = []
     for name, function in watch.by_module.items():
         lacks = f"{_named(name, model)} calls {function}, which may mix positions, and has no method 'piece'"
-        cure = f"give it one, or positionwise = True, or set {KEY}=1"
+        cure = f"give it one, set positionwise = True in it, or set {KEY}=1"
         problems.append(Problem("model", f"{lacks} to run a sequence in pieces; {cure}", f"{KEY}=1"))
     for name, n in watch.runs.items():
         if n > 1:

@@ -63,7 +63,7 @@ class DeferredProduct:
         """
         if (self.left._version, self.right._version) != self.versions:
             text = f"the input of a weight of shape {tuple(self.weight.shape)} was changed in place"
-            why = "after its backward, whose second half needs it"
+            why = "between the two halves of the backward, and the second half needs it"
             raise RunError(f"{text} {why} (try: parallel.pipeline.scheduler=1f1b)")
         left, right = _as_matrix(self.left), _as_matrix(self.right)
         there = self.weight.grad

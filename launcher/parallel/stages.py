@@ -38,7 +38,7 @@ def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
 
     # outer modules before inner ones
     for path in sorted(_named(graph), key=lambda p: p.count(".")):
-        _hang(model, module, path)
+        _register(model, module, path)
     return module
 
 
@@ -47,8 +47,8 @@ def _named(graph: fx.Graph) -> list[str]:
     return list(dict.fromkeys(str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")))
 
 
-def _hang(model: nn.Module, stage: nn.Module, path: str) -> None:
-    """Give ``stage`` the attribute of ``model`` at ``path``, in empty modules if it lacks the outer ones."""
+def _register(model: nn.Module, stage: nn.Module, path: str) -> None:
+    """Register the attribute of ``model`` at ``path`` in ``stage``; missing outer modules are made empty."""
     *around, name = path.split(".")
     for part in around:
         if not hasattr(stage, part):

@@ -35,7 +35,7 @@ class Net(nn.Module):
         count = len(self.live.plan.stages)
         if count > 1:
             runner = "launcher.runtime.training.pipeline.PipelineRuntime(net.live, ...)"
-            raise RuntimeError(f"one of {count} stages: {runner} runs them")
+            raise RuntimeError(f"net: it is one of {count} stages; run them with {runner}")
         out = self.stages[0](*inputs)
         if text := self.live.changes.take(any_difference=self.live.changes.unread):
             raise RunError(text)
@@ -62,7 +62,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     """
     ranks, world = plan.sizes.grid.size, dist.get_world_size()
     if world != ranks:
-        raise ValueError(f"plan: it has {ranks} ranks, the process group has {world}")
+        raise ValueError(f"plan: it has {ranks} ranks, but the process group has {world}")
     device = _device()
 
     # the model on the meta device, and the source of its values
@@ -92,7 +92,7 @@ def _numbers(model: nn.Module) -> fill.FullTensorOf:
     lost = [name for name, t in real.items() if t.is_meta]
     if lost:
         text = f"model: {lost[0]} is on the meta device and has no numbers"
-        raise ValueError(f"{text}; pass a function that builds it")
+        raise ValueError(f"{text}; pass a function that builds the model")
     return lambda name: real[name].detach().cpu()
 
 

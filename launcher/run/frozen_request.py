@@ -85,7 +85,7 @@ def _hidden(values: Any, redacted: Any, at: str = "") -> Iterator[str]:
 
 def _instead(key: str) -> str:
     if key.startswith("launch.k8s.env."):
-        return "launch.k8s.env_from names a Secret that has it"
+        return "launch.k8s.env_from names a Secret that contains it"
     return "give it as env:NAME or file:PATH"
 
 

@@ -174,9 +174,13 @@ def _idle(job: Job, how: Mode) -> list[str]:
     if how == "inproc" and job.launch.max_restarts:
         out.append(f"{restarts}: a rank in this process is not restarted")
     if how != "external" and job.launch.elastic:
-        out.append("launch.elastic has no effect: all ranks that are started here exist, or none")
+        out.append("launch.elastic has no effect: on this machine all ranks start, or none")
     if how != "spawn" and job.launch.port is not None:
-        where = f"{THEY} says where its ranks meet" if how == "external" else "one rank needs no rendezvous"
+        where = (
+            f"{THEY} sets the rendezvous of its ranks"
+            if how == "external"
+            else "one rank needs no rendezvous"
+        )
         out.append(f"launch.port {job.launch.port} has no effect: {where}")
     return out
 

@@ -24,7 +24,7 @@ def device(job: Job, here: int) -> tuple[str, list[str]]:
     if there < here:
         text = f"{requested}: {here} ranks on this machine need a device each, torch sees {there}"
         if kind is not None and kind != requested and devices.count(kind):
-            text += f"; its accelerator is {kind}; it sees {devices.count(kind)}"
+            text += f"; torch's accelerator is {kind}, of which it sees {devices.count(kind)}"
         raise RequestError((Problem("launch.device", text),))
     return requested, []
 
@@ -39,5 +39,5 @@ def backend(job: Job, where: str) -> str | None:
     if requested == devices.GLOO and devices.takes(requested, where):
         return devices.GLOO
     place = "the CPU" if where == devices.CPU else where
-    text = f"{requested}: the ranks of this run are on {place}, which need {own or 'another backend'}"
+    text = f"{requested}: the ranks of this run are on {place} and need {own or 'another backend'}"
     raise RequestError((Problem("launch.backend", text),))

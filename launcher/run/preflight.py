@@ -53,9 +53,7 @@ def _of_others(run: Settled) -> list[Problem]:
     at = Path(run.job.run_dir)
     if not any((at / "checkpoints").glob("step-*")) or status.config_of(at) == run.config:
         return []
-    text = (
-        f"{at}: has checkpoints of another training, and a drill may damage them; give it a folder of its own"
-    )
+    text = f"{at}: contains checkpoints of another training, which a drill may damage; use a new folder"
     return [Problem("run_dir", text, "run_dir=null")]
 
 

@@ -187,7 +187,7 @@ def _compared(
 
         # newer checkpoints that are damaged
         if source.key == "run_dir":
-            start = f"goes on from {checkpoint.folder.name}"
+            start = f"resumes from {checkpoint.folder.name}"
             notes += [Note(source.key, f"{start}: {why}") for why in passed_over(checkpoint.folder)]
 
         # settings that differ from those of the training
@@ -268,7 +268,8 @@ def _other_use(plan: Plan, checkpoint: Checkpoint) -> str | None:
         for other in keeps.keys() - {use} if isinstance(use, str) else ():
             names = [n for n in group.names if f"optim.{keeps[other]}.{n}" in checkpoint.strategy.entries]
             if names:
-                return f"{use} updates {names[0]}, and {checkpoint.folder} has {other}'s {keeps[other]} of it"
+                theirs = f"{other}'s {keeps[other]}"
+                return f"{use} updates {names[0]}, but {checkpoint.folder} has {theirs} for it"
     return None
 
 
@@ -301,7 +302,9 @@ def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Chec
         return None
     keeps = ", ".join(sorted(may)) or "nothing"
     name = optim.target if isinstance(optim, Target) else optim.name
-    return f"{name}: it keeps {keeps} for each parameter, {checkpoint.folder} has {', '.join(sorted(has))}"
+    return (
+        f"{name}: it keeps {keeps} for each parameter, but {checkpoint.folder} has {', '.join(sorted(has))}"
+    )
 
 
 def with_last_checkpoint(job: Job) -> tuple[Job, tuple[Note, ...]]:

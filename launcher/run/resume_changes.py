@@ -121,7 +121,7 @@ def _note(d: Difference, name: str, done: int, job: Job) -> Note:
     if d.key == "train.steps":
         return Note(d.key, f"{change}{_curve(d, done, job)}")
     if d.why and done:
-        return Note(d.key, f"{change}, as checkpoint.accept_changes says: {d.why}")
+        return Note(d.key, f"{change}, which checkpoint.accept_changes allows: {d.why}")
     return Note(d.key, change if done else f"{change}, before any training")
 
 
@@ -134,5 +134,5 @@ def _curve(d: Difference, done: int, job: Job) -> str:
         return ""
     new, old = (factor(schedule, done, total) for total in (d.new, d.old))
     text = f"; schedule={schedule.name} depends on the total number of steps, so the curve changes"
-    rates = f": step {done + 1} is at {new:.3g} of optim.lr, on the curve so far it is at {old:.3g}"
+    rates = f": step {done + 1} is at {new:.3g} of optim.lr, on the old curve at {old:.3g}"
     return text if new == old else f"{text}{rates}"

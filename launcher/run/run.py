@@ -363,7 +363,7 @@ def _remaining_phases(ready: Prepared, record: status.RunStatus) -> list[Phase]:
     assert ready.plan is not None
     remaining = [phase for phase in ready.plan.phases if not set(phase.steps) <= set(record.steps)]
     if record.before == "running":
-        say(f"the start before this one was killed: {record.run}")
+        say(f"the previous start of this run was killed: {record.run}")
     if not remaining:
         if record.before != "done":
             record.say("done")

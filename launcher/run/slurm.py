@@ -38,7 +38,7 @@ def ask(words: Sequence[str]) -> str:
         raise RunError(f"{words[0]}: there is no such command on this machine") from None
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise RunError(f"{words[0]}: {lines[-1] if lines else f'it ended with {done.returncode}'}")
+        raise RunError(f"{words[0]}: {lines[-1] if lines else f'exit code {done.returncode}'}")
     return done.stdout
 
 
@@ -72,7 +72,7 @@ def _unknown_partition(slurm: Slurm) -> list[Problem]:
     if slurm.partition is None or slurm.partition in there:
         return []
     near = get_close_matches(slurm.partition, there, 1)
-    text = f"{slurm.partition}: this cluster has no such partition; there are {', '.join(sorted({*there}))}"
+    text = f"{slurm.partition}: this cluster has no such partition; partitions: {', '.join(sorted({*there}))}"
     return [Problem(f"{KEY}.partition", text, f"{KEY}.partition={near[0]}" if near else "")]
 
 
@@ -136,7 +136,7 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
     before = resolved(slurm, _run(job))[0].signal_s or 0
     if seconds is not None and seconds <= before + EARLY_S:
         text = f"{slurm.time}: ranks would be told to save right after the start: {KEY}.signal_s is"
-        text += f" {before} s before the end, and Slurm may send it {EARLY_S} s earlier"
+        text += f" {before} s before the end, and Slurm may send the signal {EARLY_S} s earlier"
         problems.append(Problem(f"{KEY}.time", text))
     return problems
 

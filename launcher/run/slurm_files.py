@@ -88,8 +88,8 @@ def log(folder: Path, job: str) -> str:
 
 
 def _about(at: RunPaths) -> Iterator[str]:
-    yield "# Written by launcher, for the run folder that it is in. A job that was stopped is requeued;"
-    yield f"# one that has failed goes on with: sbatch {quote(str(at.run / SCRIPT_FILE))}"
+    yield "# Written by launcher for the run folder that contains this file. A stopped job is requeued;"
+    yield f"# to resume a job that has failed: sbatch {quote(str(at.run / SCRIPT_FILE))}"
 
 
 def _body(slurm: Slurm, ranks: RankLayout, at: RunPaths) -> Iterator[str]:
@@ -108,19 +108,19 @@ def prologue(slurm: Slurm, ranks: RankLayout, folder: Path, secret: Path | None)
     yield ""
     yield f"cd {quote(str(folder))} || exit 1"
     if slurm.cpus_per_task is not None:
-        yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05'
+        yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # since 22.05 srun does not inherit it'
     if secret is not None:
-        yield f"export {SECRET_FILE}={quote(str(secret))}  # its ranks sign messages with what is in it"
+        yield f"export {SECRET_FILE}={quote(str(secret))}  # the secret that signs messages between ranks"
     yield from slurm.setup
     yield ""
     if ranks.restarts:
         yield from _again(ranks.restarts)
-    yield f"# {slurm.signal_s} s before its time is up every task is told to save, and exits with {REQUEUE};"
-    yield f"# one that is still starting is ended by the signal itself ({KILLED})."
+    yield f"# {slurm.signal_s} s before the time limit every task is told to save, and exits with {REQUEUE};"
+    yield f"# a task that is still starting is ended by the signal itself ({KILLED})."
 
 
 def _again(times: int) -> Iterator[str]:
-    yield f"# Ranks that fail go on from their last checkpoint, {times} times at most (launch.max_restarts)."
+    yield f"# Ranks that fail resume from the last checkpoint, at most {times} times (launch.max_restarts)."
     yield f"{AGAIN}() {{"
     yield f"    for ((left = {times}; ; left--)); do"
     yield '        "$@"'
@@ -177,7 +177,7 @@ def array_text(many: ManyRuns) -> str:
 
 def _array(many: ManyRuns) -> Iterator[str]:
     most = many.slurm.array_parallel
-    yield "# Written by launcher: a task of this array is one run, which is requeued by itself."
+    yield "# Written by launcher: each task of this array is one run, and is requeued separately."
     yield from _head(many, many.ranks, "%A_%a")
     yield f"#SBATCH --array=0-{len(many.runs) - 1}{'' if most is None else f'%{most}'}"
     yield from prologue(many.slurm, many.ranks, many.started, many.secret)
@@ -195,7 +195,7 @@ def _allocation(many: ManyRuns) -> Iterator[str]:
     """Requests the job steps of all runs at once; each waits until nodes are free."""
     most, ranks = many.slurm.array_parallel or 1, many.ranks
     size = f"--nodes={ranks.nodes} --ntasks={ranks.nodes * ranks.each} --ntasks-per-node={ranks.each}"
-    yield "# Written by launcher: the runs share this allocation, each has nodes of its own while it runs."
+    yield "# Written by launcher: the runs share this allocation; each has its own nodes while it runs."
     yield from _head(many, replace(ranks, nodes=ranks.nodes * most), "%j")
     yield from prologue(many.slurm, ranks, many.started, many.secret)
     yield from _runs(many.runs)
@@ -215,7 +215,7 @@ def _allocation(many: ManyRuns) -> Iterator[str]:
     yield "    fi"
     yield "done"
     yield 'if [ "$stopped" -eq 1 ]; then'
-    yield '    scontrol requeue "$SLURM_JOB_ID"  # runs that are done say so, and are not done again'
+    yield '    scontrol requeue "$SLURM_JOB_ID"  # finished runs do not run again'
     yield "fi"
     yield 'exit "$failed"'
 

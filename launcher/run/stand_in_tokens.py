@@ -109,4 +109,4 @@ def _note_text(path: str, name: str, bound: int, job: Job) -> str:
     """A note on tokens that do not exist yet, and on what is unknown until then."""
     at_most = "at most " if makers(job)[name].tokenizer == "bpe" else ""
     text = f"{path}: steps.{name} has yet to make it; planned with {at_most}{bound} different tokens"
-    return f"{text}; it is known then how many steps train.epochs are" if job.train.epochs else text
+    return f"{text}; the steps of train.epochs are known only then" if job.train.epochs else text

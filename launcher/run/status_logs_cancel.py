@@ -67,12 +67,12 @@ def _not_a_run(name: str, folder: Path) -> tuple[str, str]:
     listed = ", ".join(f"{run} ({next(progress(run)).partition(':')[0]})" for run in runs[:SHOWN])
     more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
     order = ", the newest first" if len(runs) > 1 else ""
-    text = f"is not a run folder; it holds {many(len(runs), 'run')}{order}: {listed}{more}"
+    text = f"is not a run folder; it contains {many(len(runs), 'run')}{order}: {listed}{more}"
     if name != "cancel":
         return text, shlex.join([name, str(runs[0])])
     alive = [run for run in runs if cancellable(run) is not None]
     if not alive:
-        return f"{text}; none is a Slurm job that has not ended", ""
+        return f"{text}; none has a Slurm job to cancel", ""
     return text, shlex.join([name, str(alive[0])]) if len(alive) == 1 else ""
 
 
@@ -106,7 +106,7 @@ def progress(run: Path) -> Iterator[str]:
         state = "killed: the same command and run_dir resume it"
     yield state + (f": {status['error']}" if "error" in status else "")
     if kind := irregular(run / run_folder.NEXT_STATUS):
-        yield f"the next start is refused: {run / run_folder.NEXT_STATUS}: {kind}"
+        yield f"the next start will be refused: {run / run_folder.NEXT_STATUS}: {kind}"
     try:
         row = _last_row(run / "metrics.jsonl")
     except OSError as error:
@@ -138,7 +138,7 @@ def _status(run: Path, status: dict[str, Any]) -> Iterator[str]:
     if (number := _job(run, status)) is not None:
         yield f"job {number} of Slurm: {_slurm_state(number)}"
     if manifest is not None and state in (*ALIVE, WRITTEN):
-        yield f"a job of Kubernetes; where it is: {_asks(manifest)}"
+        yield f"a job of Kubernetes; its state: {_asks(manifest)}"
 
 
 def _logs(run: Path, status: dict[str, Any]) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _logs(run: Path, status: dict[str, Any]) -> Iterator[str]:
         yield f"... {bytes_text(before)} before this are not shown: {path}"
     yield from text.decode(errors="replace").splitlines()
     if status.get("status") in ALIVE:
-        yield f"more as it comes: tail -F {path}"
+        yield f"to follow the output: tail -F {path}"
 
 
 def _end(run: Path, path: Path) -> tuple[int, bytes]:
@@ -209,7 +209,7 @@ def _job_number(number: object, file: Path) -> str:
     Somebody else may have written the file: ``--me`` would cancel all jobs of the user.
     """
     if JOB_NUMBER.fullmatch(str(number)) is None:
-        text = f"{file}: its job of Slurm is {brief(number)}, which is no number of a job"
+        text = f"{file}: its Slurm job is {brief(number)}, which is not a job number"
         raise RequestError((Problem("run_dir", text),))
     return str(number)
 
@@ -239,12 +239,12 @@ def _ends(manifest: Path) -> str:
 
 def _slurm_state(number: str) -> str:
     if shutil.which("squeue") is None:
-        return "there is no squeue on this machine to ask"
+        return "unknown: there is no squeue on this machine"
     try:
         state = slurm.ask(["squeue", "--noheader", f"--jobs={number}", f"--format={SLURM_SAYS}"]).strip()
     except RunError:  # Slurm forgets jobs some minutes after their end
         state = ""
-    return state or "is not in its queue any more"
+    return state or "no longer in the queue"
 
 
 def _last_row(path: Path) -> dict[str, Any] | None:

@@ -41,7 +41,6 @@ def hand_over(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:
     number = slurm.submit(job, plan, run)
     if not number:
         return f"not submitted: sbatch {run / slurm_files.SCRIPT_FILE}", {}
-    message = (
-        f"job {number} of Slurm, {run / slurm_files.SCRIPT_FILE}; it says: tail -F {run}/slurm-{number}.log"
-    )
+    file = run / slurm_files.SCRIPT_FILE
+    message = f"job {number} of Slurm, {file}; its output: tail -F {run}/slurm-{number}.log"
     return message, {"slurm": number}

@@ -46,7 +46,7 @@ def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:
         model = export.exported(run)
     else:
         path = transform.transformed(run)
-        assert path is not None, "the planner wants a transform before what reads its result"
+        assert path is not None, "the planner requires a transform before a step that reads its result"
         model = weights_in_one_process.from_checkpoint(run.job, path)
     losses = held_out_loss.held_out(model, run.job, step.batches, run.plan.loss_terms)
     figures = _figures_text(losses)

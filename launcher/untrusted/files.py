@@ -88,7 +88,7 @@ def read_bytes(path: str | os.PathLike[str], most: int = LONGEST_TEXT) -> bytes:
         data = file.read(size + 1)
         while len(data) > size:  # files below /proc report size 0, others may grow while they are read
             if len(data) > most:
-                raise RefusedFile(path, f"more than {most} bytes, which are all that is read")
+                raise RefusedFile(path, f"more than {most} bytes; at most {most} are read")
             size = 2 * len(data)
             data += file.read(size - len(data) + 1)
     return data
@@ -119,7 +119,7 @@ def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> 
     except ValueError as error:
         if "integer string conversion" not in str(error):
             raise
-        raise json.JSONDecodeError("a number of more digits than Python reads", "", 0) from None
+        raise json.JSONDecodeError("a number with more digits than Python reads", "", 0) from None
 
     # level by level: the parser may accept a nesting that is too deep for code that walks the value later
     level = [value] if _nests(value) else []
@@ -173,7 +173,7 @@ def _check_kind(path: str | os.PathLike[str], mode: int) -> None:
         raise RefusedFile(path, "not a regular file")
 
 
-LINK = "a link, which is not followed: its target may belong to someone else; remove it"
+LINK = "a link, which is not followed: its target may belong to someone else; remove the link"
 
 
 def open_below(

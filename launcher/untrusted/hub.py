@@ -27,5 +27,5 @@ def download_hint(path: str | os.PathLike[str], kind: Literal["model", "dataset"
     if os.path.lexists(name.partition("/")[0]):
         return ""
     option = " --repo-type dataset" if kind == "dataset" else ""
-    text = "; it looks like a name on the Hugging Face hub; the launcher downloads nothing, but this does"
+    text = "; it looks like a name on the Hugging Face hub; the launcher downloads nothing, this command does"
     return f"{text}: hf download {name}{option} --local-dir {name}"

@@ -106,7 +106,7 @@ class Bounded(pickle._Unpickler):
         items = self.pop_mark()
         into = self.stack[-1]
         if type(into) is not set:
-            raise RefusedPickle("items of something that is not a set")
+            raise RefusedPickle("it adds items to a value that is not a set")
         into.update(map(self._key, items))
 
     def load_reduce(self) -> None:
@@ -120,7 +120,7 @@ class Bounded(pickle._Unpickler):
     def load_memoize(self) -> None:
         self._memo_left -= 1
         if self._memo_left < 0:
-            raise RefusedPickle("it marks more for later than its length can need")
+            raise RefusedPickle("it memoizes more objects than its length can need")
         self.memo[len(self.memo)] = self.stack[-1]
 
     for _code, _load in (
@@ -141,12 +141,12 @@ class Bounded(pickle._Unpickler):
     def _count(self) -> None:
         self._budget -= 1
         if self._budget < 0:
-            raise RefusedPickle("it makes more than its length can need")
+            raise RefusedPickle("it makes more objects than its length can need")
 
     def _put(self, items: list[Any]) -> None:
         into = self.stack[-1]
         if type(into) is not dict or len(items) % 2:
-            raise RefusedPickle("items of something that is not a mapping")
+            raise RefusedPickle("it adds items to a value that is not a mapping")
         for key, value in zip(items[::2], items[1::2], strict=True):
             into[self._key(key)] = value
 

@@ -66,7 +66,7 @@ def test_a_name_on_the_hub_is_told_from_a_path(settings, tmp_path, monkeypatch):
     (told,) = map(str, check(settings))
     command = "hf download acme/web-2.5 --repo-type dataset --local-dir acme/web-2.5"
     assert told.endswith(
-        f"it looks like a name on the Hugging Face hub; the launcher downloads nothing, but this does: {command}"
+        f"it looks like a name on the Hugging Face hub; the launcher downloads nothing, this command does: {command}"
     )
     (tmp_path / "acme").mkdir()
     assert not any("hub" in str(problem) for problem in check(settings))
@@ -149,7 +149,7 @@ CUT = "cut off: its header promises 6 x 4 x 4 bytes, 112 with the header"
 @pytest.mark.parametrize(
     ("suffix", "keep", "why"),
     [
-        ("", 100, f"{CUT}; it has 100"),
+        ("", 100, f"{CUT}; the file has 100"),
         ("", 9, "cut off inside its header"),
         ("", 2, "not an idx file of unsigned bytes"),
         (".gz", -10, f"{CUT}; its end is missing"),
@@ -197,7 +197,7 @@ def test_cifar10_that_is_not_there(tmp_path):
 
 def test_cifar10_folder_without_batches_is_not_replaced(tmp_path):
     assert said(cifar(tmp_path, fallback="mnist5k")) == (
-        f"data.root: {tmp_path}: has no data_batch_1 or data_batch_1.bin, nor has the archive's folder in it"
+        f"data.root: {tmp_path}: no data_batch_1 or data_batch_1.bin in this folder, or in the archive's folder in it"
     )
 
 
@@ -208,7 +208,7 @@ def test_cifar10_binary_cut_off_or_missing(tmp_path):
     file.write_bytes(file.read_bytes()[:-1])
     assert said(cifar(tmp_path)) == (
         f"data.root: {tmp_path}/data_batch_2.bin: no such file\n"
-        f"data.root: {file}: cut off: 6145 bytes are not a whole number of records of 3073"
+        f"data.root: {file}: cut off: 6145 bytes are not a whole number of records of 3073 bytes"
     )
 
 
@@ -218,7 +218,7 @@ def test_cifar10_pickle_cut_off_or_empty(tmp_path):
     file = tmp_path / "data_batch_1"
     file.write_bytes(file.read_bytes()[:4000])
     assert said(cifar(tmp_path)) == (
-        f"data.root: {file}: cut off: a pickle does not end as these 4000 bytes do\n"
+        f"data.root: {file}: cut off after 4000 bytes: the end mark of a pickle is missing\n"
         f"data.root: {tmp_path}/test_batch: empty"
     )
 

@@ -200,5 +200,5 @@ def test_any_other_shell_is_refused(typed: list[str], told: str, capsys: pytest.
     assert main(typed) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  {told}: takes the name of a shell, bash, zsh, fish\n"
+        f"  {told}: needs the name of a shell: bash, zsh, fish\n"
     )

@@ -312,7 +312,7 @@ def test_a_recipe_that_a_file_chooses_is_refused(text: str, tmp_path: Path, monk
     with pytest.raises(RequestError) as raised:
         compose(["recipe=mine.yaml"])
     assert [problem.text.partition("\n")[0] for problem in raised.value.problems] == [
-        f"mine.yaml:{NESTED[text]}: a file cannot choose a recipe; to begin with the settings of lm_single, "
+        f"mine.yaml:{NESTED[text]}: a file cannot choose a recipe; to start from the settings of lm_single, "
         "write - /recipe/lm_single as the first of its defaults"
     ]
 

@@ -16,7 +16,7 @@ defaults:
 {section}
 """
 BRINGS = {
-    "code": ("security: {allow: [mine]}", "security.allow", "['mine']: it has Python packages imported"),
+    "code": ("security: {allow: [mine]}", "security.allow", "['mine']: it makes Python import packages"),
     "lines of bash": (
         "launch: {slurm: {setup: [id]}}", "launch.slurm.setup", "['id']: its lines are run by bash",
     ),
@@ -108,7 +108,7 @@ def test_what_is_typed_is_the_users_own(here):
 def test_a_file_cannot_trust_itself(here):
     write(here, "security: {recipe: trusted}")
     assert refused(["recipe=theirs.yaml"])["security.recipe"] == (
-        "trusted: a file cannot say whether it is trusted; the command line can", "",
+        "trusted: a file cannot declare itself trusted; set this on the command line", "",
     )  # fmt: skip
 
 

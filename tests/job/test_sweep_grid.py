@@ -40,7 +40,7 @@ def test_a_glob_takes_the_options_of_its_group():
         ("optim.lr=interval(2,1)", "optim.lr: interval(2,1): the lower end comes first"),
         (
             "optim.lr=tag(log,interval(0,1))",
-            "optim.lr: tag(log,interval(0,1)): a logarithm needs a lower end above 0",
+            "optim.lr: tag(log,interval(0,1)): a logarithmic scale needs a lower end above 0",
         ),
         ("recipe=glob(zz*)", "recipe: glob(zz*): matches nothing"),
         ("lm_single", "lm_single: not an override; a recipe is chosen with recipe= (try: recipe=lm_single)"),

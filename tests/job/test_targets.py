@@ -13,7 +13,7 @@ from launcher.job.targets import build, locate
 
 OURS = (
     "of the launcher's own classes only launcher.models.language_model.Attention and "
-    "launcher.models.language_model.SwiGLU may be named here; a class of yours may derive from it"
+    "launcher.models.language_model.SwiGLU may be named here; a class of yours may derive from this one"
 )
 REJECTED = {
     "torch.load": "torch.load: is not a Module class",
@@ -203,7 +203,7 @@ def test_a_model_is_made_of_whatever_the_users_file_has(mine, target, layers):
 FOREIGN = {
     "what a function gives is of the wrong kind": (
         {"_target_": "mine_of_factories.wrong", "width": 2},
-        "model._target_: mine_of_factories.wrong: gives Config where Module is expected",
+        "model._target_: mine_of_factories.wrong: returns Config, but Module is expected",
     ),
     "a function that it imports": (
         {"_target_": "mine_of_factories.rmtree", "path": "x"},

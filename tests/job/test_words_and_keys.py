@@ -152,7 +152,7 @@ def test_a_word_behind_a_key_that_it_would_replace_is_refused(key: str) -> None:
     word, below = REFUSED[key]
     typed = paste(key, word)
     assert problems("recipe=lm_single", f"{key}.{below}", typed)[0] == (
-        f"{key}.{below.split('=')[0]}: {key}.{below}: {typed} after it replaces all of {key}; leave one of them out"
+        f"{key}.{below.split('=')[0]}: {key}.{below}: the later {typed} replaces all of {key}; leave one of them out"
     )
 
 

@@ -72,10 +72,10 @@ def hooked() -> nn.Module:
 
 
 @pytest.mark.parametrize(("net", "modules", "told"), [
-    (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "1", "1: it names no linear module; there are 0"),
-    (nn.Sequential(nn.ReLU()), "*", "*: it names no linear module; there is none"),
-    (nn.Sequential(Odd(2, 2)), "*", "0: Odd does more than a linear module: remove it from the list"),
-    (hooked(), "*", "0: it has hooks, which would be lost: leave it out"),
+    (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "1", "1: it names no linear module; linear modules: 0"),
+    (nn.Sequential(nn.ReLU()), "*", "*: it names no linear module; the model has none"),
+    (nn.Sequential(Odd(2, 2)), "*", "0: Odd does more than a linear module; remove it from the list"),
+    (hooked(), "*", "0: it has hooks, which would be lost; remove it from the list"),
 ], ids=["no linear", "none at all", "a forward of its own", "hooks"])  # fmt: skip
 def test_what_cannot_be_adapted_is_refused(net: nn.Module, modules: str, told: str) -> None:
     with pytest.raises(RequestError) as refused:

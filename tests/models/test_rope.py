@@ -66,7 +66,7 @@ def test_the_table_has_the_bits_that_are_worked_out_where_it_is_used(tables):
     sizes = (3, 700, 16, 10000.0)
     for dtype in (torch.float32, torch.float64):
         kept = language_model._table(*sizes, dtype=dtype, device=torch.device("cpu"))
-        again = language_model._worked_out(*sizes, dtype=dtype, device=torch.device("cpu"))
+        again = language_model._compute_table(*sizes, dtype=dtype, device=torch.device("cpu"))
         assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
 
 

@@ -79,11 +79,11 @@ def test_pulled_in_the_start(nodes: Nodes, tmp_path: Path) -> None:
     assert ended(started[1:], 60) == [1]
     go.touch()
     assert ended(started[:1], 60) == [1]
-    far = r"error: rank 1: node1 \(eth0, 10.77.0.2\) does not reach 10.77.0.1:\d+ any more \(.+\): the network between "
-    assert re.fullmatch(far + "them, or the other node, is the cause", started[1].error()), started[1].error()
+    far = r"error: rank 1: node1 \(eth0, 10.77.0.2\) no longer reaches 10.77.0.1:\d+ \(.+\); the cause is the network "
+    assert re.fullmatch(far + "between them, or the other node", started[1].error()), started[1].error()
     near = (
-        r"error: node0 \(eth0, 10.77.0.1\) does not reach node1 \(eth0, 10.77.0.2\) any more \(.+\): the network "
-        "between them, or node1 itself, is the cause"
+        r"error: node0 \(eth0, 10.77.0.1\) no longer reaches node1 \(eth0, 10.77.0.2\) \(.+\); the cause is the "
+        "network between them, or node1 itself"
     )
     assert re.fullmatch(near, started[0].error()), started[0].error()
     assert not run.exists()

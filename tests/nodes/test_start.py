@@ -40,9 +40,9 @@ def test_another_torch_and_another_launcher_on_one_node(nodes: Nodes, tmp_path: 
         f"""\
 error: 2 problems in this request; nothing was started
 
-  rank 1 on node1 has launcher 9.9.9, rank 0 on node0 has {mine["launcher"]}; all nodes need the same
+  rank 1 on node1 has launcher 9.9.9, rank 0 on node0 has {mine["launcher"]}; all nodes need the same version
 
-  rank 1 on node1 has torch 9.9.9, rank 0 on node0 has {mine["torch"]}; all nodes need the same
+  rank 1 on node1 has torch 9.9.9, rank 0 on node0 has {mine["torch"]}; all nodes need the same version
 """
     )
     assert "error" not in far.said()
@@ -56,7 +56,7 @@ def test_a_run_folder_that_one_node_does_not_see(nodes: Nodes, tmp_path: Path) -
     far = nodes.rank(run, 1, port, *PAIR, before=f"mount -t tmpfs none {tmp_path}/shared")
     assert ended([near, far]) == [2, 2], near.said()
     text = f"{run}: rank 1 (on node1) cannot see what rank 0 (on node0) has written there; all ranks need one folder on"
-    assert f"run_dir: {text} a shared file system, by the same path" in near.said()
+    assert f"run_dir: {text} a shared file system, at the same path" in near.said()
     assert not run.exists()
 
 

@@ -71,12 +71,12 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "a loss without a count": (
         asked(loss=own("Uncounted")),
-        f"loss._target_: {OWN}.Uncounted: it has no method count(target), by which the loss is divided by "
-        "this count before any forward",
+        f"loss._target_: {OWN}.Uncounted: it has no method count(target), whose result divides the loss "
+        "and is needed before any forward",
     ),
     "another count": (
         asked(loss=own("Miscounted", step=0.0)),
-        f"loss._target_: {OWN}.Miscounted: it counts 10 where its count(target) is 11; both must be the same",
+        f"loss._target_: {OWN}.Miscounted: it counts 10, but its count(target) is 11; both must be the same",
     ),
     "a sum without a gradient": (
         asked(loss=own("Detached")),

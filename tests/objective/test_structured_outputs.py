@@ -130,8 +130,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "operators": (
         {"parallel": TP, "launch__nproc": 2},
         [
-            "parallel.operators.head: the model's output is cut on dim 2 over tp, and the loss takes it full "
-            "or cut on the classes (try: 'parallel.operators.head.output=[null, null, null]')"
+            "parallel.operators.head: the model's output is cut on dim 2 over tp, but the loss takes a full "
+            "output or one cut on its classes (try: 'parallel.operators.head.output=[null, null, null]')"
         ],
     ),
     "operators of one in a tuple": (

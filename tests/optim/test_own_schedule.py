@@ -50,7 +50,7 @@ def test_any_number_will_do():
     assert {type(r) for r in found} == {float}
 
 
-SHARE = "and a share of optim.lr is a finite number of at least 0"
+SHARE = "but a factor of optim.lr must be a finite number of at least 0"
 ANYWHERE = "a resumed run may begin at any step"
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a function": ("function", {}, "is not a class with a method __call__"),
@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "Gives", {"value": "10**400"}, f"at step 2 it returns 100000000000000000...0000000000000000000, {SHARE}"
     ),
     "at the last step": ("Gives", {"value": "-1", "at": 4}, f"at step 4 it returns -1, {SHARE}"),
-    "a counter": ("Counts", {}, f"at step 4 it returns 0.2 after earlier steps, 1.0 without; {ANYWHERE}"),
+    "a counter": ("Counts", {}, f"at step 4 it returns 0.2 after earlier steps, but 1.0 without them; {ANYWHERE}"),
     "in order": (
         "InOrder", {}, "it cannot be called with step 4 first: AttributeError: 'InOrder' object has no attribute "
         "'start' (own_schedules.py:N, in __call__: return self.start / (step + 1))",
@@ -114,7 +114,7 @@ def test_one_that_draws_random_numbers_is_refused():
     found = own_schedule.problem(target("Noise"), ("tests",), 50)
     assert found is not None
     assert found.text.startswith(f"{OURS}Noise: at step 49 it returns 0.")
-    assert found.text.endswith(f" without; {ANYWHERE}")
+    assert found.text.endswith(f" without them; {ANYWHERE}")
 
 
 def test_steps_behind_the_last_are_not_looked_at():
@@ -142,7 +142,7 @@ def test_what_no_plan_has_seen_ends_the_run_with_the_step():
     assert factor(2) == 1.0
     with pytest.raises(RunError) as ended:
         factor(3)
-    assert str(ended.value) == f"step 4: {OURS}Ends gives -1.0, {SHARE}"
+    assert str(ended.value) == f"step 4: {OURS}Ends returns -1.0, {SHARE}"
 
 
 def test_of_the_launchers_own_classes_none_is_built_that_cannot_be_a_schedule():
@@ -150,7 +150,7 @@ def test_of_the_launchers_own_classes_none_is_built_that_cannot_be_a_schedule():
         factors(Target.model_validate({"_target_": "launcher.errors.Problem", "key": "", "text": ""}), 5, ())
     assert str(refused.value) == (
         "schedule._target_: launcher.errors.Problem: of the launcher's own classes none may be named here; "
-        "a class of yours may derive from it"
+        "a class of yours may derive from this one"
     )
 
 

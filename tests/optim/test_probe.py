@@ -35,8 +35,7 @@ def test_a_class_that_only_a_gpu_can_run_so_is_tried_without_that():
     path = "torch.optim.Adam"
     assert tried(path, device="cuda", capturable=True) == OptimizerTraits(path, first=ADAM, keys=ADAM, copies=2)
     assert tried(path, capturable=True).broken == (
-        "capturable=True is for graphs of an accelerator, and torch takes no such step on CPUs; "
-        "set optim.capturable=false"
+        "capturable=True is for graphs of an accelerator, and torch refuses it on CPUs; set optim.capturable=false"
     )
 
 

@@ -209,7 +209,7 @@ KEEP = "(seen on small tensors). Keep numbers, and tensors, in self.state[p] or 
 FAILS = "its step() without a closure fails on dense gradients:"
 REFUSED: dict[str, tuple[str, str, str]] = {
     "closure": ("torch.optim.LBFGS", "one",
-                "its step() needs closure: a step works out loss and gradients once, before it"),
+                "its step() needs closure, but loss and gradients are computed once, before step()"),
     "sparse": ("torch.optim.SparseAdam", "one",
                f"{FAILS} RuntimeError: SparseAdam does not support dense gradients, please consider Adam instead"),
     "SAM": (OURS + "SAM", "one", f"{FAILS} AssertionError: SAM requires a closure "
@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                                         'all(isinstance(g, dict) and \"use_muon\" in g for g in params), "groups ...)'),
     "modes": (OURS + "ScheduleFree", "one",
               "it requires train() and eval() calls around validation and saving, which the launcher does not make"),
-    "no rate": (OURS + "NoRate", "one", "its groups have no number lr, which the schedule sets before every step"),
+    "no rate": (OURS + "NoRate", "one", "its groups have no numeric lr, which the schedule sets before every step"),
     "its own rate": (OURS + "OwnRate", "one", "it changes the lr of its groups, which the schedule sets before every "
                      "step"),
     "idle": (OURS + "Idle", "one", "its step() changes no parameter"),

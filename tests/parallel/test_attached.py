@@ -16,8 +16,8 @@ ONE: dict[str, Any] = {"pipeline": {"stages": 1, "stage_config": "auto"}}
 AGAIN = {**ONE, "recompute": {"modules": ["b"]}}
 SHARDED = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
 NODE = (
-    "holds a node of autograd (torch::autograd::AccumulateGrad) that the constructor made, and the launcher replaces "
-    "the weights that it belongs to, so hooks of the node are not called; use register_hook or "
+    "holds an autograd node (torch::autograd::AccumulateGrad) that the constructor made, but the launcher replaces "
+    "the weights of that node, so the node's hooks are not called; use register_hook or "
     "register_post_accumulate_grad_hook of the weight instead"
 )
 MODE, DUAL = "the mode {}", "a level of forward-mode differentiation"
@@ -67,7 +67,7 @@ REFUSED = {
         "yet; compute what it needs in the forward (torch.autograd.grad), or remove the read"
     ),
     ("KeptGradient", "cut"): (
-        "model: the backward of b changes state that the next forward uses, and a pipeline runs them in another order "
+        "model: the backward of b changes state that the next forward uses, but a pipeline runs both in another order "
         "than one process; change the state in the forward"
     ),
     ("Queued", "sharded"): (
@@ -83,7 +83,7 @@ REFUSED = {
         "it; pass tensors to its forward, or put both modules on one stage"
     ),
     ("TakesOut", "one"): (
-        "model: the forward removes or replaces the module b.first, and the optimizer, the ranks and checkpoints have "
+        "model: the forward removes or replaces the module b.first, but the optimizer, the ranks and checkpoints use "
         "the parameters of the constructor; create it in the constructor"
     ),
 }

@@ -137,11 +137,11 @@ WRONG: dict[str, tuple[Callable[[int, int, dict[str, Any]], tuple[int, int, dict
     ),
     "an unknown name": (
         lambda rank, first, lay: (rank, first, {**lay, "there": lay["embed.weight"]}),
-        "layout: there is not a parameter of net on rank 0, which has ",
+        "layout: net has no parameter there on rank 0; it has ",
     ),
     "another world": (
         lambda rank, first, lay: (rank, first, {"embed.weight": Layout(Grid.of(pp=1), (65, 16), ((), ()))}),
-        "layout: it is for 1 ranks, the process group has 4",
+        "layout: it describes 1 ranks, but the process group has 4",
     ),
 }
 
@@ -168,12 +168,12 @@ def test_a_layout_that_would_put_one_shard_over_another_is_refused() -> None:
     def work(world: World) -> str:
         net = parallelize(builder(asked), plan)
         first = plan.sizes.grid.ranks(pp=plan.sizes.grid.coords(world.rank)["pp"])[0]
-        with pytest.raises(ValueError, match="hold the same") as caught:
+        with pytest.raises(ValueError, match="replicates it on") as caught:
             parameter_broadcast(net, other, world.rank, first)
         return str(caught.value)
 
     said = on_ranks(plan.sizes.grid.size, work)
-    want = "layout: it has ranks [0, 1, 2, 3] hold the same of embed.weight, of net it is [0, 2]"
+    want = "layout: embed.weight is replicated on ranks [0, 1, 2, 3], but net replicates it on [0, 2]"
     assert said[0] == want
 
 
@@ -209,5 +209,5 @@ def test_a_broadcast_that_loses_a_tensor_names_it_and_the_ranks(monkeypatch: pyt
         return str(caught.value)
 
     said = on_ranks(plan.sizes.grid.size, work)
-    assert said[0] == said[1] == "after the broadcast layers.1.mlp.down.weight on rank 1 is not rank 0's"
-    assert said[2] == said[3] == "after the broadcast norm.weight on rank 3 is not rank 2's"
+    assert said[0] == said[1] == "after the broadcast, layers.1.mlp.down.weight on rank 1 differs from rank 0's"
+    assert said[2] == said[3] == "after the broadcast, norm.weight on rank 3 differs from rank 2's"

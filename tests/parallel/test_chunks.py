@@ -34,8 +34,8 @@ def test_a_users_module_that_says_it_is_positionwise_equals_one_process():
 
 CURE = "(try: parallel.pipeline.seq_chunks=1)"
 MIXES = (
-    "which may mix positions, and has no method 'piece' to run a sequence in pieces; give it one, or positionwise = "
-    f"True, or set parallel.pipeline.seq_chunks=1 {CURE}"
+    "which may mix positions, and has no method 'piece' to run a sequence in pieces; give it one, set positionwise = "
+    f"True in it, or set parallel.pipeline.seq_chunks=1 {CURE}"
 )
 REFUSED = {
     "Flipping": [f"model: a (Backwards) calls flip, {MIXES}", f"model: b (Backwards) calls flip, {MIXES}"],
@@ -66,7 +66,7 @@ def test_more_pieces_than_positions_are_refused():
             [(4, 8), (4, 7)],
             "2: the inputs (4, 8), (4, 7) differ in dim 1, the sequence, so they cannot be cut together",
         ),
-        ([(4,)], "2: (4,) has no dim 1 to cut"),
+        ([(4,)], "2: inputs of shape (4,) have no dim 1 to cut"),
         ([(4, 1)], "2: dim 1 of (4, 1) has 1 position, fewer than 2"),
     ],
 )
@@ -80,8 +80,8 @@ def test_pieces_of_fewer_positions_than_operators_cut_them_over_ranks_are_refuse
     with pytest.raises(RequestError) as refused:
         plan_job(job(parallel={"pipeline": pipe, "grid": {"tp": 2}, "operators": SEQUENCE}, data__seq_len=6))
     assert str(refused.value) == (
-        "parallel.pipeline.seq_chunks: 4: operators cut each piece over tp=2, so pieces are multiples of 2 positions, "
-        "and 6 positions make 3 of them (try: parallel.pipeline.seq_chunks=3)"
+        "parallel.pipeline.seq_chunks: 4: operators cut each piece over tp=2, so its length is a multiple of 2; "
+        "6 positions make at most 3 pieces (try: parallel.pipeline.seq_chunks=3)"
     )
 
 

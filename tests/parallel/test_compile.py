@@ -102,7 +102,7 @@ def test_equal_blocks_are_compiled_once_and_a_validation_compiles_nothing() -> N
     ((graphs, told),) = on_ranks(1, counted, j, plan_job(j))
     assert graphs == [2, 2, 2]  # of a block, and of the loss
     assert told.startswith("2 graphs in ")
-    assert told.endswith(" s; 3 modules like these")
+    assert told.endswith(" s; shared by 3 more modules")
 
 
 def sent(world: World, j: Any, plan: Any) -> list[tuple[str, int]]:
@@ -230,7 +230,7 @@ def test_what_only_a_run_finds_to_be_no_graph_ends_it_and_says_what_to_do() -> N
         on_ranks(1, rank_step, j, plan_job(j))
     said = str(caught.value)
     assert said.startswith("rank 0: train.compile: aot_eager cannot compile layers.0: ")
-    assert said.endswith("(try: train.compile.fullgraph=false, which runs eagerly what cannot be compiled)")
+    assert said.endswith("(try: train.compile.fullgraph=false, which runs uncompilable code eagerly)")
     assert caught.value.fault.type == RunError.__name__
 
 

@@ -89,8 +89,9 @@ def test_what_a_later_call_does_ends_the_step(layout: Layout, tmp_path: Path) ->
     with pytest.raises(RanksFailed) as failed:
         on_ranks(layout.ranks, rank_steps, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
-        "step 2: the forward changed requires_grad of b.weight, and this layout would train to other numbers; freeze "
-        "it in the constructor, or detach() its output, or train with one rank in fp32. The weights were not touched"
+        "step 2: the forward changed requires_grad of b.weight, so this layout would train other numbers than one "
+        "device; freeze it in the constructor, or detach() its output, or train with one rank in fp32. "
+        "The weights were not touched"
     )
 
 
@@ -108,8 +109,8 @@ def test_values_that_a_later_call_changes_are_not_lost_silently(name: str, chang
     with pytest.raises(RanksFailed) as failed:
         on_ranks(layout.ranks, rank_steps, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
-        "step 2: the forward changed b.weight, and this layout would train to other numbers; let the forward compute "
-        "with a copy, or train with one rank in fp32. The weights were not touched"
+        "step 2: the forward changed b.weight, so this layout would train other numbers than one device; let the "
+        "forward compute with a copy, or train with one rank in fp32. The weights were not touched"
     )
 
 
@@ -130,7 +131,7 @@ def own_loop(world: World, j: Job, plan: Plan) -> str:
 @pytest.mark.parametrize("name", [name for name in LOSE if name != "stages"])
 def test_a_loop_of_the_user_ends_at_the_step_after(name: str) -> None:
     j = job_of(LOSE[name], LATE, "write")
-    why = "the forward changed b.weight, and this layout would train to other numbers"
+    why = "the forward changed b.weight, so this layout would train other numbers than one device"
     want = f"{why}; let the forward compute with a copy, or train with one rank in fp32"
     assert on_ranks(LOSE[name].ranks, own_loop, j, plan_job(j)) == [want] * LOSE[name].ranks
 
@@ -156,8 +157,9 @@ def test_a_buffer_that_a_later_call_makes_of_one_ranks_samples_ends_the_step(tmp
     with pytest.raises(RanksFailed) as failed:
         on_ranks(2, rank_steps, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
-        "step 2: the forward changed b.middle by the samples of one data-parallel rank, and this layout would train to "
-        "other numbers; compute it from all samples, or train with one data-parallel rank. The weights were not touched"
+        "step 2: the forward changed b.middle using the samples of one data-parallel rank only, so this layout would "
+        "train other numbers than one device; compute it from all samples, or train with one data-parallel rank. "
+        "The weights were not touched"
     )
 
 

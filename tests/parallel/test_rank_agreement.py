@@ -15,7 +15,7 @@ from launcher.plan.cut.stages import Stage
 from launcher.runtime.faults import RanksFailed
 from tests.ranks import here
 
-WHY = "something depends on what differs between processes, such as the order of a set of strings; sort it there, or "
+WHY = "depends on something that differs between processes, such as the order of a set of strings; sort the set, or "
 WHY += "start all ranks with the same PYTHONHASHSEED"
 STAGE = Stage(index=0, nodes=(), receives=(), sends=(), modules=(), params=(), flops=0, saved=0)
 
@@ -61,12 +61,13 @@ def test_weights_made_in_another_order_are_told(made):
     with pytest.raises(RanksFailed) as failed:
         here(lambda w: check_agreement(part(), made(["down", "up"][:: 1 - 2 * w.rank])), 2)
     rank = failed.value.fault.rank
-    text = f"layers.down.bias has other initial values on rank {1 - rank} than on rank {rank}: in the constructor "
+    text = f"the initial values of layers.down.bias on rank {1 - rank} differ from those on rank {rank}: "
+    text += "the constructor "
     assert failed.value.fault.message == text + WHY
 
 
 def test_code_that_goes_another_way_is_told():
     with pytest.raises(RanksFailed) as failed:
         here(lambda w: check_agreement(part("a = a(x)", *["b = b(a)"] * w.rank), making(["up"])), 2)
-    text = "the code between the named modules is 'nothing' on rank 0 and 'b = b(a)' on rank 1: "
+    text = "the code between the named modules is 'nothing' on rank 0 and 'b = b(a)' on rank 1: the forward "
     assert failed.value.fault.message == text + WHY

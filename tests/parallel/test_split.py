@@ -201,14 +201,14 @@ REFUSED = {
     "a function around another copy of the model": (
         own("odd_nets.Closure", [6], stages={"a": 0, "head": 1}),
         "parallel.pipeline.stage_config: cannot trace the code between the named modules of Closure "
-        "(odd_nets.py:245): it uses a parameter of another copy of the model, as a function made by __init__ "
-        "around self does; name a larger module in stage_config, so that this code runs inside it",
+        "(odd_nets.py:245): it uses a parameter of another copy of the model, for example in a function that "
+        "__init__ made and that refers to self; name a larger module in stage_config, so that this code runs inside it",
     ),
     "vmap": (
         own("odd_nets.Mapped", [6], stages={"a": 0, "head": 1}),
         ("parallel.pipeline.stage_config: cannot trace the code between the named "
          "modules of Mapped (odd_nets.py:261): it calls torch.func (vmap, grad), "
-         "whose tensors are nowhere else; name a larger module in stage_config, so "
+         "whose tensors exist only inside of that call; name a larger module in stage_config, so "
          "that this code runs inside it"),
     ),
     "glue that seeds": (
@@ -222,7 +222,7 @@ REFUSED = {
         own("odd_nets.Dice", [6], stages={"a": 0, "head": 1}),
         ("parallel.pipeline.stage_config: cannot trace the code between the named "
          "modules of Dice (odd_nets.py:313): it draws from a generator of its own, "
-         "and every stage would have a separate copy of it; name a larger module in "
+         "of which every stage would have a separate copy; name a larger module in "
          "stage_config, so that this code runs inside it"),
     ),
     "hooks on what is saved": (
@@ -248,7 +248,7 @@ REFUSED = {
         own("odd_nets.Caching", [6], stages={"a": 0, "head": 1}),
         ("parallel.pipeline.stage_config: cannot trace the code between the named "
          "modules of Caching (odd_nets.py:280): it makes a KeyCache and passes it on, "
-         "and every stage would have a separate copy of it; a cache is of no use in "
+         "so every stage would have a separate copy of it; a cache is of no use in "
          "training: set use_cache=False in the model's configuration; name a larger "
          "module in stage_config, so that this code runs inside it"),
     ),

@@ -17,10 +17,10 @@ from tests.parity import assert_parity, own
 CUT = {"a": 0, "b": 0, "head": 1}
 SHARDED = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
 BACKWARD = (
-    "model: the backward changes {}, which the forward reads, and a pipeline runs other forwards before it than one "
-    "process does; change it in the forward"
+    "model: the backward changes {}, which the forward reads, but a pipeline runs other forwards before that backward "
+    "than one process does; change it in the forward"
 )
-LATE = "model: the forward {}, and the optimizer, the ranks and checkpoints have the parameters of the constructor; {}"
+LATE = "model: the forward {}, but the optimizer, the ranks and checkpoints use the parameters of the constructor; {}"
 TIE = "tie or create it in the constructor, and change values in torch.no_grad(), by copy_()"
 ONE = {"pipeline": {"stages": 1, "stage_config": "auto"}}
 REFERS = (
@@ -74,12 +74,12 @@ REFUSED = {
     ),
     "Grows": (
         {},
-        "model: the forward makes the buffer b.seen float64 (1, 6), and checkpoints would expect float64 (0, 6); "
+        "model: the forward changes the buffer b.seen to float64 (1, 6), but checkpoints expect float64 (0, 6); "
         "allocate all of it in the constructor, or register it with persistent=False",
     ),
     "AveragesKept": (
         {},
-        "model: the forward makes the buffer b.seen, and checkpoints would not have it; allocate all "
+        "model: the forward makes the buffer b.seen, but checkpoints would not contain it; allocate all "
         "of it in the constructor, or register it with persistent=False",
     ),
     "Averages": (
@@ -99,7 +99,7 @@ REFUSED = {
     "RefersByCall": ({}, REFERS.format("a.weight, a.bias", "them")),
     "Single": (
         {},
-        "model: Single: it cannot be copied, as planning does by copy.deepcopy: TypeError: there can be only one "
+        "model: Single: planning copies it with copy.deepcopy, which fails: TypeError: there can be only one "
         '(unusual_nets.py, in __deepcopy__: raise TypeError("there can be only one"))',
     ),
 }

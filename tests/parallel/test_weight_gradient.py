@@ -120,8 +120,8 @@ def test_an_input_changed_between_the_halves_is_told():
     with pytest.raises(RunError) as caught:
         finish(queue)
     assert str(caught.value) == (
-        "the input of a weight of shape (2, 3) was changed in place after its backward, whose second half needs it "
-        "(try: parallel.pipeline.scheduler=1f1b)"
+        "the input of a weight of shape (2, 3) was changed in place between the two halves of the backward, "
+        "and the second half needs it (try: parallel.pipeline.scheduler=1f1b)"
     )
 
 

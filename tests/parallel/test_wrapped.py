@@ -94,6 +94,6 @@ def test_operators_of_a_model_that_looks_at_its_inputs_are_refused_for_only_one_
     with pytest.raises(RequestError) as caught:
         plan_job(spread("WrappedLooking", stages))
     assert str(caught.value) == (
-        "parallel.operators: m.body branches on the values of its inputs or weights, "
-        "which cannot be traced next to operators that are cut over tp"
+        "parallel.operators: m.body branches on the values of its inputs or weights; "
+        "a branch cannot be traced next to operators that are cut over tp"
     )

@@ -127,7 +127,9 @@ def test_what_does_not_fit_however_much_runs_again_is_refused_with_a_layout_that
 
 
 def test_policies_are_chosen_not_told():
-    with pytest.raises(ValueError, match="modules auto chooses which blocks run again, and the policy of each"):
+    with pytest.raises(
+        ValueError, match="modules auto chooses the blocks and the policy of each; leave out policy and every"
+    ):
         asked("1f1b", 1, policy="selective")
 
 

@@ -98,7 +98,7 @@ def test_exactly_one_of_both_says_how_long_to_train(capsys):
     assert main([*words, "train.epochs=3"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  train.epochs = 3: train.steps=200 says how long to train already; use train.steps=null\n"
+        "  train.epochs = 3: train.steps=200 already says how long to train; use train.steps=null\n"
         "    set by: train.epochs=3 (command line)\n"
         "    try:    train.epochs=3 train.steps=null\n"
     )
@@ -107,7 +107,7 @@ def test_exactly_one_of_both_says_how_long_to_train(capsys):
     assert main([*words, "train.steps=null"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  train.steps = null: this or train.epochs says how long to train, and neither is given\n"
+        "  train.steps = null: train.steps or train.epochs must say how long to train; set one of them\n"
         "    set by: train.steps=null (command line)\n"
     )
 

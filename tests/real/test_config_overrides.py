@@ -86,7 +86,7 @@ def test_rope_parameters_that_no_model_can_have_are_refused_by_name(
 def test_lists_of_layers_have_an_entry_for_each_layer(tmp_path: Path) -> None:
     path = described("qwen2", tmp_path)
     full = ["full_attention"]
-    text = "model.config.layer_types: it lists {} values, and the model has {} layers; give one for each layer"
+    text = "model.config.layer_types: it lists {} values, but the model has {} layers; set one for each layer"
     assert refusal(path, layer_types=full * 3) == text.format(3, 4)
     assert refusal(path, layer_types=full * 4, num_hidden_layers=2) == text.format(4, 2)
     assert config(path, layer_types=full * 6, num_hidden_layers=6).layer_types == full * 6
@@ -157,7 +157,8 @@ def test_a_change_that_a_list_of_layers_leaves_without_effect_is_refused(
     (tmp_path / "config.json").write_text(
         json.dumps(json.loads((tmp_path / "config.json").read_text()) | dict.fromkeys([*windows][:1], False))
     )
-    text = f"model.config.{name} of {tmp_path} says what each layer is; give it too"
+    text = f"model.config.{name} of {tmp_path} has one entry per layer, which overrides this; "
+    text += f"set {cure.partition('=')[0]} too"
     assert refusal(tmp_path, **changes) == f"{text} (try: 'model.config.{cure}')"
     key, _, values = cure.partition("=")
     entries = [int(v) if v.isdigit() else v for v in values.strip("[]").split(",")]

@@ -54,7 +54,7 @@ def test_what_is_no_decoder_is_no_causal_lm(family: str, tmp_path: Path, capsys:
 
     folder = described(family, tmp_path / family)
     assert main(typed(folder, tmp_path / "run", "model.weights=false", "steps=[train]")) == 2
-    assert f"{folder}: transformers has no causal_lm of a {family}\n" in capsys.readouterr().err
+    assert f"{folder}: transformers has no causal_lm class for {family}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"])

@@ -125,7 +125,7 @@ def test_a_run_folder_that_is_not_shared_is_refused_before_anything_is_trained(t
         (code, said), other = end(first), end(second)
     text = (
         f"runs = deep/runs: rank 1 (on {host}) cannot see what rank 0 (on {host}) has written there; "
-        "all ranks need one folder on a shared file system, by the same path"
+        "all ranks need one folder on a shared file system, at the same path"
     )
     assert (code, other) == (2, (2, []))
     assert text in [line.strip() for line in said]

@@ -27,7 +27,7 @@ def many(slurm: Slurm, **more) -> str:
 
 ARRAY = """\
 #!/bin/bash
-# Written by launcher: a task of this array is one run, which is requeued by itself.
+# Written by launcher: each task of this array is one run, and is requeued separately.
 #SBATCH --job-name=sweep-0001
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
@@ -41,10 +41,10 @@ ARRAY = """\
 set -u
 
 cd /shared/me || exit 1
-export LAUNCHER_SECRET_FILE=/shared/me/runs/sweeps/0001/.secret  # its ranks sign messages with what is in it
+export LAUNCHER_SECRET_FILE=/shared/me/runs/sweeps/0001/.secret  # the secret that signs messages between ranks
 
-# 300 s before its time is up every task is told to save, and exits with 75;
-# one that is still starting is ended by the signal itself (140).
+# 300 s before the time limit every task is told to save, and exits with 75;
+# a task that is still starting is ended by the signal itself (140).
 runs=(
     /shared/me/runs/sweeps/0001/0-1f1b
     /shared/me/runs/sweeps/0001/1-gpipe

@@ -17,8 +17,8 @@ RUN = Path("/shared/me/runs/big/0001")
 AT = RunPaths(RUN, Path("/shared/me"), Path("/shared/me/.venv/bin/python"), RUN / ".secret")
 WHOLE = """\
 #!/bin/bash
-# Written by launcher, for the run folder that it is in. A job that was stopped is requeued;
-# one that has failed goes on with: sbatch /shared/me/runs/big/0001/job.sbatch
+# Written by launcher for the run folder that contains this file. A stopped job is requeued;
+# to resume a job that has failed: sbatch /shared/me/runs/big/0001/job.sbatch
 #SBATCH --job-name=big
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=8
@@ -35,13 +35,13 @@ WHOLE = """\
 set -u
 
 cd /shared/me || exit 1
-export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05
-export LAUNCHER_SECRET_FILE=/shared/me/runs/big/0001/.secret  # its ranks sign messages with what is in it
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # since 22.05 srun does not inherit it
+export LAUNCHER_SECRET_FILE=/shared/me/runs/big/0001/.secret  # the secret that signs messages between ranks
 module load cuda
 export NCCL_SOCKET_IFNAME=ib0
 
-# 600 s before its time is up every task is told to save, and exits with 75;
-# one that is still starting is ended by the signal itself (140).
+# 600 s before the time limit every task is told to save, and exits with 75;
+# a task that is still starting is ended by the signal itself (140).
 srun --container-image=/images/us.sqsh /shared/me/.venv/bin/python -m launcher \
 recipe=/shared/me/runs/big/0001/request.yaml run_dir=/shared/me/runs/big/0001
 code=$?
@@ -145,7 +145,7 @@ def test_a_number_to_base_60_is_no_time(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([f"recipe={recipe}", "launch=slurm", "show=config"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  {recipe}:2:17: 12:00:00 is a number to base 60 in YAML; in quotes it is text: '12:00:00'\n"
+        f"  {recipe}:2:17: 12:00:00 is a number in base 60 in YAML; in quotes it is text: '12:00:00'\n"
     )
     recipe.write_text("launch:\n  slurm: {time: '12:00:00'}\ntrain: {steps: 1, batch_size: 1}\n")
     assert main([f"recipe={recipe}", "launch=slurm", "show=config"]) == 0

@@ -77,7 +77,7 @@ error: 3 problems in this request; nothing was started
     )
     said = plan(capsys, *words, *shlex.split(accept))
     for key, old, new in (("seed", 3, 1), ("data.seq_len", 4, 8), ("train.batch_size", 16, 8)):
-        assert f" {key} {old} -> {new}: since step-000002, as checkpoint.accept_changes says: " in said
+        assert f" {key} {old} -> {new}: since step-000002, which checkpoint.accept_changes allows: " in said
 
 
 CHANGED = {
@@ -159,7 +159,7 @@ def test_more_steps_of_a_schedule_that_ends_are_another_curve(path, capsys):
     assert (
         "train.steps 2 -> 101: since step-000002; schedule=cosine depends on the "
         "total number of steps, so the curve changes: step 3 is at 1 of optim.lr, on "
-        "the curve so far it is at 0.1"
+        "the old curve at 0.1"
     ) in said
 
 
@@ -179,7 +179,7 @@ def test_another_schedule_is_noted_and_is_another_curve_only_where_it_is_drawn_o
     assert f"{key} constant -> {now}: since step-000002" in said
     curve = (
         "; schedule=wsd depends on the total number of steps, so the curve changes: "
-        "step 3 is at 1 of optim.lr, on the curve so far it is at 0"
+        "step 3 is at 1 of optim.lr, on the old curve at 0"
     )
     assert f"{said} ".count(f"train.steps 2 -> 101: since step-000002{curve if now == 'wsd' else ''} ") == 1
 
@@ -297,10 +297,10 @@ def test_a_newer_checkpoint_that_is_damaged_or_gone_is_told(trained, capsys):
     manifest = newest / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"world": 1', '"world": 2'))
     why = f"{manifest}: damaged: its digest does not match its content"
-    assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
+    assert f"run_dir resumes from step-000002: {why}" in plan(capsys, *words)
     shutil.rmtree(newest)
     why = f"{folder}/checkpoints/latest names step-000004, which does not exist"
-    assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
+    assert f"run_dir resumes from step-000002: {why}" in plan(capsys, *words)
     run(folder, *words[len(TINY) :], steps=4)
     assert why in " ".join((folder / "plan.txt").read_text().split())
     assert "resuming from step-000002, after 2 of 4 steps" in capsys.readouterr().out

@@ -126,7 +126,7 @@ def test_a_folder_with_checkpoints_of_another_training_is_left_alone(tmp_path):
     words = [*TINY, "train.steps=6", f"run_dir={folder}", KILL, SAVES, AGAIN]
     with pytest.raises(RequestError) as error:
         rehearse(compose(words), planned=False)
-    text = f"{folder}: has checkpoints of another training, and a drill may damage them; give it a folder of its own"
+    text = f"{folder}: contains checkpoints of another training, which a drill may damage; use a new folder"
     assert str(error.value) == f"run_dir: {text} (try: run_dir=null)"
 
     # the start of the drill itself is another matter

@@ -89,7 +89,7 @@ def test_a_file_of_more_values_than_a_recipe_has_is_refused_at_its_line(
     assert main(["recipe=many.yaml", "show=plan"]) == 2
     assert process_time() - before < 5  # one pass over the values that are allowed
     said = capsys.readouterr().err
-    assert said.endswith("  many.yaml:5000:10: it has more than 10000 values\n")
+    assert said.endswith("  many.yaml:5000:10: it contains more than 10000 values\n")
 
 
 def test_the_key_of_several_problems_is_the_one_above_them() -> None:

@@ -71,7 +71,7 @@ def test_a_note_says_the_same_in_words(found: tuple[list[Finalist], Ranking]) ->
         f"53.16 ms, 40.69 ms predicted, {second} refitted: 2 stages 1f1b, 2 x 8",
         f"52.31 ms, 43.76 ms predicted, {third} refitted: 4 x 2, 2 copies",
         ", ".join(moved),
-        f"predictions of 3 measured layouts were off by {before:.1%} on the mean, with these constants by {after:.1%}",
+        f"predictions of 3 measured layouts were off by {before:.1%} on average, with these constants by {after:.1%}",
     ]
     assert at.refit.fitted["efficiency"][0] == 0.96
 
@@ -92,9 +92,9 @@ def test_a_layout_that_would_be_faster_and_was_not_measured_is_named(found: tupl
     at = measured_cluster(ranking, [MeasuredLayout(one, one.predicted.seconds)])
     assert [*refitted(at)] == [
         "no constant is changed",
-        "predictions of 1 measured layout were off by 0.0% on the mean, with these constants by 0.0%",
+        "predictions of 1 measured layout were off by 0.0% on average, with these constants by 0.0%",
         "2 x 4, 2 copies was not measured, and is predicted to take 34.30 ms with these constants, less than the best "
-        "that was",
+        "measured one",
     ]
 
 
@@ -106,8 +106,8 @@ def test_the_file_predicts_what_the_table_says(tmp_path: Path, found: tuple[list
     assert file(at).startswith(
         f"# Written by a search for {at.ran[0].finalist.job.name}.\n"
         "# The constants of here, some of them refitted: predictions of 3 measured layouts were off by "
-        f"{before:.1%} on the mean, with these constants by {after:.1%}.\n"
-        "# As DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME.\n"
+        f"{before:.1%} on average, with these constants by {after:.1%}.\n"
+        "# Copy it to DIR/cluster/NAME.yaml, then --config-dir DIR cluster=NAME.\n"
         'defaults:\n  - unknown\n  - _self_\nname: "here (refitted)"\n'
     )
     assert f"\nefficiency: {number(at.refit.fitted['efficiency'][1])}  # refitted, was 0.96\n" in file(at)
@@ -132,7 +132,7 @@ def test_the_file_predicts_what_the_table_says(tmp_path: Path, found: tuple[list
             "search.best = plan/cluster.yaml: the refitted cluster is written to this file; give the recipe another "
             "name\n    set by: search.best=plan/cluster.yaml (command line)\n",
         ),
-        ("own/best.yaml", "search.best: own/cluster.yaml: it exists, but no search wrote it\n"),
+        ("own/best.yaml", "search.best: own/cluster.yaml: exists, and was not written by a search\n"),
     ],
 )
 def test_where_the_cluster_cannot_be_written_nothing_is_measured(

@@ -72,7 +72,7 @@ def test_what_has_no_effect_is_said():
     job = compose([*TINY, "launch.port=5", "launch.max_restarts=2"]).job
     assert start(job, 4, 4).notes == (
         "launch.max_restarts 2 has no effect: torchrun or srun restarts the ranks, if it is set to",
-        "launch.port 5 has no effect: torchrun or srun says where its ranks meet",
+        "launch.port 5 has no effect: torchrun or srun sets the rendezvous of its ranks",
     )
     assert start(job, None, 4).notes == ()
 

@@ -113,11 +113,10 @@ def test_a_model_that_goes_by_the_order_of_a_set_is_told_before_it_is_trained(tm
     kept = [w for w in FRAGILE[1:] if "stage_config" not in w]
     done = torchrun(2, model, *kept, *words, f"run_dir={tmp_path}/run")
     text = (
-        "in the constructor something depends on what differs between processes, such as the order of a set of "
-        "strings; "
+        "the constructor depends on something that differs between processes, such as the order of a set of strings; "
     )
     assert done.returncode == 1
-    assert text + "sort it there, or start all ranks with the same PYTHONHASHSEED" in status(tmp_path / "run")["error"]
+    assert text + "sort the set, or start all ranks with the same PYTHONHASHSEED" in status(tmp_path / "run")["error"]
     assert not (tmp_path / "run/metrics.jsonl").exists() or losses(tmp_path / "run") == []
 
 

@@ -68,7 +68,7 @@ def test_a_checkpoint_of_an_optimizer_that_keeps_other_things_is_refused(tmp_pat
     assert main([*words, *shape()]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  optim._target_ = torch.optim.RMSprop: it keeps square_avg, step for each parameter, "
+        "  optim._target_ = torch.optim.RMSprop: it keeps square_avg, step for each parameter, but "
         f"{folder}/checkpoints/step-000002 has even, last, m, none, power, step, v; "
         "checkpoint.resume=never starts from scratch\n"
         "    set by: optim={_target_: torch.optim.RMSprop} (command line)\n"
@@ -88,8 +88,8 @@ def test_show_plan_refuses_it_and_starts_nothing(tmp_path, capsys):
     assert main([*words, "show=plan"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  optim._target_ = torch.optim.LBFGS: its step() needs closure: a step works out loss and gradients once, "
-        "before it\n"
+        "  optim._target_ = torch.optim.LBFGS: its step() needs closure, but loss and gradients are computed "
+        "once, before step()\n"
         "    set by: optim={_target_: torch.optim.LBFGS} (command line)\n"
     )
     assert not (tmp_path / "run").exists()

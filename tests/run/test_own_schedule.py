@@ -37,8 +37,8 @@ def test_one_that_gives_no_share_is_refused_and_nothing_is_started(tmp_path, cap
         assert main([*words, *more]) == 2
         assert capsys.readouterr().err == (
             "error: 1 problem in this request; nothing was started\n\n"
-            "  schedule._target_ = tests.optim.own_schedules.Gives: at step 3 it returns -1, and a share of optim.lr "
-            "is a finite number of at least 0\n"
+            "  schedule._target_ = tests.optim.own_schedules.Gives: at step 3 it returns -1, but a factor of optim.lr "
+            "must be a finite number of at least 0\n"
             f"    set by: {gives} (command line)\n"
         )
     assert not (tmp_path / "run").exists()
@@ -51,7 +51,7 @@ def test_on_top_of_a_shipped_schedule_it_is_refused_and_the_cure_passes(capsys):
     assert main(words) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  schedule._target_ = {path}: the options of schedule=cosine would become its arguments\n"
+        f"  schedule._target_ = {path}: the settings of schedule=cosine would become its arguments\n"
         f"    set by: schedule._target_={path} (command line)\n"
         f"    try:    schedule=null schedule._target_={path}\n"
     )

@@ -83,7 +83,7 @@ def test_a_plan_says_what_it_does_not_know(here: Path, capsys: pytest.CaptureFix
     assert main([*BPE, "steps=[prepare,train]", "show=plan", "train.steps=null", "train.epochs=2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
         "words: steps.prepare has yet to make it; planned with at most 300 different tokens; "
-        "it is known then how many steps train.epochs are"
+        "the steps of train.epochs are known only then"
     )
     assert [p.name for p in here.iterdir()] == ["corpus.jsonl"]
 

@@ -193,7 +193,7 @@ def test_the_next_start_says_that_the_one_before_was_killed_and_sets_the_status_
     say(folder, status="running")  # killed between its last step and its last word
     assert main([*TINY, f"run_dir={folder}", "train.steps=1"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
-        f"the start before this one was killed: {folder}",
+        f"the previous start of this run was killed: {folder}",
         f"already done: {folder}",
     ]
     assert status(folder)["status"] == "done"

@@ -200,7 +200,7 @@ def test_another_optimizer_is_refused(straight, tmp_path, capsys):
         == f"""\
 error: 1 problem in this request; nothing was started
 
-  optim.name = momentum: it keeps momentum_buffer for each parameter, {path} has exp_avg, exp_avg_sq, step; \
+  optim.name = momentum: it keeps momentum_buffer for each parameter, but {path} has exp_avg, exp_avg_sq, step; \
 checkpoint.resume=never starts from scratch
     set in: conf/optim/momentum.yaml:2:1
           | name: momentum
@@ -284,7 +284,7 @@ def test_what_the_other_of_muons_two_optimizers_updated_is_refused(tmp_path, cap
     folder = run(tmp_path / "run", "optim=muon", *shape(), "schedule=constant", steps=1)
     words = [*TINY, "optim=muon", *shape(), "schedule=constant", f"run_dir={folder}", "train.steps=2"]
     assert main([*words, "optim.groups.layers.0.use=adamw"]) == 2
-    told = "adamw updates layers.0.attn.q.weight, and {}/checkpoints/step-000001 has muon's momentum_buffer of it"
+    told = "adamw updates layers.0.attn.q.weight, but {}/checkpoints/step-000001 has muon's momentum_buffer for it"
     assert (
         f"optim.groups: {told.format(folder)}; checkpoint.resume=never starts from scratch" in capsys.readouterr().err
     )

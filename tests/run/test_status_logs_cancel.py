@@ -94,7 +94,7 @@ def test_a_job_of_kubernetes_is_asked_for_and_ended_elsewhere(
     try:
         _, said = answer(["status", str(done)], capsys)
         first, *_, last = said.splitlines()
-        assert (first, last) == (f"{done}: {state}", f"a job of Kubernetes; where it is: {asks.format(done)}")
+        assert (first, last) == (f"{done}: {state}", f"a job of Kubernetes; its state: {asks.format(done)}")
         assert answer(["cancel", str(done)], capsys) == (
             1, f"error: {done}: it is a Kubernetes job: {ends.format(done)} ends it after a save\n"
         )  # fmt: skip
@@ -142,7 +142,7 @@ def test_logs_of_a_run_at_work_says_how_to_go_on_reading(tmp_path: Path, capsys:
         until(reached(tmp_path / "one", 1), process)
         *lines, last_line = shown(tmp_path / "one", capsys).splitlines()
     assert any(line.startswith("step 1/1000000") for line in lines)
-    assert last_line == f"more as it comes: tail -F {tmp_path}/one/logs/console.log"
+    assert last_line == f"to follow the output: tail -F {tmp_path}/one/logs/console.log"
 
 
 def test_logs_of_run_job_in_python_is_kept_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,11 +241,13 @@ def test_a_folder_of_runs_is_answered_with_the_newest(
     code, said = answer([name, str(tmp_path)], capsys)
     assert code == 2
     held = f"5 runs, the newest first: {d} (done), {c} (submitted), {b} (failed) and 2 more"
-    assert f"  {name} {tmp_path}: is not a run folder; it holds {held}\n    try:    {name} '{d}'\n" in said
+    assert f"  {name} {tmp_path}: is not a run folder; it contains {held}\n    try:    {name} '{d}'\n" in said
     one = Path(d).parent
     damaged = one / "0002/status.json"
     damaged.write_text("{}x")
-    assert f"it holds 2 runs, the newest first: {d} (done), {one}/0000 (done)\n" in answer([name, str(one)], capsys)[1]
+    assert (
+        f"it contains 2 runs, the newest first: {d} (done), {one}/0000 (done)\n" in answer([name, str(one)], capsys)[1]
+    )
 
 
 @pytest.mark.parametrize(("states", "cure"), [("dd", None), ("sd", 0), ("sdd", 0), ("ss", None)])
@@ -254,8 +256,8 @@ def test_a_run_that_cannot_be_cancelled_is_not_proposed_nor_one_of_several(
 ) -> None:
     names = runs(tmp_path, *({"d": "done", "s": "submitted"}[state] for state in states))
     code, said = answer(["cancel", str(tmp_path)], capsys)
-    assert (code, f"it holds {len(states)} runs, the newest first: " in said) == (2, True)
-    assert ("none is a Slurm job that has not ended" in said) == ("s" not in states)
+    assert (code, f"it contains {len(states)} runs, the newest first: " in said) == (2, True)
+    assert ("none has a Slurm job to cancel" in said) == ("s" not in states)
     assert said.partition("    try:    ")[2] == ("" if cure is None else f"cancel '{names[cure]}'\n")
 
 
@@ -286,7 +288,7 @@ def test_a_folder_that_somebody_made_is_answered_at_once(
         return
     reasons = {
         "pipe": "a named pipe, not a regular file", "folder": "Is a directory",
-        "device": "a link, which is not followed: its target may belong to someone else; remove it",
+        "device": "a link, which is not followed: its target may belong to someone else; remove the link",
     }  # fmt: skip
     why = f"its progress cannot be read: {run_folder / name}: {reasons[what]}\n" if what in reasons else ""
     assert said == f"{run_folder}: done\n{why}"
@@ -295,7 +297,7 @@ def test_a_folder_that_somebody_made_is_answered_at_once(
 def test_a_pipe_in_the_place_of_the_next_status_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(tmp_path, status="done")
     os.mkfifo(tmp_path / ".status.json")
-    why = f"the next start is refused: {tmp_path}/.status.json: a named pipe, not a regular file\n"
+    why = f"the next start will be refused: {tmp_path}/.status.json: a named pipe, not a regular file\n"
     assert answer(["status", str(tmp_path)], capsys) == (0, f"{tmp_path}: done\n{why}")
 
 
@@ -317,7 +319,7 @@ def test_only_the_number_of_a_job_reaches_scancel(
         (job.parent / "jobs.json").write_text(json.dumps({job.name: number}))
     code, said = answer(["cancel", str(job)], capsys)
     assert code in (1, 2)
-    assert (code == 1 and number == "") or said.rstrip().endswith(", which is no number of a job")
+    assert (code == 1 and number == "") or said.rstrip().endswith(", which is not a job number")
     assert not (job.parent / "cancelled").exists()
 
 
@@ -347,7 +349,7 @@ def test_a_link_in_the_place_of_the_lock_is_a_line(
     assert said == (
         "error: 1 problem in this request; nothing was started\n\n"
         f"  run_dir: {tmp_path}/.lock: a link, which is not followed: its target may belong to someone else; "
-        "remove it\n"
+        "remove the link\n"
     )
 
 

@@ -157,8 +157,8 @@ AT_THE_DOOR = {
     ),
     "pieces without a strategy": (
         ["steps=[import]", "steps.import.src=ranks"],
-        "steps.import.src = ranks: no strategy file: every rank then has a full checkpoint, but w of rank 1 differs "
-        "from rank 0; give the strategy file that they were saved with, or ",
+        "steps.import.src = ranks: no strategy file: then all ranks must have the same full checkpoint, but w of rank "
+        "1 differs from rank 0; give the strategy file that they were saved with, or ",
     ),
     "whole tensors with a strategy": (
         ["steps=[import]", "steps.import.src=hf", "steps.import.strategy=one.json"],
@@ -208,7 +208,7 @@ AT_THE_DOOR = {
     ),
     "a name that is not of the form": (
         [*MERGE, "steps.merge_strategies.form=json", "steps.merge_strategies.dst=out.ckpt"],
-        "steps.merge_strategies.dst = out.ckpt: names of form json end in .json\n"
+        "steps.merge_strategies.dst = out.ckpt: the name of a file of form json must end in .json\n"
         "steps.merge_strategies.src: half/stage1.json: stage 0 of 2 is missing; put the strategy file of every stage "
         "into one folder",
     ),

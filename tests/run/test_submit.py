@@ -65,7 +65,7 @@ def test_it_is_planned_written_and_submitted(place: Path, capsys: pytest.Capture
     assert main(words("launch.slurm.partition=gpu")) == 0
     *plan, last = capsys.readouterr().out.splitlines()
     assert plan[0] == "plan of lm_tied_pp2_hsdp2"
-    assert last == "job 77 of Slurm, job/job.sbatch; it says: tail -F job/slurm-77.log"
+    assert last == "job 77 of Slurm, job/job.sbatch; its output: tail -F job/slurm-77.log"
     assert (place / "submitted").read_text() == f"--parsable {place}/job/job.sbatch\n"
     assert (status(place / "job")["status"], status(place / "job")["slurm"]) == ("submitted", "77")
     assert {"job.sbatch", "plan.json", "request.yaml"} <= {p.name for p in (place / "job").iterdir()}
@@ -88,14 +88,14 @@ def test_without_submitting(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         (
             "launch.slurm.partition=gpus",
-            "  launch.slurm.partition = gpus: this cluster has no such partition; there are debug, gpu\n"
+            "  launch.slurm.partition = gpus: this cluster has no such partition; partitions: debug, gpu\n"
             "    set by: launch.slurm.partition=gpus (command line)\n"
             "    try:    launch.slurm.partition=gpu\n",
         ),
         (
             "launch.slurm.time=5",
             "  launch.slurm.time = 5: ranks would be told to save right after the start: launch.slurm.signal_s "
-            "is 300 s before the end, and Slurm may send it 60 s earlier\n"
+            "is 300 s before the end, and Slurm may send the signal 60 s earlier\n"
             "    set by: launch.slurm.time=5 (command line)\n",
         ),
         (

@@ -92,7 +92,7 @@ def test_a_link_anywhere_is_refused_before_anything_starts(run, precious, name):
     assert (found.key, found.text) == (
         "run_dir",
         f"{run} is not a run folder: {run / name}: a link, which is not followed: its target may belong "
-        "to someone else; remove it",
+        "to someone else; remove the link",
     )
 
 

@@ -243,7 +243,7 @@ ONCE: dict[str, Fault] = {
     ),
     "a constructor that is replayed to other numbers": (
         replayed_by_strides, TWO, of("Factored"),
-        r"the weights at step 0 of vh: is not what a plain construction makes of the same draws$",
+        r"the weights at step 0 of vh: differs from a plain construction with the same draws$",
     ),
     "a model that nobody puts into training mode": (
         never_in_training, STAGES, of("HandedOutAsleep"), r"step 1: the loss: \S+ from one process \(and",
@@ -253,14 +253,15 @@ ONCE: dict[str, Fault] = {
     ),
     "statistics of the first rank, which the loss reads": (
         statistics_of_one_rank, TWO, of("Averaged", net_used=True),
-        r"step 1: the statistics of follower\.seen: the loss of a rank reads it, and the first rank's alone is kept",
+        r"step 1: the statistics of follower\.seen: the loss of a rank reads it, "
+        r"but only that of the first rank is kept",
     ),
     "an export that reads back as another model": (
         exported_as_another, STAGES, of("Net"), r"step 3: what was exported of b\.weight: \S+ from one process$",
     ),
     "a reference whose ties are lost": (
         reference_untied, STAGES, of("Tied"),
-        r"the reference's tie of a\.weight: it is one tensor as a\.weight there$",
+        r"the reference's tie of a\.weight: its names in one process are a\.weight$",
     ),
 }  # fmt: skip
 NEW: dict[str, Fault] = {
@@ -287,14 +288,14 @@ NEW: dict[str, Fault] = {
     ),
     "a mean of means": (mean_of_means, TWO, of("Net", **IGNORING), r"step 1: the loss: \S+ from one process"),
     "a stage that gets no gradient": (
-        cut_from_its_past, STAGES, of("Net"), r"step 1: the gradient of a\.\S+: there is none \(and",
+        cut_from_its_past, STAGES, of("Net"), r"step 1: the gradient of a\.\S+: is missing \(and",
     ),
     "a bias that the optimizer does not know": (
         bias_not_trained, TWO, of("Net"), r"step 1: the weights after the update of a\.bias: \S+ from one process",
     ),
     "shards in another order": (
         shards_of_the_next_rank, SHARDED, of("Net"),
-        r"the weights at step 0 of a\.weight: is not what a plain construction makes of the same draws",
+        r"the weights at step 0 of a\.weight: differs from a plain construction with the same draws",
     ),
     "targets of other samples": (rows_reversed, TWO, of("Net"), r"step 1: the loss: \S+ from one process"),
     "a checkpoint of fewer bits": (

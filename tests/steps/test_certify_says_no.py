@@ -310,7 +310,7 @@ LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     ),
     "a step that is lost at a load": (
         step_lost, SHARDED, of("Net"),
-        r"step 4: the loss: \S+ from|step 4: the samples of the next batch of rank 0: rank 0 would read others",
+        r"step 4: the loss: \S+ from|step 4: the samples of the next batch of rank 0: rank 0 would read other samples",
     ),
     "a learning rate one step late": (
         one_late, TWO, of("Net"), r"step 2: the learning rate: 5\.0e-01 from one process \(and",
@@ -336,19 +336,20 @@ LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     ),
     "a standard deviation that is lost": (
         made("embed.weight", lambda t: t / t.std()), STAGES, LAYERS,
-        r"the weights at step 0 of embed\.weight: its standard deviation is 1, in 24 plain constructions 0\.0\S+ to 0",
+        r"the weights at step 0 of embed\.weight: its standard deviation is 1; "
+        r"in 24 plain constructions it is 0\.0\S+ to 0",
     ),
     "a weight that is left at zeros": (
         made("a.weight", torch.zeros_like), TWO, of("Net"),
-        r"the weights at step 0 of a\.weight: its standard deviation is 0, in 24 plain constructions",
+        r"the weights at step 0 of a\.weight: its standard deviation is 0; in 24 plain constructions",
     ),
     "a bias that nobody wrote": (
         made("norm.weight", lambda t: t * 1e33), TWO, of("Normed"),
-        r"the weights at step 0 of norm\.weight: is not what 24 plain constructions make alike$",
+        r"the weights at step 0 of norm\.weight: differs from the equal values of 24 plain constructions$",
     ),
     "weights that are no numbers": (
         made("a.weight", lambda t: t / 0), TWO, of("Net"),
-        r"the weights at step 0 of a\.weight: has numbers that are not finite, but none in a plain construction",
+        r"the weights at step 0 of a\.weight: has numbers that are not finite; a plain construction has none",
     ),
     "gradients of idle experts mixed": (
         gradients_of_idle_experts_mixed, TWO, of("Routed"), r"step \d: the gradient of experts\.each\.\d\.\S+: ",

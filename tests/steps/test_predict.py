@@ -138,7 +138,7 @@ def test_inputs_that_are_not_the_models(case: str, tmp_path: Path, capsys: pytes
     [
         ("out.txt", "should be a file NAME.safetensors or NAME.jsonl, run:NAME in the run folder"),
         ("run:plan.json", "should be a file NAME.safetensors or NAME.jsonl, run:NAME in the run folder"),
-        ("run:metrics.jsonl", "the run itself writes metrics.jsonl in its folder"),
+        ("run:metrics.jsonl", "the run itself writes metrics.jsonl in its folder; choose another name"),
     ],
 )
 def test_where_outputs_may_not_go(to: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

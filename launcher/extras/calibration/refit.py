@@ -200,26 +200,26 @@ def changed(cluster: Cluster, constants: Mapping[str, float]) -> Cluster:
     return Cluster.model_validate(data)
 
 
-SHARED = "the cores that compute send"
+SHARED = "the cores that compute also send"
 GROUPS = ("kernels", "overheads")
 TOGETHER = ("tflops", "links.inside", "links.between")
 HOW = {
     "tflops": "the fastest products",
     "efficiency": "fitted to products of several sides",
-    "memory_gb_per_s": "a large copy, or what others reach if that is more",
+    "memory_gb_per_s": "a large copy, or other kernels if they are faster",
     "links.inside": "collectives; a message",
     "links.between": "the same, between nodes",
     "kernels.small": "fitted to products of several sides",
     "kernels.attention": "causal attention, forward and backward",
     "kernels.memory": "norms, activations, rotations, sums and a loss",
     "kernels.launch_us": "a block of tiny tensors, by its kernels",
-    "kernels.alone": "a block on all cores at once, the slowest of them, and on one",
+    "kernels.alone": "a block on all cores at once (the slowest counts), and on one",
     "overheads.scatter": "reduce-scatters beside the other collectives",
     "overheads.exposed": "gradients sent beside a product",
     "overheads.exposed_sums": "the same",
     "overheads.exposed_tp": "a product and a collective in turns: ranks wait for the slowest",
-    "overheads.slot_ms": "the rest of a tiny step on a pipeline, of whose slot the spread is",
-    "overheads.step_ms": "the rest of one on replicas, of which the spread is",
+    "overheads.slot_ms": "the unexplained part of a tiny pipeline step, with the spread of its slot",
+    "overheads.step_ms": "the unexplained part of a tiny step on replicas, with the spread of the step",
 }
 
 
@@ -246,9 +246,9 @@ def _comments(
     constants: Sequence[FittedConstant], machine: MeasuredMachine, nodes: int
 ) -> Iterator[tuple[str, str]]:
     shared = machine.cores is not None
-    yield "memory_gb", f"the machine's, which {machine.per_node} ranks share" if shared else "of a device"
-    yield "devices_per_node", "ranks of the run that measured"
-    yield "cores_per_node", "that ranks of the run may use, by the threads of each"
+    yield "memory_gb", f"of the machine, shared by {machine.per_node} ranks" if shared else "of a device"
+    yield "devices_per_node", "ranks per node of the run that measured"
+    yield "cores_per_node", "cores that ranks may use, divided by the threads of a rank"
     for c in constants:
         hidden = "exposed" in c.key and shared
         yield c.key, SHARED if hidden else f"{HOW.get(c.key)}; spread {c.spread:.0%}"

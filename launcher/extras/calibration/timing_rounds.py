@@ -116,8 +116,8 @@ def _heads(world: World, device: torch.device, rounds: int) -> Iterator[str]:
     chip = devices.name(device) if devices.is_accelerator(device) else _processor()
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     yield f"Measured by steps=[calibrate] on {today}: {rounds} rounds on {world.size} ranks"
-    yield f"of {nodes}, {chip}, {world.backend}, torch {torch.__version__}. A spread is that between the"
-    yield "quartiles of batches of rounds."
+    yield f"of {nodes}, {chip}, {world.backend}, torch {torch.__version__}. A spread is the distance"
+    yield "between the quartiles of batches of rounds."
 
 
 def _processor() -> str:
@@ -132,7 +132,7 @@ def _summary(to: Path, constants: Sequence[FittedConstant], rounds: int, others:
     worst = max(constants, key=lambda c: c.spread)
     middle = statistics.median(c.spread for c in constants)
     use = f"--config-dir {to.parent.parent} cluster={to.stem}" if to.parent.name == "cluster" else ""
-    how = use or f"put it into the folder cluster of a folder DIR, then --config-dir DIR cluster={to.stem}"
-    noise = f"spread {middle:.0%} in the middle, {worst.spread:.0%} at most ({worst.key})"
-    noise += f", others used the cores {others:.0%} of the time"
+    how = use or f"move it into DIR/cluster/, then --config-dir DIR cluster={to.stem}"
+    noise = f"median spread {middle:.0%}, largest {worst.spread:.0%} ({worst.key})"
+    noise += f", other processes used the cores {others:.0%} of the time"
     return f"{to}: {rounds} rounds, {noise}; to use it: {how}"

@@ -390,7 +390,7 @@ def _of_file(
         shards = job.parallel.hsdp if graph.values[value].trains else None
         layout = used(rest, graph.values[value].spec, shards, preferred.get(value))
         if layout is None:
-            text = f"{file.path}: {name} is kept in {list(rest.slices)} parts, which parallel.hsdp cannot do"
+            text = f"{file.path}: {name} is kept in {list(rest.slices)} parts, which hsdp cannot produce"
             problems.append(Problem(FILE, text, quote("parallel.hsdp=null")))
         else:
             out[value] = layout

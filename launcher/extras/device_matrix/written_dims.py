@@ -51,10 +51,12 @@ def text(value: Any) -> str:
 def slices(where: str, dims: Any, shape: Sequence[int]) -> list[int]:
     """Returns the number of slices of each dim, whether or not they divide it."""
     if not isinstance(dims, list | tuple):
-        raise UnfitError(f"{where}: {text(dims)}: not a list with one number of slices for each dim")
+        raise UnfitError(f"{where}: {text(dims)}: must be a list with one number of slices for each dim")
     counts = [1 if n is None else n for n in dims]
     if not all(type(n) is int and n > 0 for n in counts):
-        raise UnfitError(f"{where}: {text(dims)}: not positive numbers of slices; names need matrix and axes")
+        raise UnfitError(
+            f"{where}: {text(dims)}: numbers of slices must be positive; names need the keys matrix and axes"
+        )
     if len(counts) != len(shape):
         raise UnfitError(
             f"{where}: {text(dims)}: {many(len(counts), 'dim')}, but the tensor is {list(shape)}"
@@ -119,12 +121,12 @@ def device_matrix(matrix: Any, names: Any, ranks: int) -> Axes:
         or not matrix
         or not all(type(n) is int and n > 0 for n in matrix)
     ):
-        raise UnfitError(f"matrix: {text(matrix)}: not the sizes of its axes, as in {form}")
+        raise UnfitError(f"matrix: {text(matrix)}: must be the sizes of its axes, as in {form}")
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise UnfitError(f"axes: {text(names)}: not the names of the axes of the matrix, as in {form}")
+        raise UnfitError(f"axes: {text(names)}: must be the names of the axes of the matrix, as in {form}")
     if len(names) != len(matrix):
         raise UnfitError(
-            f"axes: {text(names)}: not a name for each of the {len(matrix)} axes of matrix {text(matrix)}"
+            f"axes: {text(names)}: must name each of the {len(matrix)} axes of matrix {text(matrix)}"
         )
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -142,7 +144,7 @@ def device_matrix(matrix: Any, names: Any, ranks: int) -> Axes:
 def named_axes(where: str, dims: Any, shape: Sequence[int], axes: Axes) -> list[tuple[int, ...]]:
     """Returns the axes that cut each dim."""
     if not isinstance(dims, list | tuple):
-        raise UnfitError(f"{where}: {text(dims)}: not a list with axes or null for each dim")
+        raise UnfitError(f"{where}: {text(dims)}: must be a list with axes or null for each dim")
     if len(dims) != len(shape):
         raise UnfitError(f"{where}: {text(dims)}: {many(len(dims), 'dim')}, but the tensor is {list(shape)}")
     out: list[tuple[int, ...]] = []

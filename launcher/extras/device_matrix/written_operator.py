@@ -93,7 +93,7 @@ def strategy_of(
     unknown = [k for k in value if k not in (*WORDS, *op.params)]
     if unknown:
         known = ", ".join([*WORDS, *op.params])
-        raise UnfitError(f"{unknown[0]}: no such key; there are {known}")
+        raise UnfitError(f"{unknown[0]}: no such key; the keys are {known}")
     tensors = dict(_tensors(value, op))
     axes = _axes(value, op.ranks)
     cut = _cut(op, tensors, axes)
@@ -126,10 +126,10 @@ def _tensors(value: Mapping[str, Any], op: WrittenOperator) -> Iterator[tuple[in
     """Yields the place and the written dims of each input."""
     inputs = value.get("in", ())
     if not isinstance(inputs, list | tuple):
-        raise UnfitError(f"in: {text(inputs)}: not a list with one list for each tensor")
+        raise UnfitError(f"in: {text(inputs)}: must be a list with one list for each input")
     if len(inputs) > len(op.node.ins):
         shapes = ", ".join(str(list(s)) for s in op.shapes)
-        raise UnfitError(f"in: {text(inputs)}: {len(inputs)} tensors, and {op.node.kind} takes {shapes}")
+        raise UnfitError(f"in: {text(inputs)}: {len(inputs)} tensors, but {op.node.kind} takes {shapes}")
     yield from enumerate(inputs)
     if "input" in value:
         yield 0, value["input"]
@@ -171,8 +171,8 @@ def _cut_of(op: WrittenOperator, tensors: Mapping[int, Any], axes: Axes | None) 
         for d, (letter, own) in enumerate(zip(op.rule.ins[place], owned, strict=True)):
             if letter and cut.setdefault(letter, own) != own:
                 here, there = (_axes_text(c, axes) for c in (own, cut[letter]))
-                other = f"the same dim in in[{first[letter]}]"
-                raise _UnlikeError(f"{where}: {text(dims)}: dim {d} is cut {here}, and {other} {there}")
+                other = f"the same dim of in[{first[letter]}]"
+                raise _UnlikeError(f"{where}: {text(dims)}: dim {d} is cut {here}, but {other} {there}")
             first.setdefault(letter, place)
     for place, dims in sorted(tensors.items()):
         _divided(op, place, dims, axes)
@@ -187,7 +187,7 @@ def _made(makes: Any, op: WrittenOperator, cut: Cut, axes: Axes | None) -> None:
     """Adds the cuts of output dims that no input has."""
     shapes = op.graph.makes(op.node)
     if not isinstance(makes, list | tuple) or len(makes) != len(shapes):
-        raise UnfitError(f"makes: {text(makes)}: not a list with one list for each tensor that it makes")
+        raise UnfitError(f"makes: {text(makes)}: must be a list with one list for each output")
     for i, (dims, shape, letters) in enumerate(zip(makes, shapes, op.rule.outs, strict=True)):
         where = f"makes[{i}]"
         for d, (letter, own) in enumerate(zip(letters, _dims(where, dims, shape, axes), strict=True)):
@@ -284,7 +284,7 @@ def _said_of_output(value: Mapping[str, Any]) -> Any:
     if output is None or isinstance(output, Mapping):
         return output
     if not isinstance(output, list | tuple) or len(output) != 1:
-        raise UnfitError(f"out: {text(output)}: not a list with one list, for the tensor that it makes")
+        raise UnfitError(f"out: {text(output)}: must be a list with one list, for the only output")
     return output[0]
 
 

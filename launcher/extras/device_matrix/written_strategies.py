@@ -112,9 +112,9 @@ def unmatched(
             continue
         own = tuple(n for n in operators if MARK in key and n.partition(MARK)[0] == key.partition(MARK)[0])
         meant = did_you_mean(nearest(key, own or known))
-        why = f"no such module has operators; there are {listed(known)}{meant}"
+        why = f"no module with operators has this name; these have: {listed(known)}{meant}"
         if own:
-            why = f"its module has no such operator; there are {listed(own)}{meant}"
+            why = f"its module has no such operator, only {listed(own)}{meant}"
         problems.append(_problem(key, key, origins.get(key), why, quote(f"~{KEY}.{key}")))
     return problems
 

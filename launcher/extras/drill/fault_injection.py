@@ -30,9 +30,7 @@ def flip(checkpoints: Path, rank: int, trust: Trust) -> Path:
     """Flips a bit in the middle of the weights of ``rank``, or of another rank; returns the file."""
     newest = latest(checkpoints, trust)
     if newest is None:
-        raise RunError(
-            f"{checkpoints}: there is no checkpoint yet in which debug.drill.bitflip could flip a bit"
-        )
+        raise RunError(f"{checkpoints}: no checkpoint exists yet, so debug.drill.bitflip cannot flip a bit")
     files = [*newest.glob(f"rank_{rank}/{WEIGHTS}"), *sorted(newest.glob(f"rank_*/{WEIGHTS}"))]
     path = next(file for file in files if _data(file))
 

@@ -127,7 +127,7 @@ def lines(outcome: DrillReport) -> Iterator[str]:
     """The table at the end of the run."""
     yield f"drill of {outcome.drill}"
     yield f"  detected       {_after(outcome.detected_s)}"
-    going = "" if outcome.resumed_step is None else f", going on after step {outcome.resumed_step}"
+    going = "" if outcome.resumed_step is None else f", resumed after step {outcome.resumed_step}"
     if outcome.fault.restarts:
         yield f"  recovered      {_after(outcome.recovered_s)}{going}"
     yield f"  steps lost     {'unknown' if outcome.steps_lost is None else outcome.steps_lost}"
@@ -155,10 +155,10 @@ def finish(
     say("\n".join(lines(outcome)))
     wrong = []
     if outcome.detected_s is None:
-        wrong.append("it was not noticed")
+        wrong.append("the fault was not detected")
     if outcome.recovered_s is None and fault.restarts:
-        wrong.append("no step was done after it")
+        wrong.append("no step was finished after the fault")
     if strict and not outcome.identical:
-        wrong.append(f"the weights are not those of the undisturbed run: {outcome.differing[0]}")
+        wrong.append(f"the checkpoint differs from that of the undisturbed run: {outcome.differing[0]}")
     if wrong:
         raise RunError(f"drill of {fault}: {'; '.join(wrong)}")

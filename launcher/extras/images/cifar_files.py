@@ -62,9 +62,9 @@ def check_complete(file: Path, binary: bool) -> None:
     if size > LONGEST:
         raise BadFile(f"{size} bytes; at most {LONGEST} are read")
     if binary and size % RECORD:
-        raise BadFile(f"cut off: {size} bytes are not a whole number of records of {RECORD}")
+        raise BadFile(f"cut off: {size} bytes are not a whole number of records of {RECORD} bytes")
     if not binary and _last_byte(file) != pickle.STOP:
-        raise BadFile(f"cut off: a pickle does not end as these {size} bytes do")
+        raise BadFile(f"cut off after {size} bytes: the end mark of a pickle is missing")
     if not binary:
         _check_names(file)
 
@@ -95,7 +95,7 @@ def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
 
     batches = find(settings.root)
     if batches is None:
-        text = "has no data_batch_1 or data_batch_1.bin, nor has the archive's folder in it"
+        text = "no data_batch_1 or data_batch_1.bin in this folder, or in the archive's folder in it"
         yield Problem("data.root", f"{settings.root}: {text}")
         return
 

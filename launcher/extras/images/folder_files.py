@@ -101,7 +101,7 @@ def _head(file: BinaryIO) -> Image:
 
     image = Image.open(file, formats=("PNG", "JPEG"))
     if image.mode not in MODES:
-        raise BadFile(f"pixels of kind {image.mode}, of more than eight bits a channel")
+        raise BadFile(f"pixel mode {image.mode} is not supported; use eight bits a channel")
     return image
 
 
@@ -169,7 +169,9 @@ def _unfit(key: str, root: str) -> Iterator[Problem]:
         cure = f"data.root={os.path.join(root, 'train')} data.val={os.path.join(root, held_out)}"
         yield Problem(key, f"{root}: its folders are train and {held_out}, which are not classes", cure)
     elif not names:
-        yield Problem(key, f"{root}: has no folders; the images of each class are in a folder of that name")
+        yield Problem(
+            key, f"{root}: no folders in it; put the images of each class into a folder of its name"
+        )
 
 
 def _files(key: str, root: str, listing: Listing, settings: ImageFolder) -> Iterator[Problem]:
@@ -179,12 +181,10 @@ def _files(key: str, root: str, listing: Listing, settings: ImageFolder) -> Iter
         kinds = ", ".join(SUFFIXES)
         yield Problem(key, f"{root}: {_some(empty)}: no image ({kinds}); each folder is a class")
     elif not have:
-        yield Problem(key, f"{root}: has no image")
+        yield Problem(key, f"{root}: no image in it")
     if listing.others:
-        text = (
-            f"{_some(listing.others)}: {'not an image' if len(listing.others) == 1 else 'no images'} by name"
-        )
-        yield Problem(key, f"{text} ({', '.join(SUFFIXES)} are read); move them out of {root}")
+        text = f"{_some(listing.others)}: only {', '.join(SUFFIXES)} files are read as images"
+        yield Problem(key, f"{text}; move others out of {root}")
     yield from _heads(key, [path for path, _ in listing.images], settings)
 
 
@@ -213,15 +213,14 @@ def _sizes(sides: Mapping[str, tuple[int, int]], settings: ImageFolder, crops: b
     others = [path for path, both in sides.items() if both != (size, size)]
     if settings.resize is None and others:
         text = f"null: {_pixels(others, sides)}, and data.size is {size}"
-        how = "data.resize says how to resize them"
-        yield Problem("data.resize", f"{text}; {how}", "data.resize=bilinear")
+        yield Problem("data.resize", f"{text}; choose how to resize images", "data.resize=bilinear")
     if settings.crop is None or not crops:
         return
     cut, padding = settings.cut, settings.crop.padding
     small = sorted((min(both), path) for path, both in sides.items() if min(both) + 2 * padding < cut)
     if small:
         most = small[0][0] + 2 * padding
-        text = f"{_pixels([path for _, path in small], sides)}, too few with data.crop.padding={padding}"
+        text = f"{_pixels([path for _, path in small], sides)}, too small with data.crop.padding={padding}"
         resize = " data.resize=bilinear" if settings.resize is None and most != size else ""
         yield Problem("data.crop.size", f"{cut}: {text}", f"data.crop.size={most}{resize}")
 
@@ -229,8 +228,8 @@ def _sizes(sides: Mapping[str, tuple[int, int]], settings: ImageFolder, crops: b
 def _pixels(paths: Sequence[str], sides: Mapping[str, tuple[int, int]]) -> str:
     """Describe the first of the images that do not fit, and count them."""
     width, height = sides[paths[0]]
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return f"{paths[0]}{more}: {width} x {height} pixels"
+    more = f" (one of {len(paths)} images that do not fit)" if len(paths) > 1 else ""
+    return f"{paths[0]} has {width} x {height} pixels{more}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -78,7 +78,7 @@ def complete_shape(root: str, name: str, dims: int) -> tuple[int, ...]:
     expected = need % 2**32 if packed else need
     if have != expected:
         size = " x ".join(map(str, shape))
-        reason = "its end is missing" if packed else f"it has {have}"
+        reason = "its end is missing" if packed else f"the file has {have}"
         raise BadFile(f"cut off: its header promises {size} bytes, {need} with the header; {reason}")
     return shape
 

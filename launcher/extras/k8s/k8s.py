@@ -118,7 +118,7 @@ def script(command: NodeCommand, at: NodeVariables, stopped: int = REQUEUE, ends
 
 def _head(command: NodeCommand, at: NodeVariables, stopped: int) -> Iterator[str]:
     yield "set -u"
-    yield f"trap 'exit {stopped}' TERM  # before there are ranks nothing is lost"
+    yield f"trap 'exit {stopped}' TERM  # no rank has started, so nothing is lost"
     yield f"cd {quote(command.folder)} || exit 1"
     yield from command.setup
     variables: Mapping[str, object] = {
@@ -151,12 +151,12 @@ def _wait() -> Iterator[str]:
     yield 'for rank in "${ranks[@]}"; do'
     yield '    wait "$rank"'
     yield "    ended=$?"
-    yield '    while [ -n "$told" ]; do  # the signal has ended the waiting, not the rank'
+    yield '    while [ -n "$told" ]; do  # the signal has interrupted wait, not the rank'
     yield "        told="
     yield '        wait "$rank"'
     yield "        ended=$?"
     yield "    done"
-    yield f'    [ "$ended" -ge 0 ] || ended={REQUEUE}  # lost by bash: another start finds out'
+    yield f'    [ "$ended" -ge 0 ] || ended={REQUEUE}  # bash lost the exit code: start again'
     yield '    case "$ended" in'
     yield "        0) ;;"
     yield f'        {REQUEUE} | {KILLED}) [ "$code" -ne 0 ] || code={REQUEUE} ;;'
@@ -223,9 +223,9 @@ def pytorchjob(job: ClusterJob) -> Values:
     """The Kubeflow operator sets RANK to the index of the pod, and the master's address and port."""
     at = NodeVariables("$RANK", "$MASTER_ADDR", "$MASTER_PORT")
     ends = (
-        "# A PyTorchJob restarts only pods that end with 128 or more.",
+        "# A PyTorchJob restarts a pod only if its exit code is 128 or more.",
         f'if [ "$code" -eq {REQUEUE} ]; then',
-        f'    [ "$node" -eq 0 ] || sleep {LATER_S}  # the next start must not meet the rank 0 of this one',
+        f'    [ "$node" -eq 0 ] || sleep {LATER_S}  # restarted ranks must not find the old rank 0',
         f"    code={AGAIN}",
         'elif [ "$code" -ge 128 ]; then',
         "    code=1",
@@ -326,7 +326,9 @@ def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
         text = f"{run}: the pods see only {settings.mount} ({KEY}.mount), and the run folder is outside it"
         problems.append(Problem(key, text))
     if not _workdir(settings).is_relative_to(settings.mount):
-        subject = "it" if settings.workdir is not None else f"the current folder {_workdir(settings)}"
+        subject = (
+            "this folder" if settings.workdir is not None else f"the current folder {_workdir(settings)}"
+        )
         text = (
             f"{settings.workdir or 'null'}: the pods see only {settings.mount} ({KEY}.mount), and {subject}"
         )
@@ -338,14 +340,14 @@ def _unlike(job: Job, settings: Kubernetes) -> list[Problem]:
     """Problems of settings that this kind of job does not support."""
     problems = []
     if settings.kind == "skypilot" and settings.gpu is None and _gpus(job, settings, 1):
-        text = "null: SkyPilot requests GPUs by name, such as H100"
+        text = "null: SkyPilot requests GPUs by name; give one, such as H100"
         problems.append(Problem(f"{KEY}.gpu", text))
     if settings.kind == "skypilot" and settings.env_from is not None:
-        text = f"{settings.env_from}: a SkyPilot task has no Kubernetes Secrets"
-        problems.append(Problem(f"{KEY}.env_from", f"{text}; sky jobs launch --secret NAME passes variables"))
+        text = f"{settings.env_from}: a SkyPilot task cannot use Kubernetes Secrets"
+        problems.append(Problem(f"{KEY}.env_from", f"{text}; use sky jobs launch --secret NAME"))
     if settings.kind == "pytorchjob" and job.launch.max_restarts:
         again = "a PyTorchJob restarts a run that was stopped, not one that failed"
-        text = f"{job.launch.max_restarts}: {again}; a JobSet does"
+        text = f"{job.launch.max_restarts}: {again}; a JobSet restarts both"
         problems.append(Problem("launch.max_restarts", text))
     return problems
 
@@ -368,8 +370,8 @@ def write(job: Job, plan: Plan, run: Path) -> str:
     each = frozen_request.write(job, plan, run)
     file, document, command = KINDS[settings.kind]
     called = cluster_job(job, settings, each, run.absolute())
-    about = (f"Written by launcher, for the run folder that it is in: {command} {run.absolute() / file}",)
-    for other in {JOB, SKY} - {file}:  # of a start with another kind
+    about = (f"Written by launcher for this run folder. To submit: {command} {run.absolute() / file}",)
+    for other in {JOB, SKY} - {file}:  # an earlier start may have written another kind
         (run / other).unlink(missing_ok=True)
     write_text(run / file, as_yaml(document(called), about))
     return f"{command} {run / file}"

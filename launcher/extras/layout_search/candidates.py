@@ -200,7 +200,7 @@ def impossible(job: Job) -> list[Problem]:
         text = "layouts are compared by the speed of the devices, which is unknown"
         problems.append(Problem("cluster", text, "cluster=h100_sxm"))
     if job.launch.nproc is None:
-        text = "null: a search needs to know how many ranks there are"
+        text = "null: a search needs the number of ranks"
         problems.append(Problem("launch.nproc", text, "launch.nproc=8"))
     par = job.parallel
     sums = {
@@ -213,7 +213,9 @@ def impossible(job: Job) -> list[Problem]:
             text = f"{value}: the size of a step would depend on the layout that is chosen"
             problems.append(Problem(key, text, f"{key}={cure}"))
     if over.get(OPERATORS) == AUTO:
-        problems.append(Problem(OPERATORS, "auto: only a composed request has options of operators"))
+        problems.append(
+            Problem(OPERATORS, "auto: possible only in a composed request, which has options of operators")
+        )
     return problems
 
 

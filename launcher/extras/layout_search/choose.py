@@ -101,7 +101,7 @@ def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
         yield f"  recipe     {path}: python -m launcher recipe={path}"
         if best.cluster:
             beside = path.with_name(CLUSTER)
-            yield f"  cluster    {beside}: as DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME"
+            yield f"  cluster    {beside}: copy to DIR/cluster/NAME.yaml, then --config-dir DIR cluster=NAME"
 
 
 def _searched(job: Job) -> tuple[list[Finalist], Ranking]:

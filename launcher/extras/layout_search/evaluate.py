@@ -159,7 +159,7 @@ def _evaluated(
     try:
         plain = plan_job(recompute_auto.with_policies(job, {}) if choosing else job, traces)
         if plain.estimate.step is None:
-            return Unplannable(layout, "over device matrices no seconds are predicted")
+            return Unplannable(layout, "seconds are not predicted over device matrices")
         prediction = predicted(layout, plain)
         if not choosing or context.room is None or prediction.nbytes <= context.room:
             return prediction
@@ -288,7 +288,9 @@ def settle(context: SearchContext, choice: UndecidedLayout, traces: Traces) -> F
         every = _recompute_all(prediction, job, traces)
     if every is not None and fits(every.predicted, context.room):
         return every
-    return Unplannable(prediction.layout, f"{prediction.policy}: slightly too large with any recomputation")
+    return Unplannable(
+        prediction.layout, f"{prediction.policy}: slightly too large even if all blocks are recomputed"
+    )
 
 
 def _recompute_all(prediction: Predicted, job: Job, traces: Traces) -> Finalist | None:

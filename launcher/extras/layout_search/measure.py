@@ -57,7 +57,7 @@ def problems(job: Job) -> list[Problem]:
     job = launch.with_local_ranks(job, outer)
     problems = _nowhere(job, outer)
     if job.search.steps <= WARM:
-        text = f"{job.search.steps}: the first {WARM} of them do not count, so at least {WARM + 1} are needed"
+        text = f"{job.search.steps}: the first {WARM} steps do not count, so at least {WARM + 1} are needed"
         problems.append(Problem("search.steps", text, f"search.steps={WARM + 6}"))
     return problems
 
@@ -149,7 +149,7 @@ def unwritable(path: Path, job: Job) -> Problem | None:
     if path.is_file():
         first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         if not first.startswith(f"# {_WRITTEN}"):
-            return Problem(BEST_KEY, f"{path}: it exists, but no search wrote it", f"{BEST_KEY}=null")
+            return Problem(BEST_KEY, f"{path}: exists, and was not written by a search", f"{BEST_KEY}=null")
         if first not in (f"# {_WRITTEN}.", f"# {first_line(job)}"):
             whose = first.removeprefix(f"# {_WRITTEN} for ").removesuffix(".")
             text = f"{path}: a search for {whose} wrote it; this one is for {job.name}"
@@ -256,13 +256,13 @@ def refitted(measured: MeasuredCluster) -> Iterator[str]:
     if measured.faster is not None:
         one, seconds = measured.faster
         text = f"{show.layout(one)} was not measured, and is predicted to take"
-        yield f"{text} {show.took(seconds)} with these constants, less than the best that was"
+        yield f"{text} {show.took(seconds)} with these constants, less than the best measured one"
 
 
 def _errors(measured: MeasuredCluster) -> str:
     count = many(sum(one.seconds is not None for one in measured.ran), "measured layout")
     before, after = measured.errors
-    return f"predictions of {count} were off by {before:.1%} on the mean, with these constants by {after:.1%}"
+    return f"predictions of {count} were off by {before:.1%} on average, with these constants by {after:.1%}"
 
 
 def file(measured: MeasuredCluster) -> str:
@@ -272,7 +272,7 @@ def file(measured: MeasuredCluster) -> str:
     heads = [
         first_line(measured.ran[0].finalist.job),
         f"The constants of {name}, some of them refitted: {_errors(measured)}.",
-        "As DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME.",
+        "Copy it to DIR/cluster/NAME.yaml, then --config-dir DIR cluster=NAME.",
     ]
     comments = {
         key: f"refitted, was {calibration.number(old)}" for key, (old, _) in measured.refit.fitted.items()

@@ -308,7 +308,7 @@ def _batch_dependent(
     sizes = sorted({layout.micro for layout in layouts})
     if len(sizes) > 1 and any(not isinstance(of, str) and of.batch_dependent for of in wholes):
         text = "auto: what this model computes depends on the number of samples in a micro batch"
-        text = f"{text}, and these layouts have {', '.join(map(str, sizes))} of them"
+        text = f"{text}, and the micro batches of these layouts have {', '.join(map(str, sizes))}"
         yield Problem(candidates.MICROS, text)
 
 

@@ -102,9 +102,8 @@ class LoggerProcess:
         self._hear()
         if len(self._waiting) >= MOST_WAITING:
             self._dropped += 1
-            self._warn(
-                "full", f"accepts no rows: {MOST_WAITING} wait for it, those from step {step} on are lost"
-            )
+            text = f"too slow: {MOST_WAITING} rows wait, and further rows are dropped, from step {step} on"
+            self._warn("full", text)
         else:
             self._sent += 1
             self._send(row)
@@ -140,10 +139,10 @@ class LoggerProcess:
         if late and rows == self.taken:
             return f"did not end within {waited_s:g} s (logger.wait_s), and was stopped"
         if late:
-            return f"{lost} not sent within {waited_s:g} s (logger.wait_s); metrics.jsonl has all"
+            return f"{lost} not sent within {waited_s:g} s (logger.wait_s); metrics.jsonl has all rows"
         if code:
-            return f"its process ended with {code}, {lost} not sent; {self._log_file} may say why"
-        return f"{lost} not taken; metrics.jsonl has all" if rows > self.taken else ""
+            return f"its process ended with exit code {code}, {lost} not sent; see {self._log_file}"
+        return f"{lost} not logged; metrics.jsonl has all rows" if rows > self.taken else ""
 
     def _send(self, line: bytes) -> None:
         if self._open:

@@ -145,9 +145,9 @@ class MLflowLogger:
         )
         made = self._client.create_run(where, run_name=settings.name or self._title)
         self._state["run_id"] = made.info.run_id
-        self._settle(config, plan)
+        self._log_settings(config, plan)
 
-    def _settle(self, config: dict[str, Any], plan: str) -> None:
+    def _log_settings(self, config: dict[str, Any], plan: str) -> None:
         from mlflow.entities import Param
 
         run = self._state["run_id"]

@@ -169,8 +169,8 @@ def _source(path: Path, key: bytes | None, mode: CipherMode) -> ByteSource:
         return EncryptedCkpt(path, key, mode)
     if file_mode is not None:
         raise ValueError(
-            f"{path}: encrypted: load_segmented_checkpoints decrypts it, with dec_key and "
-            f'dec_mode="{file_mode}"; save its result in plain files for other uses'
+            f"{path}: encrypted; read it with load_segmented_checkpoints, dec_key and "
+            f'dec_mode="{file_mode}", and save the result in plain files for other uses'
         )
     return plain
 
@@ -193,7 +193,7 @@ def _body(source: ByteSource, verify: bool) -> int:
             crc = zlib.crc32(source.read(at, min(at + CHUNK, end)), crc)
         expected = int.from_bytes(trailer[len(CRC) :], "big")
         if crc != expected:
-            raise ValueError(f"damaged: its CRC-32 is {crc:08x}, it was written with {expected:08x}")
+            raise ValueError(f"damaged: its CRC-32 is {crc:08x}, but {expected:08x} was saved")
     return end
 
 
@@ -238,7 +238,7 @@ def _joined(run: list[_Part]) -> CkptEntry:
             f"tensor {shown(first.name)} has dtype {shown(first.type)}; supported: {', '.join(DTYPES)}"
         )
     if any(n < 0 for n in first.dims):
-        raise ValueError(f"tensor {shown(first.name)} has shape {list(first.dims[:8])}")
+        raise ValueError(f"tensor {shown(first.name)} has a negative dim: {list(first.dims[:8])}")
 
     # it must have as many bytes as its shape needs
     size = sum(p.stop - p.start for p in run)
@@ -271,7 +271,7 @@ def _parts(source: ByteSource, end: int) -> Iterator[_Part]:
 
             if stop > end:
                 raise ValueError(
-                    f"truncated: its entry ends at byte {stop}, the tensors of the file at {end}"
+                    f"truncated: its entry would end at byte {stop}, but the tensors end at {end}"
                 )
             yield _part(source, name, start, stop)
         except ValueError as error:
@@ -302,7 +302,7 @@ def _part(source: ByteSource, name: str, start: int, stop: int) -> _Part:
     if 3 in by_number:
         raise ValueError("a map tensor, which is not supported")
     if by_number.keys() != {1, 2} or by_number[2].kind != BYTES:
-        raise ValueError("the entry is not a name with a tensor")
+        raise ValueError("the entry is not a name and a tensor")
 
     # the tensor: its dims, its dtype, its bytes
     dims: list[int] = []
@@ -398,9 +398,7 @@ def text_bytes(text: str) -> bytes:
 
 def _check(specs: Mapping[str, TensorSpec], crc: bool, key: bytes | None) -> None:
     if crc and key is not None:
-        raise ValueError(
-            "a checksum (crc) and encryption: MindSpore cannot read a file with both; ask for one"
-        )
+        raise ValueError("a checksum (crc) and encryption: MindSpore cannot read a file with both; use one")
     for name, spec in specs.items():
         if spec.dtype not in NAMES:
             raise ValueError(f"{name}: a .ckpt file cannot store {spec.dtype}; it stores {', '.join(NAMES)}")

@@ -165,7 +165,7 @@ class EncryptedCkpt:
 
     def refusal(self) -> ValueError:
         return ValueError(
-            f"{self.path}: {self._mode} with this dec_key cannot decrypt it: a wrong key, or a damaged file"
+            f"{self.path}: cannot be decrypted by {self._mode} with this dec_key: wrong key or damaged file"
         )
 
     def _scan(self) -> Iterator[CipherBlock]:

@@ -45,7 +45,9 @@ def _axes(grid: Grid) -> tuple[str, ...]:
     """Returns the axes of the ranks within a stage, outermost first."""
     axes = [axis for axis, size in grid.axes if axis != STAGE or size > 1]
     if STAGE in axes[1:]:
-        raise ValueError(f"grid {dict(grid.axes)}: MindSpore's stages are the outermost axis ({STAGE})")
+        raise ValueError(
+            f"grid {dict(grid.axes)}: MindSpore requires the stages to be the outermost axis ({STAGE})"
+        )
     return tuple(axis for axis in axes if axis != STAGE)
 
 
@@ -74,9 +76,9 @@ def _slicing(layout: Layout, axes: Sequence[str]) -> Slicing:
 def _check(layout: Layout) -> None:
     for axis, _ in layout.at:
         if axis != STAGE:
-            raise ValueError(f"only some coordinates of axis {axis} have it")
+            raise ValueError(f"only some coordinates of axis {axis} hold it")
     if STAGE in layout.axes:
-        raise ValueError(f"its slices are of several stages (axis {STAGE})")
+        raise ValueError(f"its slices are on several stages (axis {STAGE})")
     for dim, (n, names) in enumerate(zip(layout.shape, layout.split, strict=True)):
         parts = prod(layout.grid[axis] for axis in names)
         if n % parts:
@@ -150,6 +152,6 @@ def _innermost(free: Sequence[RankSpan], size: int) -> tuple[RankSpan, ...]:
             out.append(RankSpan(span.stride, remaining))
             remaining = 1
         else:
-            text = f"optimizer shards of {size} ranks do not fit the repeats' axes {[s.size for s in free]}"
-            raise ValueError(f"{text}; one must be a part of the other")
+            text = f"optimizer sharding over {size} ranks does not fit the axes {[s.size for s in free]}"
+            raise ValueError(f"{text} that cut no dim; one size must divide the other")
     return tuple(reversed(out))

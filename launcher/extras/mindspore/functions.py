@@ -182,7 +182,7 @@ def _check_prefix(prefix: Any) -> None:
 def _check_count(key: str, value: Any) -> None:
     _check_type(key, value, int)
     if value < 1:
-        raise ValueError(f"{key}: {value} is not at least 1")
+        raise ValueError(f"{key}: {value} is less than 1")
 
 
 def _check_suffix(key: str, path: Path) -> None:
@@ -298,7 +298,9 @@ def _files(folder: Path, key: bytes | None) -> list[Path]:
     if not files:
         raise ValueError(f"ckpt_file_dir: {folder} has no .safetensors or .ckpt file")
     if other := [path for path in files if path.suffix != files[0].suffix]:
-        raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
+        raise ValueError(
+            f"{files[0]} and {other[0].name}: two formats in one folder; keep files of one format"
+        )
     if key is not None and files[0].suffix != ".ckpt":
         raise ValueError(f"dec_key: {files[0]} is not a .ckpt file; leave out dec_key")
     return files
@@ -306,7 +308,7 @@ def _files(folder: Path, key: bytes | None) -> list[Path]:
 
 def _mode(key: bytes | None, mode: str) -> CipherMode:
     if mode not in MODES:
-        raise ValueError(f"dec_mode: {mode!r} is not known; give {', '.join(MODES)}")
+        raise ValueError(f"dec_mode: {mode!r} is not known; give one of {', '.join(MODES)}")
     if key is not None and not isinstance(key, bytes):
         raise TypeError(f"dec_key: expected bytes, got {type(key).__name__}")
     if key is not None:

@@ -83,7 +83,7 @@ def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], l
     if len(common) == 1:
         return {n: common[0] + n for n in prefixes_of}, []
     doubtful = [
-        f"{n}: {' and '.join(p + n for p in ps)} end in it" for n, ps in prefixes_of.items() if len(ps) > 1
+        f"{n}: ambiguous: {' and '.join(p + n for p in ps)}" for n, ps in prefixes_of.items() if len(ps) > 1
     ]
     return {n: ps[0] + n for n, ps in prefixes_of.items() if len(ps) == 1}, doubtful
 
@@ -92,7 +92,7 @@ def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
     spec = _spec(new)
     have = _spec(old)
     if hasattr(old, "placements"):
-        return f"{name}: the net is already cut and has only a part of it; load before"
+        return f"{name}: the net is already sharded; load the checkpoint into the full net"
     if spec == have:
         return ""
 
@@ -100,7 +100,7 @@ def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
     if not castable:
         return f"{name}: the files have {described(spec)}, the net {described(have)}"
     if not _fits(new.detach(), old.dtype):
-        return f"{name}: it has numbers that {have.dtype} cannot hold"
+        return f"{name}: it has numbers that {have.dtype} cannot represent"
     return ""
 
 

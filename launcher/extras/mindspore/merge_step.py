@@ -41,7 +41,7 @@ def _check_suffix(step: MergeStrategies, key: str) -> list[Problem]:
     suffix = SUFFIX.get(step.form)
     if step.dst is None or suffix is None or Path(step.dst).suffix == suffix or Path(step.dst).is_dir():
         return []
-    return [Problem(f"{key}.dst", f"{step.dst}: names of form {step.form} end in {suffix}")]
+    return [Problem(f"{key}.dst", f"{step.dst}: the name of a file of form {step.form} must end in {suffix}")]
 
 
 def run_on_files(step: MergeStrategies, run: RunFiles) -> dict[str, float]:
@@ -74,7 +74,7 @@ def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Ca
     Raises as ``merge``; writes nothing itself.
     """
     if merged.is_dir():
-        text = "the merged strategy is one file, this is a folder; give a file name in it"
+        text = "a folder, but the merged strategy is one file; give a file name in this folder"
         raise ValueError(f"{merged}: {text}")
     check_outside_checkpoints(merged)
 
@@ -87,7 +87,7 @@ def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Ca
 
     # convert to another form
     if step.form == "ours":
-        text = "MindSpore's files leave out dtypes, which the launcher's need; give form: protobuf or json"
+        text = "MindSpore's files have no dtypes, which form ours needs; give form: protobuf or json"
         raise ValueError(f"{files[0]}: {text}")
     form = step.form
     strategy = merged_file(strategy_file.load(source)) if all(map(is_ours, files)) else read_stages(files)[0]

@@ -31,7 +31,7 @@ def merge(parts: Sequence[tuple[str, StrategyFile]]) -> StrategyFile:
         if file.merged:
             raise ValueError(f"{origin}: already merged; give the files of single stages")
         if not file.operators:
-            raise ValueError(f"{origin}: lists no operator, and only operators say which stage a file is of")
+            raise ValueError(f"{origin}: lists no operator, so the stage of the file is unknown")
         first, other = seen.setdefault(file.stage, (origin, file))
         _agree(first, other, origin, file)
 

@@ -26,9 +26,9 @@ def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
         ways = list(_ways(s, shape, sliced))
     if len(ways) == 1:
         return ways[0]
-    problem = "in more than one way" if ways else "in no way"
+    problem = "match in more than one way" if ways else "do not match"
     text = f"the strategy has {len(s.dims)} dims, the tensor {list(shape)} has {len(shape)}"
-    raise ValueError(f"{text}, and they match {problem}")
+    raise ValueError(f"{text}, and they {problem}")
 
 
 def expanded(s: Slicing) -> Slicing:

@@ -66,7 +66,7 @@ def node_strategies(data: Any) -> NodeStrategies:
     root = _mapping(data, "the file")
     for part in RESHAPED:
         if root.get(part):
-            raise ValueError(f"{part}: layouts of tensors in another shape are not read")
+            raise ValueError(f"{part}: layouts of reshaped tensors are not supported")
     return NodeStrategies(
         slices=_each(root, SLICES, _slices),
         out_slices=_each(root, OUT_SLICES, _slices),
@@ -112,7 +112,7 @@ def _each(root: dict[str, Any], part: str, read: Any) -> dict[str, Any]:
     out = {}
     for node, row in _mapping(root.get(part, {}), part).items():
         try:
-            out[node] = read(_mapping(row, "what it has"))
+            out[node] = read(_mapping(row, "its value"))
         except ValueError as error:
             raise ValueError(f"{part}: {node}: {error}") from error
     return out
@@ -129,7 +129,7 @@ def _slices(row: dict[str, Any]) -> Slices:
 def _tensors(row: dict[str, Any]) -> tuple[TensorMap, ...]:
     """Returns the layouts in order of position; raises ``ValueError`` if a position is missing."""
     if {*row} != {str(i) for i in range(len(row))}:
-        raise ValueError(f"layouts of {brief(sorted(row))}, not of tensors 0, 1, ...")
+        raise ValueError(f"layouts of tensors {brief(sorted(row))}; they must be 0, 1, ...")
     return tuple(_tensor(_mapping(row[str(i)], f"layout {i}")) for i in range(len(row)))
 
 
@@ -137,7 +137,8 @@ def _tensor(row: dict[str, Any]) -> TensorMap:
     devices = _wholes(row.get("dev_matrix"), "dev_matrix", 1)
     names = tuple(_list(row.get("alias_name"), "alias_name"))
     if len(names) != len(devices) or len({*map(str, names)}) < len(names):
-        raise ValueError(f"alias_name is {brief(list(names))}, not a name for each of {brief(list(devices))}")
+        text = f"alias_name is {brief(list(names))}; it must name each axis of {brief(list(devices))}"
+        raise ValueError(text)
     if row.get("interleaved_parallel"):
         raise ValueError("interleaved_parallel is not available")
 
@@ -153,7 +154,7 @@ def _tensor(row: dict[str, Any]) -> TensorMap:
 
 def _mapping(value: Any, label: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{label} is {brief(value)}, no mapping")
+        raise ValueError(f"{label} is {brief(value)}, not a mapping")
     return value
 
 

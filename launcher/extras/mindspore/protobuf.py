@@ -45,7 +45,7 @@ def fields(read: Read, start: int, stop: int) -> Iterator[Field]:
             continue
         end = at + value
         if end > stop:
-            raise ValueError(f"truncated: a field goes from byte {at} to {end}, its parent ends at {stop}")
+            raise ValueError(f"truncated: a field spans bytes {at} to {end}, but its parent ends at {stop}")
         yield Field(number, kind, value=0, start=at, stop=end)
         at = end
 
@@ -197,7 +197,7 @@ def _operator(view: memoryview) -> OperatorParts:
     inputs = tuple(ProtobufMessage(v, _DIM).numbers(1) for v in strategys.views(2))
     stage = strategys.number(1)
     if stage < 0:
-        raise ValueError(f"operator {item.text(1)}: stage {stage}")
+        raise ValueError(f"operator {item.text(1)}: stage {stage} is negative")
     return OperatorParts(item.text(1), stage, inputs)
 
 

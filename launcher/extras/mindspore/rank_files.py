@@ -165,7 +165,7 @@ def rank_paths(folder: Path) -> dict[int, Path]:
     first = next(iter(files.values()))
     other = [path for path in files.values() if path.suffix != first.suffix]
     if other:
-        raise ValueError(f"{first} and {other[0]}: two formats in one source; give files of one")
+        raise ValueError(f"{first} and {other[0]}: two formats in one source; give files of one format")
     _check_one_step(files)
     return files
 
@@ -186,8 +186,8 @@ def _check_one_step(files: Mapping[int, Path]) -> None:
     first = next(iter(files))
     other = next((rank for rank, step in steps.items() if step != steps[first]), None)
     if other is not None:
-        text = f"{files[first]} and {files[other]}: ranks of different steps make no model"
-        raise ValueError(f"{text}; leave in each folder the file of a step that all ranks have")
+        text = f"{files[first]} and {files[other]}: files of different steps make no model"
+        raise ValueError(f"{text}; keep in each folder the file of one step that all ranks have")
 
 
 def newest(home: Path) -> Path:
@@ -201,7 +201,9 @@ def newest(home: Path) -> Path:
         raise ValueError(f"{home}: no .safetensors or .ckpt file in it")
     other = [path for path in files if path.suffix != files[0].suffix]
     if other:
-        raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
+        raise ValueError(
+            f"{files[0]} and {other[0].name}: two formats in one folder; keep files of one format"
+        )
     if len(files) == 1:
         return files[0]
 
@@ -211,7 +213,7 @@ def newest(home: Path) -> Path:
     newest_files = [path for path, step in steps.items() if step == best]
     if len({*map(len, steps.values())}) > 1 or not best or len(newest_files) > 1:
         names = ", ".join(path.name for path in files)
-        raise ValueError(f"{home}: which file counts? {names} do not end in different steps; leave one")
+        raise ValueError(f"{home}: no newest file: {names} do not end in different steps; keep one")
     return newest_files[0]
 
 
@@ -243,7 +245,9 @@ def takes(
     holders = [_holders(src.entries[names[name]].layout, piece.rank, among) for name, piece, _ in pieces]
     lost = sorted({piece.rank for (_, piece, _), ranks in zip(pieces, holders, strict=True) if not ranks})
     if lost:
-        raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} needs it")
+        raise ValueError(
+            f"rank {', '.join(map(str, lost))} is missing; rank {rank} of the destination needs it"
+        )
 
     # pieces with the fewest holders first: they leave the least choice
     chosen: set[int] = set()
@@ -396,17 +400,16 @@ class RankFiles:
         for key, values in good.items():
             actual = file.metadata.get(f"launcher.{key}")
             if actual not in values:
-                yield (
-                    f"a file of another rank or layout: it says {key} {actual}, not {mark[f'launcher.{key}']}"
-                )
+                expected_mark = mark[f"launcher.{key}"]
+                yield f"a file of another rank or layout: it says {key} {actual}, not {expected_mark}"
 
         # its tensors must be those of the strategy
         absent = [name for name in boxes if name not in file.specs]
         if absent:
-            yield f"the strategy has it on rank {rank}, the file does not: {', '.join(absent)}"
+            yield f"not in the file, but on rank {rank} in the strategy: {', '.join(absent)}"
         unknown = [name for name in file.specs if name not in boxes and name not in self.loose]
         if unknown:
-            yield f"in the file, but the strategy does not have it on rank {rank}: {', '.join(unknown)}"
+            yield f"in the file, but not on rank {rank} in the strategy: {', '.join(unknown)}"
         for name, box in boxes.items():
             expected = TensorSpec(box.shape, self.strategy.entries[name].dtype)
             actual_spec = file.specs.get(name, expected)
@@ -418,12 +421,12 @@ class RankFiles:
             first = _digest(self.files[source], name)
             for rank, file in self.files.items():
                 if rank != source and name in file.specs and _digest(file, name) != first:
-                    text = f"{name} is in no strategy, and differs from that of rank {source}"
+                    text = f"{name} is in no strategy, and differs from its value on rank {source}"
                     yield f"{file.path}: {text}; {self._way_out(name, source)}"
         for file in self.files.values():
             for name, text in file.texts.items():
                 if text != self.texts[name]:
-                    yield f"{file.path}: the string {name} differs from that of another rank"
+                    yield f"{file.path}: the string {name} differs from its value on another rank"
 
     def _differing_copies(self, replicated: Collection[str]) -> Iterator[str]:
         """Yields a message for each tensor of which the strategy has copies, and two files differ.
@@ -442,17 +445,19 @@ class RankFiles:
                 digest = _digest(file, name)
                 source, expected = first.setdefault((name, box), (rank, digest))
                 if digest != expected:
-                    text = f"{name} differs from that of rank {source}, but their strategy makes them copies"
-                    yield f"{file.path}: {text}; give files of one save, and their strategy"
+                    text = f"{name} differs from rank {source}, though both are copies in the strategy"
+                    yield f"{file.path}: {text}; give files of one save, and their own strategy"
 
     def _way_out(self, name: str, source: int) -> str:
         """Returns what the user can do about a tensor that differs from that of rank ``source``."""
         boxes = held_boxes(self.strategy, source)
         if all(boxes.get(n) == full_box(e.layout.shape) for n, e in self.strategy.entries.items()):
-            return f"to take that of rank {source}, give {self.files[source].path} alone, without a strategy"
+            return (
+                f"to use the value of rank {source}, give {self.files[source].path} alone, without a strategy"
+            )
         if not _is_statistic(name):
             return f"give files of one save, and {LISTS_IT}"
-        return f"to take that of any rank, give {LISTS_IT}"
+        return f"to use the value of any rank, give {LISTS_IT}"
 
 
 def write_held(
@@ -513,7 +518,7 @@ def full_copy(why: str, files: Mapping[int, RankSource], *, verify: bool) -> Ran
     differs there. Unless ``verify``, only the values of small tensors are compared.
     """
     if 0 not in files:
-        raise ValueError(f"{why}: rank 0 then has a full checkpoint; there is no folder for it")
+        raise ValueError(f"{why}: then rank 0 must have a full checkpoint, but there is no folder rank_0")
     first = files[0]
     for rank, file in files.items():
         names = first.specs.keys() | file.specs.keys()
@@ -524,8 +529,9 @@ def full_copy(why: str, files: Mapping[int, RankSource], *, verify: bool) -> Ran
         if unlike:
             more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
             raise ValueError(
-                f"{why}: every rank then has a full checkpoint, but {unlike[0]}{more} of rank {rank} differs "
-                f"from rank 0; give the strategy file that they were saved with, or {first.path} alone"
+                f"{why}: then all ranks must have the same full checkpoint, but {unlike[0]}{more} of rank "
+                f"{rank} differs from rank 0; give the strategy file that they were saved with, or "
+                f"{first.path} alone"
             )
     return first
 

@@ -124,7 +124,7 @@ class StrategyFile:
         stages = {op.stage for op in self.operators} or {0}
         if len(stages) > 1:
             raise ValueError(
-                f"operators of stages {sorted(stages)}, but parameters without a stage before their names"
+                f"operators of stages {sorted(stages)}, but names of parameters without a stage in front"
             )
         return stages.pop()
 

@@ -39,9 +39,7 @@ def json_text(file: StrategyFile) -> bytes:
 
 def _row(name: str, s: Slicing) -> dict[str, Any]:
     if s.shape is None:
-        raise ValueError(
-            f"{name}: the JSON form needs the tensor's shape, the protobuf form does not have it"
-        )
+        raise ValueError(f"{name}: the JSON form needs the tensor's shape, which the protobuf form omits")
 
     s = expanded(s)
     row: dict[str, Any] = {
@@ -72,7 +70,7 @@ def _operator(name: str, row: Any) -> OperatorParts:
         raise ValueError(f"{name}: parallel_strategy is not a list")
     stage = _whole_number(row, "stage")
     if stage < 0:
-        raise ValueError(f"{name}: stage {stage}")
+        raise ValueError(f"{name}: stage {stage} is negative")
     cuts = tuple(_wholes({"parallel_strategy": dims}, "parallel_strategy") for dims in inputs)
     return OperatorParts(name, stage, cuts)
 
@@ -97,7 +95,7 @@ def _slicing(name: str, row: Any) -> Slicing:
 def _shape(row: dict[str, Any]) -> tuple[int, ...]:
     shape = _wholes(row, "tensor_shape")
     if any(n < 0 for n in shape):
-        raise ValueError(f"tensor_shape is {list(shape)}")
+        raise ValueError(f"tensor_shape has a negative dim: {list(shape)}")
     return shape
 
 
@@ -198,5 +196,5 @@ def _parse(data: bytes) -> GroupFile:
 def _ranks(view: memoryview) -> tuple[int, ...]:
     ranks = ProtobufMessage(view, {1: NUMBERS}).numbers(1, MOST_FIELDS)
     if any(rank < 0 for rank in ranks):
-        raise ValueError(f"ranks {list(ranks)}")
+        raise ValueError(f"a negative rank: {list(ranks)}")
     return ranks

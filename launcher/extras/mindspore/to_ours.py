@@ -101,8 +101,8 @@ def _flat(file: StrategyFile) -> dict[str, Slicing]:
             first = out.setdefault(name, slicing)
             if first != slicing and _where(first) != _where(slicing):
                 problems.append(
-                    f"{name}: stage {stage} cuts it differently from an earlier stage; a tensor has one "
-                    "layout"
+                    f"{name}: stage {stage} cuts it differently from an earlier stage; a tensor must have "
+                    "one layout"
                 )
     _raise(problems)
     return out
@@ -137,8 +137,8 @@ def _full(s: Slicing, piece: TensorSpec) -> TensorSpec:
     s = collapsed(s, grown, sliced=True)
     shape = tuple(n * s.count(dim) for dim, n in enumerate(grown))
     if s.shape is not None and s.shape != shape:
-        text = f"a slice of {described(piece)} makes {list(shape)}, the strategy says {list(s.shape)}"
-        raise ValueError(f"{text}; are these the files that it was saved with?")
+        text = f"slices of {described(piece)} make {list(shape)}, but the strategy has {list(s.shape)}"
+        raise ValueError(f"{text}; give the files and the strategy of one save")
     return TensorSpec(shape, piece.dtype)
 
 

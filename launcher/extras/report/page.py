@@ -31,7 +31,7 @@ FIRST = ("loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", 
 LABELS = {
     "lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens/s",
     "samples_per_s": "samples/s", "step_ms": "ms a step", "memory_mb": "memory of rank 0, MB",
-    "val_loss": "validation", "val_loss_ema": "validation of the average",
+    "val_loss": "validation", "val_loss_ema": "validation, EMA weights",
     "step_ms_worst": "ms of a rank's own work", "step_ms_median": "median of ranks",
 }  # fmt: skip
 LEFT_OUT = ("step", "steps", "bubble", "worst_rank")
@@ -77,7 +77,7 @@ def page(content: PageContent) -> str:
         *_pictures(content.pictures),
         *_kernels(content.kernels),
         *_settings(content.changes),
-        f"<h2>Plan</h2><details><summary>all of it</summary><pre>{escape(content.plan)}</pre></details>",
+        f"<h2>Plan</h2><details><summary>show</summary><pre>{escape(content.plan)}</pre></details>",
         *_files(content.files),
         "</body></html>\n",
     ])  # fmt: skip

@@ -20,7 +20,7 @@ def carry_out(words: Sequence[str]) -> int:
     """Runs ``init FOLDER``, for a folder that is empty or does not exist. Raises ``RequestError``."""
     name, *rest = words
     if len(rest) != 1 or not rest[0] or rest[0].startswith("-"):
-        raise _folder_error(f"{name}: takes one folder, as launcher {name} my_project", words)
+        raise _folder_error(f"{name}: needs one folder, as in: launcher {name} my_project", words)
     try:
         folder = Path(local(rest[0]))
     except ValueError as error:
@@ -35,8 +35,8 @@ def carry_out(words: Sequence[str]) -> int:
         written = write(folder)
     except OSError as error:  # nothing was written
         raise _folder_error(f"{folder}: cannot be written: {error.strerror}", words) from error
-    change_folder = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))}, and "
-    say(f"{folder}: {', '.join(written)}\nto go on: {change_folder}the four commands of README.md")
+    change_folder = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))}, then "
+    say(f"{folder}: {', '.join(written)}\nnext: {change_folder}run the commands in README.md")
     return DONE
 
 

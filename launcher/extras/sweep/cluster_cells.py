@@ -35,10 +35,9 @@ def refuse_long_array(sweep_request: SweepRequest, checked: Sequence[CheckedCell
     sizes = Counter((one.forecast.nodes, one.forecast.ranks) for one in checked if one.forecast is not None)
     longest = max(sizes.values(), default=0)
     if most is not None and longest >= most:
-        text = (
-            f"true: {longest} cells have one size, but an array of this cluster has at most {most - 1} tasks"
-        )
-        problem = Problem("launch.slurm.array", f"{text} (MaxArraySize)", "launch.slurm.array=false")
+        text = f"true: {longest} cells of one size need an array, but this cluster allows at most"
+        text = f"{text} {most - 1} tasks (MaxArraySize)"
+        problem = Problem("launch.slurm.array", text, "launch.slurm.array=false")
         raise BadRequest((problem,), sweep_request.first.origins)
 
 

@@ -75,7 +75,9 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RequestError((Problem("sweep_dir", f"{folder}: cannot be made: {error.strerror}"),)) from error
+        raise RequestError(
+            (Problem("sweep_dir", f"{folder}: cannot be created: {error.strerror}"),)
+        ) from error
 
 
 def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
@@ -107,7 +109,7 @@ def known_cells(folder: Path) -> dict[str, list[str]]:
     # users may edit the file
     rows: list[Any] = [*overrides.values()] if isinstance(overrides, dict) else [None]
     if not all(isinstance(row, list) and all(isinstance(word, str) for word in row) for row in rows):
-        raise RequestError((Problem("sweep_dir", f"{index}: it does not say which overrides each cell has"),))
+        raise RequestError((Problem("sweep_dir", f"{index}: it does not list the overrides of each cell"),))
     return overrides
 
 

@@ -71,7 +71,7 @@ def drawn(rows: Sequence[Mapping[str, str]], titles: Sequence[str], ranks: Seque
 
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" role="img">',
-        f"<title>Settings and what came of them</title><style>{CHART_STYLE}</style>",
+        f"<title>Settings and results</title><style>{CHART_STYLE}</style>",
     ]
     worst_first = sorted(range(len(rows)), key=lambda n: -ranks[n])
     for n in worst_first:
@@ -152,7 +152,7 @@ def _coordinates(results: Results) -> Iterator[str]:
     ]
     ranks = [n / (len(lines) - 1) for n in range(len(lines))]
     titles = [f"{line.name}: {results.metric} {figure(line.value)}" for line in lines]
-    yield f"<h2>What led to {escape(results.metric)}</h2>"
+    yield f"<h2>Settings and {escape(results.metric)}</h2>"
     yield f"<div>{drawn(rows, titles, ranks)}</div>"
 
 
@@ -160,7 +160,7 @@ def _curves(results: Results) -> Iterator[str]:
     """Yields the loss curves of the best cells."""
     best = [line for line in results.lines if len(line.curve) and not line.result.same_as][:CURVES]
     if best:
-        yield "<h2>Losses of the best</h2>"
+        yield "<h2>Losses of the best cells</h2>"
         curves = {f"{number(line.name)}:": line.curve for line in best}
         yield f'<div style="max-width:800px">{charts.chart("loss", curves)}</div>'
 
@@ -201,6 +201,6 @@ def _row(line: ResultLine, keys: Sequence[str], others: Sequence[str], results: 
 
 def _links(files: Sequence[str]) -> Iterator[str]:
     if files:
-        yield '<p class="soft">&#9670; no other cell is as good in metric, speed and memory</p>'
+        yield '<p class="soft">&#9670; on the Pareto front of metric, speed and memory</p>'
         links = (f'<a href="{quote(name)}">{escape(name)}</a>' for name in files)
         yield f"<h2>Files</h2><p>{' &middot; '.join(links)}</p>"

@@ -33,7 +33,7 @@ def intervals(settings: Sweep, axes: Sequence[SweepAxis]) -> Iterator[Problem]:
     for axis in axes:
         if axis.interval is not None and settings.sampler == GRID:
             key, _, shown = axis.words[0].lstrip("+").partition("=")
-            text = f"{shown}: a grid takes lists of values, as {key}=A,B; samplers take intervals"
+            text = f"{shown}: a grid needs a list of values, as in {key}=A,B; only samplers take intervals"
             yield Problem(key, text, "sweep.sampler=tpe sweep.cells=20")
 
 
@@ -43,13 +43,13 @@ def problems(settings: Sweep, axes: Sequence[SweepAxis], jobs: Sequence[Job]) ->
         yield from _sampler(settings, axes)
     else:
         if settings.cells is not None:
-            text = f"{settings.cells}: a grid has as many cells as there are combinations"
+            text = f"{settings.cells}: only for samplers; a grid runs every combination"
             yield Problem("sweep.cells", text, "sweep.sampler=tpe")
         if settings.prune is not None:
-            text = f"{settings.prune}: only a sampler learns from cells that are ended early"
+            text = f"{settings.prune}: only for samplers; a grid runs every cell to its end"
             yield Problem("sweep.prune", text)
     if settings.seeds > 1 and any(axis.varies and axis.key.lstrip("+") == "seed" for axis in axes):
-        yield Problem("sweep.seeds", f"{settings.seeds}: seed varies already")
+        yield Problem("sweep.seeds", f"{settings.seeds}: seed already has several values")
     if settings.certify and not any(_trains(job) for job in jobs):
         yield Problem("sweep.certify", "true: no cell trains, so there are no losses to compare")
     yield from _metric(settings, jobs)
@@ -70,12 +70,10 @@ def _sampler(settings: Sweep, axes: Sequence[SweepAxis]) -> Iterator[Problem]:
         text = f"{settings.sampler}: optuna is not installed: {install_command('optuna')}"
         yield Problem(key, text)
     if not any(axis.varies for axis in axes):
-        text = (
-            f"{settings.sampler}: nothing varies; give a key a list, A,B, or an interval, interval(LOW, HIGH)"
-        )
+        text = f"{settings.sampler}: no key varies; give one a list, A,B, or an interval, interval(LOW, HIGH)"
         yield Problem(key, text)
     if settings.cells is None and settings.minutes is None:
-        text = "null: set how many cells a sampler proposes, or in sweep.minutes how long it runs"
+        text = "null: set how many cells the sampler proposes, or set sweep.minutes"
         yield Problem("sweep.cells", text, "sweep.cells=20")
 
 
@@ -94,14 +92,14 @@ def _metric(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     available = ", ".join(dict.fromkeys(reversed(known)))
     close = get_close_matches(settings.metric, known, 1)
     cure = f"sweep.metric={close[0]}" if close else ""
-    yield Problem("sweep.metric", f"{settings.metric}: no cell reports it; there are {available}", cure)
+    yield Problem("sweep.metric", f"{settings.metric}: no cell reports it; use one of {available}", cure)
 
 
 def _prune(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     if settings.prune is None:
         return
     if settings.seeds > 1:
-        text = f"{settings.seeds}: sweep.prune ends a cell by one run, but each cell has several"
+        text = f"{settings.seeds}: sweep.prune judges a cell by its only run, but each cell has several"
         yield Problem("sweep.seeds", text, "sweep.seeds=1")
     by = metric(settings, jobs)
     if by in (*MEASURED, "seconds"):
@@ -109,7 +107,7 @@ def _prune(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
         yield Problem("sweep.prune", text)
     elif by != "loss" and not any(job.train.eval_every for job in jobs):
         steps = min((job.train.steps or 10 for job in jobs), default=10)
-        text = f"{settings.prune}: watches {by} while cells train, but nothing is validated then"
+        text = f"{settings.prune}: needs {by} during training, but no validation runs then"
         yield Problem("sweep.prune", text, f"train.eval_every={max(1, steps // 10)}")
 
 
@@ -120,10 +118,10 @@ def _elsewhere(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     if key is None:
         return
     if len(keys) > 1:
-        text = "some cells set it and others do not; all cells of a sweep must run in the same place"
+        text = "only some cells set it; all cells of a sweep must run in the same place"
         yield Problem(key, text)
     if "launch.k8s" in keys:
-        text = "cells of a sweep cannot be Kubernetes jobs; write each as a separate run"
+        text = "cells of a sweep cannot be Kubernetes jobs; start each as a separate run"
         yield Problem("launch.k8s", text)
     if settings.sampler != GRID:
         text = f"{settings.sampler}: needs the results of earlier cells, which a cluster reports too late"

@@ -100,10 +100,12 @@ class ResultsWriter:
     def _summary_lines(self, ranked: Results, off: Mapping[str, Gap], missing: bool) -> list[str]:
         out = []
         if len(ranked.front) > 1:
-            out.append(f"front of {self._metric}, speed and memory: {_names(ranked.front)}")
+            out.append(f"Pareto front of {self._metric}, speed and memory: {_names(ranked.front)}")
         if off and all(gap.right for gap in off.values()):
             most = max(gap.early for gap in off.values())
-            out.append(f"the losses of {len(off)} cells are those of the first of their kind, to {most:.1e}")
+            out.append(
+                f"the losses of {len(off)} cells equal those of the same run in another layout, to {most:.1e}"
+            )
         if (self._folder / BEST).is_file() and ranked.best is not None:
             out.append(f"best: {ranked.best.name}, as a recipe in {self._folder / BEST}")
         statuses = [line.result.status for line in ranked.lines]
@@ -112,7 +114,7 @@ class ResultsWriter:
         if {*statuses} & {*WAITING}:
             again = f"; to show their state and submit failed cells again:{again[1:]}"
         else:
-            again = f"; to run those again{again}" if done < len(statuses) else ""
+            again = f"; to run the others again{again}" if done < len(statuses) else ""
         if missing:
             again = (
                 f"; others have not started; to continue: -m sweep_dir={self._folder} and the same overrides"

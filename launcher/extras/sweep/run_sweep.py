@@ -185,5 +185,5 @@ def _shown(request: Request) -> str:
 def _announce(cells: Sequence[CheckedCell]) -> None:
     refused = sum(bool(one.refused) for one in cells)
     if refused:
-        print(f"{refused} of {len(cells)} cells cannot run, the others do:", flush=True)
+        print(f"{refused} of {len(cells)} cells cannot run, the others will:", flush=True)
         print("\n".join(reasons(cells)), flush=True)

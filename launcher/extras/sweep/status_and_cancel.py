@@ -11,7 +11,7 @@ from launcher.extras.sweep import folder
 from launcher.plan.values.text import many
 from launcher.run import slurm, status_logs_cancel
 
-NOTHING = "no run of its own yet"
+NOTHING = "no run yet"
 
 
 def carry_out(words: Sequence[str]) -> int:
@@ -32,7 +32,7 @@ def check(words: Sequence[str]) -> None:
     elif name == "logs":
         at = Path(rest[0])
         one = next(iter(_cells(at)), at)
-        text = f"logs {at}: is a sweep; each cell has its own log: launcher logs {one}"
+        text = f"logs {at}: is a sweep, and each cell has its own log: launcher logs {one}"
         raise RequestError((Problem("", text, "", tuple(words)),))
 
 
@@ -64,8 +64,8 @@ def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
     alive = slurm.jobs() if recorded else frozenset()  # a killed job has not recorded that it ended
     numbers = [number for number in recorded if number in alive]
     if not numbers:
-        text = "no cell is a queued or running Slurm job; cells that run here end with the sweep"
+        text = "no cell is a queued or running Slurm job; cells that run on this machine end with the sweep"
         raise RunError(f"{at}: {text}")
     slurm.ask(["scancel", *numbers])
     jobs = many(len(numbers), "job")
-    yield f"{jobs} of Slurm cancelled; cells that were training save, and the same command resumes them"
+    yield f"{jobs} of Slurm cancelled; cells that were training save; the command of the sweep resumes them"

@@ -126,7 +126,7 @@ def printed(results: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
             yield f"  {line.name}: {line.result.status}: {line.result.error}"
     for name, gap in gaps.items():
         if not gap.right:
-            yield f"  {name}: not the numbers of {gap.of}: off by {gap.early:.1e}, {gap.allowed:.0e} allowed"
+            yield f"  {name}: losses differ from {gap.of} by {gap.early:.1e}, {gap.allowed:.0e} is allowed"
 
 
 def planned(checked: Sequence[CheckedCell]) -> Iterator[str]:

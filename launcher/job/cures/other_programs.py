@@ -111,7 +111,7 @@ _RECOMPUTE = "parallel.recompute={modules: '*'} recomputes; its policy is full o
 _HSDP = "parallel.hsdp={} shards weights and optimizer state"
 
 
-_OVERLAP = "there is no such switch; the plan says what is sent beside the computation"
+_OVERLAP = "there is no such switch; the plan says what is sent during the computation"
 
 
 _SCHEDULE = "schedule=NAME chooses cosine, linear, constant, wsd and others"
@@ -120,13 +120,13 @@ _SCHEDULE = "schedule=NAME chooses cosine, linear, constant, wsd and others"
 _TOKENIZER = "data.tokenizer=file data.tokenizer_file=FILE reads a tokenizer.json"
 
 
-_DATA_PARALLEL = "data-parallel ranks are launch.nproc divided by stages and tp"
+_DATA_PARALLEL = "the number of data-parallel ranks is launch.nproc divided by stages and tp"
 
 
 _SAVE = "checkpoint.every=STEPS saves while training, steps=[train,save] at its end; run_dir is the folder"
 
 
-_LOAD = "checkpoint.resume=PATH goes on with a training; steps.load.path=PATH has the step load read weights"
+_LOAD = "checkpoint.resume=PATH resumes a training; the step load reads weights from steps.load.path=PATH"
 
 
 _CONTEXT = "context parallelism is not supported"
@@ -163,14 +163,14 @@ UNLIKE = {
     "fp8": "fp8 is not supported; train.precision is fp32, fp64, bf16 or fp16",
     **dict.fromkeys(
         ("no_init_parameters_in_compile", "init_parameters_in_compile"),
-        "no parameter is made in a compilation; parallel.deferred_init makes them on their ranks",
+        "compiling makes no parameters; parallel.deferred_init makes each parameter on its ranks",
     ),
     "full_batch": "write parallel.dataset_strategy=full_batch",
     **dict.fromkeys(("enable_parallel_optimizer", "use_distributed_optimizer", "deepspeed"), _HSDP),
     "parallel_optimizer_config": "its keys are shard_size, threshold and optimizer_level of parallel.hsdp",
     **dict.fromkeys(
         ("distributed_type", "strategy", "fsdp_sharding_strategy", "sharding_strategy"),
-        f"{_HSDP}; without it each rank has all of them",
+        f"{_HSDP}; without it each rank keeps all of both",
     ),
     **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), _OVERLAP),
     **dict.fromkeys(
@@ -241,11 +241,12 @@ UNLIKE = {
     "warmup_ratio": "schedule.warmup_steps counts optimizer steps",
     "num_workers": "samples are read by the ranks themselves",
     **dict.fromkeys(
-        ("dropout", "attention_dropout", "hidden_dropout", "lora_dropout"), "the shipped models have none"
+        ("dropout", "attention_dropout", "hidden_dropout", "lora_dropout"),
+        "the shipped models have no dropout",
     ),
     **dict.fromkeys(
         ("out", "output", "output_path"),
-        "a step has its own setting for what it writes, as steps.export.path and steps.prepare.dst",
+        "each step has its own setting for its output, such as steps.export.path and steps.prepare.dst",
     ),
     "momentum": "it is a setting of optim=sgd and of optim=momentum",
 }

@@ -143,7 +143,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
 def _blank_missing(name: str) -> str:
     """An explanation for ``nproc:4``, which is one word in YAML; "" for other names."""
     key, colon, value = name.partition(":")
-    return f": YAML takes a blank after the colon, as in {key}: {value}" if key and colon and value else ""
+    return f": YAML needs a blank after the colon, as in {key}: {value}" if key and colon and value else ""
 
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:
@@ -151,7 +151,7 @@ def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> st
     if "." in parts[bad]:
         group, _, name = parts[bad].rpartition(".")
         return (
-            f": a file has groups of keys, not dots: write {group.replace('.', ': {')}: {{{name}: ...}}"
+            f": a file nests keys instead of joining them: write {group.replace('.', ': {')}: {{{name}: ...}}"
             + "}" * group.count(".")
         )
     why = other_programs.why_not(".".join(parts))
@@ -289,7 +289,7 @@ def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -
     tags = schema_keys.kinds(schema_keys.at(parts, data))
     if tags:
         listed = [t for t in tags if t != "_target_"]
-        return Problem(".".join(parts), f"needs a choice (there are: {', '.join(listed)})")
+        return Problem(".".join(parts), f"needs a choice (options: {', '.join(listed)})")
     field = schema_keys.field_at(parts, data)
     description = f": {field.description}" if field is not None and field.description else ""
     return Problem(".".join(parts), f"needs a value{description}")

@@ -27,7 +27,7 @@ class Checkpoint(Settings):
     encrypt: str | None = None
     accept_plain: Flag = False
     on_error: Literal["stop", "continue"] = Field(
-        "stop", description="when there is no room for one while training"
+        "stop", description="what to do if the disk is full while a training saves"
     )
     accept_changes: tuple[str, ...] = ()
     resume: FilePath = "auto"

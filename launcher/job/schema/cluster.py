@@ -17,10 +17,10 @@ Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 class Link(Settings):
     """A link from one device to the next."""
 
-    latency_us: NotNegative = Field(description="of each step of a ring")
-    gb_per_s: Positive = Field(description="that a device receives")
+    latency_us: NotNegative = Field(description="time of each step of a ring")
+    gb_per_s: Positive = Field(description="speed at which a device receives")
     message_gb_per_s: Positive | None = Field(
-        None, description="of a message from one to another; null: gb_per_s"
+        None, description="speed of a message from one device to another; null: gb_per_s"
     )
 
 
@@ -47,11 +47,11 @@ class KernelEfficiency(Settings):
     A product of (m, k) and (k, n) reaches ``efficiency`` / (1 + ``small`` (1/m + 1/n + 1/k)).
     """
 
-    small: NotNegative = Field(150, description="about the length at which a product loses half")
+    small: NotNegative = Field(150, description="about the length at which a product loses half of its speed")
     attention: Share = Field(0.5, description="share of the peak that fused attention reaches")
     memory: Share = Field(0.75, description="share of memory_gb_per_s that kernels reach")
-    moved: Share = Field(1.0, description="share of the bytes that are left where kernels are fused")
-    launch_us: NotNegative = Field(5, description="of the host, per kernel")
+    moved: Share = Field(1.0, description="share of the bytes that still move where kernels are fused")
+    launch_us: NotNegative = Field(5, description="time of the host per kernel")
     alone: Annotated[Number, Field(ge=1)] = Field(
         1, description="how many times faster a core of cores_per_node is while the others are idle"
     )
@@ -66,29 +66,31 @@ class Overheads(Settings):
         "2 with gloo, which reduces all of them on each rank",
     )
     exposed: NotNegative = Field(
-        0.3, description="share of gradients' time on the network that is waited for"
+        0.3, description="share of the gradients' time on the network for which ranks wait"
     )
-    exposed_sums: NotNegative = Field(0.3, description="the same of unsharded gradients")
-    exposed_tp: NotNegative = Field(1.0, description="the same of collectives over tp")
-    slot_ms: NotNegative = Field(0, description="of the host, per action of a pipeline")
-    step_ms: NotNegative = Field(0, description="of a step")
+    exposed_sums: NotNegative = Field(0.3, description="the same share for unsharded gradients")
+    exposed_tp: NotNegative = Field(1.0, description="the same share for collectives over tp")
+    slot_ms: NotNegative = Field(0, description="time of the host per action of a pipeline")
+    step_ms: NotNegative = Field(0, description="time added to each step")
     crossing_ms: NotNegative = Field(
-        0, description="per collective and rank of tp, once pipelines cross nodes"
+        0, description="time per collective and rank of tp, if pipelines cross nodes"
     )
-    stall_ms: NotNegative = Field(0, description="of a hop between stages on 512 devices; of n: (n/512)**3")
-    near_limit: NotNegative = Field(0, description="a step on a full device takes so many times longer")
-    fragments: NotNegative = Field(0, description="share beside tensors that an allocator cannot use")
-    reserve_gb: NotNegative = Field(0, description="of a device, for others than the plan's tensors")
+    stall_ms: NotNegative = Field(
+        0, description="time added to a hop between stages on 512 devices; times (n/512)**3 on n devices"
+    )
+    near_limit: NotNegative = Field(0, description="added time of a step on a full device, in steps")
+    fragments: NotNegative = Field(0, description="memory lost in the allocator, as a share of the plan's")
+    reserve_gb: NotNegative = Field(0, description="memory of a device for other uses than the plan")
 
 
 class Cluster(Settings):
     """The machines. Null means unknown. Speeds are given all together or not at all."""
 
     name: str | None = None
-    memory_gb: Positive | None = Field(None, description="of the device of a rank; null: unknown")
+    memory_gb: Positive | None = Field(None, description="memory of a rank's device; null: unknown")
     devices_per_node: Count | None = None
     cores_per_node: Count | None = Field(
-        None, description="where ranks are processes on the cores of a node: so many compute at once"
+        None, description="if ranks are processes on the cores of a node: how many compute at once"
     )
     tflops: dict[Precision, Positive] | None = None
     efficiency: Share | None = None

@@ -20,7 +20,7 @@ class Text(Settings):
     path: FilePath | None = Field(None, description="null: the text that ships with the launcher")
     tokenizer: Literal["bytes", "bpe", "file"] = "bytes"
     tokenizer_file: FilePath | None = Field(
-        None, description="of tokenizer=file: a tokenizer.json, as Hugging Face has it"
+        None, description="for tokenizer=file: a tokenizer.json of Hugging Face"
     )
     vocab_size: Annotated[int, Field(ge=256)] = 256
     seq_len: Size = 128
@@ -46,7 +46,7 @@ class Mnist5k(Settings):
 
     name: Literal["mnist5k"]
     val_fraction: Fraction = 0.1
-    size: Size = Field(28, description="side in pixels; larger pads with zeros")
+    size: Size = Field(28, description="side in pixels; a larger side is padded with zeros")
     channels: Literal[1, 3] = 1
 
 
@@ -71,7 +71,7 @@ class Crop(Settings):
     """A random square of the image; names and meaning are those of MindSpore's ``RandomCrop``."""
 
     size: Size | None = Field(None, description="side in pixels; null: data.size")
-    padding: Index = Field(0, description="black pixels around the image before")
+    padding: Index = Field(0, description="black pixels added around the image before the crop")
 
 
 class Normalise(Settings):
@@ -86,14 +86,14 @@ class ImageFolder(Settings):
 
     name: Literal["images"]
     root: FilePath
-    val: FilePath | None = Field(None, description="another such folder; null: val_fraction of root")
+    val: FilePath | None = Field(None, description="the folder for validation; null: val_fraction of root")
     val_fraction: Fraction = 0.1
     size: Size = Field(32, description="side in pixels of the model's input")
     channels: Literal[1, 3] = 3
     crop: Crop | None = None
-    flip: Fraction = Field(0.0, description="probability of being mirrored, left for right")
+    flip: Fraction = Field(0.0, description="probability that an image is mirrored left to right")
     resize: Literal["bilinear", "bicubic", "nearest"] | None = Field(
-        None, description="how images are resized to size, after crop; null: they have it"
+        None, description="how images are resized to size, after crop; null: they have that size"
     )
     normalise: Normalise = Normalise()
 
@@ -140,15 +140,15 @@ class Tokens(Settings):
     name: Literal["tokens"]
     path: Paths | None = None
     sources: tuple[TokenSource, ...] = ()
-    dtype: Literal["uint16", "uint32"] = Field("uint16", description="of files without a header")
-    vocab_size: Size | None = Field(None, description="null: as the headers of the files say it")
+    dtype: Literal["uint16", "uint32"] = Field("uint16", description="dtype of files without a header")
+    vocab_size: Size | None = Field(None, description="null: read from the headers of the files")
     seq_len: Size = 128
     packing: Literal["windows", "best_fit", "single"] = Field(
-        "windows", description="cut as they come; documents whole, padded; one document, padded"
+        "windows", description="windows across documents; whole documents, padded; one document, padded"
     )
     document_mask: Flag = Field(False, description="attention within documents, positions restart")
     end_of_document: Index | None = Field(
-        None, description="the token that ends each document; null: as the headers of the files say it"
+        None, description="the token that ends each document; null: read from the headers of the files"
     )
     val: Paths | None = Field(None, description="held-out files; null: the last val_fraction of each source")
     val_fraction: Fraction = 0.01
@@ -156,8 +156,8 @@ class Tokens(Settings):
     @model_validator(mode="after")
     def _named_once(self) -> Self:
         if (self.path is None) != bool(self.sources):
-            which = "both are given" if self.sources else "neither is"
-            raise ValueError(f"data.path or data.sources says what to read, and {which}; give one of them")
+            which = "both are" if self.sources else "neither is"
+            raise ValueError(f"one of data.path and data.sources must be given, but {which}")
         return self
 
     @property
@@ -172,15 +172,17 @@ class Chat(Settings):
     name: Literal["chat"]
     path: Paths | None = Field(None, description="null: the conversations that ship with the launcher")
     tokenizer: Literal["bytes", "file"] = "bytes"
-    tokenizer_file: FilePath | None = Field(None, description="of tokenizer=file: a tokenizer.json")
+    tokenizer_file: FilePath | None = Field(None, description="for tokenizer=file: a tokenizer.json")
     template: FilePath | None = Field(None, description="a .jinja file; null: the tokenizer's own")
     vocab_size: Size | None = Field(None, description="null: as many as the tokenizer has")
     seq_len: Size = 256
     packing: Literal["single", "best_fit"] = Field(
-        "single", description="one conversation per sample, padded; several where they fit, kept apart"
+        "single", description="one conversation per sample, padded; as many as fit, kept apart"
     )
-    too_long: Literal["error", "cut", "skip"] = Field("error", description="a conversation of more tokens")
-    on_bad: Literal["error", "skip"] = Field("error", description="a row that is not a conversation")
+    too_long: Literal["error", "cut", "skip"] = Field(
+        "error", description="for a conversation of more than seq_len tokens"
+    )
+    on_bad: Literal["error", "skip"] = Field("error", description="for a row that is not a conversation")
     val: Paths | None = Field(None, description="held-out conversations; null: the last val_fraction")
     val_fraction: Fraction = 0.1
     cache: FilePath | None = Field(None, min_length=1, description="folder that keeps the tokens")

@@ -35,14 +35,16 @@ class Drill(Settings):
     """The faults that a drill can inject; one of them is set."""
 
     kill_rank: RankFault | None = Field(None, description="a rank is killed at the start of a step")
-    hang_rank: RankFault | None = Field(None, description="it never comes to the step's first collective")
-    slow_rank: SlowRank | None = Field(None, description="it sleeps in every step from then on")
-    torn_write: RankFault | None = Field(None, description="it is killed while it writes the checkpoint")
+    hang_rank: RankFault | None = Field(None, description="a rank never reaches the step's first collective")
+    slow_rank: SlowRank | None = Field(None, description="a rank sleeps in this step and every later one")
+    torn_write: RankFault | None = Field(None, description="a rank is killed while it writes the checkpoint")
     bitflip: RankFault | None = Field(
-        None, description="one bit of the newest checkpoint flips, and the rank is killed"
+        None, description="one bit of the newest checkpoint flips, and a rank is killed"
     )
-    disk_full: RankFault | None = Field(None, description="the disk takes no more of the checkpoint")
-    lose_node: NodeFault | None = Field(None, description="all ranks of a node are killed; torchrun or Slurm")
+    disk_full: RankFault | None = Field(None, description="the disk is full while the checkpoint is written")
+    lose_node: NodeFault | None = Field(
+        None, description="all ranks of a node are killed; needs torchrun or Slurm"
+    )
 
 
 class Profiler(Settings):

@@ -23,16 +23,16 @@ class Kubernetes(Settings):
     """A Kubernetes job. A pod is a node: all of its ranks start in it."""
 
     kind: Literal["jobset", "pytorchjob", "skypilot"] = "jobset"
-    image: str = Field(min_length=1, description="of the pods, with launcher in it")
+    image: str = Field(min_length=1, description="image of the pods, which contains launcher")
     claim: Name = Field(description="a persistent volume claim that all pods can write")
-    mount: Folder = Field(description="where its folders are, here and in the pods")
+    mount: Folder = Field(description="folder at which the claim is mounted, here and in the pods")
     workdir: Folder | None = Field(None, description="folder that ranks start in; null: the current one")
-    python: str = Field("python", min_length=1, description="of the pods")
+    python: str = Field("python", min_length=1, description="command of Python in the pods")
     namespace: Name | None = None
     gpus_per_node: Index | None = None
-    gpu: str | None = Field(None, min_length=1, description="its name, for SkyPilot")
-    cpus: Count | None = Field(None, description="of a pod")
-    memory_gb: Count | None = Field(None, description="of a pod")
+    gpu: str | None = Field(None, min_length=1, description="name of the GPU, for SkyPilot")
+    cpus: Count | None = Field(None, description="CPUs of a pod")
+    memory_gb: Count | None = Field(None, description="memory of a pod")
     signal_s: Count = Field(300, description="seconds that a pod has to save when it is told to stop")
     setup: tuple[str, ...] = Field((), description="lines of bash before the ranks start")
     env: dict[str, Text] = {}
@@ -67,14 +67,14 @@ class Slurm(Settings):
     gpus_per_node: Index | None = None
     cpus_per_task: Count | None = None
     signal_s: Count | None = Field(
-        None, description="seconds before the end of its time that ranks save; null: as measured, else 300"
+        None, description="seconds before the end of its time when ranks save; null: as measured, else 300"
     )
     extra: tuple[str, ...] = Field((), description="more options of sbatch")
     setup: tuple[str, ...] = Field((), description="lines of bash before the ranks start")
     container: str | None = None
     array: Flag = Field(True, description="a sweep is an array; false: one allocation for all of its cells")
     array_parallel: Count | None = Field(
-        None, description="cells of a sweep at a time; null: an array's all, an allocation's one"
+        None, description="cells of a sweep at a time; null: all of an array, one in an allocation"
     )
     submit: Flag = Field(True, description="false: write the batch file only")
 
@@ -85,7 +85,7 @@ NOT_NAMES = ("gpu", "gpus", "nvidia", "none", "null", "true", "false")
 def _torch_name(name: str) -> str:
     """Accepts torch's names for devices and backends, but not common words for a GPU."""
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in NOT_NAMES:
-        raise PydanticCustomError("torch_name", "should be a name that torch has, in lower case")
+        raise PydanticCustomError("torch_name", "should be torch's name of it, in lower case")
     return name
 
 
@@ -101,15 +101,15 @@ class Launch(Settings):
     backend: Literal["auto", "gloo", "nccl"] | TorchName = "auto"
     device: Literal["auto", "cpu", "cuda"] | TorchName = "auto"
     max_restarts: Index = 0
-    elastic: Flag = Field(
-        False, description="fewer ranks of torchrun than before: continue with those that are left"
-    )
+    elastic: Flag = Field(False, description="if torchrun starts fewer ranks than before, continue with them")
     timeout_s: Number = Field(600.0, gt=0)
     port: Annotated[int, Field(ge=0, le=65535, strict=True)] | None = Field(
         None, description="null: a free one, chosen by the system"
     )
     threads: Many = Field(1, description="CPU threads per rank")
-    check_memory: Flag = Field(True, description="refuse what does not fit the memory of this machine")
-    signal_save: Flag = Field(True, description="a signal that asks to stop: save a checkpoint first")
-    slurm: Slurm | None = Field(None, description="a job of Slurm in place of ranks here")
-    k8s: Kubernetes | None = Field(None, description="a job of Kubernetes, written in place of ranks here")
+    check_memory: Flag = Field(True, description="refuse a run that does not fit the memory of this machine")
+    signal_save: Flag = Field(True, description="save a checkpoint before a signal stops the run")
+    slurm: Slurm | None = Field(None, description="submit a job of Slurm instead of starting ranks here")
+    k8s: Kubernetes | None = Field(
+        None, description="write a job of Kubernetes instead of starting ranks here"
+    )

@@ -18,7 +18,7 @@ MOST_LAYERS = 1000
 def _few_layers(layers: int) -> int:
     """Refuses more layers than planning can trace in seconds."""
     if layers > MOST_LAYERS:
-        raise ValueError(f"should be at most {MOST_LAYERS}: a plan follows each layer")
+        raise ValueError(f"should be at most {MOST_LAYERS}: planning traces each layer")
     return layers
 
 
@@ -114,6 +114,6 @@ class HuggingFace(ModelSettings):
 
     name: Literal["hf"]
     path: FilePath
-    weights: Flag = Field(True, description="train from the folder's; false: from new ones, drawn from seed")
+    weights: Flag = Field(True, description="start from the folder's weights; false: from new ones of seed")
     task: Literal["causal_lm", "image_classification"] = "causal_lm"
     config: dict[str, Any] = Field({}, description="keys that differ from config.json")

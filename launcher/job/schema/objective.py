@@ -16,7 +16,9 @@ class CrossEntropy(Settings):
 
     name: Literal["cross_entropy"] = "cross_entropy"
     label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
-    z_loss: Rate = Field(0.0, description="times the square of the log of the softmax's denominator, added")
+    z_loss: Rate = Field(
+        0.0, description="weight of the squared log of the softmax's denominator in the loss"
+    )
     ignore_index: Integer = Field(-100, description="a target that is ignored")
 
 

@@ -187,7 +187,9 @@ class Recompute(Settings):
     @model_validator(mode="after")
     def _chosen(self) -> Self:
         if self.modules == AUTO and (self.policy != "full" or self.every != 1):
-            raise ValueError("modules auto chooses which blocks run again, and the policy of each")
+            raise ValueError(
+                "modules auto chooses the blocks and the policy of each; leave out policy and every"
+            )
         return self
 
 

@@ -42,10 +42,12 @@ def local(path: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("should be a path in UTF-8") from None
     if longest > LONGEST_NAME or len(path) > LONGEST_PATH:
-        raise ValueError(f"should be a path of at most {LONGEST_PATH} letters, and names of {LONGEST_NAME}")
+        raise ValueError(
+            f"should be a path of at most {LONGEST_PATH} characters, with names of at most {LONGEST_NAME}"
+        )
     if _UNEXPANDED.match(path):
-        why = f"should be a path: {path.partition('/')[0]} is a word of the shell"
-        raise ValueError(f"{why}; write the folder that it stands for, or ./{path} for one of this name")
+        why = f"should be a path: {path.partition('/')[0]} is expanded only by the shell"
+        raise ValueError(f"{why}; write the folder that it stands for, or ./{path} for a folder of this name")
     if (match := _SCHEME.match(path)) is None:
         return path
     if match[1] == "file":
@@ -67,7 +69,7 @@ def checked(path: str) -> str:
         if any(not part or part.startswith(".") for part in parts):
             raise ValueError(f"should be {RUN}NAME, a name in the run folder")
         if parts[0] in TAKEN:
-            raise ValueError(f"the run itself writes {parts[0]} in its folder")
+            raise ValueError(f"the run itself writes {parts[0]} in its folder; choose another name")
     return path
 
 

@@ -47,7 +47,7 @@ class Search(Settings):
 
     over: dict[str, Candidates] = Field({}, description="keys below parallel: auto, or a list of candidates")
     measure: Index = Field(
-        0, description="the best so many run for a few steps; what they take decides, and refits the cluster"
+        0, description="so many of the best run for a few steps; their times decide, and refit the cluster"
     )
     steps: Count = Field(8, description="optimizer steps of each run that is measured")
     best: FilePath | None = Field(
@@ -162,18 +162,20 @@ class Sweep(Settings):
     )
     parallel: Many | Literal["auto"] = "auto"
     sampler: Literal["grid", "random", "tpe"] = GRID
-    cells: Many | None = Field(None, description="that a sampler proposes; null: as many as the time allows")
-    minutes: Number | None = Field(
-        None, gt=0, allow_inf_nan=False, description="after which no cell begins; null: no limit"
+    cells: Many | None = Field(
+        None, description="cells that a sampler proposes; null: as many as the time allows"
     )
-    seed: Index = Field(0, description="of the sampler")
+    minutes: Number | None = Field(
+        None, gt=0, allow_inf_nan=False, description="minutes after which no cell starts; null: no limit"
+    )
+    seed: Index = Field(0, description="seed of the sampler")
     metric: str | None = Field(
         None, min_length=1, description="null: val_loss, or loss where nothing is validated"
     )
     goal: Goal = "min"
     prune: Literal["asha", "median"] | None = Field(
-        None, description="ends cells whose metric is worse at a validation"
+        None, description="ends a cell whose metric is worse than that of others at a validation"
     )
     seeds: Many = Field(1, description="runs of each cell, with one seed after another")
-    plan: Flag = Field(False, description="plan all cells, print what is predicted, run none")
-    certify: Flag = Field(False, description="compare the losses of cells that differ in their layout only")
+    plan: Flag = Field(False, description="plan all cells, print the predictions, run none")
+    certify: Flag = Field(False, description="compare the losses of cells that differ only in their layout")

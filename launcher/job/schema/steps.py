@@ -96,7 +96,7 @@ class Calibrate(Settings):
     kind: Literal["calibrate"] = "calibrate"
     to: FilePath = "run:here.yaml"
     seconds: Number = Field(90.0, gt=0)
-    spread: Number = Field(0.3, gt=0, description="largest one of a constant that is written")
+    spread: Number = Field(0.3, gt=0, description="largest spread of a constant that is written")
 
     @field_validator("to")
     @classmethod
@@ -129,7 +129,7 @@ class Transform(Settings):
         "launcher", description="a checkpoint, or rank files"
     )
     prefix: str | None = Field(
-        None, min_length=1, pattern=r"^[^/\\\x00]+$", description="of the names of rank files"
+        None, min_length=1, pattern=r"^[^/\\\x00]+$", description="prefix of the names of rank files"
     )
     strategy: FilePath | None = None
     nproc: Ranks = 1
@@ -154,25 +154,25 @@ class Export(Settings):
     weights: Weights = "trained"
     path: FilePath | None = None
     format: Literal["safetensors", "hf"] | None = Field(
-        None, description="null: hf of model=hf, else safetensors"
+        None, description="null: hf for model=hf, else safetensors"
     )
-    names: NameTable | None = Field(None, description="our names to theirs; null: as they are")
+    names: NameTable | None = Field(None, description="{our name: their name}; null: unchanged")
     max_shard_size: str = "5GB"
     beside: tuple[FilePath, ...] = ()
     overwrite: Flag = False
     dtype: Precision | None = Field(
         None,
-        description="of floating weights; null: of model=hf that of its folder, else as they were trained",
+        description="dtype of floating-point weights; null: the folder's for model=hf, else as trained",
     )
     lora: Literal["merged", "separate"] = Field(
         "merged",
-        description="adapters in the weights beside them, or by themselves as PEFT has them",
+        description="adapters are added to their base weights, or written alone as PEFT does",
     )
     check: Flag = True
     tolerance: Number | None = Field(
         None,
         gt=0,
-        description="largest difference of the two losses; null: 1e-5, or of merged halves a rounding",
+        description="largest difference of the losses; null: 1e-5, or one rounding of merged half weights",
     )
 
 
@@ -184,7 +184,7 @@ class Import(Settings):
         description="a Hugging Face or torch DCP folder, MindSpore's rank folders, or one file"
     )
     strategy: FilePath | None = None
-    names: NameTable | None = Field(None, description="their names to ours; null: as they are")
+    names: NameTable | None = Field(None, description="{their name: our name}; null: unchanged")
     strict: Flag = True
 
 
@@ -216,21 +216,21 @@ class Prepare(Settings):
     src: Paths = Field(description="a file, a folder of files, a pattern, or a list of them")
     dst: FilePath = Field(min_length=1, description="folder to make")
     format: Literal["auto", "text", "jsonl", "parquet", "arrow"] = Field(
-        "auto", description="of the files; auto: by their names"
+        "auto", description="format of the files; auto: by their names"
     )
-    field: str = Field("text", min_length=1, description="of a JSON object, or column, that has the text")
-    documents: Literal["file", "line"] = Field("file", description="of plain text")
+    field: str = Field("text", min_length=1, description="key of a JSON object, or column, of the text")
+    documents: Literal["file", "line"] = Field("file", description="what is a document in plain text")
     tokenizer: Literal["file", "bpe", "bytes"] = "file"
-    tokenizer_file: FilePath | None = Field(None, description="of tokenizer=file: a tokenizer.json")
+    tokenizer_file: FilePath | None = Field(None, description="for tokenizer=file: a tokenizer.json")
     vocab_size: Annotated[int, Field(ge=257, strict=True)] | None = Field(
-        None, description="of tokenizer=bpe, which is trained on the first of the text"
+        None, description="for tokenizer=bpe, which is trained on the beginning of the text"
     )
     end_of_document: str | None = Field(
-        None, min_length=1, description="ends each document; null: the tokenizer's eos_token"
+        None, min_length=1, description="token that ends each document; null: the tokenizer's eos_token"
     )
-    on_bad: Literal["error", "skip"] = Field("error", description="rows that are not JSON or not UTF-8")
+    on_bad: Literal["error", "skip"] = Field("error", description="for rows that are not JSON or not UTF-8")
     shard_tokens: Count = Field(
-        1 << 26, description="in a file, at least; a restart continues after complete files"
+        1 << 26, description="least number of tokens in a file; a restart continues after complete files"
     )
     workers: Many | None = Field(None, description="processes; null: one per core")
     overwrite: Flag = False

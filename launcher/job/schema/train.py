@@ -74,9 +74,9 @@ class Train(Settings):
     def _said_once(cls, epochs: int | None, info: ValidationInfo) -> int | None:
         steps = info.data.get("steps", epochs)
         if epochs is None and steps is None and "steps" in info.data:
-            text = "this or train.epochs says how long to train, and neither is given"
+            text = "train.steps or train.epochs must say how long to train; set one of them"
             raise ValueError(f"train.steps=null: {text}")
         if None not in (epochs, steps) and "steps" in info.data:
-            text = f"train.steps={steps} says how long to train already"
+            text = f"train.steps={steps} already says how long to train"
             raise ValueError(f"train.epochs={epochs}: {text}; use train.steps=null")
         return epochs

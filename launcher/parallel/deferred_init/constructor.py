@@ -123,7 +123,7 @@ class FakeDevice(TorchFunctionMode):
         with self.tape.paused():
             out = func(*args, **kwargs)
         if tensors(out):
-            self.tape.fail(f"calls {func.__name__}, which looks at numbers inside")
+            self.tape.fail(f"calls {func.__name__}, which reads values inside")
         return out
 
     def _ours(self, t: torch.Tensor, func: Any) -> bool:
@@ -297,7 +297,7 @@ def owned(model: nn.Module) -> nn.Module:
         if t.layout is not torch.strided:
             kind = str(t.layout).removeprefix("torch.")
             text = f"{name} is {kind}, and the launcher initialises, sends and saves dense tensors only"
-            text += "; register its dense parts as buffers, and make it of them in the forward"
+            text += "; register its dense parts as buffers, and build it from them in the forward"
             raise RequestError((Problem("model", text),))
 
     # tensors in plain attributes

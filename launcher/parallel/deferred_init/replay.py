@@ -99,7 +99,7 @@ class Log:
         places = self.touched.get(at, [])
         places = places[: bisect_left(places, before)]
         if not places:
-            raise NotReplayable(f"{name}: its numbers do not come from operations of the constructor")
+            raise NotReplayable(f"{name}: no operation of the constructor made its values")
         last = next((i for i in range(len(places) - 1, 0, -1) if at in self.ops[places[i]].fills), 0)
         return [places[0], *places[max(last, 1) :]]
 
@@ -122,7 +122,7 @@ def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | Non
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         places = log.origin([(key(target), len(log.ops))], name)
-        return _there(_run(log, places, seed, fill), target.detach())
+        return _with_values(_run(log, places, seed, fill), target.detach())
 
 
 def start(log: Log, draw: Draw, seed: int) -> None:
@@ -159,7 +159,7 @@ def _run(log: Log, places: Sequence[int], seed: int, fill: int | None) -> dict[i
 def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
     """Repeat one operation, in real memory."""
     torch.set_default_dtype(op.dtype)
-    args, kwargs = tree_map_only(torch.Tensor, lambda t: _there(real, t), (op.args, op.kwargs))
+    args, kwargs = tree_map_only(torch.Tensor, lambda t: _with_values(real, t), (op.args, op.kwargs))
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     out = op.func(*args, **kwargs)
@@ -182,7 +182,9 @@ def _laid_out(t: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
     """
     if t.shape != recorded.shape or t.dtype != recorded.dtype:
         was, now = (f"{str(a.dtype).removeprefix('torch.')} {list(a.shape)}" for a in (recorded, t))
-        raise NotReplayable(f"an operation of the constructor made {now}, and {was} on the meta device")
+        raise NotReplayable(
+            f"an operation of the constructor makes {now} on the CPU, but {was} on the meta device"
+        )
     t = t.resolve_conj().resolve_neg()
     place = (recorded.stride(), recorded.storage_offset())
     if (t.stride(), t.storage_offset()) == place:
@@ -192,7 +194,7 @@ def _laid_out(t: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
     return made.as_strided(t.shape, *place).copy_(t)
 
 
-def _there(real: dict[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:
+def _with_values(real: dict[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:
     """Return ``t`` with its values: the same bytes, read as ``t`` reads them.
 
     A view may have another dtype (``.real``, ``.view(torch.int32)``), or be conjugated or negative.

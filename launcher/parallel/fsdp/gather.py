@@ -123,7 +123,7 @@ class GatherOrder:
         try:
             yield
             if turns is not None and self._at < len(turns):
-                self._make_good(len(turns))
+                self._catch_up(len(turns))
                 if turns is self._backward:
                     end_backward(self._root())
         finally:
@@ -162,7 +162,7 @@ class GatherOrder:
             if self._turns is self._backward:  # recomputed in the backward
                 at = self._next(i, "backward")
                 if at is not None:
-                    self._make_good(at)
+                    self._catch_up(at)
             elif not self._take(i, "forward") and not group.is_unsharded:
                 raise self._out_of_order(i, "is called")
             out = enter(*args)
@@ -247,12 +247,12 @@ class GatherOrder:
         at = self._next(i, *kinds)
         if at is None or self._turns is None:
             return None
-        self._make_good(at)
+        self._catch_up(at)
         self._at = at + 1
         return self._turns[at]
 
-    def _make_good(self, until: int) -> None:
-        """Run the collectives that this rank has skipped, as other ranks may not have skipped them."""
+    def _catch_up(self, until: int) -> None:
+        """Run the collectives before turn ``until`` that this rank has skipped: other ranks may run them."""
         assert self._turns is not None
         while self._at < until:
             at = self._at
@@ -309,7 +309,7 @@ class GatherOrder:
         row = self.rows[i]
         names = ", ".join(m or "the model" for m in row.modules)
         text = f"{names} (stage {row.stage}) {action} more often than planned, or in another order"
-        return RunError(f"{text}; {IN_ANY_ORDER} does not depend on that")
+        return RunError(f"{text}; with {IN_ANY_ORDER} any order is possible")
 
 
 def _group(part: StagePart, row: GatherGroup) -> Any:

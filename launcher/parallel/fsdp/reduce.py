@@ -223,7 +223,7 @@ class ReduceOrder:
             and any(unreduced(p) is not None for p in group.fsdp_params)
         ):
             names = ", ".join(m or "the model" for m in self._order.rows[i].modules)
-            text = f"{names}: a gradient came after those of its group had been summed"
+            text = f"{names}: a gradient arrived after the gradients of its group had been reduced"
             raise RunError(f"{text} (try: {OFF})")
         reduce_grads, group.reduce_grads = group.reduce_grads, False
         post_backward()

@@ -43,9 +43,7 @@ def copied(model: M, parameter_hooks: bool = False) -> M:
         out = copy.deepcopy(model, memo)
     except Exception:  # the user's object may raise anything
         memo = empty | _single(model)
-        with owned(
-            "model", f"{type(model).__name__}: it cannot be copied, as planning does by copy.deepcopy"
-        ):
+        with owned("model", f"{type(model).__name__}: planning copies it with copy.deepcopy, which fails"):
             out = copy.deepcopy(model, memo)
 
     # functions and hooks, which deepcopy does not copy

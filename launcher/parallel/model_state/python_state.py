@@ -311,12 +311,13 @@ def counters(
         lost = [n for n, leaf in owners.items() if leaf is None]
         if lost:
             text = f"the forward changes {lost[0]}, which is on no stage"
-            why = "no other stage and no later step would see it"
+            why = "no other stage and no later step would see the change"
             raise RequestError((Problem("model", f"{text}: {why}; keep it in a module that has a stage"),))
         if len(set(owners.values())) > 1:
-            text = f"the forward changes {names[0]}, which is also {' and '.join(names[1:])}, in Python"
-            cure = "give each its own, or hand on a tensor"
-            raise RequestError((Problem("model", f"{text}: another stage would not see it; {cure}"),))
+            text = f"the forward changes {names[0]}, a Python object that is also {' and '.join(names[1:])}"
+            cure = "give each module its own, or pass a tensor from one to the other"
+            why = "another stage would not see the change"
+            raise RequestError((Problem("model", f"{text}: {why}; {cure}"),))
         if key not in after.shared_generators:
             out |= dict.fromkeys(names)
     return [*out]

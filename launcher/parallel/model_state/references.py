@@ -100,8 +100,8 @@ def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()
             place = array.__array_interface__["data"][0]
             of = next((n for begin, size, n in places if begin <= place < begin + size), None)
             if of is not None:
-                text = f"{at} is an array of numpy that shares memory with {of}"
-                text += ", and would no longer see its updates"
+                text = f"{at} is a numpy array that shares memory with {of}"
+                text += ", but the array would no longer see its updates"
                 out.setdefault(at, Problem("model", f"{text}; compute it from {of} in the forward"))
     return list(out.values())
 
@@ -118,8 +118,8 @@ def _arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def _itself(at: str, name: str) -> Problem:
-    text = f"{at} holds the parameter {name}, but sharding replaces that tensor by another one"
-    return Problem("model", f"{text}; get it from its module each time instead")
+    text = f"{at} holds the parameter {name}, but sharding replaces that tensor with another one"
+    return Problem("model", f"{text}; read the parameter from its module each time instead")
 
 
 def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
@@ -142,8 +142,8 @@ def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 
 def _node(at: str, node: Node) -> Problem:
-    text = f"{at} holds a node of autograd ({node.name()}) that the constructor made"
-    why = "and the launcher replaces the weights that it belongs to, so hooks of the node are not called"
+    text = f"{at} holds an autograd node ({node.name()}) that the constructor made"
+    why = "but the launcher replaces the weights of that node, so the node's hooks are not called"
     cure = "use register_hook or register_post_accumulate_grad_hook of the weight instead"
     return Problem("model", f"{text}, {why}; {cure}")
 
@@ -326,7 +326,7 @@ def unmarked(lost: dict[str, tuple[str, ...]]) -> Iterator[None]:
             raise AttributeError(f"'{type(t).__name__}' object has no attribute '{name}'")
         text = f"the forward reads the attribute {name} of {lost[name][0]}"
         why = "which is lost when the tensor is placed"
-        raise RequestError((Problem("model", f"{text}, {why}; keep it on the module"),))
+        raise RequestError((Problem("model", f"{text}, {why}; store it on the module"),))
 
     if not lost:
         yield
@@ -417,7 +417,7 @@ def leaving(model: nn.Module) -> Iterator[None]:
         forget()
     new = [at for key, (at, _) in tensors_outside(model).items() if key not in before]
     if new:
-        text = f"the forward keeps tensors in {new[0]}"
-        why = "where ranks would see the empty tensors of the plan"
+        text = f"the forward stores tensors in {new[0]}"
+        why = "where ranks would find the plan's tensors without values"
         cure = "make them buffers, or compute them each time"
         raise RequestError((Problem("model", f"{text}, {why}; {cure}"),))

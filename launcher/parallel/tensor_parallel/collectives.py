@@ -43,7 +43,9 @@ class CollectiveResults:
         t, version = self.kept[self._next], self._versions[self._next]
         self._next += 1
         if t._version != version:
-            text = "a tensor that came over tp was changed in place, but is needed again unchanged"
+            text = (
+                "a result of a collective over tp was changed in place, but recomputation needs the original"
+            )
             raise RunError(f"{text} (try: parallel.recompute.comm=recompute)")
         return t.detach()
 

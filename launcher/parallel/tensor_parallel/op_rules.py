@@ -134,8 +134,8 @@ def _cut_dim(name: str, here: Shape, full: Shape, tp: int) -> int:
     """Return the dim of ``full`` of which ``here`` is the part of one rank of ``tp``."""
     differ = [d for d, (a, b) in enumerate(zip(here, full, strict=False)) if a != b]
     if len(here) != len(full) or len(differ) != 1 or here[differ[0]] * tp != full[differ[0]]:
-        made = f"{name} of a tensor cut over tp makes {list(here)}"
-        raise CutRefused(f"{made}, not a part of the {list(full)} of the full model")
+        made = f"{name} of a tensor cut over tp has shape {list(here)}"
+        raise CutRefused(f"{made}, which is not one rank's part of the full model's shape {list(full)}")
     return differ[0]
 
 
@@ -147,7 +147,7 @@ def _check_rule(call: OpCall) -> None:
         good = _aligned(call)
     else:
         text = f"{call.name} of a tensor cut over tp on dim {call.dim}"
-        raise CutRefused(f"{text}: not known to work part by part")
+        raise CutRefused(f"{text} is not known to work part by part")
     if not good:
         raise CutRefused(f"{call.name} needs all of dim {call.dim}, but a rank of tp has only a part of it")
 
@@ -160,10 +160,10 @@ def refuse_cut_features(name: str, module: str, dims: int) -> None:
     text = f"{module} needs all features of its input, which arrives cut over tp"
     if name == "linear":
         cure = quote(f"{KEY}.{module}.weight=[null, tp]")
-        raise CutRefused(f"{text}; cut its weight on them too", KEY, cure)
+        raise CutRefused(f"{text}; cut its weight on the features too", KEY, cure)
     if name in ("layer_norm", "rms_norm"):
         cure = quote(f"{KEY}.{module}.input={axes_text(((),) * dims)}")
-        raise CutRefused(f"{text}; have them gathered before it", KEY, cure)
+        raise CutRefused(f"{text}; gather them before the layer", KEY, cure)
 
 
 def _always(call: OpCall) -> bool:

@@ -92,8 +92,8 @@ def in_pieces(
     out = follow(model, tuple(s.operator for s in spreads), tp, inputs, lengths=lengths)
     for a, s in zip(spreads, out.spreads, strict=True):
         if a != replace(s, comms=()):
-            text = f"{s.operator.module} gets another cut for a piece of a sequence"
-            raise RequestError((Problem(s.operator.where, f"{text} than for all of it"),))
+            text = f"{s.operator.module} is cut differently for a piece of a sequence"
+            raise RequestError((Problem(s.operator.where, f"{text} than for the full sequence"),))
     return out
 
 
@@ -170,7 +170,7 @@ def _together(
     for o, s in now.items():
         earlier = before.get(o)
         if earlier is not None and replace(earlier, comms=()) != replace(s, comms=()):
-            text = f"{o.module} gets different cuts for the pieces of a sequence"
+            text = f"{o.module} is cut differently for different pieces of a sequence"
             raise RequestError((Problem(o.where, text),))
         out[o] = s if earlier is None else replace(s, comms=(*earlier.comms, *s.comms))
     return out
@@ -211,7 +211,7 @@ def _refuse(run: ShardingTracker) -> None:
     """Refuse a branch on values, because only one side of it was traced."""
     at = run.where[-1] or "the model's own forward"
     text = f"{at} branches on the values of its inputs or weights"
-    raise CutRefused(f"{text}, which cannot be traced next to operators that are cut over tp", KEY)
+    raise CutRefused(f"{text}; a branch cannot be traced next to operators that are cut over tp", KEY)
 
 
 def _begin(run: ShardingTracker, name: str, *_: Any) -> None:
@@ -247,10 +247,10 @@ def _output(outs: list[tuple[Tensor, CutState]], run: ShardingTracker) -> Cut:
     # the last operator can gather it
     last = [*run.spreads][-1]
     text = f"the model's output is cut on dim {dim} over tp"
-    way = "the loss takes it full or cut on the classes"
+    way = "the loss takes a full output or one cut on its classes"
     full_axes = axes_text(((),) * t.dim())
     cure = quote(f"{KEY}.{last.key}.output={full_axes}")
-    raise RequestError((Problem(last.where, f"{text}, and {way}", cure),))
+    raise RequestError((Problem(last.where, f"{text}, but {way}", cure),))
 
 
 def _operate(
@@ -338,7 +338,7 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> ShardedOperator:
         return ShardedOperator(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
     takes = x.dim() - 1 if o.mode == "row" else None
     if o.input is not None and requested not in (arrives, takes):
-        text = f"input {axes_text(o.input)} is not what arrives, which is {_words(arrives)}"
+        text = f"input {axes_text(o.input)} differs from the tensor that arrives, which is {_words(arrives)}"
         raise CutRefused(f"{o.module}: {text}", o.where)
     if takes is not None and arrives != takes and x.shape[takes] % n:
         text = f"{o.module}: its input has {x.shape[takes]} features, not a multiple of tp={n}"
@@ -366,7 +366,9 @@ def _requested_cut(o: Operator, name: Literal["input", "output"], t: Tensor, n: 
         raise CutRefused(text, o.where)
     dim = tp_dim(axes)
     if dim is not None and dim != now and t.shape[dim] % n:
-        cut = f"{name} {axes_text(axes)} cuts dim {dim}, of {t.shape[dim]}, which does not divide by tp={n}"
+        cut = (
+            f"{name} {axes_text(axes)} cuts dim {dim} of size {t.shape[dim]}, which does not divide by tp={n}"
+        )
         raise CutRefused(f"{o.module}: {cut}", o.where)
     return dim
 

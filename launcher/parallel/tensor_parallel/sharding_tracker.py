@@ -78,7 +78,7 @@ class ShardingTracker:
             or self.full_rows[at][0] != name
             or len(self.full_rows[at][1]) != len(shapes)
         ):
-            text = f"{name} runs here only with the pieces of a rank"
+            text = f"{name} runs here with the pieces of a rank, but not in the full model"
             raise CutRefused(f"{text}: the code depends on shapes that are cut")
         return self.full_rows[at][1]
 

@@ -38,9 +38,9 @@ class SideChannels:
         self.left: dict[tuple[str, Key], tuple[str, Any]] = {}
 
     def begin(self, name: str) -> str:
-        """Return what was changed since leaves ran, or "", when leaf ``name`` is about to run."""
+        """Return, before leaf ``name`` runs, state that code outside of leaves has changed, or ""."""
         self.outer = self._outer()
-        return self._changed_attribute(name) or self._set()
+        return self._changed_attribute(name) or self._changed_variable()
 
     def end(self, name: str) -> None:
         """Record the state after leaf ``name``, which may have changed objects of other leaves too."""
@@ -67,8 +67,8 @@ class SideChannels:
         return "", ""
 
     def over(self) -> tuple[str, str]:
-        """Return, at the end of the forward, what was changed after a leaf had run, and that leaf."""
-        last = self._set()
+        """Return, after the forward, state that was changed after a leaf had run, and that leaf."""
+        last = self._changed_variable()
         for name in self.leaves:
             at = last or self._changed_attribute(name)
             if at:
@@ -79,8 +79,8 @@ class SideChannels:
         """Return an attribute of leaf ``name`` that code outside of leaves has changed, or ""."""
         return next((_below(name, at) for at, _ in changed(self.own[name], _own(self.leaves[name]))), "")
 
-    def _set(self) -> str:
-        """Return a variable that differs from what leaves have left, or ""."""
+    def _changed_variable(self) -> str:
+        """Return a variable that code outside of leaves has changed, or ""."""
         return next((at for at, _ in changed(self.around, variables(self.files))), "")
 
     def _outer(self) -> PythonState:

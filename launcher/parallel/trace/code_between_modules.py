@@ -158,7 +158,7 @@ class Tracer(Capture):
         """Refuse an operation that belongs to no node."""
         if not self.eager and torch._C._current_graph_task_id() == -1:
             name = func._schema.name.removeprefix("aten::")
-            raise self.refuse(f"{name} runs there, invisible to torch's Python side")
+            raise self.refuse(f"{name} runs there without a call in Python that could be recorded")
 
     def read(self, name: str) -> None:
         """Refuse an outside read of Python state that a leaf changes: the graph would keep its value."""
@@ -208,7 +208,7 @@ def trace(
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     counts = changed(once, variables(modules))
     if counts:
-        text = f"the forward changes {counts[0][0]} with every call, which differs in each process"
+        text = f"every call of the forward changes {counts[0][0]}, whose value differs in each process"
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     _steady(tracer, model, leaves, inputs)
     unentangled(original, {str(n.target): call[1:] for n, call in tracer.calls.items()}, tracer.watch.values)
@@ -256,8 +256,8 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
             _follow(model, leaves, inputs)
     if read:
         text = f"the backward changes {next(iter(read))}, which the forward reads"
-        why = "a pipeline runs other forwards before it than one process does"
-        raise RequestError((Problem("model", f"{text}, and {why}; change it in the forward"),))
+        why = "a pipeline runs other forwards before that backward than one process does"
+        raise RequestError((Problem("model", f"{text}, but {why}; change it in the forward"),))
 
 
 def follow(
@@ -327,7 +327,7 @@ def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
             text = f"{path or type(model).__name__} has a backward hook"
             why = "its forward is cut between the stages"
             cure = "put the hook on a module that has a stage of its own"
-            raise RequestError((Problem("model", f"{text}, and {why}; {cure}"),))
+            raise RequestError((Problem("model", f"{text}, but {why}; {cure}"),))
 
 
 @contextmanager

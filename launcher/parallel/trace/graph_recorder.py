@@ -60,10 +60,10 @@ def writable_name(target: Any) -> Any:
 def why_foreign(t: torch.Tensor) -> str:
     """Return why a tensor that belongs to neither the model nor the trace cannot be used."""
     if torch._C._functorch.maybe_current_level() is not None:
-        return "it calls torch.func (vmap, grad), whose tensors are nowhere else"
+        return "it calls torch.func (vmap, grad), whose tensors exist only inside of that call"
     if isinstance(t, nn.Parameter):
         text = "it uses a parameter of another copy of the model"
-        return f"{text}, as a function made by __init__ around self does"
+        return f"{text}, for example in a function that __init__ made and that refers to self"
     return "it uses a tensor that was not created there and is neither a parameter nor a buffer of the model"
 
 
@@ -334,7 +334,7 @@ class Capture(TorchFunctionMode):
         if torch._C._len_torch_dispatch_stack() < self.modes_below:
             # a mode below autograd works on an operation that came through no function
             text = "it runs native code, of torch.jit.script or of an extension"
-            raise self.refuse(f"{text}, whose gradient no recording shows")
+            raise self.refuse(f"{text}, whose gradient cannot be recorded")
 
         # properties of a tensor: those that it would have on the CPU
         if func == META:
@@ -399,8 +399,8 @@ class Capture(TorchFunctionMode):
     def _as_built(self, path: str, module: Any) -> None:
         """Refuse a call of a leaf in another mode or with other weights than its stage would use."""
         if [m.training for m in module.modules()] != self.training[path]:
-            text = f"it calls {path} in train mode or in eval mode, while {path} is in the other one"
-            raise self.refuse(f"{text}; no stage would see that")
+            text = f"it switches {path} to train mode or eval mode before it calls {path}"
+            raise self.refuse(f"{text}, which no stage would see")
         now = dict(_tensors(module))
         for name, built in self.built[path].items():
             t = now.get(name)
@@ -446,7 +446,7 @@ class Capture(TorchFunctionMode):
             raise self.refuse(why_foreign(t))
         if self.places.get(name) != id(t):
             text = f"it reads {name} after a module has put a new tensor there"
-            raise self.refuse(f"{text}; let it use copy_")
+            raise self.refuse(f"{text}; let the module use copy_")
         if name not in self.attributes:
             self.attributes[name] = self.graph.get_attr(name)
             self.values[self.attributes[name]] = t
@@ -483,7 +483,7 @@ class Capture(TorchFunctionMode):
         # objects with state, of which every stage would have a copy
         if isinstance(a, torch.Generator):
             raise self.refuse(
-                "it draws from a generator of its own, and every stage would have a separate copy of it"
+                "it draws from a generator of its own, of which every stage would have a separate copy"
             )
         if isinstance(a, nn.Module):
             raise self.refuse(f"it passes the module {type(a).__name__} to a function")
@@ -496,7 +496,7 @@ class Capture(TorchFunctionMode):
                 raise self.refuse(f"it passes on the function {name}, which holds {captured}")
         elif id(a) not in self.before and not is_frozen(a):
             text = (
-                f"it makes a {type(a).__name__} and passes it on, and every stage would have "
+                f"it makes a {type(a).__name__} and passes it on, so every stage would have "
                 "a separate copy of it"
             )
             cache = "; a cache is of no use in training: set use_cache=False in the model's configuration"

@@ -138,8 +138,8 @@ def _listed(module: nn.Module, name: str, own: Callable[[], set[int]], what: str
     listed, has = {id(v[1] if isinstance(v, tuple) else v) for v in method()}, own()
     if listed != has:
         text = f"{type(module).__name__}.{name}() lists {len(listed & has)} of its {len(has)} {what}"
-        text += ", and the launcher goes by what torch itself would list"
-        cure = "let it list them all, and set requires_grad_(False) on parameters that are not to be trained"
+        text += ", but the launcher uses all that torch itself would list"
+        cure = "let it list all, and set requires_grad_(False) on parameters that are not to be trained"
         raise RequestError((Problem("model", f"{text}; {cure}"),))
 
 
@@ -182,13 +182,13 @@ def _fused(model: nn.Module) -> tuple[str, ...]:
     if all(k.train is nn.Module.train and k.eval is nn.Module.eval for k in kinds):
         return ()
     trial = copied(model)
-    before = _held(trial)
+    before = _tensor_names(trial)
     with suppress(Exception), _WeightUses() as uses:  # another check reports a model that cannot be evaluated
         trial.eval()
-    return tuple(sorted(_held(trial) - before)) if uses.seen else ()
+    return tuple(sorted(_tensor_names(trial) - before)) if uses.seen else ()
 
 
-def _held(model: nn.Module) -> set[str]:
+def _tensor_names(model: nn.Module) -> set[str]:
     """Return the names of all tensors of modules, also of those in plain attributes."""
     names = {n for n, _ in (*model.named_parameters(), *model.named_buffers())}
     for path, module in model.named_modules():

@@ -238,12 +238,12 @@ def unentangled(model: nn.Module, calls: Mapping[str, tuple[Any, Any]], values: 
 
 ENTANGLED = {
     BACKWARD: (
-        "the backward of {} uses state that the last forward left behind, and a "
-        "pipeline runs other forwards before it; keep that state with the call (ctx, "
+        "the backward of {} uses state that the last forward left behind, but a "
+        "pipeline runs other forwards in between; keep that state with the call (ctx, "
         "or an argument of the hook's function)"
     ),
     FORWARD: (
-        "the backward of {} changes state that the next forward uses, and a pipeline "
-        "runs them in another order than one process; change the state in the forward"
+        "the backward of {} changes state that the next forward uses, but a pipeline "
+        "runs both in another order than one process; change the state in the forward"
     ),
 }

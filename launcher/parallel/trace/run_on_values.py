@@ -151,7 +151,7 @@ def run_module(
         raise
 
 
-TRIED = "it was tried on the first samples of the data, with numbers drawn for what other modules hand to it"
+TRIED = "it was tried on the first samples of the data, with random numbers for tensors from other modules"
 
 
 def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_zeros: bool = False) -> Any:

@@ -17,7 +17,7 @@ from launcher.parallel.dispatch.training_mode import is_dropout
 from launcher.plan.values.model_graph import StateChange
 
 ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
-STALE = "and the optimizer, the ranks and checkpoints have the parameters of the constructor"
+STALE = "but the optimizer, the ranks and checkpoints use the parameters of the constructor"
 EARLIER = "create it in the constructor"
 TIE = "tie or create it in the constructor, and change values in torch.no_grad(), by copy_()"
 DATA = ""
@@ -303,8 +303,8 @@ class StateEffects(Dispatch):
                 continue
             if attr not in module._non_persistent_buffers_set:
                 text = f"the forward makes the buffer {name}"
-                why = "checkpoints would not have it"
-                raise RequestError((Problem("model", f"{text}, and {why}; {ALLOCATE}"),))
+                why = "checkpoints would not contain it"
+                raise RequestError((Problem("model", f"{text}, but {why}; {ALLOCATE}"),))
             self._seen[name] = _Seen(labels | {name}, once=False, at={path: None})
             self._also[name] = {name: None}
 
@@ -361,7 +361,7 @@ def _as_large(name: str, was: tuple[torch.dtype, torch.Size], now: Tensor) -> No
     """Refuse a buffer of the state dict that changes shape or dtype."""
     if was != (now.dtype, now.shape):
         kinds = [f"{str(d).removeprefix('torch.')} {tuple(s)}" for d, s in (was, (now.dtype, now.shape))]
-        text = f"the forward makes the buffer {name} {kinds[1]}, and checkpoints would expect {kinds[0]}"
+        text = f"the forward changes the buffer {name} to {kinds[1]}, but checkpoints expect {kinds[0]}"
         raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
 
 

@@ -73,8 +73,8 @@ def _answered(at: Place, used: NetworkView) -> Iterator[None]:
     except (DistError, TimeoutError) as error:
         where = endpoint(at.host, at.port)
         if why := used.lost():
-            text = f"rank {at.rank}: {used.here()} does not reach {where} any more ({why})"
-            raise RunError(f"{text}: the network between them, or the other node, is the cause") from error
+            text = f"rank {at.rank}: {used.here()} no longer reaches {where} ({why})"
+            raise RunError(f"{text}; the cause is the network between them, or the other node") from error
         why = str(error).splitlines()[0]
         raise RunError(f"rank {at.rank}: rank 0, or its launcher, has ended: {why}") from error
 

@@ -93,7 +93,7 @@ class Joining:
         except TimeoutError:
             limit = f"{self._timeout_s:g} s (launch.timeout_s)"
             failed: Exception = RunError(
-                f"{self._where()}: Timed out waiting for the other ranks for {limit}"
+                f"{self._where()}: Timed out after waiting for the other ranks for {limit}"
             )
         except RunError:  # another rank has failed and reports why
             raise
@@ -219,8 +219,8 @@ class RankReports:
         problems: dict[str, Problem] = {}
         for rank, text in sorted(self.texts.items()):
             if not text:
-                line = f"rank {rank} has another launcher than rank 0, of unknown version"
-                problems.setdefault("", Problem("", f"{line}; all nodes need the same"))
+                line = f"rank {rank} has a different launcher than rank 0, of unknown version"
+                problems.setdefault("", Problem("", f"{line}; all nodes need the same version"))
                 continue
             info = json.loads(text)
             node = info["node"]
@@ -228,7 +228,7 @@ class RankReports:
                 other = info["versions"].get(name, "none")
                 if other != version and f"{node} {name}" not in problems:
                     line = f"rank {rank} on {node} has {name} {other}, rank 0 on {here} has {version}"
-                    problems[f"{node} {name}"] = Problem("", f"{line}; all nodes need the same")
+                    problems[f"{node} {name}"] = Problem("", f"{line}; all nodes need the same version")
         if problems:
             raise RequestError(tuple(problems.values()))
 
@@ -284,6 +284,6 @@ def lost(ranks: Sequence[int], network: NetworkView) -> str:
     theirs = {network.nodes[rank] for rank in ranks if rank in network.nodes}
     for one in network.unreached(AFTERWARDS_S, refused=False):
         if one.target.node in theirs:
-            end = f"the network between them, or {one.target.node} itself, is the cause"
-            return f"{one.source} does not reach {one.target} any more ({one.why}): {end}"
+            end = f"the cause is the network between them, or {one.target.node} itself"
+            return f"{one.source} no longer reaches {one.target} ({one.why}); {end}"
     return ""

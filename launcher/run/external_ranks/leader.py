@@ -263,7 +263,7 @@ def leading(at: Place | None = None) -> Iterator[FollowerRanks]:
     job_secret = secret(at)
     if job_secret.derived and at.size > 1:
         text = f"messages between ranks are signed with a key that others can derive: {job_secret.why}"
-        _log.info("%s; %s, the same for all ranks, gives them a secret", text, VARIABLE)
+        _log.info("%s; set %s to the same secret for all ranks", text, VARIABLE)
     with network(at) as used:
         others = FollowerRanks(at, open_store(at, lambda: PATIENCE_S, tell, where=used.here()), used)
 

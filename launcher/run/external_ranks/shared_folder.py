@@ -50,7 +50,7 @@ def seen(answers: Mapping[int, str], root: Path, key: str) -> None:
         here = socket.gethostname()
         text = (
             f"{ranks_text(sorted(blind))} (on {nodes}) cannot see what rank 0 (on {here}) has written "
-            "there; all ranks need one folder on a shared file system, by the same path"
+            "there; all ranks need one folder on a shared file system, at the same path"
         )
         raise RequestError((Problem(key, f"{root}: {text}"),))
 

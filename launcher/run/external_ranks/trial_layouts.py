@@ -123,14 +123,18 @@ def _in_folder(todo: RankSteps, folder: Path, world: World) -> dict[str, Any]:
 def _others(trial: ExternalTrial, at: Place, keys: Messages) -> Iterator[Ended]:
     """Yields how the other ranks' children ended; ends a child that outlasts the others by too long."""
     ranks = range(1, at.size)
-    late = await_ranks(keys, "ended", ranks, trial.timeout_s, say=tell, action="did not end this layout yet")
+    late = await_ranks(
+        keys, "ended", ranks, trial.timeout_s, say=tell, action="did not finish this layout yet"
+    )
     if late:
         fault = hung(late[0], at.attempt, trial.timeout_s, "it has not ended, the others have")
         _tell(keys, fault)
         yield Ended(fault)
         late = await_ranks(keys, "ended", late, LAST_WORD_S, say=tell, action="should end now")
     if late:
-        raise RunError(f"{ranks_text(late)}: no answer within {LAST_WORD_S:g} s: dead, or cut off")
+        raise RunError(
+            f"{ranks_text(late)}: no answer within {LAST_WORD_S:g} s: dead, or cut off from the network"
+        )
     for rank in ranks:
         one: Ended = decode(keys.get(f"ended{rank}"), Ended)
         yield one

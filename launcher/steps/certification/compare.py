@@ -97,7 +97,7 @@ def _joined(p: Placed, pieces: list[Piece]) -> tuple[Tensor, list[str]]:
             wrong.append(f"{p.name}: copies differ on ranks {other.rank} and {f.rank}")
         full[tuple(slice(a, b) for a, b in zip(f.box.lo, f.box.hi, strict=True))] = f.value
     if gaps := [ranks for box, ranks in p.layout.holders().items() if box not in first]:
-        wrong.append(f"{p.name}: pieces are missing, the first of rank {gaps[0][0]}")
+        wrong.append(f"{p.name}: pieces are missing, first that of rank {gaps[0][0]}")
     return full, wrong
 
 
@@ -383,11 +383,11 @@ class Judge:
         # values that no construction makes, and missing tensors
         complaints = initial_weights.complaints(plain, construct, made)
         for name in {p.name for p in self.plan.params} & plain.keys() - made.keys():
-            complaints.setdefault(name, "there is none")
+            complaints.setdefault(name, "is missing")
         exact = models.kept_as(made, exact, precision)
         # gathered 8-bit and unsigned values are wider, without loss
         for name in unlike(((n, t.to(exact[n].dtype)) for n, t in made.items() if n in exact), exact):
-            complaints.setdefault(name, "is not what a plain construction makes of the same draws")
+            complaints.setdefault(name, "differs from a plain construction with the same draws")
         for name in plain:
             self.findings.append(_judged(0, "weights", name, complaints.get(name, "")))
 
@@ -408,7 +408,7 @@ class Judge:
         for p in self.plan.params:
             mine = next((same for same in names if p.name in same), frozenset())
             if len(p.names) > 1 or len(mine) > 1:
-                note = "" if mine == {*p.names} else f"it is one tensor as {_listed(mine)} there"
+                note = "" if mine == {*p.names} else f"its names in one process are {_listed(mine)}"
                 self.findings.append(_judged(0, "ties", p.name, note))
 
     def _cut(self) -> Cut:
@@ -439,7 +439,7 @@ class Judge:
         if narrow is None:
             self._usual = max(self._usual, want.norm)
         for name, read in self.training.statistics().items() if narrow is None else ():
-            note = "the loss of a rank reads it, and the first rank's alone is kept" if read else ""
+            note = "the loss of a rank reads it, but only that of the first rank is kept" if read else ""
             self.findings.append(_judged(self.done, "statistics", name, note))
         self.findings += [
             *findings,
@@ -454,7 +454,7 @@ class Judge:
         want = self._outcome(None, scale, narrow)
         fine = isfinite(want.loss) and isfinite(want.norm)
         if fine:
-            note = f"{why}; in one process it is {want.loss}"
+            note = f"{why}; in one process the loss is {want.loss}"
             self.findings.append(_judged(self.done + 1, "loss", "", note))
         return fine
 
@@ -508,8 +508,8 @@ class Judge:
         self.findings.append(replace(_one(self.done, "validation", loss, want), name="the moving average"))
 
     def samples(self, rank: int, same: bool) -> None:
-        """Whether a rank would read the right samples in the next step."""
-        note = "" if same else f"rank {rank} would read others"
+        """Records whether a rank would read the right samples in the next step."""
+        note = "" if same else f"rank {rank} would read other samples"
         self.findings.append(_judged(self.done + 1, "samples", f"rank {rank}", note))
 
     def _weights(self, part: str, got: GatheredTensors, want: Mapping[str, Tensor]) -> None:
@@ -524,7 +524,7 @@ class Judge:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "nothing"
+    return ", ".join(sorted(names)) or "none"
 
 
 def _judged(step: int, part: str, name: str, note: str) -> Finding:
@@ -536,7 +536,7 @@ def _far(
     step: int, part: str, name: str, got: Tensor | None, *, want: Tensor, rounding: float = 0.0
 ) -> Finding:
     if got is None:
-        return _judged(step, part, name, "there is none")
+        return _judged(step, part, name, "is missing")
     decides = rounding > 0 and bool((want.abs() < rounding).all())
     relative_to = rounding if decides else 0.0
     return Finding(step, part, name, error(got, want, rounding), relative_to=relative_to)
@@ -544,7 +544,7 @@ def _far(
 
 def _one(step: int, part: str, got: float | None, want: float, rounding: float = 0.0) -> Finding:
     if got is None:
-        return _judged(step, part, "", "there is none")
+        return _judged(step, part, "", "is missing")
     far, size = abs(got - want), max(abs(want), rounding)
     relative_to = rounding if rounding > abs(want) else 0.0
     return Finding(step, part, "", far / size if size else far, relative_to=relative_to)

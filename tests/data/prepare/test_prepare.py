@@ -311,6 +311,6 @@ def test_a_process_that_is_killed_ends_it_and_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.workers.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(RunError) as error:
         prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer_file=str(file), workers=1)
-    text = "a process that encodes was killed; the system does so where memory runs out"
+    text = "a process that encodes was killed; the system kills processes when memory runs out"
     assert str(error.value) == text
     assert not Path(tmp_path / "out").exists()

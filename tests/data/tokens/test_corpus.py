@@ -181,9 +181,9 @@ def test_a_weight_that_is_nearly_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "given"),
-    [({}, "neither is"), ({"path": "a", "sources": [{"path": "a", "weight": 1}]}, "both are given")],
+    [({}, "neither is"), ({"path": "a", "sources": [{"path": "a", "weight": 1}]}, "both are")],
 )
 def test_one_of_path_and_sources_is_given(changes, given):
     with pytest.raises(RequestError) as refused:
         Tokens.model_validate({"name": "tokens", **changes})
-    assert str(refused.value).endswith(f"data.path or data.sources says what to read, and {given}; give one of them")
+    assert str(refused.value).endswith(f"one of data.path and data.sources must be given, but {given}")

@@ -23,7 +23,7 @@ def test_the_file_that_it_writes_is_a_cluster_that_plans_predict_with(
     assert main(words) == 0
     out = capfd.readouterr().out
     use = f"--config-dir {tmp_path}/mine cluster=bench"
-    assert re.search(rf"calibrate: {to}: 5 rounds, spread \d+% in the middle, .* to use it: {use}\n", out)
+    assert re.search(rf"calibrate: {to}: 5 rounds, median spread \d+%, .* to use it: {use}\n", out)
 
     # every number says how it came about
     lines = [line for line in to.read_text().splitlines() if re.match(r" *[a-z_0-9]+: [0-9]", line)]

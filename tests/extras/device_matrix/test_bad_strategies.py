@@ -21,7 +21,7 @@ OPS = "parallel.operators"
 SET = "parallel.dataset_strategy"
 X = f"{OPS}.layer2={{matrix:[8],axes:[x],in:[[x,null]]}}"
 """So that there is a device matrix."""
-THERE = "there are flatten, layer1, relu1, layer2, relu2, layer3"
+THERE = "these have: flatten, layer1, relu1, layer2, relu2, layer3"
 XY = "matrix:[2,4],axes:[x,y]"
 
 STRATEGIES = {
@@ -46,11 +46,11 @@ STRATEGIES = {
     ),
     "tensors that disagree": (
         f"{OPS}.layer1={{in:[[2,4],[2,1]]}}",
-        "layer1: in[1]: [2, 1]: dim 0 is cut in 2, and the same dim in in[0] in 4",
+        "layer1: in[1]: [2, 1]: dim 0 is cut in 2, but the same dim of in[0] in 4",
     ),
     "tensors whose axes disagree": (
         f"{OPS}.layer1={{{XY},in:[[x,y],[x,null]]}}",
-        "layer1: in[1]: [x, null]: dim 0 is cut by x, and the same dim in in[0] by y",
+        "layer1: in[1]: [x, null]: dim 0 is cut by x, but the same dim of in[0] by y",
     ),
     "axis used twice in a tensor": (
         f"{OPS}.layer1={{{XY},in:[[x,x],[x,null]]}}",
@@ -71,19 +71,19 @@ STRATEGIES = {
     ),
     "matrix of no sizes": (
         f"{OPS}.layer1={{matrix:[2,0],axes:[x,y],in:[[x,y]]}}",
-        "layer1: matrix: [2, 0]: not the sizes of its axes, as in {matrix: [2, 4], axes: [x, y]}",
+        "layer1: matrix: [2, 0]: must be the sizes of its axes, as in {matrix: [2, 4], axes: [x, y]}",
     ),
     "axes without a matrix": (
         f"{OPS}.layer1={{axes:[x,y],in:[[x,y]]}}",
-        "layer1: matrix: null: not the sizes of its axes, as in {matrix: [2, 4], axes: [x, y]}",
+        "layer1: matrix: null: must be the sizes of its axes, as in {matrix: [2, 4], axes: [x, y]}",
     ),
     "matrix without axes": (
         f"{OPS}.layer1={{matrix:[2,4],in:[[x,y]]}}",
-        "layer1: axes: null: not the names of the axes of the matrix, as in {matrix: [2, 4], axes: [x, y]}",
+        "layer1: axes: null: must be the names of the axes of the matrix, as in {matrix: [2, 4], axes: [x, y]}",
     ),
     "axis without a name": (
         f"{OPS}.layer1={{matrix:[2,4],axes:[x],in:[[x,null]]}}",
-        "layer1: axes: [x]: not a name for each of the 2 axes of matrix [2, 4]",
+        "layer1: axes: [x]: must name each of the 2 axes of matrix [2, 4]",
     ),
     "two axes of one name": (
         f"{OPS}.layer1={{matrix:[2,4],axes:[x,x],in:[[x,null]]}}",
@@ -91,11 +91,11 @@ STRATEGIES = {
     ),
     "no such module": (
         f"{OPS}.lyer1={{{XY},in:[[x,y]]}}",
-        f"lyer1: no such module has operators; {THERE}, did you mean 'layer1'? (try: '~{OPS}.lyer1')",
+        f"lyer1: no module with operators has this name; {THERE}, did you mean 'layer1'? (try: '~{OPS}.lyer1')",
     ),
     "glob of no module": (
         f"{OPS}.block*={{{XY},in:[[x,y]]}}",
-        f"block*: no such module has operators; {THERE} (try: '~{OPS}.block*')",
+        f"block*: no module with operators has this name; {THERE} (try: '~{OPS}.block*')",
     ),
     "glob of modules that differ": (
         f"{OPS}.*={{matrix:[8],axes:[x],in:[[x,null]]}}",
@@ -103,26 +103,26 @@ STRATEGIES = {
     ),
     "too many tensors": (
         f"{OPS}.layer2={{{XY},in:[[x,y],[null,y],[null],[x]]}}",
-        "layer2: in: [[x, y], [null, y], [null], [x]]: 4 tensors, and linear takes [32, 512], [512, 512], [512]",
+        "layer2: in: [[x, y], [null, y], [null], [x]]: 4 tensors, but linear takes [32, 512], [512, 512], [512]",
     ),
     "too many dims": (
         f"{OPS}.layer1={{{XY},in:[[x,y,null]]}}",
         "layer1: in[0]: [x, y, null]: 3 dims, but the tensor is [32, 784]",
     ),
-    "no list of tensors": (f"{OPS}.layer1={{{XY},in:3}}", "layer1: in: 3: not a list with one list for each tensor"),
+    "no list of tensors": (f"{OPS}.layer1={{{XY},in:3}}", "layer1: in: 3: must be a list with one list for each input"),
     "no list of dims": (
         f"{OPS}.layer1={{{XY},in:[x]}}",
-        "layer1: in[0]: x: not a list with axes or null for each dim",
+        "layer1: in[0]: x: must be a list with axes or null for each dim",
     ),
     "names without a matrix": (
         f"{OPS}.layer1={{weight:[tp,null]}}",
-        "layer1: in[1]: [tp, null]: not positive numbers of slices; names need matrix and axes",
+        "layer1: in[1]: [tp, null]: numbers of slices must be positive; names need the keys matrix and axes",
     ),
     "no strategy": (f"{OPS}={{layer1:3}}", "layer1: 3: not a strategy such as {in: [[2, 4], [4, 1]]}"),
     "no field of a strategy": (f"{OPS}.layer1=3", "layer1: 3: not a strategy such as {in: [[2, 4], [4, 1]]}"),
     "unknown key": (
         f"{OPS}.layer1={{in:[[2,4]],wait:[1,1]}}",
-        "layer1: wait: no such key; there are in, out, input, output, makes, matrix, axes, weight",
+        "layer1: wait: no such key; the keys are in, out, input, output, makes, matrix, axes, weight",
     ),
     "dim that cannot be cut": (
         f"{OPS}.flatten={{in:[[2,1,1,2]]}}",
@@ -131,7 +131,7 @@ STRATEGIES = {
     ),
     "out of more tensors": (
         f"{OPS}.layer1={{{XY},in:[[x,y]],out:[[x,null],[x]]}}",
-        "layer1: out: [[x, null], [x]]: not a list with one list, for the tensor that it makes",
+        "layer1: out: [[x, null], [x]]: must be a list with one list, for the only output",
     ),
     "out of fewer dims": (
         f"{OPS}.layer1={{{XY},in:[[x,y]],out:[[x]]}}",
@@ -263,8 +263,8 @@ def test_the_cure_of_a_module_whose_name_has_dots_is_below_that_name(capsys: pyt
 
 ALONE = "{layers.0.attn.q: {in: [[1,1,1],[4,1]]}}"
 MISFIT = (
-    "in layers.0.attn: attention of a tensor cut over tp makes [32, 4, 128, 32], not a part of the [32, 4, 128, 32] "
-    "of the full model"
+    "in layers.0.attn: attention of a tensor cut over tp has shape [32, 4, 128, 32], which is not one rank's part of "
+    "the full model's shape [32, 4, 128, 32]"
 )
 
 

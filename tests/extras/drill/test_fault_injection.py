@@ -53,7 +53,7 @@ def test_the_run_comes_through_a_fault_and_says_what_it_cost(fault, tmp_path, ca
     assert re.sub(r"[\d.]+ s\b", "S s", told[told.index("drill of") :]).splitlines()[:5] == [
         f"drill of {said['drill']}",
         "  detected       after S s",
-        f"  recovered      after S s, going on after step {LOST[fault][0]}",
+        f"  recovered      after S s, resumed after step {LOST[fault][0]}",
         f"  steps lost     {LOST[fault][1]}",
         f"  {SAME}",
     ]
@@ -125,7 +125,7 @@ def test_a_drill_of_another_training_is_not_identical(tmp_path):
         report.finish(tmp_path / "run", tmp_path / "other", fault, ANYONE, lines.append, True)
     first = "step-000006/rank_0/model.safetensors: embed.weight"
     assert str(error.value) == (
-        f"drill of kill_rank of rank 1 in step 4: the weights are not those of the undisturbed run: {first}"
+        f"drill of kill_rank of rank 1 in step 4: the checkpoint differs from that of the undisturbed run: {first}"
     )
     assert re.search(r"\n  bit-identical  no, \d+ of 152 tensors differ$", lines[0])
 

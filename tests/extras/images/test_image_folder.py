@@ -133,7 +133,7 @@ def bad(root: Path) -> dict[str, tuple[Data, list[str]]]:
         "no folder": (settings(root / "none"), [f"data.root: {root}/none: there is no such folder"]),
         "no classes": (
             settings(root / "good/cat"),
-            [f"data.root: {root}/good/cat: has no folders; the images of each class are in a folder of that name"],
+            [f"data.root: {root}/good/cat: no folders in it; put the images of each class into a folder of its name"],
         ),
         "splits": (
             settings(root / "both"),
@@ -145,8 +145,8 @@ def bad(root: Path) -> dict[str, tuple[Data, list[str]]]:
         "broken": (
             settings(root / "mixed"),
             [
-                f"data.root: {root}/mixed/cat/notes.txt: not an image by name ({kinds} are read); move them out of "
-                f"{root}/mixed",
+                f"data.root: {root}/mixed/cat/notes.txt: only {kinds} files are read as images; move others "
+                f"out of {root}/mixed",
                 f"data.root: {root}/mixed/dog/000.png: is neither PNG nor JPEG",
                 f"data.root: {root}/mixed/owl/000.png: broken: Truncated File Read",
                 f"data.root: {root}/mixed/owl/001.png: is neither PNG nor JPEG",
@@ -163,16 +163,16 @@ def bad(root: Path) -> dict[str, tuple[Data, list[str]]]:
         "kinds and sizes": (
             settings(root / "odd"),
             [
-                f"data.root: {root}/odd/fox/000.png: pixels of kind I;16, of more than eight bits a channel",
-                f"data.resize: null: {root}/odd/fox/001.png: 5 x 4 pixels, and data.size is 6; data.resize says how "
-                "to resize them (try: data.resize=bilinear)",
+                f"data.root: {root}/odd/fox/000.png: pixel mode I;16 is not supported; use eight bits a channel",
+                f"data.resize: null: {root}/odd/fox/001.png has 5 x 4 pixels, and data.size is 6; choose how to "
+                "resize images (try: data.resize=bilinear)",
             ],
         ),
         "too small to cut": (
             settings(root / "good", crop={"size": 9, "padding": 1}, resize="nearest"),
             [
-                f"data.crop.size: 9: {root}/good/cat/000.png and 5 more: 6 x 6 pixels, too few with "
-                "data.crop.padding=1 (try: data.crop.size=8)"
+                f"data.crop.size: 9: {root}/good/cat/000.png has 6 x 6 pixels (one of 6 images that do not fit), "
+                "too small with data.crop.padding=1 (try: data.crop.size=8)"
             ],
         ),
         "nothing to train on": (

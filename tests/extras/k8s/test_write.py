@@ -50,7 +50,7 @@ def test_it_is_planned_and_written(
     assert {file, "plan.json", "request.yaml", "versions.json"} <= {p.name for p in (place / "job").iterdir()}
     first, second = (place / "job" / file).read_text().splitlines()[:2]
     command = typed.replace("job/", f"{place}/job/")
-    assert first == f"# Written by launcher, for the run folder that it is in: {command}"
+    assert first == f"# Written by launcher for this run folder. To submit: {command}"
     assert second == {
         "jobset": "apiVersion: jobset.x-k8s.io/v1alpha2",
         "pytorchjob": "apiVersion: kubeflow.org/v1",
@@ -79,7 +79,7 @@ REFUSED = {
     "a secret": (
         "launch.k8s.env={HF_TOKEN: ***",
         "{k8s}.env.HF_TOKEN: is a secret, and the request is written into the run folder; launch.k8s.env_from names a "
-        "Secret that has it\n    set by: {typed}\n",
+        "Secret that contains it\n    set by: {typed}\n",
     ),
     "run folder": (
         "run_dir=/var/tmp/job",
@@ -88,18 +88,19 @@ REFUSED = {
     ),
     "folder": (
         "launch.k8s.workdir=/me",
-        "{k8s}.workdir = /me: the pods see only {place} ({k8s}.mount), and it is outside it\n    set by: {typed}\n",
+        "{k8s}.workdir = /me: the pods see only {place} ({k8s}.mount), and this folder is outside it\n"
+        "    set by: {typed}\n",
     ),
     "GPUs without a name": (
         "launch.k8s={kind: skypilot, gpus_per_node: 8}",
-        "{k8s}.gpu = null: SkyPilot requests GPUs by name, such as H100\n"
+        "{k8s}.gpu = null: SkyPilot requests GPUs by name; give one, such as H100\n"
         "    set in: conf/launch/k8s.yaml:14:3\n"
         "          |   gpu: null            # name of the GPUs for kind=skypilot: H100\n",
     ),
     "a Secret for SkyPilot": (
         "launch.k8s={kind: skypilot, env_from: keys}",
-        "{k8s}.env_from = keys: a SkyPilot task has no Kubernetes Secrets; sky jobs launch --secret NAME passes "
-        "variables\n    set by: {typed}\n",
+        "{k8s}.env_from = keys: a SkyPilot task cannot use Kubernetes Secrets; use sky jobs launch "
+        "--secret NAME\n    set by: {typed}\n",
     ),
 }
 
@@ -118,7 +119,7 @@ def test_restarts_that_a_pytorchjob_does_not_know(place: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
         "  launch.max_restarts = 2: a PyTorchJob restarts a run that was stopped, not one that failed; a JobSet "
-        "does\n    set by: launch.max_restarts=2 (command line)\n"
+        "restarts both\n    set by: launch.max_restarts=2 (command line)\n"
     )
 
 
@@ -138,7 +139,7 @@ def test_a_current_folder_that_pods_would_not_see(place: Path, capsys: pytest.Ca
 
 def test_without_an_image(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "launch=k8s", "launch.k8s.claim=x", "launch.k8s.mount=/x"]) == 2
-    assert "launch.k8s.image: needs a value: of the pods, with launcher in it" in capsys.readouterr().err
+    assert "launch.k8s.image: needs a value: image of the pods, which contains launcher" in capsys.readouterr().err
 
 
 def test_in_a_rank_of_torchrun(

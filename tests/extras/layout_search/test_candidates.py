@@ -95,7 +95,7 @@ def test_a_level_that_drops_weights_is_not_for_backwards_that_are_split() -> Non
         ),
         (
             ["launch.nproc=null"],
-            "launch.nproc: null: a search needs to know how many ranks there are (try: launch.nproc=8)",
+            "launch.nproc: null: a search needs the number of ranks (try: launch.nproc=8)",
         ),
         (
             ["parallel.gradients_mean=false"],

@@ -47,7 +47,7 @@ def test_what_show_search_writes_is_a_recipe_that_runs_and_is_certified(tmp_path
     assert main([*asked, "show=search"]) == 0
     Path("plan/best.yaml").write_text("mine: true\n")
     assert main([*asked, "show=search"]) == 2
-    assert "  search.best = plan/best.yaml: it exists, but no search wrote it\n" in capsys.readouterr().err
+    assert "  search.best = plan/best.yaml: exists, and was not written by a search\n" in capsys.readouterr().err
 
 
 SOME = ("recipe=lm_single", "cluster=h100_sxm", "launch.nproc=2")

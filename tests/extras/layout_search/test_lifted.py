@@ -101,7 +101,7 @@ def test_in_a_file_it_is_every_key() -> None:
         ),
         (
             "+search.over={train.steps: [1, 2]}",
-            f"search.over.train.steps: this key is not searched; searched are {', '.join(AXES)}",
+            f"search.over.train.steps: this key cannot be searched; these can: {', '.join(AXES)}",
         ),
     ],
 )

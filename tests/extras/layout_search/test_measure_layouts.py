@@ -130,7 +130,7 @@ def tried(task: subprocess.Popen[str]) -> list[int]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("search.steps=2",), "search.steps = 2: the first 2 of them do not count, so at least 3 are needed"),
+        (("search.steps=2",), "search.steps = 2: the first 2 steps do not count, so at least 3 are needed"),
         (
             ("launch.nnodes=2", "show=search"),
             "search.measure = 2: layouts are measured where they would run, and launch.nnodes is 2: start it with "

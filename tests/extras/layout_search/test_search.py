@@ -144,8 +144,8 @@ def test_every_setting_that_was_open_has_a_note() -> None:
     level = first.layout.shown()["hsdp"]
     next_level = next(x for x in others if x.layout.shown()["hsdp"] != level)
     assert str(stages) == (
-        f"parallel.pipeline.stages auto -> 1: {first.seconds * 1e3:.2f} ms a step; no "
-        "other planned layout fits, or is worth planning"
+        f"parallel.pipeline.stages auto -> 1: {first.seconds * 1e3:.2f} ms a step; layouts "
+        "with other values do not fit, or cannot be faster"
     )
     assert str(hsdp).startswith(
         f"parallel.hsdp auto -> {level}: {first.seconds * 1e3:.2f} ms a step, "
@@ -159,8 +159,8 @@ def test_micro_batches_that_mean_something_are_no_matter_of_speed() -> None:
         search(compose(asked).job)
     assert str(caught.value) == (
         "parallel.pipeline.micro_batch_num: auto: what this model computes depends "
-        "on the number of samples in a micro batch, and these layouts have 1, 2, 4, "
-        "8, 16 of them"
+        "on the number of samples in a micro batch, and the micro batches of these layouts "
+        "have 1, 2, 4, 8, 16"
     )
 
 

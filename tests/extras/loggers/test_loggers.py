@@ -86,9 +86,9 @@ def test_secrets_of_its_arguments_are_in_no_file_of_the_run(tmp_path: Path) -> N
         ("Fails, path: {kept}, where: __init__", "KeyError: 'no such thing' {at}; the run continues without it"),
         ("Fails, path: {kept}, where: on_start", "KeyError: 'no such thing' {at}; the run continues without it"),
         ("Fails, path: {kept}, where: close", "KeyError: 'no such thing' {at}; the run continues without it"),
-        ("Dies", "its process ended with 3, 3 of 3 rows not sent; {folder}/loggers/others.0.log may say why"),
-        ("Hangs, where: on_start", "3 of 3 rows not sent within 1 s (logger.wait_s); metrics.jsonl has all"),
-        ("Hangs, where: log", "3 of 3 rows not sent within 1 s (logger.wait_s); metrics.jsonl has all"),
+        ("Dies", "its process ended with exit code 3, 3 of 3 rows not sent; see {folder}/loggers/others.0.log"),
+        ("Hangs, where: on_start", "3 of 3 rows not sent within 1 s (logger.wait_s); metrics.jsonl has all rows"),
+        ("Hangs, where: log", "3 of 3 rows not sent within 1 s (logger.wait_s); metrics.jsonl has all rows"),
     ],
     ids=lambda value: value.partition("; ")[0].partition(", path")[0] if "'" not in value else "",
 )
@@ -114,7 +114,7 @@ def test_a_row_that_it_cannot_take_is_left_out_and_said_once(tmp_path: Path, cap
     assert [re.sub(r"py:\d+", "py", text) for text in warned(caplog)] == [
         "logger.others.0: step 2: KeyError: 'no such thing' (own_loggers.py, in log: "
         'raise KeyError("no such thing")); the run continues',
-        "logger.others.0: 1 of 4 rows not taken; metrics.jsonl has all",
+        "logger.others.0: 1 of 4 rows not logged; metrics.jsonl has all rows",
     ]
 
 
@@ -134,8 +134,8 @@ def test_rows_beyond_those_that_may_wait_are_lost_and_that_is_said(
         process.feed(json.dumps({"step": step, "text": "x" * 1_000_000}).encode(), step)  # a pipe takes less
     logger_process.end([process], "done", 0)
     assert warned(caplog) == [
-        "logger.others.0: accepts no rows: 3 wait for it, those from step 4 on are lost",
-        "logger.others.0: 6 of 6 rows not sent within 0 s (logger.wait_s); metrics.jsonl has all",
+        "logger.others.0: too slow: 3 rows wait, and further rows are dropped, from step 4 on",
+        "logger.others.0: 6 of 6 rows not sent within 0 s (logger.wait_s); metrics.jsonl has all rows",
     ]
 
 

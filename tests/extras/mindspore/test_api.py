@@ -183,8 +183,8 @@ def test_ranks_of_different_steps_are_not_mixed(home: Path) -> None:
         file.rename(file.with_name("net-1_10.safetensors"))
     shutil.copy(home / "a/rank_0/net-1_10.safetensors", home / "a/rank_0/net-1_20.safetensors")
     text = (
-        f"{home}/a/rank_0/net-1_20.safetensors and {home}/a/rank_1/net-1_10.safetensors: ranks of different steps make "
-        "no model; leave in each folder the file of a step that all ranks have"
+        f"{home}/a/rank_0/net-1_20.safetensors and {home}/a/rank_1/net-1_10.safetensors: files of different steps make "
+        "no model; keep in each folder the file of one step that all ranks have"
     )
     assert refusal(lambda: call(home)) == text
     (home / "a/rank_0/net-1_10.safetensors").unlink()
@@ -207,7 +207,7 @@ def test_files_that_do_not_say_which_is_newer_are_refused(home: Path, names: tup
     for name in names:
         (home / "a" / "rank_0" / f"{name}.safetensors").touch()
     told = ", ".join(f"{name}.safetensors" for name in names)
-    text = f"{home / 'a' / 'rank_0'}: which file counts? {told} do not end in different steps; leave one"
+    text = f"{home / 'a' / 'rank_0'}: no newest file: {told} do not end in different steps; keep one"
     assert refusal(lambda: call(home)) == text
 
 
@@ -252,7 +252,7 @@ def test_files_belong_to_their_layout_in_whatever_form_it_is_given(tmp_path: Pat
     stale = given_in(tmp_path / "stale", form, net(4, swapped=True))
     file = f"{tmp_path}/b/rank_0/out0.safetensors: a file of another rank or layout: it says"
     # MindSpore's JSON has shapes, which these files contradict
-    says = "are these the files that it was saved with?" if form == "json" else f"{file} strategy {b.meaning}, not "
+    says = "give the files and the strategy of one save" if form == "json" else f"{file} strategy {b.meaning}, not "
     for strategy, told in ((again, f"{file} rank 1, not 0"), (stale, says)):
         found = refusal(lambda of=strategy: transform_checkpoints(tmp_path / "b", tmp_path / "d", "out", of))  # type: ignore[misc]
         assert told in found
@@ -293,14 +293,14 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
                  "{home}/empty: it has no rank_<k> folders"),
     "two formats": (lambda home: (home / "a/rank_3/net-1_1.safetensors").rename(home / "a/rank_3/net.ckpt"), {},
                     "{home}/a/rank_0/net-1_1.safetensors and {home}/a/rank_3/net.ckpt: "
-                    "two formats in one source; give files of one"),
+                    "two formats in one source; give files of one format"),
     "mixed": (lambda home: (home / "a/rank_3/net.ckpt").touch(), {},
-              "{home}/a/rank_3/net-1_1.safetensors and net.ckpt: two formats in one folder; leave files of one"),
+              "{home}/a/rank_3/net-1_1.safetensors and net.ckpt: two formats in one folder; keep files of one format"),
     "name missing": (replaced(2, lambda t: t.pop("w")), {},
-                     "{home}/a/rank_2/net-1_1.safetensors: the strategy has it on rank 2, the file does not: w"),
+                     "{home}/a/rank_2/net-1_1.safetensors: not in the file, but on rank 2 in the strategy: w"),
     "name unknown": (replaced(2, lambda t: t.update(v=t["w"])), {},
                      "{home}/a/rank_2/net-1_1.safetensors: "
-                     "in the file, but the strategy does not have it on rank 2: v"),
+                     "in the file, but not on rank 2 in the strategy: v"),
     "shape": (replaced(2, lambda t: t.update(w=Blob.of("float32", (4,), bytes(16)))), {},
               "{home}/a/rank_2/net-1_1.safetensors: tensor w is float32[4], the strategy says float32[2, 2]"),
     "dtype": (replaced(2, lambda t: t.update(w=Blob.of("int32", (2, 2), bytes(16)))), {},
@@ -309,23 +309,23 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
                     "the strategies do not fit:\n  only in the source: w\n  only in the destination: v"),
     "loose": (lambda home: [replaced(r, lambda t, r=r: t.update(step=number(bytes([r > 1]))))(home)  # type: ignore[misc]
                             for r in range(4)], {},
-              "{home}/a/rank_2/net-1_1.safetensors: step is in no strategy, and differs from that of rank 0; "
+              "{home}/a/rank_2/net-1_1.safetensors: step is in no strategy, and differs from its value on rank 0; "
               f"{LISTED}\n"
-              "{home}/a/rank_3/net-1_1.safetensors: step is in no strategy, and differs from that of rank 0; "
+              "{home}/a/rank_3/net-1_1.safetensors: step is in no strategy, and differs from its value on rank 0; "
               f"{LISTED}"),
     "no strategy": (lambda home: None, {"src_strategy_file": None, "dst_strategy_file": None},
                     "src_strategy_file and dst_strategy_file are both None: there is no other layout to write"),
     "not full": (lambda home: None, {"src_strategy_file": None},
-                 "src_strategy_file is None: every rank then has a full checkpoint, but w of rank 1 differs from "
-                 "rank 0; give the strategy file that they were saved with, "
+                 "src_strategy_file is None: then all ranks must have the same full checkpoint, but w of rank 1 "
+                 "differs from rank 0; give the strategy file that they were saved with, "
                  "or {home}/a/rank_0/net-1_1.safetensors alone"),
     "no rank 0": (lambda home: shutil.rmtree(home / "a/rank_0"), {"src_strategy_file": None},
-                  "src_strategy_file is None: rank 0 then has a full checkpoint; there is no folder for it"),
+                  "src_strategy_file is None: then rank 0 must have a full checkpoint, but there is no folder rank_0"),
     "absent": (lambda home: None, {"dst_strategy_file": "{home}/x.json"},
                "dst_strategy_file: {home}/x.json: no such file"),
     "prefix": (lambda home: None, {"ckpt_prefix": "../evil"},
                "ckpt_prefix: '../evil' leaves the rank's folder; give the start of a file name"),
-    "no process": (lambda home: None, {"process_num": 0}, "process_num: 0 is not at least 1"),
+    "no process": (lambda home: None, {"process_num": 0}, "process_num: 0 is less than 1"),
     "to npz": (lambda home: None, {"output_format": "npz"},
                "output_format: 'npz' is not known; give safetensors or ckpt"),
     "into itself": (lambda home: None, {"dst_checkpoints_dir": "{home}/a"},
@@ -404,8 +404,8 @@ def by_rank(home: Path, **other: Any) -> None:
         ({"checkpoint_files_map": {2: "x.ckpt"}}, ValueError,
          "checkpoint_files_map: rank 2: x.ckpt: no such file"),
         ({"checkpoint_files_map": {2: "{home}/a/rank_2/net-1_1.safetensors"}}, ValueError,
-         "rank 3 is missing: rank 1 needs it"),
-        ({"checkpoint_files_map": {}}, ValueError, "rank 0, 2, 3 is missing: rank 1 needs it"),
+         "rank 3 is missing; rank 1 of the destination needs it"),
+        ({"checkpoint_files_map": {}}, ValueError, "rank 0, 2, 3 is missing; rank 1 of the destination needs it"),
         ({"save_checkpoint_file_name": 1}, TypeError, "save_checkpoint_file_name: expected str, got int"),
         ({"save_checkpoint_file_name": "a.npz"}, ValueError,
          "save_checkpoint_file_name: a.npz does not end in .safetensors or .ckpt"),

@@ -72,7 +72,7 @@ def other(of: Strategy) -> Strategy:
 
 
 Damage = Callable[[Home], object]
-UNLISTED = "{home}/src/rank_%d/net-1_1{suffix}: %s is in no strategy, and differs from that of rank 0; "
+UNLISTED = "{home}/src/rank_%d/net-1_1{suffix}: %s is in no strategy, and differs from its value on rank 0; "
 UNLISTED += "give files of one save, and a strategy that lists it, saved with only_trainable_params=False"
 ROWS: dict[str, tuple[Damage, str]] = {
     "1 the folder of a rank is missing": (lambda h: shutil.rmtree(h.file(3).parent),
@@ -80,19 +80,19 @@ ROWS: dict[str, tuple[Damage, str]] = {
     "1 the file of a rank is missing": (lambda h: h.file(3).unlink(),
         "{home}/src/rank_3: no .safetensors or .ckpt file in it"),
     "10 a parameter is missing on one rank": (lambda h: h.put(3, drop("l-1.w")),
-        "{home}/src/rank_3/net-1_1{suffix}: the strategy has it on rank 3, the file does not: l-1.w"),
+        "{home}/src/rank_3/net-1_1{suffix}: not in the file, but on rank 3 in the strategy: l-1.w"),
     "11 a slice of another shape": (lambda h: h.put(2, turn("emb.w", "float32", 3, 8)),
         "{home}/src/rank_2/net-1_1{suffix}: tensor emb.w is float32[3, 8], the strategy says float32[2, 8]"),
     "12 a slice of another dtype": (lambda h: h.put(2, turn("emb.w", "float64", 2, 8)),
         "{home}/src/rank_2/net-1_1{suffix}: tensor emb.w is float64[2, 8], the strategy says float32[2, 8]"),
     "13 a strategy with shapes whose axes are swapped": (lambda h: h.strategy("src", net(4, swapped=True), "json"),
         "the strategy file does not fit:\n"
-        "  adam_m.l-1.w: a slice of float32[8, 2] makes [32, 2], the strategy says [8, 8]; "
-        "are these the files that it was saved with?\n"
-        "  emb.w: a slice of float32[2, 8] makes [2, 32], the strategy says [8, 8]; "
-        "are these the files that it was saved with?\n"
-        "  l-1.w: a slice of float32[8, 2] makes [32, 2], the strategy says [8, 8]; "
-        "are these the files that it was saved with?",
+        "  adam_m.l-1.w: slices of float32[8, 2] make [32, 2], but the strategy has [8, 8]; "
+        "give the files and the strategy of one save\n"
+        "  emb.w: slices of float32[2, 8] make [2, 32], but the strategy has [8, 8]; "
+        "give the files and the strategy of one save\n"
+        "  l-1.w: slices of float32[8, 2] make [32, 2], but the strategy has [8, 8]; "
+        "give the files and the strategy of one save",
     ),
     "14 a strategy of fewer ranks": (lambda h: h.strategy("src", net(2)),
         "{home}/src/rank_2/net-1_1{suffix}: rank 2 is not in the source strategy's world of 2"),
@@ -107,7 +107,7 @@ ROWS: dict[str, tuple[Damage, str]] = {
         "the strategy file does not fit:\n  bias: in the strategy, but not in the checkpoint"),
     "19 a strategy cut short": (lambda h: cut_short(h.path / "src.ckpt", 0.95),
         "{home}/src.ckpt: not a MindSpore strategy file (protobuf): "
-        "truncated: a field goes from byte 269 to 314, its parent ends at 298"),
+        "truncated: a field spans bytes 269 to 314, but its parent ends at 298"),
     "19 a strategy of random bytes": (lambda h: (h.path / "src.ckpt").write_bytes(b"\x93\x01\xff" * 40),
         "{home}/src.ckpt: not a MindSpore strategy file (protobuf): byte 0 does not start a field"),
     "20 the source strategy is cut between parameters": (lambda h: h.strategy("src", without(net(4), "emb.w")),
@@ -134,7 +134,7 @@ BYTES: dict[str, tuple[Damage, str, str]] = {
     "4 6 a file cut short": (lambda h: cut_short(h.file(3)),
         "{home}/src/rank_3/net-1_1.safetensors: truncated: its header ends at byte 328, the file has 324",
         "{home}/src/rank_3/net-1_1.ckpt: "
-        "tensor norm: truncated: its entry ends at byte 219, the tensors of the file at 205"),
+        "tensor norm: truncated: its entry would end at byte 219, but the tensors end at 205"),
     "21 a model's checkpoint given as strategy": (lambda h: shutil.copy(h.file(0), h.path / "src.ckpt"),
         "{home}/src.ckpt: not a MindSpore strategy file (protobuf): field 8 is not known",
         "{home}/src.ckpt: not a MindSpore strategy file (protobuf): field 1 is of the wrong kind"),
@@ -176,7 +176,7 @@ CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "{home}/src: the destination and the source {home}/src are the same folder, or one is in the other"),
     "26 a prefix that leaves the folder": ({"ckpt_prefix": "../evil"}, ValueError,
         "ckpt_prefix: '../evil' leaves the rank's folder; give the start of a file name"),
-    "27 no process": ({"process_num": 0}, ValueError, "process_num: 0 is not at least 1"),
+    "27 no process": ({"process_num": 0}, ValueError, "process_num: 0 is less than 1"),
     "28 a format that is not there": ({"output_format": "npz"}, ValueError,
         "output_format: 'npz' is not known; give safetensors or ckpt"),
 }  # fmt: skip
@@ -227,7 +227,7 @@ def test_row_9_a_ckpt_cut_between_two_tensors_lacks_the_last(tmp_path: Path) -> 
     home.put(3, drop(last))
     whole = made(tmp_path / "x", ".ckpt", net(4), net(2)).file(3).read_bytes()
     assert whole.startswith(home.file(3).read_bytes())  # so this is the file, cut at a record
-    refused(home, f"{{home}}/src/rank_3/net-1_1.ckpt: the strategy has it on rank 3, the file does not: {last}")
+    refused(home, f"{{home}}/src/rank_3/net-1_1.ckpt: not in the file, but on rank 3 in the strategy: {last}")
 
 
 def test_row_22_names_with_dashes_and_numbers_without_dims_come_out_right(home: Home) -> None:
@@ -271,8 +271,8 @@ def test_row_30_encrypted_sources_are_told_from_damaged_ones(tmp_path: Path) -> 
         specs = {n: b.spec for n, b in tensors.items()}
         write_ckpt(home.file(rank), specs, lambda n, of=tensors: [of[n].data], key=key)
     text = (
-        "{home}/src/rank_0/net-1_1.ckpt: encrypted: load_segmented_checkpoints decrypts it, with dec_key and "
-        'dec_mode="AES-GCM"; save its result in plain files for other uses'
+        "{home}/src/rank_0/net-1_1.ckpt: encrypted; read it with load_segmented_checkpoints, dec_key and "
+        'dec_mode="AES-GCM", and save the result in plain files for other uses'
     )
     refused(home, text)
     found = load_segmented_checkpoints(str(home.file(0).parent), dec_key=key)
@@ -282,7 +282,7 @@ def test_row_30_encrypted_sources_are_told_from_damaged_ones(tmp_path: Path) -> 
 
 def test_row_31_a_checksum_and_a_key_together_are_refused(tmp_path: Path) -> None:
     found = refusal(lambda: write_ckpt(tmp_path / "x.ckpt", {}, lambda n: [], crc=True, key=bytes(32)))
-    assert found == "a checksum (crc) and encryption: MindSpore cannot read a file with both; ask for one"
+    assert found == "a checksum (crc) and encryption: MindSpore cannot read a file with both; use one"
     assert not (tmp_path / "x.ckpt").exists()
 
 

@@ -13,7 +13,7 @@ def test_what_a_ckpt_file_cannot_hold_is_refused_before_it_is_written(tmp_path: 
     told = f"w: a .ckpt file cannot store float8_e5m2; it stores {', '.join(NAMES)}"
     with pytest.raises(ValueError, match=exactly(told)):
         write_ckpt(tmp_path / "x", {"w": TensorSpec((1,), "float8_e5m2")}, lambda _: [b"1"])
-    told = "a checksum (crc) and encryption: MindSpore cannot read a file with both; ask for one"
+    told = "a checksum (crc) and encryption: MindSpore cannot read a file with both; use one"
     with pytest.raises(ValueError, match=exactly(told)):
         write_ckpt(tmp_path / "x", {}, lambda _: [], crc=True, key=bytes(16))
     assert not (tmp_path / "x").exists()

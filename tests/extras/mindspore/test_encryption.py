@@ -69,7 +69,7 @@ def test_the_file_is_laid_out_as_mindspore_does_it(mode: CipherMode, tmp_path: P
 @pytest.mark.parametrize("first", range(0, 250, 5))
 def test_a_wrong_key_is_one_clear_error(mode: CipherMode, first: int) -> None:
     key = bytes([first + 1 & 255, *range(1, len(KEYS[mode]))])
-    told = f"{FILES[mode]}: {mode} with this dec_key cannot decrypt it: a wrong key, or a damaged file"
+    told = f"{FILES[mode]}: cannot be decrypted by {mode} with this dec_key: wrong key or damaged file"
     with pytest.raises(ValueError, match=exactly(told)):
         open_ckpt(FILES[mode], key, mode)
 
@@ -96,8 +96,8 @@ def test_keys_and_modes_are_checked_and_no_key_is_shown() -> None:
 def test_a_key_too_many_or_too_few_is_named() -> None:
     path = FILES["SM4-CBC"]
     told = (
-        f'{path}: encrypted: load_segmented_checkpoints decrypts it, with dec_key and dec_mode="SM4-CBC"; '
-        "save its result in plain files for other uses"
+        f'{path}: encrypted; read it with load_segmented_checkpoints, dec_key and dec_mode="SM4-CBC", '
+        "and save the result in plain files for other uses"
     )
     with pytest.raises(ValueError, match=exactly(told)):
         open_ckpt(path)
@@ -133,7 +133,7 @@ def test_a_flipped_bit_does_not_pass_gcm(tmp_path: Path) -> None:
     data, path = bytearray(FILES["AES-GCM"].read_bytes()), tmp_path / "x.ckpt"
     data[-1] ^= 1
     path.write_bytes(data)
-    told = f"{path}: AES-GCM with this dec_key cannot decrypt it: a wrong key, or a damaged file"
+    told = f"{path}: cannot be decrypted by AES-GCM with this dec_key: wrong key or damaged file"
     with pytest.raises(ValueError, match=exactly(told)):
         open_ckpt(path, KEYS["AES-GCM"], "AES-GCM")
 

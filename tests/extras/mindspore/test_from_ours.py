@@ -85,8 +85,8 @@ def test_real_files_of_optimizer_sharding_come_out_again_as_they_were(name: str,
     ("layout", "told"),
     [
         (Layout(GRID, (5, 4), (("tp",), ())), "ragged: dim 0 of [5, 4] does not divide into 2 parts"),
-        (Layout(GRID, (4,), ((),), (("tp", (0,)),)), "only some coordinates of axis tp have it"),
-        (Layout(GRID, (4,), (("pp",),)), "its slices are of several stages (axis pp)"),
+        (Layout(GRID, (4,), ((),), (("tp", (0,)),)), "only some coordinates of axis tp hold it"),
+        (Layout(GRID, (4,), (("pp",),)), "its slices are on several stages (axis pp)"),
     ],
 )
 def test_a_layout_that_mindspore_cannot_have_is_refused(layout: Layout, told: str) -> None:
@@ -97,6 +97,7 @@ def test_a_layout_that_mindspore_cannot_have_is_refused(layout: Layout, told: st
 def test_a_grid_whose_stages_are_not_outermost_is_refused() -> None:
     grid = Grid.of(dp_shard=2, pp=2)
     with pytest.raises(
-        ValueError, match=exactly("grid {'dp_shard': 2, 'pp': 2}: MindSpore's stages are the outermost axis (pp)")
+        ValueError,
+        match=exactly("grid {'dp_shard': 2, 'pp': 2}: MindSpore requires the stages to be the outermost axis (pp)"),
     ):
         stage_files(Strategy(grid, {"w": Entry(Layout(grid, (4,), ((),)), "float32")}))

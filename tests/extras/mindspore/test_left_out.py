@@ -21,7 +21,7 @@ from tests.extras.mindspore.small_net import Home, made, net
 from tests.extras.mindspore.truth import blobs
 
 SHAPES = {"emb.w": (8, 8), "bn.gamma": (4,), "bn.moving_mean": (4,), "bn.moving_variance": (4,), "frozen.w": (15,)}
-LISTED = "to take that of any rank, give a strategy that lists it, saved with only_trainable_params=False"
+LISTED = "to use the value of any rank, give a strategy that lists it, saved with only_trainable_params=False"
 LEFT = ("bn.moving_mean", "bn.moving_variance", "frozen.w")
 
 
@@ -61,7 +61,7 @@ def test_statistics_that_differ_between_ranks_are_refused_by_name(home: Home) ->
     home.strategy("src", trainable(home.src))
     other = Blob.of("float32", (4,), bytes(16))
     home.put(2, lambda t: t.update({"bn.moving_mean": other}))
-    text = f"{home.file(2)}: bn.moving_mean is in no strategy, and differs from that of rank 0; {LISTED}"
+    text = f"{home.file(2)}: bn.moving_mean is in no strategy, and differs from its value on rank 0; {LISTED}"
     assert refusal(home.call) == text
 
     # the way out: a strategy of all parameters
@@ -73,8 +73,8 @@ def test_statistics_that_differ_between_ranks_are_refused_by_name(home: Home) ->
 
 def test_copies_that_differ_are_refused_by_name_and_rank(home: Home) -> None:
     home.put(2, lambda t: t.update({"bn.gamma": Blob.of("float32", (4,), bytes(16))}))
-    text = f"{home.file(2)}: bn.gamma differs from that of rank 0, but their strategy makes them copies; "
-    text += "give files of one save, and their strategy"
+    text = f"{home.file(2)}: bn.gamma differs from rank 0, though both are copies in the strategy; "
+    text += "give files of one save, and their own strategy"
     assert refusal(home.call) == text
     assert refusal(lambda: read_incoming(home.path / "src", strategy=home.path / "src.ckpt")) == text
 
@@ -86,8 +86,8 @@ def test_statistics_that_differ_between_data_parallel_ranks_can_be_those_of_the_
     home.strategy("src", trainable(of))
     home.put(1, lambda t: t.update({"bn.moving_mean": Blob.of("float32", (4,), bytes(16))}))
     first = home.file(0)
-    text = f"{home.file(1)}: bn.moving_mean is in no strategy, and differs from that of rank 0; "
-    way_out = f"to take that of rank 0, give {first} alone, without a strategy"
+    text = f"{home.file(1)}: bn.moving_mean is in no strategy, and differs from its value on rank 0; "
+    way_out = f"to use the value of rank 0, give {first} alone, without a strategy"
     assert refusal(lambda: read_incoming(home.path / "src", strategy=home.path / "src.ckpt")) == text + way_out
     found = read_incoming(first).tensors
     assert {name: spec.shape for name, spec in found.specs.items()} == SHAPES
@@ -136,7 +136,7 @@ def test_folders_of_data_parallel_ranks_are_one_full_checkpoint(home: Home) -> N
 def test_ranks_that_are_no_copies_of_each_other_are_refused_by_name(home: Home, change: Any, names: str) -> None:
     src = copies(home, 3, {2: change})
     text = (
-        f"every rank then has a full checkpoint, but {names} of rank 2 differs from rank 0; "
+        f"then all ranks must have the same full checkpoint, but {names} of rank 2 differs from rank 0; "
         f"give the strategy file that they were saved with, or {src}/rank_0/net-1_1.ckpt alone"
     )
     told = refusal(lambda: home.call(src_checkpoints_dir=src, src_strategy_file=None))

@@ -53,7 +53,7 @@ def test_the_files_of_a_folder_are_one_mapping(folder: Path, given: dict[str, An
         ({"dec_key": bytes(16)}, ValueError, "dec_key: {folder}/a.safetensors is not a .ckpt file; leave out dec_key"),
         ({"dec_key": "x"}, TypeError, "dec_key: expected bytes, got str"),
         ({"dec_mode": "ROT13"}, ValueError,
-         "dec_mode: 'ROT13' is not known; give AES-GCM, AES-CBC, SM4-CBC"),
+         "dec_mode: 'ROT13' is not known; give one of AES-GCM, AES-CBC, SM4-CBC"),
         ({"filter_prefix": 1}, TypeError, "filter_prefix: expected str, or a list or tuple of str, got 1"),
         ({"specify_prefix": [1]}, TypeError, "specify_prefix: expected str, or a list or tuple of str, got [1]"),
         ({"filter_prefix": ""}, ValueError, "filter_prefix: an empty prefix matches every name"),
@@ -79,7 +79,7 @@ def test_a_folder_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> 
     text = f"{folder / 'x' / 'a.ckpt'}: not a MindSpore checkpoint: it is empty"
     assert refusal(lambda: load(str(folder / "x"))) == text
     (folder / "x" / "b.safetensors").touch()
-    text = f"{folder / 'x' / 'a.ckpt'} and b.safetensors: two formats in one folder; leave files of one"
+    text = f"{folder / 'x' / 'a.ckpt'} and b.safetensors: two formats in one folder; keep files of one format"
     assert refusal(lambda: load(str(folder / "x"))) == text
     write_file(folder / "c.safetensors", {"layer.w": Blob.of("int8", (), b"x")}, {})
     text = f"{folder / 'c.safetensors'}: layer.w is in a.safetensors too; only one file may have it"
@@ -93,7 +93,7 @@ def test_encrypted_files_open_with_their_key(tmp_path: Path, mode: str, size: in
     plain = open_ckpt(FORMATS / "dtypes.ckpt")
     assert {name: raw(p) for name, p in found.items()} == {name: bytes(plain.read(name)) for name in found}
     load: Any = load_segmented_checkpoints
-    assert "encrypted: load_segmented_checkpoints decrypts it, with dec_key" in refusal(lambda: load(str(tmp_path)))
+    assert "encrypted; read it with load_segmented_checkpoints, dec_key" in refusal(lambda: load(str(tmp_path)))
 
 
 def test_strings_saved_among_parameters_are_strings_among_them(tmp_path: Path) -> None:
@@ -152,10 +152,10 @@ def test_what_a_name_or_a_width_cannot_decide_is_refused(tmp_path: Path) -> None
     load(two, net)  # the prefix a. has both
     assert net.bias.tolist() == [1, 1]
     both = saved(tmp_path / "both", {"a.weight": torch.ones(2, 3), "b.weight": torch.zeros(2, 3)})
-    text = f"{head}  weight: a.weight and b.weight end in it"
+    text = f"{head}  weight: ambiguous: a.weight and b.weight"
     assert refusal(lambda: load(both, net)) == text
     large = saved(tmp_path / "large", {"weight": torch.full((2, 3), 1e6)})
-    text = f"{head}  weight: it has numbers that float16 cannot hold"
+    text = f"{head}  weight: it has numbers that float16 cannot represent"
     assert refusal(lambda: load(large, torch.nn.Linear(3, 2).half())) == text
     whole = saved(tmp_path / "whole", {"weight": torch.ones(2, 3, dtype=torch.int32)})
     text = f"{head}  weight: the files have int32[2, 3], the net float32[2, 3]"

@@ -103,11 +103,11 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
     ),
     "another shape": (
         {"parallel_strategy_item": {}, "parallel_newshape_layout_value_item": {"a": {}}},
-        "parallel_newshape_layout_value_item: layouts of tensors in another shape are not read",
+        "parallel_newshape_layout_value_item: layouts of reshaped tensors are not supported",
     ),
     "interleaved": (layouts(interleaved_parallel=True), f"{AT}: interleaved_parallel is not available"),
     "axis": (layouts(tensor_map=[[1]]), f"{AT}: tensor_map has [1]: the device matrix has 1 axes"),
-    "names": (layouts(alias_name=["a", "b"]), f"{AT}: alias_name is ['a', 'b'], not a name for each of [8]"),
+    "names": (layouts(alias_name=["a", "b"]), f"{AT}: alias_name is ['a', 'b']; it must name each axis of [8]"),
     "slices": (
         items(MatMul=[[0]]),
         f"parallel_strategy_item: {BLOCK}/MatMul-op0: parallel_strategy is [0], not a list of whole numbers from 1",
@@ -118,7 +118,7 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
     ),
     "places": (
         {"parallel_strategy_item": {}, "parallel_layout_value_item": {"a": {"1": {}}}},
-        "parallel_layout_value_item: a: layouts of ['1'], not of tensors 0, 1, ...",
+        "parallel_layout_value_item: a: layouts of tensors ['1']; they must be 0, 1, ...",
     ),
 }
 

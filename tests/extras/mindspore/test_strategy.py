@@ -43,7 +43,7 @@ def test_files_of_several_ranks_of_a_stage_are_one_when_they_agree() -> None:
         ([("a", file_of({"w": ROWS}, 900))], "a: stage 0 and more of 901 is missing; give the files of every stage"),
         (
             [("a", StrategyFile(2, (), {"w": ROWS}))],
-            "a: lists no operator, and only operators say which stage a file is of",
+            "a: lists no operator, so the stage of the file is unknown",
         ),
         (
             [("a", merge([("x", file_of({"w": ROWS}))]))],
@@ -59,7 +59,7 @@ def test_stages_that_do_not_belong_together_are_refused(parts: list[tuple[str, S
 def test_operators_of_several_stages_need_names_with_stages() -> None:
     file = StrategyFile(1, (OperatorParts("a", 0), OperatorParts("b", 1)), {"0-w": ROWS, "v": ROWS})
     with pytest.raises(
-        ValueError, match=exactly("operators of stages [0, 1], but parameters without a stage before their names")
+        ValueError, match=exactly("operators of stages [0, 1], but names of parameters without a stage in front")
     ):
         file.stages()
     with pytest.raises(ValueError, match=r"\Astage 1 of 3 is missing\Z"):

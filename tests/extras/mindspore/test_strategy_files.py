@@ -98,7 +98,7 @@ def test_the_form_is_told_by_content_not_by_name(tmp_path: Path) -> None:
 
 def test_json_cannot_hold_a_layout_without_its_shape() -> None:
     with pytest.raises(
-        ValueError, match=exactly("w: the JSON form needs the tensor's shape, the protobuf form does not have it")
+        ValueError, match=exactly("w: the JSON form needs the tensor's shape, which the protobuf form omits")
     ):
         strategies.strategy_text(file_of({"w": Slicing((2,), ((0,),))}), "json")
 
@@ -116,7 +116,7 @@ def with_row(**changes: object) -> bytes:
     ("data", "told"),
     [
         (b"", "protobuf): field 1 has 0 values, not one"),
-        (GOOD[:-1], "protobuf): truncated: a field goes from byte 24 to 58, its parent ends at 57"),
+        (GOOD[:-1], "protobuf): truncated: a field spans bytes 24 to 58, but its parent ends at 57"),
         (b"\x0a\x03abc", "protobuf): field 1 is of the wrong kind"),
         (b"\xff" * 11, "protobuf): the number at byte 0 has more than 64 bits"),
         (b"\xff" * 3, "protobuf): truncated: it ends within the number at byte 0"),
@@ -138,7 +138,7 @@ def with_row(**changes: object) -> bytes:
         (with_row(tensor_map=[0, 0]), "json): parameter w: tensor map [[0], [0]]: one axis cuts two dims"),
         (with_row(tensor_map="x"), "json): parameter w: tensor_map is 'x', not a list of whole numbers"),
         (with_row(field=True), "json): parameter w: field is True, not a whole number"),
-        (with_row(tensor_shape=[-1]), "json): parameter w: tensor_shape is [-1]"),
+        (with_row(tensor_shape=[-1]), "json): parameter w: tensor_shape has a negative dim: [-1]"),
         (
             with_row(opt_weight_shard_size=3, opt_weight_shard_step=1),
             "json): parameter w: opt_weight_shard_size 3 does not divide the 1 repeats",

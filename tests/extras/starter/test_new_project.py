@@ -96,7 +96,7 @@ def test_what_it_says(there: bool, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["init", str(folder)]) == 0
     assert capsys.readouterr().out == (
         f"{folder}: README.md, my_data.py, my_model.py, train.yaml\n"
-        f"to go on: cd '{folder}', and the four commands of README.md\n"
+        f"next: cd '{folder}', then run the commands in README.md\n"
     )
     assert names(folder) == FILES
     assert names(folder.parent) == ["a"]
@@ -107,7 +107,7 @@ def test_the_folder_that_one_is_in_stays_the_same_folder(tmp_path: Path, capsys:
         assert main(["init", "."]) == 0
         assert sorted(os.listdir()) == FILES  # of the folder itself, whatever its path leads to by now
     assert capsys.readouterr().out == (
-        ".: README.md, my_data.py, my_model.py, train.yaml\nto go on: the four commands of README.md\n"
+        ".: README.md, my_data.py, my_model.py, train.yaml\nnext: run the commands in README.md\n"
     )
 
 
@@ -129,7 +129,7 @@ def test_a_file_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("words", [(), ("a", "b"), ("--help",), ("",)], ids=["none", "two", "a flag", "no name"])
 def test_it_takes_one_folder(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with chdir(tmp_path):
-        assert refusal(capsys, *words) == "init: takes one folder, as launcher init my_project\n"
+        assert refusal(capsys, *words) == "init: needs one folder, as in: launcher init my_project\n"
     assert names(tmp_path) == []
 
 

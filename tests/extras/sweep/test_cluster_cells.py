@@ -128,7 +128,7 @@ def test_a_cell_that_waits_knows_its_job(place, capsys):
         (
             ["seed=1,2"],
             """
-  launch.slurm.array = true: 4 cells have one size, but an array of this cluster has at most 3 tasks \
+  launch.slurm.array = true: 4 cells of one size need an array, but this cluster allows at most 3 tasks \
 (MaxArraySize)
     set in: conf/launch/slurm.yaml:LINE
           |   array: true          # a sweep is one array job for each size of cells; false: one allocation that all \

@@ -99,4 +99,4 @@ def test_the_table_fits_a_terminal_whatever_varies():
 
 def test_numbers_that_differ_are_told():
     told = list(summary.printed(ranked(result(0, 1.0), result(1, 1.0)), {"1-x": Gap("0-x", 1e-2, 1e-2, 1e-5)}))
-    assert told[-1] == "  1-x: not the numbers of 0-x: off by 1.0e-02, 1e-05 allowed"
+    assert told[-1] == "  1-x: losses differ from 0-x by 1.0e-02, 1e-05 is allowed"

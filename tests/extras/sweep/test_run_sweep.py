@@ -84,7 +84,7 @@ def test_every_bad_cell_is_reported_before_anything_runs(tmp_path, monkeypatch, 
   train.steps = x: should be a whole number
     set by: train.steps=x (command line)
 
-  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (there are: {", ".join(recipes)})
+  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (options: {", ".join(recipes)})
     set by: recipe=lm_singel (command line)
     try:    recipe=lm_single
 """
@@ -133,7 +133,7 @@ def test_a_cell_that_fails_or_dies_is_recorded_and_the_rest_go_on(tmp_path, comm
 best: 3-3, as a recipe in"""
         in out
     )
-    again = f"to run those again: -m sweep_dir={folder} and the same overrides"
+    again = f"to run the others again: -m sweep_dir={folder} and the same overrides"
     assert f"2 of 4 done, {folder}/summary.csv, report.html; {again}" in out
 
 

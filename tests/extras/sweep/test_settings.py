@@ -22,14 +22,14 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
         (
             ["optim.lr=interval(1e-4,1e-2)"],
             """
-  optim.lr: interval(1e-4,1e-2): a grid takes lists of values, as optim.lr=A,B; samplers take intervals
+  optim.lr: interval(1e-4,1e-2): a grid needs a list of values, as in optim.lr=A,B; only samplers take intervals
     try:    sweep.sampler=tpe sweep.cells=20
 """,
         ),
         (
             ["optim.lr=1,2", "sweep.cells=5"],
             """
-  sweep.cells = 5: a grid has as many cells as there are combinations
+  sweep.cells = 5: only for samplers; a grid runs every combination
     set by: sweep.cells=5 (command line)
     try:    sweep.cells=5 sweep.sampler=tpe
 """,
@@ -37,10 +37,10 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
         (
             ["optim.lr=1,2", "sweep.prune=asha"],
             """
-  sweep.prune = asha: only a sampler learns from cells that are ended early
+  sweep.prune = asha: only for samplers; a grid runs every cell to its end
     set by: sweep.prune=asha (command line)
 
-  sweep.prune = asha: watches val_loss while cells train, but nothing is validated then
+  sweep.prune = asha: needs val_loss during training, but no validation runs then
     set by: sweep.prune=asha (command line)
     try:    sweep.prune=asha train.eval_every=2
 """,
@@ -48,7 +48,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
         (
             ["optim.lr=1,2", "sweep.sampler=tpe"],
             """
-  sweep.cells = null: set how many cells a sampler proposes, or in sweep.minutes how long it runs
+  sweep.cells = null: set how many cells the sampler proposes, or set sweep.minutes
     set in: conf/config.yaml:LINE
           |   cells: null     # number of cells that a sampler proposes; null: as many as the minutes allow
     try:    sweep.cells=20
@@ -57,21 +57,21 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
         (
             ["sweep.sampler=random", "sweep.minutes=1"],
             """
-  sweep.sampler = random: nothing varies; give a key a list, A,B, or an interval, interval(LOW, HIGH)
+  sweep.sampler = random: no key varies; give one a list, A,B, or an interval, interval(LOW, HIGH)
     set by: sweep.sampler=random (command line)
 """,
         ),
         (
             ["optim.lr=1,2", "sweep.metric=val_acuracy"],
             f"""
-  sweep.metric = val_acuracy: no cell reports it; there are {KNOWN}
+  sweep.metric = val_acuracy: no cell reports it; use one of {KNOWN}
     set by: sweep.metric=val_acuracy (command line)
 """,
         ),
         (
             ["optim.lr=1,2", "sweep.metric=val_los"],
             f"""
-  sweep.metric = val_los: no cell reports it; there are {KNOWN}
+  sweep.metric = val_los: no cell reports it; use one of {KNOWN}
     set by: sweep.metric=val_los (command line)
     try:    sweep.metric=val_loss
 """,
@@ -79,7 +79,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
         (
             ["optim.lr=1,2", "seed=1,2", "sweep.seeds=2"],
             """
-  sweep.seeds = 2: seed varies already
+  sweep.seeds = 2: seed already has several values
     set by: sweep.seeds=2 (command line)
 """,
         ),
@@ -103,7 +103,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
                 "sweep.seeds=2",
             ],
             """
-  sweep.seeds = 2: sweep.prune ends a cell by one run, but each cell has several
+  sweep.seeds = 2: sweep.prune judges a cell by its only run, but each cell has several
     set by: sweep.seeds=2 (command line)
     try:    sweep.seeds=1
 """,
@@ -178,10 +178,10 @@ def test_settings_of_a_sweep_without_one_are_refused(capsys):
     assert capsys.readouterr().err == (
         """error: 2 problems in this request; nothing was started
 
-  sweep_dir: x: only a sweep has one
+  sweep_dir: x: only a sweep has this setting
     try:    -m sweep_dir=x
 
-  sweep.seeds: 3: only a sweep has one
+  sweep.seeds: 3: only a sweep has this setting
     try:    -m sweep.seeds=3
 """
     )

@@ -39,8 +39,8 @@ def test_how_far_its_cells_are(sweep: Path, capsys: pytest.CaptureFixture[str]) 
         "1-2: failed: no disk\n"
         "2-3: running; step 5 of 10, loss 2.5000, 2.0k tokens/s, 40.0 ms a step\n"
         "3-4: pruned: val_loss 9.1 at step 4, others 3.0\n"
-        "4-5: no run of its own yet\n"
-        f"{sweep}: 5 cells: 1 done, 1 failed, 1 running, 1 pruned, 1 no run of its own yet\n"
+        "4-5: no run yet\n"
+        f"{sweep}: 5 cells: 1 done, 1 failed, 1 running, 1 pruned, 1 no run yet\n"
     )
 
 
@@ -59,7 +59,7 @@ def test_jobs_of_slurm_that_are_not_over_are_cancelled_in_one_call(
     assert main(["cancel", str(sweep)]) == 0
     assert (tmp_path / "cancelled").read_text() == "7_2 7_4\n"
     assert capsys.readouterr().out == (
-        "2 jobs of Slurm cancelled; cells that were training save, and the same command resumes them\n"
+        "2 jobs of Slurm cancelled; cells that were training save; the command of the sweep resumes them\n"
     )
 
 
@@ -77,7 +77,7 @@ def test_cells_that_run_here_are_not_cancelled(sweep: Path, capsys: pytest.Captu
     write_status(sweep / "2-3", status="running")
     assert main(["cancel", str(sweep)]) == 1
     assert capsys.readouterr().err == (
-        f"error: {sweep}: no cell is a queued or running Slurm job; cells that run here end with the sweep\n"
+        f"error: {sweep}: no cell is a queued or running Slurm job; cells that run on this machine end with the sweep\n"
     )
 
 
@@ -85,7 +85,7 @@ def test_each_cell_has_a_log_of_its_own(sweep: Path, capsys: pytest.CaptureFixtu
     assert main(["logs", str(sweep)]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  logs {sweep}: is a sweep; each cell has its own log: launcher logs {sweep}/0-1\n"
+        f"  logs {sweep}: is a sweep, and each cell has its own log: launcher logs {sweep}/0-1\n"
     )
 
 

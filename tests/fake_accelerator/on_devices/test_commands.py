@@ -51,8 +51,8 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         "accelerator is fake; it sees 4",
         ("launch.device=fake", "launch.nproc=8"): "launch.device = fake: 8 ranks on this machine need a device each, "
         "torch sees 4",
-        ("launch.backend=nccl",): "launch.backend = nccl: the ranks of this run are on fake, which need fakeccl",
-        ("launch.backend=gloo",): "launch.backend = gloo: the ranks of this run are on fake, which need fakeccl",
+        ("launch.backend=nccl",): "launch.backend = nccl: the ranks of this run are on fake and need fakeccl",
+        ("launch.backend=gloo",): "launch.backend = gloo: the ranks of this run are on fake and need fakeccl",
     }.items():
         assert f"  {text}\n" in launched(*TINY, *words, folder=run, code=2).err
     assert not run.exists()

@@ -16,12 +16,12 @@ from tests.ranks import on_ranks
 
 USES = (
     "model: the backward of middle uses state that the last forward left behind, "
-    "and a pipeline runs other forwards before it; keep that state with the call "
+    "but a pipeline runs other forwards in between; keep that state with the call "
     "(ctx, or an argument of the hook's function)"
 )
 LEAVES = (
-    "model: the backward of middle changes state that the next forward uses, and "
-    "a pipeline runs them in another order than one process; change the state in "
+    "model: the backward of middle changes state that the next forward uses, but "
+    "a pipeline runs both in another order than one process; change the state in "
     "the forward"
 )
 

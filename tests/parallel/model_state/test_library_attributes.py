@@ -50,8 +50,8 @@ def test_on_stages_it_is_refused_and_on_one_rank_planning_leaves_none(how: str) 
     two = {"pipeline": {"stages": 2, "micro_batch_num": 2}}
     with pytest.raises(RequestError) as refused:
         plan_job(own("library_nets.Net", [6], stages=1, model=model, parallel=two))
-    text = "with every call, which differs in each process; keep it in a module that has a stage"
-    assert str(refused.value) == f"model: the forward changes {PLACES[how]} {text}"
+    text = "whose value differs in each process; keep it in a module that has a stage"
+    assert str(refused.value) == f"model: every call of the forward changes {PLACES[how]}, {text}"
 
     one = own("library_nets.Net", [6], stages=1, model=model)
     before = variables(files(nets.Net))

@@ -67,8 +67,8 @@ def test_planning_leaves_what_a_forward_counts_in_the_environment(
 @pytest.mark.parametrize(
     ("parallel", "text"),
     [
-        (TWO, "model: the forward changes the environment variable {} with every call, which differs in each process; "
-              "keep it in a module that has a stage"),
+        (TWO, "model: every call of the forward changes the environment variable {}, whose value differs in each "
+              "process; keep it in a module that has a stage"),
         ({"recompute": {"modules": "middle"}},
          "parallel.recompute.modules: middle cannot be recomputed in the backward: each of its forwards changes the "
          "environment variable {} (try: parallel.recompute=null)"),

@@ -19,7 +19,8 @@ from tests.parity import TOLERANCE, alone, assert_parity, assert_same, outcome, 
 from tests.ranks import on_ranks
 
 CUT = {"a": 0, "b": 0, "head": 1}
-LOST = "model: the forward changes {}, which is on no stage: no other stage and no later step would see it; keep it in "
+LOST = "model: the forward changes {}, which is on no stage: no other stage and no later step would see the change; "
+LOST += "keep it in "
 READ = (
     "parallel.pipeline.stage_config: cannot trace the code between the named "
     "modules of {} (python_state_nets.py): it reads b.calls, which b changes as "
@@ -34,8 +35,8 @@ REFUSED = {
     "CountRead": READ.format("CountRead"),
     "CountOfLookingRead": READ.format("CountOfLookingRead"),
     "CountReadByModule": READ.format("CountReadByModule"),
-    "Shared": "model: the forward changes b.box, which is also head.box, in Python: another stage would not see it; "
-    "give each its own, or hand on a tensor",
+    "Shared": "model: the forward changes b.box, a Python object that is also head.box: another stage would not see "
+    "the change; give each module its own, or pass a tensor from one to the other",
     "GlobalCount": "parallel.pipeline.stage_config: cannot trace the code between the named modules of GlobalCount "
     "(python_state_nets.py): it changes tests.parallel.python_state_nets.CALLS, which head would not see on its stage; "
     "name a larger module in stage_config, so that this code runs inside it",
@@ -66,7 +67,8 @@ def test_a_stream_of_a_module_goes_on_as_in_one_process(kind):
 
 @pytest.mark.parametrize("kind", nets.STREAMS)
 def test_a_stream_of_modules_of_two_stages_is_refused(kind):
-    with pytest.raises(RequestError, match=r"the forward changes b.stream, which is also head.stream, in Python"):
+    text = r"the forward changes b.stream, a Python object that is also head.stream: another stage would not see"
+    with pytest.raises(RequestError, match=text):
         plan_job(streams(kind, share=True))
 
 

@@ -27,8 +27,8 @@ def net(name: str, layout: str, settings: dict[str, Any]) -> Job:
 
 
 ITSELF = (
-    "holds the parameter middle.lin.weight, but sharding replaces that tensor by another one; get it from its "
-    "module each time instead"
+    "holds the parameter middle.lin.weight, but sharding replaces that tensor with another one; read the parameter "
+    "from its module each time instead"
 )
 HIDDEN = (
     "model: middle.kept is or holds the module Linear, which is not a submodule, so "
@@ -36,8 +36,8 @@ HIDDEN = (
     "a module, or put it in an nn.ModuleList or nn.ModuleDict"
 )
 ARRAY = (
-    "model: middle.seen is an array of numpy that shares memory with middle.lin.weight, and would no longer see its "
-    "updates; compute it from middle.lin.weight in the forward"
+    "model: middle.seen is a numpy array that shares memory with middle.lin.weight, but the array would no longer "
+    "see its updates; compute it from middle.lin.weight in the forward"
 )
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Array", {}, ARRAY),
@@ -119,7 +119,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"reads": True},
         (
             "model: the forward reads the attribute scale of middle.lin.weight, which is lost when the tensor is "
-            "placed; keep it on the module"
+            "placed; store it on the module"
         ),
     ),
     (
@@ -127,7 +127,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"reads": True, "buffer": True},
         (
             "model: the forward reads the attribute scale of middle.table, which is lost when the tensor is placed; "
-            "keep it on the module"
+            "store it on the module"
         ),
     ),
     (
@@ -142,8 +142,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Global",
         {},
         (
-            "model: the forward keeps tensors in tests.parallel.reference_nets.TABLES, where ranks would see the "
-            "empty tensors of the plan; make them buffers, or compute them each time"
+            "model: the forward stores tensors in tests.parallel.reference_nets.TABLES, where ranks would find "
+            "the plan's tensors without values; make them buffers, or compute them each time"
         ),
     ),
     (

@@ -96,8 +96,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a mean over all": (
         lambda net, x: x - x.mean(), BOTH,
-        "parallel.operators: in the model's own forward: mean of a tensor cut over tp makes [], not a part of the [] "
-        "of the full model",
+        "parallel.operators: in the model's own forward: mean of a tensor cut over tp has shape [], which is not one "
+        "rank's part of the full model's shape []",
     ),
     "a norm over it": (
         lambda net, x: F.layer_norm(x, (x.shape[-1],)), BOTH,
@@ -107,13 +107,13 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "its norm takes all": (
         lambda net, x: net.norm(x), BOTH,
         ("parallel.operators: norm needs all features of its input, which arrives "
-         "cut over tp; have them gathered before it (try: "
+         "cut over tp; gather them before the layer (try: "
          "'parallel.operators.norm.input=[null, null, null]')"),
     ),
     "the next layer takes all": (
         lambda net, x: x, {"up": COLUMN},
         ("parallel.operators: down needs all features of its input, which arrives "
-         "cut over tp; cut its weight on them too (try: "
+         "cut over tp; cut its weight on the features too (try: "
          "'parallel.operators.down.weight=[null, tp]')"),
     ),
     "a whole mask along it": (
@@ -134,8 +134,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a half of it": (
         lambda net, x: torch.cat([x[..., 2:], x[..., :2]], -1), BOTH,
-        "parallel.operators: in the model's own forward: slice of a tensor cut over tp makes [4, 10, 2], not a part of "
-        "the [4, 10, 6] of the full model",
+        "parallel.operators: in the model's own forward: slice of a tensor cut over tp has shape [4, 10, 2], which is "
+        "not one rank's part of the full model's shape [4, 10, 6]",
     ),
     "dropout": (
         lambda net, x: F.dropout(x, 0.5), BOTH,
@@ -144,13 +144,13 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "code that looks at the size": (
         lambda net, x: x * 2 if x.shape[2] < 8 else x, BOTH,
-        "parallel.operators: in the model's own forward: mul runs here only with the pieces of a rank: the code "
-        "depends on shapes that are cut",
+        "parallel.operators: in the model's own forward: mul runs here with the pieces of a rank, but not in the "
+        "full model: the code depends on shapes that are cut",
     ),
     "another output than the loss takes": (
         lambda net, x: x, {"down": {"output": [None, "tp", None]}},
-        "parallel.operators.down: the model's output is cut on dim 1 over tp, and the loss takes it full or cut "
-        "on the classes (try: 'parallel.operators.down.output=[null, null, null]')",
+        "parallel.operators.down: the model's output is cut on dim 1 over tp, but the loss takes a full output "
+        "or one cut on its classes (try: 'parallel.operators.down.output=[null, null, null]')",
     ),
     "a strategy of another rank": (
         lambda net, x: x, {"down": {"output": [None, "tp"]}},
@@ -158,7 +158,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a time that does not divide": (
         lambda net, x: x[:, :5], {"down": {"output": [None, "tp", None]}},
-        "parallel.operators.down: down: output [null, tp, null] cuts dim 1, of 5, which does not divide by tp=2",
+        "parallel.operators.down: down: output [null, tp, null] cuts dim 1 of size 5, which does not divide by tp=2",
     ),
     "a module that is never called": (
         lambda net, x: x, {"norm": {"input": [None, "tp", None]}},

@@ -70,7 +70,7 @@ def test_a_model_that_lists_only_some_of_what_it_has_is_refused(how: str, listed
     model = {"_target_": "tests.parallel.asking_nets.Hides", "how": how}
     with pytest.raises(RequestError) as refused:
         plan_job(own("asking_nets.Hides", [6], stages=1, model=model))
-    why = "and the launcher goes by what torch itself would list; let it list them all"
+    why = "but the launcher uses all that torch itself would list; let it list all"
     assert f"model: Hides.{how}() lists {listed}, {why}" in str(refused.value)
 
 

@@ -114,8 +114,8 @@ def test_a_default_that_counts_calls_is_refused():
         plan_job(job)
     assert seen == {}
     assert str(refused.value) == (
-        "model: the forward changes the defaults of tests.parallel.aside_nets._ByDefault.forward with every call, "
-        "which differs in each process; keep it in a module that has a stage"
+        "model: every call of the forward changes the defaults of tests.parallel.aside_nets._ByDefault.forward, "
+        "whose value differs in each process; keep it in a module that has a stage"
     )
 
 
@@ -128,8 +128,8 @@ def test_a_generator_that_a_plan_would_move_on_is_refused():
 
 def test_a_function_of_the_model_itself_that_counts_is_refused():
     assert refusal("RootClosure") == (
-        "model: the forward changes up, which is on no stage: no other stage and no later step would see it; keep it "
-        "in a module that has a stage"
+        "model: the forward changes up, which is on no stage: no other stage and no later step would see the "
+        "change; keep it in a module that has a stage"
     )
 
 

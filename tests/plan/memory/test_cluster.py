@@ -33,7 +33,7 @@ def test_ranks_that_share_cores_may_be_more_than_those_that_were_measured() -> N
 
 BAD = {
     "cluster=h100": "cluster: unknown option 'h100', did you mean 'h100_sxm'? "
-    "(there are: a100_80g, ascend_910b, b200, h100_sxm, here, unknown) (try: cluster=h100_sxm)",
+    "(options: a100_80g, ascend_910b, b200, h100_sxm, here, unknown) (try: cluster=h100_sxm)",
     "cluster.tflops={bf16: 100}": "cluster: {name:null,memory_gb:null,devices_per_node:null,cores_per...: "
     "give devices_per_node, efficiency, memory_gb_per_s, links with the other speeds, or give none",
 }

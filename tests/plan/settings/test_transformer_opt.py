@@ -146,7 +146,7 @@ WRONG = {
     "matmul_grad_comm_overlap=true":
         "matmul_grad_comm_overlap: unknown switch, did you mean 'grad_matmul_communication_overlap'? "
         f"(try: '~{KEY}.matmul_grad_comm_overlap' {KEY}.grad_matmul_communication_overlap=true)",
-    "zzz=1": f"zzz: unknown switch (there are: {', '.join(SWITCHES)}) (try: '~{KEY}.zzz')",
+    "zzz=1": f"zzz: unknown switch (options: {', '.join(SWITCHES)}) (try: '~{KEY}.zzz')",
     "computation_allgather_overlap=1":
         "computation_allgather_overlap: 1: should be true or false "
         f"(try: {KEY}.computation_allgather_overlap=false)",

@@ -84,7 +84,7 @@ def test_a_rank_that_is_asked_to_stop_ends_those_that_wait(store: Store) -> None
 
 
 def test_the_timeout_is_that_of_the_run_whatever_gloo_makes_of_it(store: Store) -> None:
-    with pytest.raises(RunError, match=r"Timed out waiting for the other ranks for 0.1 s \(launch.timeout_s\)"):
+    with pytest.raises(RunError, match=r"Timed out after waiting for the other ranks for 0.1 s \(launch.timeout_s\)"):
         joining(store, 0, timeout_s=0.1).attend(waits)
 
 

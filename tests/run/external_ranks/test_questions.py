@@ -36,14 +36,14 @@ def test_other_versions_are_refused_by_node_and_name() -> None:
         RankReports(texts).same_versions()
     here = socket.gethostname()
     assert [problem.text for problem in caught.value.problems] == [
-        f"rank 2 on b has torch 9.9, rank 0 on {here} has {MINE['torch']}; all nodes need the same",
+        f"rank 2 on b has torch 9.9, rank 0 on {here} has {MINE['torch']}; all nodes need the same version",
         f"rank 2 on b has launcher's source 0123456789, rank 0 on {here} has {MINE[list(MINE)[-1]]}; all nodes need "
-        "the same",
+        "the same version",
     ]
 
 
 def test_a_launcher_that_says_nothing_of_itself_is_another_one() -> None:
-    with pytest.raises(RequestError, match="rank 1 has another launcher than rank 0, of unknown version"):
+    with pytest.raises(RequestError, match="rank 1 has a different launcher than rank 0, of unknown version"):
         RankReports({1: ""}).same_versions()
 
 

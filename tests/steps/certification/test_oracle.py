@@ -210,24 +210,24 @@ def test_another_draw_from_the_same_distribution_is_no_complaint(kind: str) -> N
 
 WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
     "fifty times too large": (
-        "normal", lambda t: t * 50, "its standard deviation is N, in 24 plain constructions N to N",
+        "normal", lambda t: t * 50, "its standard deviation is N; in 24 plain constructions it is N to N",
     ),
-    "zeros": ("normal", torch.zeros_like, "its standard deviation is N, in 24 plain constructions N to N"),
-    "moved": ("normal", lambda t: t + 1, "its largest number is N, in 24 plain constructions N to N"),
+    "zeros": ("normal", torch.zeros_like, "its standard deviation is N; in 24 plain constructions it is N to N"),
+    "moved": ("normal", lambda t: t + 1, "its largest number is N; in 24 plain constructions it is N to N"),
     "clipped": (
         "normal", lambda t: t.clamp(-0.005, 0.005),
-        "its standard deviation is N, in 24 plain constructions N to N",
+        "its standard deviation is N; in 24 plain constructions it is N to N",
     ),
     "no numbers": (
-        "normal", lambda t: t / 0, "has numbers that are not finite, but none in a plain construction",
+        "normal", lambda t: t / 0, "has numbers that are not finite; a plain construction has none",
     ),
-    "another dtype": ("normal", Tensor.double, "is float64[40, 8], in a plain construction float32[40, 8]"),
+    "another dtype": ("normal", Tensor.double, "is float64[40, 8], but float32[40, 8] in a plain construction"),
     "a row that should be zero": (
-        "a row of zeros", lambda t: t + 1e-3, "is not what 24 plain constructions make alike in 1 of 50 rows",
+        "a row of zeros", lambda t: t + 1e-3, "differs from the equal values of 24 plain constructions in 1 of 50 rows",
     ),
-    "another constant": ("fixed", lambda t: t * 1.01, "is not what 24 plain constructions make alike"),
+    "another constant": ("fixed", lambda t: t * 1.01, "differs from the equal values of 24 plain constructions"),
     "no zeros where most are": (
-        "mostly zeros", lambda t: t + 1e-4, "its share of zeros is N, in 24 plain constructions N",
+        "mostly zeros", lambda t: t + 1e-4, "its share of zeros is N; in 24 plain constructions it is N",
     ),
 }  # fmt: skip
 
@@ -237,7 +237,7 @@ def test_weights_that_no_construction_makes_are_named_with_the_figure_that_is_of
     kind, change, said = WRONG[case]
     draw = DRAWS[kind]
     found = initial_weights.complaints(seeded(draw, 0), lambda k: seeded(draw, k), {"w": change(seeded(draw, 99)["w"])})
-    assert {name: re.sub(r"(?<= )\d[\d.e-]*(?=,| to|$)", "N", text) for name, text in found.items()} == {"w": said}
+    assert {name: re.sub(r"(?<= )\d[\d.e-]*(?=,|;| to|$)", "N", text) for name, text in found.items()} == {"w": said}
 
 
 def test_only_what_never_learns_and_runs_in_half_precision_may_be_kept_so() -> None:

@@ -179,7 +179,7 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
     arguments = _arguments(program, named)
     difference = _different(once, _numbers(_over(arguments, program.graph_module), named, inputs, trains))
     if difference:
-        return f"{difference} is not that of its operators alone"
+        return f"{difference} differs from the result of its operators alone"
     if trains:
         changes = HiddenChanges(program.graph_module)
         _over(arguments, changes.run)(*inputs)
@@ -248,7 +248,7 @@ def _numbers(
     # afterwards
     for name, t in leaves.items():
         out[f"the gradient of {name}"] = None if t.grad is None else numbers.of(t.grad)
-        out[f"what becomes of {name}"] = numbers.of(t.detach())
+        out[f"the final value of {name}"] = numbers.of(t.detach())
     return out
 
 

@@ -109,7 +109,9 @@ def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
     for node in program.graph.nodes:
         if node.target is torch.ops.aten.instance_norm.default and _changes(node):
             where = _module(node) or "the model"
-            text = f"{where} is an instance norm whose running statistics move in training, which has no rule"
+            text = (
+                f"{where} is an instance norm that updates running statistics in training: there is no rule"
+            )
             raise RequestError((_cannot(text),))
 
 

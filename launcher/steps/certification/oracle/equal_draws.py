@@ -50,7 +50,7 @@ class EqualDraws(TorchDispatchMode):
         self._last = shape
         if self._same > MANY:
             text = f"the forward draws numbers of the shape {shape} {MANY} times in a row"
-            raise RuntimeError(f"{text}: until it likes them, so two trainings cannot be compared")
+            raise RuntimeError(f"{text}, as rejection sampling does, so two trainings cannot be compared")
 
         # use the default generators, whichever was passed
         args, kwargs = _without_generators(args), _without_generators(kwargs)

@@ -55,13 +55,13 @@ class Seen:
 
         # checks without statistics: dtype and shape, finiteness, values that are alike in all constructions
         if made.shape != self.first.shape or made.dtype != self.first.dtype:
-            return f"is {_kind(made)}, in a plain construction {_kind(self.first)}"
+            return f"is {_kind(made)}, but {_kind(self.first)} in a plain construction"
         if not torch.isfinite(_wide(made)).all() and torch.isfinite(_wide(self.first)).all():
-            return "has numbers that are not finite, but none in a plain construction"
+            return "has numbers that are not finite; a plain construction has none"
         wrong = self.alike & ~_same(made, self.first).all(1)
         if wrong.any() and (self.alike.all() or self.others < CHANCE):
             where = "" if self.alike.all() else f" in {int(wrong.sum())} of {len(wrong)} rows"
-            return f"is not what {len(self.figures)} plain constructions make alike{where}"
+            return f"differs from the equal values of {len(self.figures)} plain constructions{where}"
         if self.alike.all() or not torch.isfinite(_wide(self.first)).all():
             return ""
 
@@ -71,8 +71,8 @@ class Seen:
             lo, hi = min(f[i] for f in self.figures), max(f[i] for f in self.figures)
             least = _least(i, self.first, self.figures)
             if not lo - ranges * (hi - lo) - least <= measured[i] <= hi + ranges * (hi - lo) + least:
-                usual = f"in {len(self.figures)} plain constructions {_between(i, lo, hi)}"
-                return f"its {name} is {_figure_text(i, measured)}, {usual}"
+                usual = f"in {len(self.figures)} plain constructions it is {_between(i, lo, hi)}"
+                return f"its {name} is {_figure_text(i, measured)}; {usual}"
         return ""
 
 

@@ -188,14 +188,14 @@ def _by_python(x: Tensor) -> Tensor:
     return x * random.random()
 
 
-GRADIENT = "the gradient of layer.weight is not that of its operators alone"
+GRADIENT = "the gradient of layer.weight differs from the result of its operators alone"
 LOST: dict[str, tuple[Forward, str]] = {
     "function": (_Reversed.apply, GRADIENT),
     "tensor hook": (_hooked, GRADIENT),
     "no_grad": (_behind, "mul_ changes a tensor in place where autograd does not see it"),
     "alias": (_alias, "copy_ changes a tensor in place where autograd does not see it"),
     "detach_": (_cut, "detach_ changes a tensor in place where autograd does not see it"),
-    "seed": (_seeded, "output 0 is not that of its operators alone"),
+    "seed": (_seeded, "output 0 differs from the result of its operators alone"),
     "calls": (_Counts(), "the forward or the backward changes odd with every call"),
     "random": (_by_python, "the forward seeds torch's random stream, or draws from Python's or numpy's"),
 }
@@ -220,5 +220,5 @@ def test_hooks_of_modules_that_compute_are_in_the_recording() -> None:
 def test_backward_hooks_are_not() -> None:
     module = Net(torch.relu).to("meta")
     module.layer.register_full_backward_hook(lambda module, made, given: tuple(g * 2 for g in made))
-    with pytest.raises(RequestError, match="the gradient of input 0 is not that of its operators alone"):
+    with pytest.raises(RequestError, match="the gradient of input 0 differs from the result of its operators alone"):
         record(module, [torch.empty(4, 6, device="meta", dtype=torch.float64, requires_grad=True)])

@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[nn.Module, str]] = {
     ),
     "instance norm": (
         nn.Sequential(module(nn.InstanceNorm1d, 4, track_running_stats=True)),
-        f"0 is an instance norm whose running statistics move in training, which has no rule; {OTHERWISE}",
+        f"0 is an instance norm that updates running statistics in training: there is no rule; {OTHERWISE}",
     ),
 }
 

@@ -94,11 +94,11 @@ def test_what_is_written_beats_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "row", "text"),
     [
-        ("matmul9", {"in": [[2, 4]]}, "matmul9: no such module has operators; there are "
+        ("matmul9", {"in": [[2, 4]]}, "matmul9: no module with operators has this name; these have: "
          "flatten, matmul1, relu1, matmul2, relu2, matmul3"),
         ("relu1", {"in": [[3, 1]]}, "relu1: in[0]: [3, 1]: dim 0 of [16, 32] is not a multiple of 3"),
         ("relu1:gelu", {"in": [[2, 1]]},
-         "relu1:gelu: its module has no such operator; there are relu1:relu, did you mean 'relu1:relu'?"),
+         "relu1:gelu: its module has no such operator, only relu1:relu, did you mean 'relu1:relu'?"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_is_said_of_the_file(tmp_path: Path, name: str, row: dict[str, Any], text: str) -> None:
