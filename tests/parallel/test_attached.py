@@ -39,8 +39,8 @@ UNCUT = (
     "which its stage would not have; name a larger module in stage_config, so that this code runs inside it"
 )
 ONCE = (
-    "parallel.recompute.modules: b cannot be recomputed in the backward: it is called under {}, which is gone when it "
-    "runs again (try: parallel.recompute=null)"
+    "parallel.recompute.modules: b cannot be recomputed in the backward: it is called under {}, which is no longer "
+    "active when it runs again (try: parallel.recompute=null)"
 )
 REFUSED = {
     ("NodeHooked", "one"): f"model: node {NODE}",

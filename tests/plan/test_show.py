@@ -74,7 +74,7 @@ plan of hundred
             48-63    110.2 KB    110.2 KB    220.5 KB    968.0 KB       744 B      1.4 MB
   steps     on 64 ranks: train, evaluate, save
             in one process: export, sample
-  settings  parallel.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch
+  settings  parallel.hsdp.optimizer_level=level2: applied, gradients are sharded too and reduced after every micro batch
   notes     parallel.pipeline.stage_config auto -> the stages above: balanced by flops and bytes written, the slowest
               rank 1.0% above the mean
             parallel.hsdp.threshold 1 KB: 101 smaller parameters stay unsharded, their gradients are summed together

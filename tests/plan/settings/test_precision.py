@@ -43,9 +43,9 @@ BF16 = "train.precision=bf16"
 TRAVELS = {
     "": ("float32", []),
     "parallel.gradient_fp32_sync=false": ("bfloat16", [
-        "parallel.gradient_fp32_sync=false: applied, gradients travel in bfloat16"]),
+        "parallel.gradient_fp32_sync=false: applied, gradients are sent in bfloat16"]),
     "parallel.gradient_fp32_sync=false parallel.fp32_communication=true": ("float32", [
-        "parallel.fp32_communication=true: applied, gradients travel in float32",
+        "parallel.fp32_communication=true: applied, gradients are sent in float32",
         "parallel.gradient_fp32_sync=false: satisfied, gradients are sent in float32, as "
         "parallel.fp32_communication=true requests"]),
 }  # fmt: skip
