@@ -29,8 +29,8 @@ def built(how: str, parallel: dict[str, Any]) -> Job:
 
 
 TEXT = (
-    "model: middle asks for {} in its forward, and 2 ranks get a different "
-    "answer than one process: they would train another model; remove it: the "
+    "model: middle asks for {} in its forward, but 2 ranks get another answer than one process: they would train "
+    "another model; remove it: the "
     "launcher combines samples, gradients and losses itself"
 )
 DRAWS = (

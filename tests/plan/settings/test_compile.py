@@ -86,10 +86,10 @@ REFUSED = {
     "train.compile.backend=aoteager":
         "train.compile.backend: aoteager: torch has no such backend; it has {} (try: train.compile.backend=aot_eager)",
     "train.compile.modules=layer.*":
-        "train.compile.modules: layer.*: no module has this name; there are embed, layers, norm, head "
+        "train.compile.modules: layer.*: no module has this name; modules are embed, layers, norm, head "
         "(try: 'train.compile.modules=layers.*')",
     "train.compile.modules=[head,layer.0]":
-        "train.compile.modules: layer.0: no module has this name; there are layers.0 "
+        "train.compile.modules: layer.0: no module has this name; modules are layers.0 "
         "(try: 'train.compile.modules=[head,layers.0]')",
     "train.compile.modules=layers":
         "train.compile.modules: layers: a list of modules, which is not called itself; name modules inside it "
