@@ -184,7 +184,7 @@ def test_lanes_lie_below_the_bars_of_their_rank_and_make_rows_higher() -> None:
 def test_the_legend_has_the_lanes_that_are_drawn() -> None:
     timeline = drawn("gpipe", 2, 1, 3)
     over_tp, weights = lanes(timeline)
-    note = "collectives are drawn as late as they can be: how long they take is predicted, not when"
+    note = "collectives are drawn as late as possible: their durations are predicted, their starts are not"
     said = [w for w in words(svg(timeline, AFTER, (weights,))) if not w.isdigit()]
     assert said[2:9] == [
         "forward", "backward", "idle", "gradients and weights on the network 2.0 s", "optimizer 1.0 s",
