@@ -127,7 +127,7 @@ LOSS = (
     "would depend on how the held-out samples are grouped into batches; change "
     "it only while self.training, or evaluate nothing"
 )
-MIXED = "middle normalizes over the samples of a micro batch even in evaluation mode, and"
+MIXED = "middle normalizes over the samples of a micro batch also in evaluation mode, and"
 REFUSED = {
     "a buffer that it reads": (
         kept("Drifting", "pp2"),

@@ -52,7 +52,7 @@ def evaluation_problems(job: Job, skeleton: ModelStructure, graph: Graph) -> Ite
     if not graph.effects.mixed:
         return
     mixed = listed(graph.effects.mixed)
-    text = f"{mixed} normalizes over the samples of a micro batch even in evaluation mode,"
+    text = f"{mixed} normalizes over the samples of a micro batch also in evaluation mode,"
     text += " and one process would group other samples together"
     for name, step in job.steps.items():
         if isinstance(step, Export) and step.check:

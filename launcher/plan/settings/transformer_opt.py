@@ -126,7 +126,7 @@ def _meant(name: str) -> str | None:
 
 def _hint(name: str) -> str:
     meant = _meant(name)
-    return f" (switches: {', '.join(SWITCHES)})" if meant is None else did_you_mean(meant)
+    return f" (options: {', '.join(SWITCHES)})" if meant is None else did_you_mean(meant)
 
 
 def _fits(expected: str, value: Any) -> bool:

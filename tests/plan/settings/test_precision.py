@@ -18,7 +18,8 @@ BECOMES = {
     "train.precision=fp16":
         ["train.precision=fp16: applied, the model runs in float16; weights, gradients, optimizer state and loss "
          "stay float32",
-         "train.loss_scale=null: applied, 65536, halved at an overflow, doubled after 2000 steps without; an overflow "
+         "train.loss_scale=null: applied, 65536, halved at an overflow, doubled after 2000 steps without one; an "
+         "overflow "
          "skips the step"],
     "train.precision=fp16 train.loss_scale=8":
         ["train.precision=fp16: applied, the model runs in float16; weights, gradients, optimizer state and loss "

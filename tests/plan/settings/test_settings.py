@@ -65,10 +65,10 @@ BECOMES = {
         f"{PIPE}.output_broadcast=true: applied, evaluation broadcasts the output of the last stage to every stage, "
         "once per batch",
     ],
-    f"{PIPE}.output_broadcast=true": [f"{PIPE}.output_broadcast=true: satisfied, one stage"],
+    f"{PIPE}.output_broadcast=true": [f"{PIPE}.output_broadcast=true: satisfied, there is only one stage"],
     f"{PIPE}.loss_reduction=sum {PIPE}.micro_batch_num=4":
         [f"{PIPE}.loss_reduction=sum: applied, loss and gradients are summed over 4 micro batches"],
-    f"{PIPE}.loss_reduction=sum": [f"{PIPE}.loss_reduction=sum: satisfied, one micro batch"],
+    f"{PIPE}.loss_reduction=sum": [f"{PIPE}.loss_reduction=sum: satisfied, there is only one micro batch"],
     HSDP: [f"{P}.hsdp.optimizer_level=level1: applied, {LEVELS['level1']}"],
     f"{HSDP} {P}.hsdp.optimizer_level=level2":
         [f"{P}.hsdp.optimizer_level=level2: applied, gradients are sharded too and reduced after every micro batch"],

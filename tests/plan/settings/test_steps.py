@@ -179,7 +179,7 @@ def test_the_plan_for_a_cluster_names_the_hours_that_would_be_lost() -> None:
     said = [[str(n) for n in notes if n.key == "checkpoint.every"] for notes in found]
     assert said[0] == []
     assert len(said[1]) == 1
-    assert said[1][0].startswith("checkpoint.every null: nothing is saved before the end: ")
+    assert said[1][0].startswith("checkpoint.every null: nothing is saved before the end, so a failure may lose ")
 
 
 def test_without_training_nothing_is_said_of_it() -> None:
