@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nested": (
         {"model": {"_target_": f"{OWN}.Odd", "kind": "tuple"}},
         [
-            "model: its forward returns {'logits': Tensor, 'inner': {'value': Tensor}}: "
+            "model: its forward returns {'logits': Tensor, 'inner': {'value': Tensor}}, "
             f"{NEITHER}['logits']"
         ],
     ),
