@@ -175,7 +175,7 @@ REFUSED = {
         "steps.transform.format=safetensors or ckpt",
     ),
     "a strategy of the run's own": (
-        {"src_strategy": "to.json"}, "steps.transform.src_strategy = to.json: the run's own checkpoint contains its layout",
+        {"src_strategy": "to.json"}, "src_strategy = to.json: the run's own checkpoint contains its layout",
     ),
     "tp of what nobody has cut": (
         {"src": "hf", "nproc": 2, "tp": 2},
