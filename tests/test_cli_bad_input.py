@@ -43,7 +43,7 @@ CASES = {
         ["parallell.hsdp.shard_size=3"],
         """
   parallell.hsdp.shard_size: unknown key, did you mean 'parallel.hsdp.shard_size'? And then \
-parallel.hsdp.shard_size: 3: does not divide the 2 data-parallel ranks (4 ranks / 2); what does: 1, 2
+parallel.hsdp.shard_size: 3: does not divide the 2 data-parallel ranks (4 ranks / 2); use one of 1, 2
     set by: parallell.hsdp.shard_size=3 (command line)
     try:    parallel.hsdp.shard_size=2
 """,

@@ -212,8 +212,8 @@ def test_evaluation_and_metrics_count_real_tokens(corpus, packing, tmp_path):
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sequences in pieces": (
         {"parallel": {"pipeline": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2}}},
-        "parallel.pipeline.seq_chunks: 2: positions restart and attention ends inside a piece with "
-        "data.document_mask=true, which pieces of a sequence do not carry over; use full sequences "
+        "parallel.pipeline.seq_chunks: 2: with data.document_mask=true positions restart and attention ends "
+        "inside a piece of a sequence, which sequence chunks do not support; use full sequences "
         "(try: parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b)",
     ),
     "targets that count for nothing are others": (
@@ -251,6 +251,6 @@ def test_what_cannot_keep_documents_apart_is_refused(corpus, case):
 def test_the_plan_says_what_is_meant(corpus):
     said = " ".join(text(plan_job(asked(corpus, {}))).split())
     assert (
-        "settings data.document_mask=true: applied, attention within documents, positions restart; a token that ends "
-        "one has no target" in said
+        "settings data.document_mask=true: applied, attention stays within documents and positions restart; the last "
+        "token of a document has no target" in said
     )

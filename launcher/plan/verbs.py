@@ -19,15 +19,18 @@ CHECKPOINT, TRANSFORMED, EXPORTED = "a checkpoint", "a transformed checkpoint", 
 
 @dataclass(frozen=True)
 class Verb:
-    """What is known of a verb before its module is imported. A new verb needs a row here and its module.
+    """The facts about a verb that are known before its module is imported.
+
+    A new verb needs a row here and a module.
 
     ``settings`` is its pydantic model, which the union ``Step`` of the schema lists too. ``launcher.steps``
     documents what ``module`` contains. ``checks``: the module also checks a step before anything starts, so
-    it imports without torch. ``where`` and ``needs`` may depend on the settings of a step. ``source`` and
-    ``output`` are the settings that name what it reads and what it writes; a step that names its source
-    needs nothing from earlier steps. ``best``: the source may be the run's best checkpoint. ``trains``: it
-    changes the weights by training. ``checkpoints``: it writes checkpoints of the run. ``brings``: its
-    weights come from elsewhere. ``copies``: it trains copies of the run, before the run's model exists.
+    it imports without torch. ``where`` and ``needs`` may depend on the settings of a step. ``leaves``: what
+    it produces for later steps. ``source`` and ``output`` are the settings that name what it reads and what
+    it writes; a step that names its source needs nothing from earlier steps. ``best``: the source may be the
+    run's best checkpoint. ``trains``: it changes the weights by training. ``checkpoints``: it writes
+    checkpoints of the run. ``brings``: its weights come from elsewhere. ``copies``: it trains copies of the
+    run, before the run's model exists.
     """
 
     settings: type[Settings]
@@ -57,7 +60,7 @@ def _exported(step: steps.Export) -> Where:
     return "alone" if step.check else "files"
 
 
-# If two verbs produce the same thing, a request that lacks it gets the first one.
+# If two verbs produce the same thing, a request that lacks it is offered the first one.
 VERBS: Final[Mapping[str, Verb]] = {
     "train": Verb(steps.Train, "launcher.steps.train", "ranks", trains=True, checkpoints=True),
     "evaluate": Verb(steps.Evaluate, "launcher.steps.evaluate", _evaluated, _needed),

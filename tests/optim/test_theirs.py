@@ -205,7 +205,7 @@ def test_a_class_that_looks_at_all_tensors_is_refused_where_no_rank_has_them(pat
 
 OURS = "tests.optim.theirs."
 LOST = "its state cannot be saved and restored:"
-KEEP = "(seen on small tensors). Keep numbers, and tensors, in self.state[p] or in self.param_groups"
+KEEP = "(seen on small tensors). Keep numbers and tensors in self.state[p] or in self.param_groups"
 FAILS = "its step() without a closure fails on dense gradients:"
 REFUSED: dict[str, tuple[str, str, str]] = {
     "closure": ("torch.optim.LBFGS", "one",
@@ -223,8 +223,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "its own rate": (OURS + "OwnRate", "one", "it changes the lr of its groups, which the schedule sets before every "
                      "step"),
     "idle": (OURS + "Idle", "one", "its step() changes no parameter"),
-    "noise": (NOISE, "replicas", "it draws random numbers (seen on small tensors), and 2 ranks would draw "
-                                 "other numbers than one process; use it on one rank"),
+    "noise": (NOISE, "replicas", "it draws random numbers (seen on small tensors), and 2 ranks would draw other "
+              "numbers than one process; use one rank"),
     "Python's noise": (OURS + "PythonNoise", "one",
                        "it draws random numbers (seen on small tensors) from a generator that torch.manual_seed "
                        "does not seed, so no run could be repeated"),

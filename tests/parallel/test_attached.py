@@ -39,8 +39,8 @@ UNCUT = (
     "which its stage would not have; name a larger module in stage_config, so that this code runs inside it"
 )
 ONCE = (
-    "parallel.recompute.modules: b cannot be recomputed in the backward: it is called under {}, which is gone when it "
-    "runs again (try: parallel.recompute=null)"
+    "parallel.recompute.modules: b cannot be recomputed in the backward: it is called under {}, which is no longer "
+    "active when it runs again (try: parallel.recompute=null)"
 )
 REFUSED = {
     ("NodeHooked", "one"): f"model: node {NODE}",
@@ -63,7 +63,7 @@ REFUSED = {
         "differentiate; use torch.func.jvp within a module, or shard nothing (try: parallel.hsdp=null)"
     ),
     ("BufferGradient", "one"): (
-        "model: b reads the .grad of a weight or buffer, and each rank has only its own part of the gradient, or none "
+        "model: b reads the .grad of a weight or buffer, but each rank has only its own part of the gradient, or none "
         "yet; compute what it needs in the forward (torch.autograd.grad), or remove the read"
     ),
     ("KeptGradient", "cut"): (
@@ -71,11 +71,11 @@ REFUSED = {
         "than one process; change the state in the forward"
     ),
     ("Queued", "sharded"): (
-        "model: the backward reads the gradient of b.weight, before ranks have added it up; change gradients in your "
-        "own optimizer, or use one data-parallel rank (try: launch.nproc=1 parallel.hsdp=null)"
+        "model: the backward reads the gradient of b.weight, before it is summed over ranks; change gradients in "
+        "your own optimizer, or use one data-parallel rank (try: launch.nproc=1 parallel.hsdp=null)"
     ),
     ("HoldsTied", "cut"): (
-        "model: head.0 holds a by a reference in Python, whose a.weight is its own weight too, but they run on stages "
+        "model: head.0 has a Python reference to a and shares its weight a.weight, but they run on stages "
         "1 and 0, each with a copy; keep only the weight, or put both modules on one stage"
     ),
     ("Weak", "cut"): (
@@ -127,10 +127,10 @@ def test_recurrent_layers_that_share_a_weight_are_exact_on_shards():
 @pytest.mark.parametrize(
     ("net", "said"),
     [
-        ("Anchored", "b.start: a forward sets it and later ones read it, and Python keeps it; no checkpoint stores it"),
-        ("CachedProperty", "b.scale: a forward sets it and later ones read it, and Python keeps it; no checkpoint"),
-        ("OneShot", "a forward leaves something behind that later ones depend on, as a hook that is removed, and no"),
-        ("CountsInC", "calls: the forward changes and reads it, and Python keeps it; no checkpoint stores it"),
+        ("Anchored", "b.start: a forward sets this Python state and later ones read it; no checkpoint stores it"),
+        ("CachedProperty", "b.scale: a forward sets this Python state and later ones read it; no checkpoint"),
+        ("OneShot", "a forward leaves state behind that later ones depend on, such as a hook that it removes; no"),
+        ("CountsInC", "calls: the forward changes and reads it, and it is Python state; no checkpoint stores it"),
     ],
 )
 def test_state_that_a_resumed_run_would_set_anew_is_noted(net, said):

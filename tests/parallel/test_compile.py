@@ -203,8 +203,9 @@ def test_a_gradient_through_a_graph_is_refused() -> None:
     with pytest.raises(RequestError) as refused:
         plan_job(here("Sloped", train__compile=AOT))
     text = (
-        "layers.0.0: the forward computes a gradient itself, and a compiled graph "
-        "has no second backward; name other modules"
+        "layers.0.0: the forward computes a gradient itself, but a compiled graph does not support double backward; "
+        "name other "
+        "modules"
     )
     assert str(refused.value) == f"train.compile.modules: {text} (try: train.compile=null)"
 

@@ -32,12 +32,14 @@ def test_modules_of_one_stage_hand_them_on() -> None:
 
 @pytest.mark.parametrize("reads", [False, True], ids=["fixed", "read"])
 def test_a_module_that_makes_one_is_not_recomputed(reads: bool) -> None:
-    text = "b cannot be recomputed in the backward: a second forward of it kept other tensors than the first"
+    text = "b cannot be recomputed in the backward: its second forward saved other tensors than the first"
     assert text in refusal(net("Inside", {"recompute": {"modules": "b"}}, reads=reads))
     assert plan_job(net("Inside", {"recompute": {"modules": "a"}}, reads=reads)).recomputed
 
 
 def test_a_model_that_returns_one_is_refused() -> None:
     text = refusal(net("Between", {}, returned=True))
-    assert text.startswith("model: its forward returns a nested tensor: no tensor, nor a plain tuple, list or dict")
+    assert text.startswith(
+        "model: its forward returns a nested tensor, neither a tensor nor a plain tuple, list or dict"
+    )
     assert "return super().forward(*inputs).values()" in text

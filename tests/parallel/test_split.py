@@ -240,8 +240,8 @@ REFUSED = {
     ),
     "gradients of before": (
         own("odd_nets.ReadsGrad", [6], stages=1),
-        ("model: the model's own forward reads the .grad of a weight or buffer, and each rank has "
-         "only its own part of the gradient, or none yet; compute what it needs in "
+        ("model: the model's own forward reads the .grad of a weight or buffer, but each rank has only its own part "
+        "of the gradient, or none yet; compute what it needs in "
          "the forward (torch.autograd.grad), or remove the read"),
     ),
     "a cache": (

@@ -34,7 +34,7 @@ REFUSED = {
     "Equilibrium": (
         SHARDED,
         (
-            "model: b: its forward puts a hook on a tensor, which uses weights in the "
+            "model: b: its forward registers a tensor hook, which uses weights in the "
             "backward, before level3 has gathered them again (try: "
             "parallel.hsdp.optimizer_level=level2)"
         ),
@@ -58,13 +58,13 @@ REFUSED = {
         SHARDED,
         (
             "model: b: its forward returns a generator, whose code would run after its "
-            "weights have been resharded; let it return a list, or shard nothing (try: "
+            "weights have been resharded; return a list, or shard nothing (try: "
             "parallel.hsdp=null)"
         ),
     ),
     "SavesInside": (
         SHARDED,
-        "model: b: its forward calls state_dict() or load_state_dict(), and FSDP2 reshards the weights; use "
+        "model: b: its forward calls state_dict() or load_state_dict(), and then FSDP2 reshards the weights; use "
         "named_parameters(), or shard nothing (try: parallel.hsdp=null)",
     ),
     "Conditional": (

@@ -151,9 +151,8 @@ def test_an_output_that_no_loss_can_take_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
         planned(job(), AB, glue)
     assert str(caught.value) == (
-        "model: its forward returns something else: no tensor, nor a plain tuple, list or dict of tensors; "
-        "return only the logits, for an object by name, as in out.logits, "
-        "or for a loss of your own a plain one"
+        "model: its forward returns an object, neither a tensor nor a plain tuple, list or dict of tensors; "
+        "for a loss of your own return one of these, otherwise return only the logits, as in out.logits"
     )
 
 

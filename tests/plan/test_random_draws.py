@@ -34,7 +34,8 @@ def test_one_process_draws_from_one_stream():
 
 def test_the_certificate_says_what_it_does_about_draws():
     said = notes("steps.certify", TWO, steps={"certify": {"kind": "certify"}})
-    assert said[1:] == ["attend: draws the same numbers in each layout and in one process, by their shape"]
+    text = "the certificate makes draws depend only on the shape, so each layout draws the same numbers"
+    assert said[1:] == [f"attend: {text}"]
 
 
 def test_draws_in_compiled_code_cannot_be_certified():

@@ -42,7 +42,7 @@ plan of hundred
   data      text: 102,400 samples in 200 steps
   optimizer adamw: lr 0.003, betas [0.9, 0.95], weight_decay 0.1
   lr        cosine: 20 steps of warm-up, then from lr down to 0.1 of it at step 200
-  clipping  a gradient of a norm above 1 is scaled down to it (train.clip_norm)
+  clipping  a gradient with a norm above 1 is scaled down to it (train.clip_norm)
   schedule  1f1b: bubble 27.7%, 48 messages a step; micro batches in flight: 4, 3, 2, 1
             ranks 0-15  |0011223............AAAA44BBBB55CCCC66DDDD77EEE...FFF..GGGG..HHHH|
             ranks 16-31 |..001122.......AAAA33BBBB44CCCC55DDDD66EEEE77FFFF..GGG..HHHH....|
@@ -74,7 +74,7 @@ plan of hundred
             48-63    110.2 KB    110.2 KB    220.5 KB    968.0 KB       744 B      1.4 MB
   steps     on 64 ranks: train, evaluate, save
             in one process: export, sample
-  settings  parallel.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch
+  settings  parallel.hsdp.optimizer_level=level2: applied, gradients are sharded too and reduced after every micro batch
   notes     parallel.pipeline.stage_config auto -> the stages above: balanced by flops and bytes written, the slowest
               rank 1.0% above the mean
             parallel.hsdp.threshold 1 KB: 101 smaller parameters stay unsharded, their gradients are summed together
@@ -93,7 +93,7 @@ plan of small
   data      text: 1 sample in 1 step
   optimizer adamw: lr 0.003, betas [0.9, 0.95], weight_decay 0.1
   lr        cosine: warm-up takes 20 steps, and the training has only 1
-  clipping  a gradient of a norm above 1 is scaled down to it (train.clip_norm)
+  clipping  a gradient with a norm above 1 is scaled down to it (train.clip_norm)
   schedule  one stage, 1 micro batch a step
   stages    0 on rank 0: the whole model; 8 parameters, 10 FLOP forward a micro batch
   memory    ranks      params       grads   optimizer    gathered activations       total

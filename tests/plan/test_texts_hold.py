@@ -143,7 +143,7 @@ def holds_of_fusion(s: Said) -> None:
     if status == "degraded":
         assert s.together <= 1
         return
-    assert ("nothing to sum" in why) == (not s.plan.groups and not s.plan.buckets)
+    assert ("nothing is summed" in why) == (not s.plan.groups and not s.plan.buckets)
     assert ("unsharded gradients" in why) == bool(s.plan.buckets)
     assert ("group" in why) == bool(s.plan.groups)
     asked = s.job.parallel.comm_fusion.allreduce
@@ -181,7 +181,7 @@ def holds_of_reductions(s: Said) -> None:
         assert level > "level1"
         assert not s.plan.buckets
         assert not any(a.kind == "W" for row in s.plan.schedule for a in row)
-    if found := re.search(r"; (\d+) unsharded parameter", why):
+    if found := re.search(r", but (\d+) unsharded parameter", why):
         assert int(found[1]) == len({n for b in s.plan.buckets for n in b.names})
 
 
@@ -204,7 +204,7 @@ def holds_of_transport(s: Said) -> None:
         asked = s.job.parallel.comm_fusion
         assert (asked.allreduce is None and s.plan.buckets) or (asked.allgather is None and s.plan.groups)
     _, why = s.rows.get("gradient_fp32_sync", ("", ""))
-    if "travel in bfloat16" in why:
+    if "sent in bfloat16" in why:
         assert ("tied parameters" in why) == any(len(t.ranks) > 1 and t.trained for t in s.plan.ties)
         assert ("over tp" in why) == bool(s.plan.sums)
 

@@ -135,7 +135,8 @@ def test_the_plan_counts_it_and_says_it():
         (
             ["steps=[train,save,export,evaluate]", "train.ema={}", "steps.evaluate.weights=ema", EXPORTED],
             "steps.evaluate.weights = ema",
-            "of=exported is evaluated as written; to export the moving average, set weights=ema of the step export",
+            "with of=exported the step evaluates the weights that were written; to export the moving average, set "
+            "weights=ema of the step export",
             "",
         ),
         (["train.ema.decay=1"], "train.ema.decay = 1", "should be less than 1", ""),

@@ -171,11 +171,11 @@ def test_dims_that_the_source_cuts_for_operators_are_cut_over_tp() -> None:
 REFUSED = {
     "a prefix of a checkpoint": (
         {"src": "hf", "prefix": "net"},
-        "steps.transform.prefix = net: begins the names of rank files, which format=launcher does not write; give "
+        "steps.transform.prefix = net: begins the names of rank files, which format=launcher does not write; set "
         "steps.transform.format=safetensors or ckpt",
     ),
     "a strategy of the run's own": (
-        {"src_strategy": "to.json"}, "steps.transform.src_strategy = to.json: the run's own checkpoint says how it is",
+        {"src_strategy": "to.json"}, "src_strategy = to.json: the run's own checkpoint contains its layout",
     ),
     "tp of what nobody has cut": (
         {"src": "hf", "nproc": 2, "tp": 2},
@@ -207,7 +207,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 def test_rank_files_are_no_checkpoint_to_evaluate_or_to_export(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["steps=[train,save,transform,export]", "steps.transform.format=ckpt", "show=plan"]
     assert main(["recipe=lm_single", *words]) == 2
-    text = "steps.export: reads what steps.transform writes, which with format=ckpt is rank files, not a checkpoint"
+    text = "steps.export: reads the output of steps.transform, but format=ckpt writes rank files, not a checkpoint"
     assert text in capsys.readouterr().err
 
 

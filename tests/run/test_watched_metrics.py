@@ -108,31 +108,32 @@ def test_the_best_of_another_run_is_not_that_of_this_one(straight, tmp_path):
     [
         (
             ["train.early_stop={}"],
-            "  train.early_stop.metric: val_loss: is read after validations, but there are none while training\n"
+            "  train.early_stop.metric: val_loss: is read after validations, but no validation runs during training\n"
             "    set by: train.early_stop={} (command line)\n",
             "'train.early_stop={}' train.eval_every=2",
         ),
         (
             ["checkpoint.best=val_loss"],
-            "  checkpoint.best = val_loss: is read after validations, but there are none while training\n"
+            "  checkpoint.best = val_loss: is read after validations, but no validation runs during training\n"
             "    set by: checkpoint.best=val_loss (command line)\n",
             "checkpoint.best=val_loss train.eval_every=2",
         ),
         (
             ["checkpoint.best=accuracy", "train.eval_every=2"],
-            "  checkpoint.best = accuracy: is not a metric; there are loss, val_loss\n"
+            "  checkpoint.best = accuracy: is not a metric of this run; use one of loss, val_loss\n"
             "    set by: checkpoint.best=accuracy (command line)\n",
             "checkpoint.best=val_accuracy 'metrics=[accuracy]'",
         ),
         (
             ["checkpoint.best=top_2", "train.eval_every=2", "metrics=[{name:top_k,k:2},perplexity]"],
-            "  checkpoint.best = top_2: is not a metric; there are loss, val_loss, val_top_2, val_perplexity\n"
+            "  checkpoint.best = top_2: is not a metric of this run; use one of loss, val_loss, val_top_2, "
+            "val_perplexity\n"
             "    set by: checkpoint.best=top_2 (command line)\n",
             "checkpoint.best=val_top_2",
         ),
         (
             ["train.early_stop={metric:val_los}", "train.eval_every=2"],
-            "  train.early_stop.metric = val_los: is not a metric; there are loss, val_loss\n"
+            "  train.early_stop.metric = val_los: is not a metric of this run; use one of loss, val_loss\n"
             "    set by: train.early_stop={metric:val_los} (command line)\n",
             "'train.early_stop={metric:val_loss}'",
         ),

@@ -1,4 +1,4 @@
-"""Refuses evaluations and outputs that a layout cannot have.
+"""Refuses evaluations whose loss would depend on how samples are batched, and outputs not given per sample.
 
 In plain torch, a forward in evaluation mode may change state: a counter of calls, a cache, the statistics of
 a BatchNorm that stays in training mode. Training and checkpoints then continue from that state, which depends
@@ -41,7 +41,7 @@ def _unsteady(skeleton: ModelStructure, graph: Graph) -> Iterator[StateChange]:
 
 
 def evaluation_problems(job: Job, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
-    """Yields what the loss of an evaluation would depend on besides the weights, if the request evaluates."""
+    """Yields problems if a requested evaluation would depend on more than the weights and the samples."""
     who = evaluated_by(job)
     for c in _unsteady(skeleton, graph) if who else ():
         kind, end = ("buffer", ", which its output depends on") if c.read else ("parameter", "")
@@ -85,11 +85,11 @@ def notes(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
 def shared(graph: Graph, more: Sequence[TensorSpec] | None, samples: int) -> Iterator[Problem]:
     """Yields a problem for each output whose dim 0 is not the samples.
 
-    A loss of the user's that takes such a tensor would depend on how a batch is cut into micro batches.
+    A user's loss that takes such a tensor would depend on how a batch is cut into micro batches.
 
     Args:
         graph: a forward of ``samples`` samples.
-        more: the outputs of a forward of one sample more, if there was one.
+        more: the outputs of a forward of one more sample, if it was run.
         samples: the number of samples in ``graph``.
     """
     last = graph.nodes[-1]

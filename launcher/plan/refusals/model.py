@@ -28,7 +28,7 @@ Why = tuple[str, str]
 
 
 def unfit(skeleton: ModelStructure) -> Iterator[Problem]:
-    """Yields what no layout can train; this is known before the model runs."""
+    """Yields problems of a model that no layout can train; they are known before the model runs."""
     for p in skeleton.params:
         if p.name == p.same_as:
             yield from _dtype(p.name, p.spec, "buffer" if p.buffer else "parameter")
@@ -43,7 +43,7 @@ def unfit(skeleton: ModelStructure) -> Iterator[Problem]:
         kept = [p for p in skeleton.params if p.name in names]
         if len(kept) > 1 and any(p.trainable for p in kept):
             together = listed([p.name for p in kept])
-            text = f"{together} share memory, and on separate ranks each would have a copy of its own"
+            text = f"{together} share memory, but on separate ranks each would have its own copy"
             way_out = "keep one tensor, under one name or several, and create views of it in the forward"
             yield Problem(KEY, f"{text}; {way_out}")
 
@@ -56,18 +56,23 @@ def unfit(skeleton: ModelStructure) -> Iterator[Problem]:
 
     if not any(p.trainable for p in skeleton.params):
         text = "none of its parameters requires a gradient, so there is nothing to train"
-        yield Problem(KEY, f"{text}; leave requires_grad on for those to train")
+        yield Problem(KEY, f"{text}; leave requires_grad on for parameters that should train")
 
 
 def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
+    """Yields a problem if training or checkpoints do not support the dtype."""
     if spec.dtype.startswith("complex") and kind == "parameter":
-        text = f"{name} is a parameter of {spec.dtype}, which no optimizer, norm or sharding here can take"
-        way_out = "keep it real with a last dim of 2, and use torch.view_as_complex in the forward"
+        text = (
+            f"{name} is a parameter of {spec.dtype}, which optimizers, norms and sharding do not support here"
+        )
+        way_out = (
+            "store it as real numbers with a last dim of 2, and use torch.view_as_complex in the forward"
+        )
         yield Problem(KEY, f"{text}; {way_out}")
     elif spec.dtype not in ITEMSIZE:
         text = f"{name} is a {kind} of {spec.dtype}, which checkpoints cannot store"
-        cure = "; keep it real with a last dim of 2" if spec.dtype.startswith("complex") else ""
-        yield Problem(KEY, text + (cure or f"; keep it in one of {', '.join(ITEMSIZE)}"))
+        cure = "; store it as real numbers with a last dim of 2" if spec.dtype.startswith("complex") else ""
+        yield Problem(KEY, text + (cure or f"; use one of {', '.join(ITEMSIZE)}"))
 
 
 def untrained(job: Job, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
@@ -79,7 +84,7 @@ def untrained(job: Job, skeleton: ModelStructure, graph: Graph) -> Iterator[Prob
 
 
 def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
-    """Yields what this layout cannot train as one process does."""
+    """Yields what this layout cannot train with the same result as one process."""
     alone = _alone(job, at.sizes)
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)
@@ -100,20 +105,18 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     for inner in graph.effects.inner:
         why = _inner(inner, at)
         if why:
-            how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
+            how = "calls backward()" if inner.backward else "computes gradients itself (torch.autograd.grad)"
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     yield from _borrowed(at, graph, placed)
     for module, name in skeleton.traits.held:
         stage, other = at.stage_of(module), at.stage_of(owner(name))
         if None not in (stage, other) and stage != other:
-            text = (
-                f"{module} holds {owner(name)} by a reference in Python, whose {name} is its own weight too"
-            )
+            text = f"{module} has a Python reference to {owner(name)} and shares its weight {name}"
             text += f", but they run on stages {stage} and {other}, each with a copy"
             yield Problem(KEY, f"{text}; keep only the weight, or put both modules on one stage")
     for module in graph.effects.grads:
         text = (
-            f"{_where(module)} reads the .grad of a weight or buffer, and each rank has only its own "
+            f"{_where(module)} reads the .grad of a weight or buffer, but each rank has only its own "
             "part of the gradient, or none yet"
         )
         way_out = "compute what it needs in the forward (torch.autograd.grad), or remove the read"
@@ -130,7 +133,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     yield from _fused(job, at, skeleton)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
-            how = "passes complex numbers from one stage to another, and their gradients cannot be sent back"
+            how = "passes complex numbers from one stage to another, but their gradients cannot be sent back"
             text = f"{c.name} {how}"
             yield Problem(KEY, f"{text}; pass torch.view_as_real of it, or put both sides on one stage")
 
@@ -148,7 +151,7 @@ def _alone(job: Job, sizes: Sizes) -> str:
 
 
 def _around(at: CutModel, skeleton: ModelStructure, graph: Graph, alone: str) -> Iterator[Problem]:
-    """Yields what differs between ranks and would make them train different models."""
+    """Yields problems with values that differ between ranks, which would train different models."""
     n = at.sizes.grid.size
     asking = [f"the constructor asks for {query}" for query in skeleton.traits.world]
     places = (
@@ -156,7 +159,7 @@ def _around(at: CutModel, skeleton: ModelStructure, graph: Graph, alone: str) ->
     )
     asking += [f"{asks} for {query} in its forward" for asks, query in places]
     for asks in asking if n > 1 else ():
-        text = f"{asks}, and {n} ranks get a different answer than one process"
+        text = f"{asks}, but {n} ranks get another answer than one process"
         cure = "remove it: the launcher combines samples, gradients and losses itself"
         yield Problem(KEY, f"{text}: they would train another model; {cure}")
     if graph.effects.global_draws and at.sizes.replicas > 1:
@@ -172,7 +175,10 @@ def _around(at: CutModel, skeleton: ModelStructure, graph: Graph, alone: str) ->
 
 
 def _clocks(at: CutModel, graph: Graph, recomputes: bool) -> Iterator[Problem]:
-    """Yields functions with another answer at each call, if ranks or recomputed forwards ask them again."""
+    """Yields a problem if several ranks or recomputed forwards call functions such as clocks.
+
+    These return another value at each call.
+    """
     n = at.sizes.grid.size
     if graph.effects.clocks and (n > 1 or recomputes):
         who = f"each of {n} ranks gets" if n > 1 else "a recomputed forward gets"
@@ -221,11 +227,11 @@ def _early(at: CutModel, names: tuple[str, ...], alone: str) -> Iterator[Problem
     """Yields parameters whose gradient the backward reads, where it is not yet that of one process."""
     if at.sizes.replicas > 1:
         why, cure = (
-            f"before ranks have added it up; change gradients in your own optimizer, or {ALONE}",
+            f"before it is summed over ranks; change gradients in your own optimizer, or {ALONE}",
             alone,
         )
     elif at.mixed:
-        why, cure = "and in half precision it is that of a copy", "train.precision=fp32"
+        why, cure = "and in half precision this is the gradient of a copy", "train.precision=fp32"
     elif at.split:
         why, cure = f"and {at.scheduler} computes it later", "parallel.pipeline.scheduler=1f1b"
     else:
@@ -271,7 +277,7 @@ def id_problems(job: Job, graph: Graph) -> Iterator[Problem]:
     where = ", ".join(path) if isinstance(path, tuple | list) else str(path)
     for module, rows, most in graph.effects.beyond:
         text = f"{_where(module)} has a table of {rows} rows, but an id of the data ({where}) is {most}"
-        cure = f"give it at least {most + 1} rows, or read data of fewer tokens"
+        cure = f"give it at least {most + 1} rows, or use data with smaller ids"
         yield Problem(
             KEY, f"{text}; {cure if most >= 0 else 'ids begin at 0: mask values that are not tokens'}"
         )
@@ -286,7 +292,7 @@ def _mixes(graph: Graph) -> bool:
 
 
 def _remembered(graph: Graph) -> list[str]:
-    """Returns what the forward changes by its samples, and reads."""
+    """Returns the names of what the forward changes depending on its samples, and reads."""
     changes = [c.name for c in graph.effects.changes if c.by_data and c.read]
     return changes + [k.name for k in graph.effects.kept if k.by_data]
 
@@ -327,9 +333,9 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
         other = "if they do, another number of data-parallel ranks or micro batches gives other results"
         out.append(Note(KEY, f"{numbers} is too large to test {text}; {other}"))
     if (remembered := _remembered(graph)) and _cuts_batch(sizes):
-        by = f"by the {many(sizes.micro_batch, 'sample')} of a micro batch, and reads what it has changed"
+        by = f"from the {many(sizes.micro_batch, 'sample')} of a micro batch and then reads it"
         other = "another number of micro batches gives other results"
-        out.append(Note(KEY, f"the forward changes {listed(remembered)} {by}: {other}"))
+        out.append(Note(KEY, f"the forward updates {listed(remembered)} {by}: {other}"))
     if skeleton.traits.batch_norms and _cuts_batch(sizes):
         text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
         names = listed(skeleton.traits.batch_norms)
@@ -348,7 +354,7 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     kept = [n for n in (k.name for k in graph.effects.kept) if owner(n) not in skeleton.traits.saying]
     out = []
     for names, reason, cure in (
-        (kept, "Python keeps it", "make a buffer of it, or return it from get_extra_state"),
+        (kept, "it is Python state", "make it a buffer, or return it from get_extra_state"),
         (buffers, "persistent=False keeps it out of the state dict", "register it as a persistent buffer"),
     ):
         if names:
@@ -358,13 +364,13 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     # what a forward sets only once is no change from one forward to the next
     once = [n for n in graph.effects.resets if n and n not in {k.name for k in graph.effects.kept}]
     if once:
-        text = f"{listed(once)}: a forward sets it and later ones read it, and Python keeps it"
+        text = f"{listed(once)}: a forward sets this Python state and later ones read it"
         why = "no checkpoint stores it, so a resumed run sets it anew"
-        out.append(Note("checkpoint", f"{text}; {why}; make a buffer of it"))
+        out.append(Note("checkpoint", f"{text}; {why}; make it a buffer"))
     elif graph.effects.resets == ("",) and not out:
-        text = "a forward leaves something behind that later ones depend on, as a hook that is removed"
-        text += ", and no checkpoint stores it; so a resumed run computes something else"
-        out.append(Note("checkpoint", f"{text}; keep what has been done in a buffer"))
+        text = "a forward leaves state behind that later ones depend on, such as a hook that it removes"
+        text += "; no checkpoint stores it, so a resumed run computes other results"
+        out.append(Note("checkpoint", f"{text}; record in a buffer what the forward has done"))
     return out
 
 
@@ -385,7 +391,7 @@ def _disagree(graph: Graph) -> Iterator[Problem]:
 def _sparse(graph: Graph) -> Iterator[Problem]:
     tables = graph.effects.sparse
     if tables:
-        text = "looked up with sparse=True, and the launcher can neither sum nor clip sparse gradients"
+        text = "looked up with sparse=True, but the launcher can neither sum nor clip sparse gradients"
         way_out = "remove sparse=True: dense gradients have the same numbers"
         yield Problem(KEY, f"{listed(tables)}: {text}; {way_out}")
 
@@ -395,9 +401,9 @@ def _changed(c: StateChange, p: Placed | None, at: CutModel, alone: str) -> Why 
     weight = p is not None and not p.buffer
     if at.sizes.pieces > 1:
         cure = "parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b"
-        return ", once for every piece of a sequence", cure
+        return ", which would happen once for every piece of a sequence", cure
 
-    # each data-parallel rank would change it by its own samples
+    # each data-parallel rank would change it depending on its own samples
     if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
         ranks = f"each of {at.sizes.replicas} data-parallel ranks"
         text = f" from rank-local data and then reads it: {ranks} would train another model"
@@ -456,13 +462,14 @@ def _inner(i: Inner, at: CutModel) -> Why | None:
     if i.backward or any(covers(m, i.module) for s in at.stages for m in s.modules if m in i.crosses):
         return "the path of the gradient leads to another stage; put all of it in one module", ""
     if at.split:
-        return f"{at.scheduler} cuts backwards in two", "parallel.pipeline.scheduler=1f1b"
+        return f"{at.scheduler} splits the backward", "parallel.pipeline.scheduler=1f1b"
     return None
 
 
 def _hooks(
     at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed], alone: str
 ) -> Iterator[Problem]:
+    """Yields problems for hooks of parameters and for backward hooks of modules."""
     for name in skeleton.traits.hooked:
         why = _hooked(placed[name], at, alone)
         if why:
@@ -472,7 +479,7 @@ def _hooks(
             text = f"{_where(module)} has backward hooks and runs on several stages"
             yield Problem(KEY, f"{text}; put them on a module that runs on one stage")
         elif at.tp:
-            text = f"{_where(module)} has backward hooks, which would see only a part of the gradient next to"
+            text = f"{_where(module)} has backward hooks, which would see only a part of the gradient beside"
             yield Problem(KEY, f"{text} operators that are cut over tp; remove those from parallel.operators")
 
 
@@ -505,7 +512,7 @@ def _hooked(p: Placed, at: CutModel, alone: str) -> Why | None:
 
 
 def _inputs(at: CutModel, graph: Graph) -> Iterator[Problem]:
-    """Yields modules that would compute something else because stages send the numbers of a tensor alone."""
+    """Yields modules that would compute other results because stages send only the values of a tensor."""
     packed = {c.name: c.packed for row in at.boundaries for c in row}
     differentiating = {inner.module for inner in graph.effects.inner}
     asking = graph.strided if at.lengths else graph.gapped  # pieces of a sequence are sent contiguous
@@ -522,12 +529,14 @@ def _inputs(at: CutModel, graph: Graph) -> Iterator[Problem]:
                 (n for n in taken if n in node.inputs), key=lambda n: any(graph[n].dims), default=None
             )
             if module in asking and direct is not None:
-                text = f"{module} asks how its input lies in memory (is_contiguous, stride)"
-                why = f"stages send {direct} contiguous, which it is not in one process"
-                yield Problem(KEY, f"{text}, and {why}; {way_out}")
+                text = f"{module} reads the memory layout of its input (is_contiguous, stride)"
+                why = f"stages send {direct} as a contiguous tensor, which it is not in one process"
+                yield Problem(KEY, f"{text}, but {why}; {way_out}")
             elif taken and module in computing:
-                text = f"{module} asks how a tensor lies in memory that it computes from {listed(taken)}"
-                yield Problem(KEY, f"{text}, and stages send pieces of a sequence contiguous; {way_out}")
+                text = f"{module} reads the memory layout of a tensor that it computes from {listed(taken)}"
+                yield Problem(
+                    KEY, f"{text}, but stages send pieces of a sequence as contiguous tensors; {way_out}"
+                )
             elif module in differentiating:
                 continue  # what it lacks is the path of the gradient, which another check refuses
             elif taken and (
@@ -535,10 +544,10 @@ def _inputs(at: CutModel, graph: Graph) -> Iterator[Problem]:
                 or (module in graph.effects.apart and any(packed[n] for n in taken))
             ):
                 text = (
-                    f"{module} computes something else for a plain copy of {listed(taken)}: it asks for more"
+                    f"{module} computes other results for a plain copy of {listed(taken)}: it depends on more"
                 )
-                why = f"than the numbers ({ASKS}), and stages send the numbers alone"
-                cure = "pass what it asks for as an argument, or put both on one stage"
+                why = f"than the values ({ASKS}), but stages send only the values"
+                cure = "pass what it needs as an argument, or put both on one stage"
                 yield Problem(KEY, f"{text} {why}; {cure}")
 
 
@@ -558,16 +567,16 @@ def _left_values(at: CutModel, graph: Graph) -> Iterator[Problem]:
 
 
 def _fused(job: Job, at: CutModel, skeleton: ModelStructure) -> Iterator[Problem]:
-    """Yields what ``eval()`` makes of weights that are sharded while it is called."""
+    """Yields a problem if ``eval()`` computes tensors from weights that are sharded at that point."""
     who = evaluated_by(job)
     if skeleton.traits.fused and who and at.sharded:
-        text = f"eval() makes {listed(skeleton.traits.fused)} of weights, and at {' and '.join(who)}"
+        text = f"eval() computes {listed(skeleton.traits.fused)} from weights, but at {' and '.join(who)}"
         why = "each rank has only its shards of them"
         yield Problem(KEY, f"{text} {why}; compute it in the forward, or shard nothing", "parallel.hsdp=null")
 
 
 ASKS = "a tensor's class, attributes, is_leaf, grad_fn, whether it is a view or the same object as another"
-"""Properties of inputs, besides their numbers, on which the output of a module may depend."""
+"""Properties of inputs, besides their values, on which the output of a module may depend."""
 
 
 def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
@@ -585,24 +594,26 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
          "use torch.no_grad instead"),
         (graph.overwrites, ": its forward changes its input in place, which FSDP2 does not allow for "
                            "modules with sharded weights",
-         "let it make a new tensor (inplace=False, x = x + y)"),
+         "create a new tensor (inplace=False, x = x + y)"),
         (graph.lazy, ": its forward returns a generator, whose code would run after its weights "
-                     "have been resharded", "let it return a list"),
-        (graph.fills, ": its forward changes a list or dictionary argument, and FSDP2 passes a "
-                      "copy to modules with sharded weights", "let it return what it adds"),
-        (graph.effects.gathered, f": asks for more than the numbers of its inputs ({ASKS}), and FSDP2 "
+                     "have been resharded", "return a list"),
+        (graph.fills, ": its forward changes a list or dictionary argument, but FSDP2 passes a "
+                      "copy to modules with sharded weights", "return what it adds"),
+        (graph.effects.gathered, f": depends on more than the values of its inputs ({ASKS}), but FSDP2 "
                                  "passes new tensors to modules with sharded weights",
-         "pass what it asks for as an argument"),
+         "pass what it needs as an argument"),
     ):  # fmt: skip
         affected = [m for m in modules if m in gathered]
         if affected:
             text = f"{listed(affected)}{why}; {way_out}, or shard nothing"
             yield Problem(KEY, text, "parallel.hsdp=null")
 
-    # FSDP2 reshards the weights of a module that is asked for its state, also while it runs
+    # FSDP2 reshards the weights of a module whose state dict is requested, even while its forward runs
     if at.sharded and graph.effects.state_dicts:
         who = listed([m or "the model" for m in graph.effects.state_dicts])
-        text = f"{who}: its forward calls state_dict() or load_state_dict(), and FSDP2 reshards the weights"
+        text = (
+            f"{who}: its forward calls state_dict() or load_state_dict(), and then FSDP2 reshards the weights"
+        )
         yield Problem(KEY, f"{text}; use named_parameters(), or shard nothing", "parallel.hsdp=null")
 
     if graph.toggles:
@@ -616,7 +627,7 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
         if affected:
             who = listed([m or "the model" for m in affected])
-            text = f"{who}: its forward puts a hook on a tensor, which uses"
+            text = f"{who}: its forward registers a tensor hook, which uses"
             text += " weights in the backward, before level3 has gathered them again"
             yield Problem(KEY, text, cure)
         affected = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
@@ -635,7 +646,7 @@ def _toggles(at: CutModel, name: str, module: str) -> Iterator[Problem]:
         why, cure = "in half precision the forward changes a copy", "train.precision=fp32"
     else:
         return
-    text = f"the forward of {module or 'the model'} sets requires_grad of {name}, and {why}"
+    text = f"the forward of {module or 'the model'} sets requires_grad of {name}, but {why}"
     yield Problem(KEY, f"{text}; freeze it in the constructor, or detach() its output", cure)
 
 
@@ -694,12 +705,12 @@ def lora_notes(job: Job, params: Sequence[Placed]) -> Iterator[Note]:
     text = f"{summary}: {numbers} of {total} numbers are trained, all others are frozen"
     if kept_half := [p for p in params if p.half]:
         size = sum(prod(p.spec.shape) for p in kept_half)
-        text += f"; {size} of them are kept in {kept_half[0].spec.dtype}, as they come"
+        text += f"; {size} of them are kept in {kept_half[0].spec.dtype}, their original dtype"
     yield Note(LORA, text)
 
 
 def recording_problems(skeleton: ModelStructure) -> Iterator[Problem]:
-    """Yields what the recording of a forward does not capture: hooks of parameters."""
+    """Yields a problem for hooks of parameters, which a recorded forward does not contain."""
     for name in skeleton.traits.hooked:
-        text = f"the parameter {name} has hooks, and ranks of a device matrix have only parts of its gradient"
+        text = f"the parameter {name} has hooks, but ranks of a device matrix have only parts of its gradient"
         yield Problem(KEY, f"{text}; change gradients in your own optimizer")

@@ -1,4 +1,4 @@
-"""Which layouts give the same numbers as one process with an optimizer class of the user."""
+"""Refuses layouts in which a user's optimizer class would compute other updates than in one process."""
 
 from __future__ import annotations
 
@@ -48,24 +48,25 @@ def keeps(job: Job) -> bool:
 
 
 def note(traits: OptimizerTraits | None) -> list[Note]:
-    """Returns a note on what the optimizer did when it was tried."""
+    """Returns a note on what the optimizer did in the dry run on small tensors."""
     if traits is None or traits.broken:
         return []
-    unit = "each number of a tensor by itself" if traits.elements else "one full tensor at a time"
+    unit = "each element of a tensor by itself" if traits.elements else "one full tensor at a time"
     if not traits.alone:
         unit = "all tensors together"
-    more = "; random numbers of torch's" if traits.draws else ""
+    more = "; it draws random numbers from torch" if traits.draws else ""
     return [Note(KEY, f"{traits.name} updates {unit} {SEEN}{more}")]
 
 
 def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]:
+    """Yields a problem if the optimizer draws random numbers that this request cannot repeat."""
     text = f"{traits.name}: it draws random numbers {SEEN}"
     if traits.draws == "elsewhere":
         yield Problem(
             KEY, f"{text} from a generator that torch.manual_seed does not seed, so no run could be repeated"
         )
     elif traits.draws and sizes.grid.size > 1:
-        others = f"{sizes.grid.size} ranks would draw other numbers than one process; use it on one rank"
+        others = f"{sizes.grid.size} ranks would draw other numbers than one process; use one rank"
         yield Problem(KEY, f"{text}, and {others}")
     elif traits.draws and any(step.kind == "certify" for step in job.steps.values()):
         yield Problem(KEY, f"{text}, so two trainings cannot be compared: leave out the certify step")
@@ -115,6 +116,7 @@ def _apart(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Probl
 
 
 def _empty(traits: OptimizerTraits, trained: Sequence[Placed], sizes: Sizes) -> Iterator[Problem]:
+    """Yields a problem for pieces without elements, if the optimizer fails on them."""
     if traits.empty or not traits.rows:
         return
     bare = [p.name for p in trained if p.layout.axes and _empty_somewhere(p, sizes)]
@@ -131,6 +133,7 @@ def _empty_somewhere(p: Placed, sizes: Sizes) -> bool:
 
 
 def _unused(traits: OptimizerTraits, trained: Sequence[Placed], graph: Graph) -> Iterator[Problem]:
+    """Yields a problem for parameters that get no gradient, if the optimizer fails on them."""
     never = {name for name, scope in graph.scopes if scope is None}
     idle = [p.name for p in trained if never.intersection(p.names)]
     if idle and not traits.unused:
@@ -143,7 +146,7 @@ def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Probl
     cut = [p.name for p in trained if p.layout.axes]
     if traits.lost:
         text = f"{traits.name}: its state cannot be saved and restored: {traits.lost} {SEEN}"
-        yield Problem(KEY, f"{text}. Keep numbers, and tensors, in self.state[p] or in self.param_groups")
+        yield Problem(KEY, f"{text}. Keep numbers and tensors in self.state[p] or in self.param_groups")
     elif traits.odd and cut:
         text = f"{traits.name}: it keeps {traits.odd}"
         yield Problem(KEY, f"{text}, which cannot be saved where parameters are cut: {some(cut)}")

@@ -1,4 +1,4 @@
-"""Models that draw random numbers in training: when that makes losses depend on the layout."""
+"""Notes and refusals for models that draw random numbers in training, which may depend on the layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DROPOUT = "draw in a torch.nn.Dropout module, which the certificate turns off"
 
 
 def notes(job: Job, effects: Effects, sizes: Sizes) -> Iterator[Note]:
-    """Yields when losses differ from those of another layout, and what the certificate does about it."""
+    """Yields notes on losses that differ in another layout, and on how certify steps treat random draws."""
     if not effects.draws:
         return
     if sizes.replicas > 1 or sizes.grid["pp"] > 1:
@@ -27,9 +27,11 @@ def notes(job: Job, effects: Effects, sizes: Sizes) -> Iterator[Note]:
     others = _others(effects)
     for name in _certify(job):
         if effects.dropouts:
-            yield Note(name, f"{_listed(effects.dropouts)}: without dropout")
+            yield Note(name, f"{_listed(effects.dropouts)}: the certificate turns dropout off")
         if others:
-            text = "draws the same numbers in each layout and in one process, by their shape"
+            text = (
+                "the certificate makes draws depend only on the shape, so each layout draws the same numbers"
+            )
             yield Note(name, f"{_listed(others)}: {text}")
 
 
@@ -38,7 +40,7 @@ def problems(job: Job, effects: Effects, pieces: int) -> Iterator[Problem]:
     others = _others(effects)
     where = ""
     if pieces > 1:
-        where = "for each piece of a sequence, which in one process is whole"
+        where = "for each piece of a sequence, which one process does not cut"
     elif job.train.compile is not None:
         where = "in compiled code"
     for name in _certify(job) if others and where else ():

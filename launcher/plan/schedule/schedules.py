@@ -27,23 +27,24 @@ class Action(NamedTuple):
 
 Row = tuple[Action, ...]
 Schedule = tuple[Row, ...]
-"""One row a pipeline rank."""
+"""One row per pipeline rank."""
 
 
 Groups = Sequence[range]
-"""Groups of micro batches; each group passes one chunk after the other."""
+"""Groups of micro batches; each group passes through one chunk after the other."""
 
 
 def breadth_first(ranks: int, chunks: int, micros: int) -> Schedule:
-    """GPipe: all forwards, then all backwards; with chunks Looped BFS (arXiv 2211.05953), chunk by chunk."""
+    """GPipe: all forwards, then all backwards; with several chunks Looped BFS (arXiv 2211.05953)."""
     everything = [range(micros)]
     return tuple(_row(r, ranks, chunks, everything, warm=chunks * micros) for r in range(ranks))
 
 
 def depth_first(ranks: int, chunks: int, micros: int) -> Schedule:
-    """1F1B. With chunks it is interleaved (arXiv 2104.04473): groups of micro batches pass chunk after chunk.
+    """1F1B; with several chunks it is interleaved (arXiv 2104.04473).
 
-    A rank is ahead of the next one by one forward, with chunks by two: the second hides the transfer.
+    Groups of micro batches pass through chunk after chunk. A rank is ahead of the next one by one forward,
+    with several chunks by two: the second one hides the transfer.
     """
     return _in_groups(ranks, chunks, micros, 1 if chunks == 1 else 2)
 
@@ -63,7 +64,7 @@ def _in_groups(ranks: int, chunks: int, micros: int, lead: int) -> Schedule:
 
 
 def forwards(places: tuple[int, ...], micros: int) -> Schedule:
-    """Forwards only: groups of micro batches pass the stages of a rank in turn, on any placement."""
+    """Forwards only: groups of micro batches pass through the stages of a rank in turn, on any placement."""
     ranks = max(places) + 1
     rank_stages = [[s for s, rank in enumerate(places) if rank == r] for r in range(ranks)]
     groups = grouped(ranks, micros)
@@ -115,7 +116,10 @@ def seqvpp(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
 
 
 def seqsmartvpp(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
-    """SeqSmartVPP: ``seqvpp`` with a lead of one forward. It holds least and waits for every transfer."""
+    """SeqSmartVPP: ``seqvpp`` with a lead of one forward.
+
+    It holds the fewest activations and waits for every transfer.
+    """
     return _order(ranks, chunks, _groups(-(-ranks // pieces), micros), pieces, lead=1)
 
 
@@ -252,7 +256,7 @@ Order = Callable[..., Schedule]
 class Rule:
     """A scheduler: its order, and what it requires.
 
-    ``v``: exactly two virtual stages per rank, placed there and back. ``single``: one stage per rank.
+    ``v``: exactly two virtual stages per rank, placed in a V. ``single``: one stage per rank.
     ``split``: it splits backwards into input and weight gradients. ``full``: at least as many micro batches
     as virtual stages. ``seq``: it takes pieces of sequences. ``several``: several virtual stages per rank,
     and no more pieces than ranks.
@@ -294,7 +298,7 @@ def build(
 ) -> Schedule:
     """Returns the order of ``scheduler`` on ``ranks`` x ``chunks`` virtual stages, placed as its rule says.
 
-    One rank has no bubble to fill: it runs one micro batch after the other, or for gpipe all forwards first.
+    One rank has no bubble to fill: it runs one micro batch after the other, or with gpipe all forwards first.
     ``less_memory`` is for interleaved 1f1b. With ``pieces``, the micro number of an action is
     micro batch x pieces + piece.
     """
@@ -326,11 +330,11 @@ def validate(schedule: Schedule, place: tuple[int, ...], micros: int, pieces: in
         for a in row:
             done[a.stage, a.micro] += a.kind
             if not 0 <= a.stage < len(place):
-                flaws.append(f"{a} on rank {rank}: no stage {a.stage} among {len(place)}")
+                flaws.append(f"{a} on rank {rank}: stage {a.stage} does not exist; there are {len(place)}")
             elif not 0 <= a.micro < micros:
-                flaws.append(f"{a} on rank {rank}: no micro batch {a.micro} among {micros}")
+                flaws.append(f"{a} on rank {rank}: micro batch {a.micro} does not exist; there are {micros}")
             elif place[a.stage] != rank:
-                flaws.append(f"{a} is on rank {rank}, its stage on rank {place[a.stage]}")
+                flaws.append(f"{a} is on rank {rank}, but its stage is on rank {place[a.stage]}")
 
     # nothing missing, nothing twice
     for stage in range(len(place)):
@@ -338,11 +342,14 @@ def validate(schedule: Schedule, place: tuple[int, ...], micros: int, pieces: in
             kinds = "".join(sorted(done[stage, micro]))
             if kinds not in ("BF", "FIW"):
                 does = ", ".join(kinds) or "nothing"
-                flaws.append(f"stage {stage}, micro batch {micro}: does {does}; needs F and B, or F, I and W")
+                flaws.append(
+                    f"stage {stage}, micro batch {micro}: runs {does}; it needs F and B, or F, I and W"
+                )
     return flaws + _disorder(schedule, pieces)
 
 
 def _disorder(schedule: Schedule, pieces: int) -> list[str]:
+    """Returns the actions on pieces of one micro batch that are in a wrong order."""
     last: dict[tuple[int, str, int], int] = {}
     flaws = []
     for row in schedule:

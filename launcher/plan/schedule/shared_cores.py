@@ -27,11 +27,11 @@ class Cores:
 
     @property
     def crowd(self) -> float:
-        """How many times longer work takes that all ranks do at once; less than 1 if cores are idle."""
+        """How many times longer work takes if all ranks work at once; less than 1 if cores are idle."""
         return 1 / min((self.speed(n) for n in self.load(self.ranks).values()), default=1.0)
 
     def load(self, rows: Iterable[tuple[tuple[int, int], ...]]) -> Counter[int]:
-        """Returns how many ranks are at work on each node if these rows are."""
+        """Returns how many ranks work on each node while the ranks of these ``rows`` work."""
         counts = Counter[int]()
         for nodes in rows:
             counts.update(dict(nodes))
@@ -97,7 +97,7 @@ class _Clock:
             self._end()
 
     def _start(self) -> list[float]:
-        """Starts the actions that can start; returns when the inputs of others will arrive."""
+        """Starts the actions that can start; returns when the inputs of other actions will arrive."""
         arrivals = []
         for row in range(len(self.schedule)):
             at = self._arrival(row)
@@ -133,6 +133,7 @@ class _Clock:
         return min(self.cores.speed(load[node]) for node, _ in self.cores.ranks[row])
 
     def _end(self) -> None:
+        """Records the actions that are over."""
         for row in [*self._over()]:
             action = self._next(row)
             del self.remaining[row]

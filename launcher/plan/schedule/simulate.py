@@ -14,7 +14,7 @@ class Cost:
     """The cost of one micro batch on each virtual stage, in any unit of time.
 
     ``activation``: bytes kept for the backward. ``transfer``: the time from one rank to another. If a micro
-    batch passes in ``pieces``, each stage has one entry a piece. Of a backward that is split into I and W,
+    batch passes in ``pieces``, each stage has one entry per piece. If a backward is split into I and W,
     ``weight`` is the time of W and ``waits`` are the bytes that are kept for it; if they are empty, W takes
     half of the time and all bytes are kept.
     """
@@ -28,6 +28,7 @@ class Cost:
     pieces: int = 1
 
     def time(self, a: Action) -> float:
+        """Returns the duration of ``a``."""
         at = self.at(a)
         if a.kind == "F":
             return self.forward[at]
@@ -50,6 +51,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Event:
+    """The run of ``action`` on ``rank``, from ``start`` to ``end``."""
+
     rank: int
     start: float
     end: float
@@ -58,7 +61,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated schedule. ``events`` are sorted by rank, then in order; other tuples have an entry a rank.
+    """A simulated schedule. ``events`` are sorted by rank, then by start; other tuples have one entry a rank.
 
     ``peak``: the most bytes of activations held at once. ``in_flight``: the most micro batches between their
     first forward and last backward on the rank. ``messages``: the number of activations and gradients sent
@@ -128,7 +131,7 @@ def _run(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> list[list[Ev
             action = schedule[rank][len(row)]
             needed = needs(action, len(place))
 
-            # an action that is not done yet wakes the rank later
+            # the missing action wakes the rank once it is done
             missing = next((n for n in needed if n not in done), None)
             if missing is not None:
                 waiting[missing].append(rank)
@@ -164,7 +167,7 @@ def _stuck(schedule: Schedule, rows: list[list[Event]], waiting: dict[Action, li
     results = {result(a) for row in schedule for a in row}
     reasons: dict[int, str] = {}
     for needed, ranks in waiting.items():
-        nobody = "" if needed in results else ", which no rank does"
+        nobody = "" if needed in results else ", which no rank runs"
         reasons |= dict.fromkeys(ranks, f"{needed}{nobody}")
     lines = [f"rank {r} at {schedule[r][len(rows[r])]} waits for {reasons[r]}" for r in sorted(reasons)]
     return f"the schedule deadlocks: {'; '.join(lines)}"
@@ -243,7 +246,7 @@ def order(schedule: Schedule, place: tuple[int, ...], pieces: int = 1) -> Topolo
 def _source(a: Action, stages: int) -> tuple[int, str, int] | None:
     """Returns the action of another stage whose result ``a`` takes, or ``None``.
 
-    The forward of a backward needs no check: it precedes it on the same rank.
+    A backward also needs its own forward, which always precedes it on the same rank.
     """
     if a.kind == "F":
         return (a.stage - 1, "F", a.micro) if a.stage else None

@@ -20,7 +20,7 @@ GLYPHS = {"F": "0123456789", "B": "ABCDEFGHIJ", "I": "abcdefghij", "W": "w"}
 
 
 def text(timeline: Timeline, width: int = 72) -> str:
-    """Returns one row a pipeline rank; each of ``width`` columns of equal time shows what runs in its middle.
+    """Returns one row per pipeline rank; each of ``width`` columns shows what runs in the middle of its time.
 
     A forward is the last digit of its micro batch. A backward is that digit as a letter (A is 0), in lower
     case if it is only the input gradient. A weight gradient is w, a bubble is a dot.
@@ -51,7 +51,7 @@ def chrome(
     after: Sequence[tuple[str, float]] | None = None,
     lanes: Sequence[Lane] = (),
 ) -> str:
-    """Returns a trace for chrome://tracing or Perfetto with one event an action.
+    """Returns a trace for chrome://tracing or Perfetto with one event per action.
 
     A schedule takes ``step_us`` microseconds. With ``after`` and ``lanes``, as ``svg`` takes them, it takes
     the time of the timeline instead: each event has its seconds, what follows the schedule is an event of

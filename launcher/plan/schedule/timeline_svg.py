@@ -16,12 +16,12 @@ from launcher.plan.values.text import many, seconds_text
 NAMES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 COLOURS: dict[Kind, str] = {"F": "#2c6fbb", "B": "#2e8b57", "I": "#158a92", "W": "#d9902f"}
 PALER = 0.6
-"""How close to white the colour of a rank's last chunk is."""
+"""How close to white the color of a rank's last chunk is."""
 MANY = 5000
 """The most actions that are drawn as separate bars with names: more would make megabytes."""
 
 LATER = ("#8250df", "#bf3989", "#57606a", "#a40e26")
-"""The colours of what follows the schedule, used in turn."""
+"""The colors of what follows the schedule, used in turn."""
 LEFT, RIGHT, TOP, LEGEND, ROW, BAR = 136, 28, 96, 20, 38, 30
 NEXT, BEFORE, LINE = BAR + 2.5, BAR + 5.5, 2.5
 """Messages to the next stage and to the one before: how far below the top of a row, and how thick."""
@@ -88,7 +88,7 @@ class _Picture:
 def svg(
     timeline: Timeline, after: Sequence[tuple[str, float]] | None = None, lanes: Sequence[Lane] = ()
 ) -> str:
-    """Draws a timeline: colours show kinds of actions, numbers micro batches, paler shades later chunks.
+    """Draws a timeline: colors show kinds of actions, numbers micro batches, paler shades later chunks.
 
     With ``after``, time is in seconds. What follows the schedule is then drawn across all ranks. Messages are
     drawn below the actions of the rank that sends them, from the end of an action to their arrival. Below
@@ -143,9 +143,9 @@ def _head(picture: _Picture) -> Iterator[str]:
     yield f'<text class="head" x="{LEFT}" y="28">{_title(picture)}</text>'
     bar = "a bar shows its micro batch"
     if len(t.events) > MANY:
-        bar = f"a bar merges those of one kind that touch, of {len(t.events)} actions"
-    below = ", below it what it sends" if picture.sent else ""
-    sent = f"{t.messages} messages between ranks; {bar}, a rank the most it holds at once{below}"
+        bar = f"a bar merges adjacent actions of one kind ({len(t.events)} actions)"
+    below = ", its messages are below it" if picture.sent else ""
+    sent = f"{t.messages} messages between ranks; {bar}{below}; holds: the most micro batches at once"
     yield f'<text class="soft" x="{LEFT}" y="48">{sent}</text>'
 
     # a box for every shade of a kind, then the name of the kind
@@ -171,12 +171,14 @@ def _head(picture: _Picture) -> Iterator[str]:
     if picture.sent or picture.lanes:
         yield from _legend(y + LEGEND, _network(picture))
     if picture.lanes:
-        caption = "collectives are drawn as late as they can be: how long they take is predicted, not when"
+        caption = (
+            "collectives are drawn as late as possible: their durations are predicted, their starts are not"
+        )
         yield f'<text class="soft" x="{LEFT}" y="{y + 2 * LEGEND + 11}">{caption}</text>'
 
 
 def _network(picture: _Picture) -> Iterator[tuple[list[str], str]]:
-    """Yields the colours and names of the lanes that are drawn."""
+    """Yields the colors and names of the lanes that are drawn."""
     if picture.sent:
         yield [COLOURS["F"], COLOURS["B"]], "messages"
     for lane in picture.lanes:
@@ -252,7 +254,7 @@ def _lane(lane: Lane, picture: _Picture, at: int) -> Iterator[str]:
 def _merged(
     shaded: Iterable[tuple[Event | Stretch, str]], picture: _Picture, y: float, thick: float
 ) -> Iterator[str]:
-    """Draws one path per colour, with a stretch for each run of bars that touch, in tenths of a pixel.
+    """Draws one path per color, with a stretch for each run of bars that touch, in tenths of a pixel.
 
     ``y``: the distance below the top of a row.
     """
@@ -279,7 +281,7 @@ def _stretches(y: int, spans: list[tuple[int, int]]) -> str:
 
 
 def _chunks(t: Timeline) -> dict[int, tuple[int, int]]:
-    """Returns for each stage which of its rank's chunks it is, and how many the rank has."""
+    """Returns for each stage the number of its chunk on its rank, and how many chunks the rank has."""
     stages_of: dict[int, set[int]] = {}
     for e in t.events:
         stages_of.setdefault(e.rank, set()).add(e.action.stage)

@@ -56,7 +56,8 @@ def setting_rows(job: Job) -> Iterator[Setting]:
 def _asynchronous(job: Job) -> Outcome:
     if job.checkpoint.every is None or not any(step.kind == "train" for step in job.steps.values()):
         return "satisfied", "nothing is saved while training"
-    return "applied", "a thread writes a copy in host memory; training waits only for the copy"
+    why = "a thread writes checkpoints from a copy in host memory; training waits only for that copy"
+    return "applied", why
 
 
 def _plain(job: Job) -> Outcome:
@@ -120,7 +121,7 @@ def unsaved(job: Job, steps: int, seconds: float) -> Iterator[Note]:
         names = [step_order.choice(name, step.kind) for name, step in job.steps.items()]
         names.insert(len(kinds) - kinds[::-1].index("train"), "save")
         cure += f" and {quote('steps=[' + ','.join(names) + ']')} at the end"
-    text = f"nothing is saved before the end: {hours:.1f} hours, as predicted, would be lost"
+    text = f"nothing is saved before the end, so a failure may lose {hours:.1f} hours of training (predicted)"
     yield Note("checkpoint.every", f"null: {text}; {cure}")
 
 

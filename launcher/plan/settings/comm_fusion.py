@@ -17,7 +17,7 @@ KEY = "parallel.comm_fusion"
 MB = 1 << 20
 DEFAULT = 64 * MB
 BEGINNING = 20
-"""The duration of a collective in multiples of its latency, which is then 5 % of it."""
+"""How many times its latency a collective should take: then the latency is 5 % of its time."""
 
 
 def limits(job: Job) -> Limits:
@@ -27,7 +27,7 @@ def limits(job: Job) -> Limits:
         return Limits(each=True, gather=None, reduce=0)
     fitted = None if fusion.network is None else knee(fusion.network)
 
-    # except with level1, torch scatters the gradients of what it gathered together: one size for both
+    # except at level1, FSDP2 scatters the gradients of a gather group together, so one size limits both
     gather, scatter = size(fusion.allgather), size(fusion.reducescatter)
     if hsdp is not None and hsdp.optimizer_level != "level1":
         sizes = [n for n in (gather, scatter) if n is not None]
@@ -98,12 +98,12 @@ def _nothing_fused(sizes: Sizes, fused: Communication | None) -> Setting:
     parts = []
     if fused.groups and fused.rest:
         rest = many(fused.rest, "parameter")
-        parts.append(f"every module is gathered by itself, but for {rest} that no module uses alone")
+        parts.append(f"every module is gathered by itself, except {rest} that no module uses alone")
     elif fused.groups:
         parts.append("every module is gathered by itself")
     if fused.buckets:
         parts.append("every unsharded parameter is reduced by itself")
-    why = "; ".join(parts) or "no parameter is trained, nothing to sum or to gather"
+    why = "; ".join(parts) or "no parameter is trained, so nothing is summed or gathered"
     return Setting(key, "false", "applied", why)
 
 
@@ -112,8 +112,8 @@ def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Communic
     if sizes.replicas == 1:
         return Setting(key, value, "satisfied", ALONE)
     if fused is not None and not _fitted(fusion, fused):
-        return Setting(key, value, "satisfied", "this plan sends nothing that auto decides")
-    why = f"auto is {bytes_text(knee(network))}, where the latency is 5 % of a collective"
+        return Setting(key, value, "satisfied", "auto sets the size of no collective in this plan")
+    why = f"auto is {bytes_text(knee(network))}: at this size the latency is 5 % of a collective's time"
     return Setting(key, value, "applied", why)
 
 
@@ -134,18 +134,19 @@ def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
         if nbytes is None:
             continue
 
-        # except with level1, gathers and scatters share the smaller limit
+        # except at level1, gathers and scatters share the smaller limit
         key, value = f"{KEY}.{name}", f"size {bytes_text(nbytes)}"
         if not shards:
-            yield Setting(key, value, "satisfied", "nothing is sharded, nothing to gather or to scatter")
+            yield Setting(key, value, "satisfied", "nothing is sharded, so nothing is gathered or scattered")
         elif name == "reducescatter" and effective.scatter is not None:
-            why = "gradients that are done one after the other are scattered together up to this size"
+            why = "gradients that are finished consecutively are scattered together up to this size"
             yield Setting(key, value, "applied", why)
         elif limit is not None and nbytes > limit:
-            why = "as the other: except at level1 torch scatters together what it gathered together"
+            why = "the smaller size: except at level1, FSDP2 scatters together what it gathered together"
             yield Setting(key, value, "degraded", f"{bytes_text(limit)}, {why}")
         else:
-            yield Setting(key, value, "applied", "units that feed each other travel together up to this size")
+            why = "units that feed each other are sent together up to this size"
+            yield Setting(key, value, "applied", why)
 
 
 def _reduces(fusion: CommFusion, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
@@ -162,10 +163,10 @@ def _reduces(fusion: CommFusion, sizes: Sizes, fused: Communication | None) -> I
     elif fused is not None and not fused.buckets:
         yield Setting(key, value, "satisfied", "there are no unsharded gradients")
     elif sizes.grid["dp_replicate"] > 1 and sharded:
-        why = "gradients of shards are summed over replicas in the groups that scattered them"
-        yield Setting(key, value, "degraded", f"of unsharded parameters; {why}")
+        why = "gradients of sharded parameters are summed over replicas in the groups that scattered them"
+        yield Setting(key, value, "degraded", f"only for unsharded parameters; {why}")
     else:
-        yield Setting(key, value, "applied", "gradients of unsharded parameters, in buckets")
+        yield Setting(key, value, "applied", "gradients of unsharded parameters are summed in buckets")
 
 
 def _written(allreduce: FusionIndex) -> str:

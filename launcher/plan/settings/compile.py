@@ -42,13 +42,13 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         text = f"{settings.mode}: is a mode of {INDUCTOR}, but {BACKEND} is {settings.backend}"
         yield Problem(MODE, text, f"{MODE}=default")
     elif settings.mode in RECORDED:
-        text = f"{settings.mode}: records CUDA graphs, which hold one call at a time"
-        text += ", and a step has several micro batches under way"
+        text = f"{settings.mode}: records CUDA graphs, which support one call at a time"
+        text += ", but a step has several micro batches in flight"
         yield Problem(MODE, text, f"{MODE}=max-autotune-no-cudagraphs")
     if sizes is not None and sizes.pieces > 1:
         text = f"parallel.pipeline.seq_chunks is {sizes.pieces}: modules keep state"
-        text += " from one piece of a sequence to the next, which a graph does not see"
-        yield Problem(KEY, f"{text}; leave one of the two out", OFF)
+        text += " from one piece of a sequence to the next, which a compiled graph does not see"
+        yield Problem(KEY, f"{text}; use only one of the two", OFF)
 
 
 def split(job: Job, rule: Rule) -> Iterator[Problem]:
@@ -56,8 +56,8 @@ def split(job: Job, rule: Rule) -> Iterator[Problem]:
     if job.train.compile is not None and rule.split:
         scheduler = job.parallel.pipeline.scheduler
         text = (
-            f"{scheduler} cuts each backward in two, and a compiled backward is one "
-            "piece; 1f1b does not split it"
+            f"{scheduler} splits each backward in two, but a compiled backward cannot be "
+            "split; 1f1b does not split backwards"
         )
         more = "" if rule.single else " parallel.pipeline.interleave=true parallel.pipeline.chunks=2"
         yield Problem(KEY, text, f"parallel.pipeline.scheduler=1f1b{more}")
@@ -82,10 +82,10 @@ def in_place_problems(job: Job, seen: bool) -> list[Problem]:
     if job.train.compile is None or not seen:
         return []
     text = (
-        "the model changes in place what two operators over tp take, which a "
-        "compiled graph cannot distinguish"
+        "the model changes in place a tensor that two operators over tp take as input, and a "
+        "compiled graph cannot tell the old value from the new one"
     )
-    return [Problem(KEY, f"{text}; let it make a new tensor", OFF)]
+    return [Problem(KEY, f"{text}; create a new tensor instead", OFF)]
 
 
 def broken(reasons: Mapping[str, str]) -> list[Problem]:
@@ -132,11 +132,11 @@ def notes(made: Compilation | None) -> Iterator[Note]:
     """Yields a note on how compilation is counted in the bytes and times of the plan."""
     if made is None:
         return
-    text = "counted as inductor fuses kernels: between products and attention each tensor is read and "
-    text += "written once, and recomputable tensors are not saved; validation runs eagerly"
+    text = "the plan assumes that inductor fuses kernels: between matrix products and attention each tensor "
+    text += "is read and written once, and recomputable tensors are not saved; validation runs eagerly"
     if not made.joins:
-        text = f"bytes and times of this plan are those of eager code, {made.backend} fuses no kernels here; "
-        text += "validation runs eagerly"
+        text = f"bytes and times of this plan are those of eager code, because {made.backend} may fuse no "
+        text += "kernels; validation runs eagerly"
     yield Note(KEY, text)
 
 
@@ -184,7 +184,8 @@ def _idle(key: str, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]
     """Yields a problem if ``key`` matches only modules that no forward calls."""
     named = [m for m in skeleton.modules if fnmatchcase(m, key) and m not in skeleton.lists]
     if named and not any(m in named for m in _called(skeleton, graph)):
-        yield Problem(MODULES, f"{key}: the model calls none of these; name others, or {AUTO}", TO_AUTO)
+        text = f"{key}: the model calls none of these modules; name other ones, or {AUTO}"
+        yield Problem(MODULES, text, TO_AUTO)
 
 
 def _cut_open(modules: Iterable[str], at: CutModel) -> Iterator[Problem]:
@@ -208,11 +209,11 @@ def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[GatherGr
     gathered = {m: inner for m in modules if (inner := _inner(m, groups))}
     for m, inner in list(gathered.items())[:1]:
         name = m or f"{STAGES}: a stage"
-        text = f"{name} is one graph, and weights are gathered inside it, for {some(inner)}"
+        text = f"{name} is one graph, but the weights of {some(inner)} are gathered inside it"
         if job.parallel.comm_fusion.openstate:
-            yield Problem(MODULES, f"{text}; {AUTO} takes modules that are gathered at once", TO_AUTO)
+            yield Problem(MODULES, f"{text}; {AUTO} compiles only modules that are gathered at once", TO_AUTO)
         else:
-            yield Problem(MODULES, f"{text}; fused, a block is gathered at once", FUSED)
+            yield Problem(MODULES, f"{text}; with fusion, a block is gathered at once", FUSED)
 
 
 def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
@@ -221,8 +222,8 @@ def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     taken = [m or "each stage" for m in modules if any(covers(m, i) or covers(i, m) for i in inner)]
     if taken:
         text = (
-            f"{some(taken)}: the forward computes a gradient itself, and a compiled graph "
-            "has no second backward"
+            f"{some(taken)}: the forward computes a gradient itself, but a compiled graph "
+            "does not support double backward"
         )
         yield Problem(MODULES, f"{text}; name other modules", OFF)
     own = model.skeleton.traits.compiled
@@ -241,7 +242,7 @@ def _no_whole_graph(settings: Compile, modules: Sequence[str], model: TracedMode
         text = f"true: {looks}: the control flow depends on the data, so there is no single graph"
         yield Problem(FULLGRAPH, text, IN_PARTS)
     hooked = model.skeleton.traits.backward
-    hooks = _with(modules, [h for h in hooked if h not in modules])  # its own run outside of its graph
+    hooks = _with(modules, [h for h in hooked if h not in modules])  # its own hooks run outside of its graph
     if hooks:
         text = f"true: {hooks}: a module inside has a backward hook, which torch cannot put in a graph"
         yield Problem(FULLGRAPH, text, IN_PARTS)
@@ -261,8 +262,8 @@ def _selected_inside(modules: Iterable[str], model: TracedModel) -> Iterator[Pro
     for r in model.recomputed:
         inner = [m for m in modules if m not in (STAGE, r.module) and covers(r.module, m)]
         if inner and r.policy == "selective":
-            text = f"{some(inner)}: inside {r.module}, where parallel.recompute keeps results"
-            yield Problem(MODULES, f"{text} of operations, which a graph hides; compile {r.module}", TO_AUTO)
+            text = f"{some(inner)}: inside {r.module}, where parallel.recompute keeps results of single"
+            yield Problem(MODULES, f"{text} operations, which a graph hides; compile {r.module}", TO_AUTO)
             return
 
 
@@ -275,21 +276,21 @@ def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     cut = [s.operator.module for s in model.operators.spreads]
     single = [m for m in modules if m in cut]
     if single:
-        text = f"{some(single)}: cut over tp, it shares its input with the operators beside it"
+        text = f"{some(single)}: an operator over tp shares its input with the operators beside it"
         yield Problem(MODULES, f"{text}; compile the module around it", TO_AUTO)
 
     again = [r for r in model.recomputed if any(covers(r.module, operator) for operator in cut)]
     around = [r.module for r in again if any(m != r.module and covers(r.module, m) for m in modules)]
     if around:
-        text = f"inside of {around[0]}, which is recomputed and cut over tp: a graph would repeat"
-        yield Problem(MODULES, f"{text} collectives for nothing; leave one of the two out", OFF)
+        text = f"a module inside {around[0]}, which is recomputed and cut over tp: a graph would repeat"
+        yield Problem(MODULES, f"{text} collectives for nothing; compile it or recompute it, not both", OFF)
 
     inside = [r for r in again if any(covers(m, r.module) for m in modules)]
     fully_recomputed = [r.module for r in inside if r.policy == "full"]
     if fully_recomputed:
         text = f"{some(fully_recomputed)}: a graph cannot recompute all of a module that is cut over tp"
         cure = "parallel.recompute.policy=selective parallel.recompute.comm=keep"
-        yield Problem(MODULES, f"{text}; policy selective can", cure)
+        yield Problem(MODULES, f"{text}; use policy selective", cure)
     elif any(r.comm and r.module not in modules for r in inside):
         text = "recompute: a partial graph would also send its last result over tp again"
         yield Problem(COMM, f"{text}, for nothing", f"{COMM}=keep")
@@ -300,7 +301,7 @@ def line(made: Compilation) -> str:
     names = "each stage" if made.modules == (STAGE,) else listed(made.modules)
     mode = "" if made.mode == "default" else f" ({made.mode})"
     graphs = "one graph each" if made.fullgraph else "eager where it cannot be compiled"
-    shapes = {True: "any shape", False: "the planned shapes", None: "shapes as they come"}[made.dynamic]
+    shapes = {True: "any shape", False: "the planned shapes", None: "shapes that torch chooses"}[made.dynamic]
     patience = f"the first step may take {made.timeout_s:g} s"
     names += " and the loss" if made.loss else ""
     return f"{names} by {made.backend}{mode}: {graphs}, for {shapes}; {patience}"

@@ -1,4 +1,4 @@
-"""dataset_strategy: which rank reads which part of a batch."""
+"""``parallel.dataset_strategy``: which rank reads which part of a batch."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     counts = sorted({dims[0] for dims in strategy})
     fits = [n for n in range(1, sizes.replicas + 1) if sizes.replicas % n == 0]
     if len(counts) > 1:
-        text = f"{written(strategy)}: dim 0 is cut in {' and in '.join(map(str, counts))}"
-        text += ": inputs and targets of a sample go together"
+        text = f"{written(strategy)}: dim 0 is cut into {' and into '.join(map(str, counts))} slices"
+        text += ", but inputs and targets of a sample must stay together"
         yield Problem(KEY, text)
     elif counts[0] not in fits:
-        text = f"{written(strategy)}: dim 0 is cut in {counts[0]}: does not divide the "
-        text += f"{many(sizes.replicas, 'data-parallel rank')}; what does: {', '.join(map(str, fits))}"
+        text = f"{written(strategy)}: dim 0 is cut into {counts[0]} slices, which does not divide the "
+        text += f"{many(sizes.replicas, 'data-parallel rank')}; use one of {', '.join(map(str, fits))}"
         fewer = max(n for n in fits if n <= counts[0])
         yield Problem(KEY, text, _pasted(tuple((fewer, *dims[1:]) for dims in strategy)))
 
@@ -144,7 +144,7 @@ def param_problems(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> 
 
 
 def _sample_slices(count: int, dims: int) -> tuple[int, ...]:
-    """Slices for a tensor of ``dims`` dims whose samples alone are cut, in ``count``.
+    """Returns the slices of a tensor with ``dims`` dims of which only dim 0, the samples, is cut.
 
     >>> _sample_slices(4, 3)
     (4, 1, 1)
@@ -157,7 +157,8 @@ def _pasted(strategy: Slices) -> str:
 
 
 def written(strategy: str | Slices | dict[str, Any]) -> str:
-    """
+    """Formats ``strategy`` as the value of an override.
+
     >>> written(((8, 1), (8,)))
     '[[8,1],[8]]'
     """
@@ -169,7 +170,8 @@ def written(strategy: str | Slices | dict[str, Any]) -> str:
 
 
 def written_layout(layout: dict[str, Any]) -> str:
-    """
+    """Formats ``layout`` as the value of an override.
+
     >>> written_layout({"matrix": [2, 4], "axes": ["x", "y"], "in": [["x", None], ["x"]]})
     '{matrix:[2,4],axes:[x,y],in:[[x,null],[x]]}'
     """
@@ -197,7 +199,7 @@ def setting_rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
     """Yields the setting if it is not ``data_parallel``."""
     strategy = job.parallel.dataset_strategy
     if sizes.engine.over_matrices:
-        why = "every rank of a stage reads full samples, of which operators take parts"
+        why = "every rank of a stage reads full samples, and each operator takes its part of them"
         yield Setting(KEY, written(strategy), "applied", why)
     elif strategy != "data_parallel":
         yield Setting(KEY, written(strategy), *_outcome(reading(job, sizes), sizes))
@@ -207,7 +209,7 @@ def _outcome(how: BatchReading, sizes: Sizes) -> Outcome:
     if sizes.replicas == 1:
         return "satisfied", "one data-parallel rank reads every sample"
     if how.parts == sizes.replicas:
-        return "applied", "each data-parallel rank reads its own part, as data_parallel"
+        return "applied", "each data-parallel rank reads its own part, as with data_parallel"
     part = "the whole batch" if how.parts == 1 else f"one of {how.parts} parts"
     read = many(sizes.global_batch // how.parts, "sample")
     keeps = f"keeps its slice of {sizes.local_batch}"

@@ -31,7 +31,7 @@ def over_slices(job: Job, engine: EngineChoice) -> EngineChoice | None:
     written = strategy_reader.strategies(par.operators)
     if len(written) < len(par.operators) or not all(s.sliced for s in written.values()):
         return None
-    out = EngineChoice("device_matrix", "the slices fit no axis tp of this model")
+    out = EngineChoice("device_matrix", "the slices fit no tp axis of this model")
     wrong: list[Problem] = []
     wrong += problems(job, ranks(job, out, wrong))
     return None if wrong else out
@@ -65,7 +65,7 @@ def _why_matrices(job: Job) -> str:
     if tp is None and written and all(s.sliced for s in written):
         return f"the slices of {OPERATORS} imply no size of tp"
     if clash:
-        return f"{OPERATORS} has {clash} slices"
+        return f"{OPERATORS} has different numbers of slices: {clash}"
     if _other_batches(job, written, tp or 1):
         return f"{OPERATORS} cuts samples into slices that match no axis"
     return ""
@@ -79,7 +79,7 @@ def _other_dims(strategy: Any) -> bool:
 
 
 def _other_batches(job: Job, written: Iterable[strategy_reader.WrittenStrategy], tp: int) -> bool:
-    """Whether an operator cuts samples into a number of slices that the ranks of dp and tp do not give."""
+    """Whether an operator cuts samples into a number of slices other than 1, dp, tp and dp times tp."""
     if job.launch.nproc is None:
         return False
     dp = job.launch.nproc * job.launch.nnodes // (job.parallel.pipeline.stages * tp)
@@ -99,7 +99,7 @@ def least(job: Job) -> int:
 
 
 def ranks(job: Job, engine: EngineChoice, problems: list[Problem]) -> int | None:
-    """The number of ranks of a stage; if stages do not divide them ``None``, with a problem added."""
+    """The number of ranks of a stage; ``None``, with a problem added, if stages do not divide the ranks."""
     pp, launch = job.parallel.pipeline.stages, job.launch
     if launch.nproc is None:
         return lcm(pp * least(job), engine.ranks_at_least, launch.nnodes) // pp
@@ -131,7 +131,7 @@ def problems(job: Job, size: int | None) -> Iterator[Problem]:
         text = f"{par.grid.tp}: operators are cut over all {size} ranks of a stage"
         yield Problem("parallel.grid.tp", text, quote("~parallel.grid.tp"))
     if par.recompute is not None:
-        text = "operators over device matrices do not run again in the backward yet"
+        text = "operators over device matrices cannot be recomputed yet"
         yield Problem("parallel.recompute", text, quote("~parallel.recompute"))
     if job.train.compile is not None:
         text = "operators over device matrices are not compiled yet"
@@ -144,5 +144,5 @@ def problems(job: Job, size: int | None) -> Iterator[Problem]:
         yield Problem("parallel.pipeline.seq_chunks", text, "parallel.pipeline.seq_chunks=1")
     rule = RULES.get(par.pipeline.scheduler)
     if rule is not None and rule.split and par.pipeline.stages > 1:
-        text = f"{par.pipeline.scheduler}: a backward over device matrices is not cut in two"
+        text = f"{par.pipeline.scheduler}: a backward over device matrices cannot be split in two"
         yield Problem("parallel.pipeline.scheduler", text, "parallel.pipeline.scheduler=1f1b")

@@ -29,7 +29,10 @@ LOSS_REPEATED_MEAN = "parallel.loss_repeated_mean"
 
 
 def repeats(job: Job, sizes: Sizes, cut: bool) -> int:
-    """How often the loss counts: ranks of ``tp`` repeat it, unless its classes are ``cut`` among them."""
+    """How often the loss counts: once, or once for each rank of tp if these repeat it and take no mean.
+
+    The ranks of tp do not repeat the loss if its classes are ``cut`` among them.
+    """
     return 1 if job.parallel.loss_repeated_mean or cut else sizes.grid["tp"]
 
 
@@ -43,7 +46,7 @@ def loss_repeated_mean_rows(job: Job, sizes: Sizes, fused: Communication | None)
         why = f"the loss that {ranks} tensor-parallel ranks repeat counts {ranks} times"
         yield Setting(LOSS_REPEATED_MEAN, "false", "applied", f"{why}: gradients are {ranks} times as large")
     elif ranks > 1:
-        why = f"{ranks} tensor-parallel ranks compute one loss together, none repeats it"
+        why = f"{ranks} tensor-parallel ranks compute one loss together, and none repeats it"
         yield Setting(LOSS_REPEATED_MEAN, "false", "satisfied", why)
     else:
         yield Setting(LOSS_REPEATED_MEAN, "false", "satisfied", "no rank repeats the loss of another")
@@ -56,7 +59,7 @@ def local_norm_problems(job: Job) -> Iterator[Problem]:
     """Yields a problem if ``device`` is set but norms are neither printed nor dumped."""
     local_norm = job.parallel.local_norm
     if local_norm.device and not local_norm.print and local_norm.dump is None:
-        text = "true: sets how norms are reported, but they are not"
+        text = "true: has no effect, because norms are neither printed nor dumped"
         text += ": print them, or dump them to a folder"
         yield Problem(f"{LOCAL_NORM}.device", text, f"{LOCAL_NORM}.print=true")
 
@@ -64,7 +67,7 @@ def local_norm_problems(job: Job) -> Iterator[Problem]:
 def local_norm_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterator[Setting]:
     """Yields a row for printed norms and a row for dumped norms."""
     local_norm = job.parallel.local_norm
-    granularity = "one number per rank" if local_norm.device else "one a parameter"
+    granularity = "one number per rank" if local_norm.device else "one number per parameter"
     often = "every step" if job.train.log_every == 1 else f"every {job.train.log_every} steps"
     status, why = _local_norm_outcome(job, sizes, fused)
     if local_norm.print:
@@ -81,11 +84,11 @@ def _local_norm_outcome(job: Job, sizes: Sizes, fused: Communication | None) -> 
     A local gradient is that of a rank's own samples, summed over micro batches, before any sum over ranks.
     """
     ranks = sizes.replicas
-    before = "; one data-parallel rank has all"
+    before = "; the only data-parallel rank has all samples"
     if ranks > 1:
         before = f", before the sum over {many(ranks, 'data-parallel rank')}"
-    piece = "; of operators over tp, of the rank's own piece or term" if sizes.grid["tp"] > 1 else ""
-    why = f"of the gradients of a rank's own samples{before}{piece}"
+    piece = "; for operators over tp, of the rank's own piece or term" if sizes.grid["tp"] > 1 else ""
+    why = f"norms of the gradients of a rank's own samples{before}{piece}"
 
     # from level2 on, a sharded gradient is reduced several times per step
     hsdp = job.parallel.hsdp
@@ -96,10 +99,11 @@ def _local_norm_outcome(job: Job, sizes: Sizes, fused: Communication | None) -> 
     each = many(sizes.micros, "micro batch")
     if sizes.pieces > 1:
         each = f"{each} in {sizes.pieces} pieces"
-    late = f"; {hsdp.optimizer_level} reduces sharded gradients after each of {each}, so of them"
-    return "degraded", f"{why}{late} it is the root of the summed squares, not the norm of their sum"
+    late = f"; {hsdp.optimizer_level} reduces sharded gradients after each of {each}, so their norm"
+    return "degraded", f"{why}{late} is the root of the summed squares, not the norm of the sum"
 
 
 def deterministic_rows(job: Job) -> Iterator[Setting]:
+    """Yields the setting if it is on."""
     if job.deterministic:
         yield Setting("deterministic", "true", "applied", "torch picks deterministic kernels or fails")

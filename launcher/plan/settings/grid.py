@@ -25,7 +25,7 @@ SEARCHED = "parallel.mode=recursive_programming"
 
 
 def tp_degree(job: Job, notes: list[Note], problems: list[Problem]) -> int:
-    """Returns the size of tp: as requested, or as the slices of the operators imply; 1 if neither says it."""
+    """Returns the size of tp: as requested, or as the slices of the operators imply; 1 if neither does."""
     requested, operators = job.parallel.grid.tp, job.parallel.operators
     implied, clash = strategy_reader.degree(operators)
 
@@ -33,7 +33,7 @@ def tp_degree(job: Job, notes: list[Note], problems: list[Problem]) -> int:
     if clash:
         problems.append(Problem(OPERATORS, f"cuts over tp into different numbers of slices: {clash}"))
     elif operators and requested is None and implied is None:
-        text = f"null: {OPERATORS} names the axis tp, but nothing says how many ranks it has"
+        text = f"null: {OPERATORS} names the axis tp, but no setting says how many ranks it has"
         problems.append(Problem(TP, text, f"{TP}=2"))
     elif requested is not None and implied not in (None, requested):
         problems.append(
@@ -51,7 +51,7 @@ def tp_degree(job: Job, notes: list[Note], problems: list[Problem]) -> int:
             cure = "operators=megatron"
         else:
             cure = SEARCHED
-            text += f"; it names how each operator is cut, or {SEARCHED} finds that for any model"
+            text += f"; set there how each operator is cut, or {SEARCHED} finds it for any model"
         problems.append(Problem(TP, text, cure))
     return requested or implied or 1
 
@@ -116,7 +116,7 @@ def _length(job: Job, notes: list[Note]) -> tuple[int, int | None]:
     ``debug.limit`` may reduce the steps of each; then there are no epochs.
     """
     steps, limit, epochs = job.train.steps, job.debug.limit, job.train.epochs
-    assert steps is not None, "the planner works out how many train.epochs are"
+    assert steps is not None, "the planner computes train.steps from train.epochs"
     if limit is not None and limit < steps:
         notes.append(Note("train.steps", f"{steps} -> {limit}: debug.limit"))
         steps, epochs = limit, None
@@ -157,10 +157,10 @@ def _grid(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Prob
     notes += hsdp.worked_out(job, shard)
     if dp % shard:
         problems.append(hsdp.indivisible(job, world, dp, shard))
-        shard = gcd(dp, shard)  # goes on, so that independent problems are reported too
+        shard = gcd(dp, shard)  # continue, so that independent problems are reported too
     if requested.dp_replicate not in (None, dp // shard):
         key, n = f"{KEY}.dp_replicate", requested.dp_replicate
-        text = f"{n}: {n} x {shard} shards are not {many(dp, 'data-parallel rank')}"
+        text = f"{n}: {many(n, 'replica')} x {many(shard, 'shard')} are not {many(dp, 'data-parallel rank')}"
         problems.append(Problem(key, text, f"{key}={dp // shard}"))
     return Grid.of(pp=pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
 

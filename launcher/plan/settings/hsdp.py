@@ -21,14 +21,14 @@ LEVEL = f"{KEY}.optimizer_level"
 SHARDS, AXIS = f"{KEY}.shard_size", "parallel.grid.dp_shard"
 
 LEVELS = {
-    "level1": "weights and optimizer state sharded; gradients reduced once a step",
-    "level2": "gradients too: reduced after every micro batch",
-    "level3": "weights dropped after forward and gathered again for backward too",
+    "level1": "weights and optimizer state are sharded; gradients are reduced once a step",
+    "level2": "gradients are sharded too and reduced after every micro batch",
+    "level3": "weights are also dropped after the forward and gathered again for the backward",
 }
 
 DROPPED = (
-    "drops the weights after each forward, and {} computes weight gradients after the weights were dropped "
-    "again: FSDP2 would lose them silently"
+    "drops the weights after each forward and backward, and {} computes weight gradients after "
+    "that: FSDP2 would silently lose these gradients"
 )
 
 
@@ -60,7 +60,7 @@ def indivisible(job: Job, world: int, dp: int, shard: int) -> Problem:
     key = SHARDS if hsdp and hsdp.shard_size > 0 else AXIS
     fits = [n for n in range(1, dp + 1) if dp % n == 0]
     text = f"{shard}: does not divide the {many(dp, 'data-parallel rank')} ({world} ranks / {world // dp})"
-    text += f"; what does: {', '.join(map(str, fits))}"
+    text += f"; use one of {', '.join(map(str, fits))}"
     return Problem(key, text, f"{key}={max(n for n in fits if n <= shard)}")
 
 
@@ -80,9 +80,7 @@ def setting_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterato
         return
     level = hsdp.optimizer_level
     if sizes.grid["dp_shard"] == 1:
-        yield Setting(
-            LEVEL, level, "satisfied", "one rank on the shard axis; there is no other to share with"
-        )
+        yield Setting(LEVEL, level, "satisfied", "the shard axis has one rank, so nothing is sharded")
     elif fused is not None and not fused.groups:
         yield Setting(LEVEL, level, "degraded", _why_not_sharded(hsdp, fused))
     else:

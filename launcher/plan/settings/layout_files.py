@@ -11,6 +11,7 @@ GROUP_FILE = "parallel.group_file"
 
 
 def group_file_rows(job: Job) -> Iterator[Setting]:
+    """Yields the setting if a file is requested."""
     path = job.parallel.group_file
     if path is not None:
         why = "the ranks of each group are written before the first step"
@@ -42,5 +43,5 @@ def param_strategy_rows(job: Job) -> Iterator[Setting]:
         why = f"layouts of {which} are written before the first step"
         yield Setting(f"{PARAM_STRATEGY}.save", files.save, "applied", why)
     if files.load is not None:
-        why = f"{which} get the layouts of the file; operators, tp and shards follow where they are not set"
+        why = f"{which} get the layouts of the file; operators, tp and shards that are not set follow from it"
         yield Setting(f"{PARAM_STRATEGY}.load", files.load, "applied", why)

@@ -1,4 +1,4 @@
-"""``loss``: how it is summed and over what it is divided."""
+"""``loss``: how it is summed, and what it is divided by."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class Objective:
     """The loss and the metrics of a training.
 
     ``loss``: its name, or ``_target_`` for a user's class. ``ignored``: the class number that the loss
-    ignores. ``metrics``: the name of each among the figures of a step. ``ranked``: the built-in metrics, each
-    with the k of a top-k, otherwise 0. ``needs_full_output``: the loss or a metric is a user's class.
+    ignores. ``metrics``: the name under which each metric is reported. ``ranked``: the built-in metrics, each
+    with its k, which is 0 unless it is a top-k metric. ``needs_full_output``: the loss or a metric is a
+    user's class.
     """
 
     loss: str = "cross_entropy"
@@ -43,6 +44,7 @@ OVER = {
 
 
 def objective(job: Job) -> Objective:
+    """Returns the loss and the metrics of ``job``."""
     loss = job.loss
     user_defined = any(isinstance(one, Target) for one in (loss, *job.metrics))
     return Objective(

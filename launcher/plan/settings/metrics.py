@@ -23,7 +23,7 @@ KEPT = (
     "saved_step", "best_value", "best_step", "early_stop_value", "early_stop_waited", "load_bytes_read",
     "load_bytes_held",
 )  # fmt: skip
-"""Names under which a run keeps its own state beside the metrics, as every name that begins with ``val_``."""
+"""Names of a run's own state beside the metrics; names that begin with ``val_`` are reserved too."""
 
 
 def metric_problems(job: Job) -> Iterator[Problem]:
@@ -55,7 +55,8 @@ def _kept(metrics: Sequence[object]) -> str:
 
 
 def metric_rows(job: Job) -> Iterator[Setting]:
+    """Yields the setting if there are metrics."""
     if job.metrics:
         names = ", ".join(map(figure, job.metrics))
-        why = "in evaluations, and of the same samples as the loss of a training step"
+        why = "computed in evaluations, and in training steps from the samples of the loss"
         yield Setting(METRICS_KEY, names, "applied", why)

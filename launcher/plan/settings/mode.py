@@ -20,5 +20,6 @@ def problems(job: Job) -> Iterator[Problem]:
     """Yields a problem if the search would ignore the strategies that are written."""
     mode = job.parallel.mode
     if mode == "recursive_programming" and job.parallel.operators:
-        text = f"{mode} finds every strategy itself; sharding_propagation keeps those that are written"
+        text = f"{mode} chooses every strategy and would ignore those of parallel.operators"
+        text += "; sharding_propagation keeps them"
         yield Problem(MODE_KEY, text, quote(f"{MODE_KEY}=sharding_propagation"))

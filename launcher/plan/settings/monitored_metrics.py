@@ -16,7 +16,7 @@ from launcher.plan.verbs import of_best, verb
 
 STOP, BEST = "train.early_stop", "checkpoint.best"
 WORDS = ("accuracy", "perplexity")
-"""Metrics that one word requests, for any data with classes."""
+"""Metrics that a name alone requests, and that any data with classes support."""
 VALIDATIONS = 10
 """The number of validations of a training that a cure proposes."""
 
@@ -33,11 +33,11 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     known = ("loss", "val_loss", *(f"val_{figure(one)}" for one in job.metrics))
     for key, metric in named.items():
         if metric not in known:
-            text = f"{metric}: is not a metric; there are {', '.join(known)}"
+            text = f"{metric}: is not a metric of this run; use one of {', '.join(known)}"
             yield Problem(key, text, _cure(job, key, metric, known))
         elif job.train.eval_every is None and _trains(job):
             every = max(1, (sizes.steps if sizes else VALIDATIONS) // VALIDATIONS)
-            text = f"{metric}: is read after validations, but there are none while training"
+            text = f"{metric}: is read after validations, but no validation runs during training"
             yield Problem(key, text, f"train.eval_every={every}")
 
 
@@ -61,17 +61,18 @@ def _unknown(job: Job) -> Iterator[Problem]:
 
 
 def setting_rows(job: Job) -> Iterator[Setting]:
+    """Yields the metrics of early stopping and of the best checkpoint."""
     stop, best = job.train.early_stop, job.checkpoint.best
     if stop is not None:
         more = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
-        why = f"training ends, with a checkpoint, after {many(stop.patience, 'validation')} that it has not"
+        count = many(stop.patience, "validation")
+        why = f"training ends, with a checkpoint, after {count} in which it has not"
         direction = "fallen" if stop.goal == "min" else "risen"
         yield Setting(f"{STOP}.metric", stop.metric, "applied", f"{why} {direction}{more}")
     if best is not None:
         least = "lowest" if job.checkpoint.best_goal == "min" else "highest"
-        why = (
-            f"a validation with the {least} so far is followed by a checkpoint, which stays beside the newest"
-        )
+        why = f"after a validation with the {least} value so far"
+        why += " a checkpoint is saved and kept beside the newest"
         yield Setting(BEST, best, "applied", why)
 
 

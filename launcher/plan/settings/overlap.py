@@ -13,7 +13,7 @@ from launcher.plan.values.setting import Outcome, Status
 from launcher.plan.values.text import many
 
 AT_THE_END = "gradients are reduced after the last backward of a step"
-AT_USE = "each group of weights is gathered once a step, when it is used first"
+AT_USE = "each group of weights is gathered once a step, before its first use"
 
 
 def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
@@ -42,7 +42,7 @@ def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
 
     if fused is not None and fused.unsharded:
         unsharded = many(fused.unsharded, "unsharded parameter")
-        return "degraded", f"{text}; {unsharded} after the last backward of a step"
+        return "degraded", f"{text}, but {unsharded} only after the last backward of a step"
     return status, text
 
 
@@ -57,7 +57,7 @@ def gathering(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
         why = "weights are gathered once a step, ahead of use, and waited for where a group is used first"
         return "applied", why
     if job.launch.device in ("cpu", "auto"):
-        return _beside(job, "FSDP2 gathers the next group beside this one's computation")
+        return _beside(job, "FSDP2 gathers the next group during this one's computation")
     if fused is not None and all(n == 1 for n in Counter(g.stage for g in fused.groups).values()):
         return "degraded", "each stage is one group, which is gathered before it computes"
     return "satisfied", "FSDP2 gathers the next group while this one computes"
@@ -77,7 +77,7 @@ def _beside(job: Job, text: str) -> Outcome:
 def matmul(sizes: Sizes, fused: Communication | None, ops: Collection[str]) -> Outcome:
     """Whether collectives ``ops`` send input gradients while weight gradients are computed."""
     if sizes.grid["tp"] == 1:
-        return "satisfied", "no operator is cut: no such collective"
+        return "satisfied", "no operator is cut over tp, so this plan has no such collective"
     if fused is None:
         return "applied", "input gradients of matmuls are sent while weight gradients are computed"
 
@@ -92,7 +92,7 @@ def matmul(sizes: Sizes, fused: Communication | None, ops: Collection[str]) -> O
     # all matmuls overlap, or some of them
     if input_gradients.late:
         first = f"input gradients of {many(len(input_gradients.late), 'matmul')} are waited for"
-        return "degraded", f"{first}: weight gradients come in the second half of a backward"
+        return "degraded", f"{first}: weight gradients are computed in the second half of a backward"
     text = (
         f"input gradients of {many(len(input_gradients.beside), 'matmul')} "
         "are sent while weight gradients are computed"
@@ -112,7 +112,7 @@ def lines(
 ) -> Iterator[str]:
     """Yields a line for each kind of collective that this plan has.
 
-    ``gathers``, ``reduces`` and ``ops`` are the overlaps that the request asks for.
+    ``gathers``, ``reduces`` and ``ops`` are the overlaps that are requested.
     """
     hsdp = job.parallel.hsdp
     level = "" if hsdp is None else hsdp.optimizer_level

@@ -14,10 +14,10 @@ from launcher.plan.values.setting import Setting
 MASK, PACKING = "data.document_mask", "data.packing"
 PIECES, IGNORE = "parallel.pipeline.seq_chunks", "loss.ignore_index"
 WHY = {
-    "best_fit": "full documents, several in a window where they fit, and padding, which has no target",
-    "single": "one document per window, and padding, which has no target",
+    "best_fit": "full documents, several in a window if they fit; padding has no target",
+    "single": "one document per window; padding has no target",
 }
-CHATS = "full conversations, several in a sample where they fit, each kept apart, and padding"
+CHATS = "full conversations, several in a sample if they fit, each kept apart; the rest is padding"
 
 
 def packing_problems(job: Job) -> Iterator[Problem]:
@@ -25,11 +25,9 @@ def packing_problems(job: Job) -> Iterator[Problem]:
     data, documents, pieces = job.data, apart(job.data), job.parallel.pipeline.seq_chunks
     setting = None if documents is None else f"{documents.key}={documents.value}"
     if setting is not None and isinstance(pieces, int) and pieces > 1:
-        text = f"{pieces}: positions restart and attention ends inside a piece with {setting}"
+        text = f"{pieces}: with {setting} positions restart and attention ends inside a piece of a sequence"
         cure = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
-        yield Problem(
-            PIECES, f"{text}, which pieces of a sequence do not carry over; use full sequences", cure
-        )
+        yield Problem(PIECES, f"{text}, which sequence chunks do not support; use full sequences", cure)
     if isinstance(data, Chat):
         yield from _ignored(job, "data=chat")
     elif isinstance(data, Tokens) and data.by_document:
@@ -44,6 +42,7 @@ def _ignored(job: Job, setting: str) -> Iterator[Problem]:
 
 
 def packing_rows(job: Job) -> Iterator[Setting]:
+    """Yields the settings that are not at their default."""
     data = job.data
     if isinstance(data, Chat) and data.packing != "single":
         yield Setting(PACKING, data.packing, "applied", CHATS)
@@ -52,5 +51,6 @@ def packing_rows(job: Job) -> Iterator[Setting]:
     if data.packing != "windows":
         yield Setting(PACKING, data.packing, "applied", WHY[data.packing])
     if data.document_mask:
-        why = "attention within documents, positions restart; a token that ends one has no target"
+        why = "attention stays within documents and positions restart"
+        why += "; the last token of a document has no target"
         yield Setting(MASK, "true", "applied", why)

@@ -39,7 +39,7 @@ def micros(job: Job, notes: list[Note], problems: list[Problem]) -> int:
         text = f"{requested}: too few to fill {stages} stages; at least as many are needed"
         problems.append(Problem(MICROS, text, f"{MICROS}={least}"))
     elif requested < least:
-        text = f"{requested}: too few; {pipe.scheduler} needs as many as virtual stages, {least}"
+        text = f"{requested}: too few; {pipe.scheduler} needs at least as many as virtual stages, {least}"
         problems.append(Problem(MICROS, text, f"{MICROS}={least}"))
     return max(requested or 0, least)
 
@@ -58,7 +58,7 @@ def problems(job: Job, sizes: Sizes | None) -> list[Problem]:
 def _one_stage(pipe: Pipeline) -> Iterator[Problem]:
     if pipe.seq_chunks > 1:
         text = f"{pipe.seq_chunks}: pieces of a sequence fill the bubble between stages"
-        text += ", and there is one stage"
+        text += ", but there is only one stage"
         yield Problem(PIECES, text, f"{PIECES}=1")
 
 
@@ -197,12 +197,13 @@ def setting_rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
     """Yields the pipeline settings that are applied, or that have no effect here, with the reason."""
     pipe = job.parallel.pipeline
     if pipe.stages == 1 and pipe.scheduler not in ("1f1b", "gpipe", "auto"):
-        yield Setting(SCHEDULER, pipe.scheduler, "satisfied", "one stage has no bubble to fill: as 1f1b")
+        why = "one stage has no bubble to fill, so it runs as 1f1b"
+        yield Setting(SCHEDULER, pipe.scheduler, "satisfied", why)
     if pipe.interleave:
         why = f"{sizes.chunks} virtual stages per rank"
         yield _interleaved(INTERLEAVE, pipe, sizes, why)
     if pipe.less_memory:
-        why = "a rank runs ahead by one forward; each transfer is waited for"
+        why = "a rank runs ahead by one forward and waits for each transfer"
         yield _interleaved(LESS_MEMORY, pipe, sizes, why)
     if pipe.output_broadcast:
         yield _output_broadcast(pipe)
@@ -214,20 +215,20 @@ def _interleaved(key: str, pipe: Pipeline, sizes: Sizes, why: str) -> Setting:
     """Returns the row of a setting that has an effect only with several virtual stages per rank."""
     if sizes.chunks > 1:
         return Setting(key, "true", "applied", why)
-    alone = "one stage has no bubble to shrink" if pipe.stages == 1 else "one chunk a rank"
+    alone = "one stage has no bubble to shrink" if pipe.stages == 1 else "each rank has one chunk"
     return Setting(key, "true", "satisfied", alone)
 
 
 def _output_broadcast(pipe: Pipeline) -> Setting:
     key = f"{KEY}.output_broadcast"
     if pipe.stages == 1:
-        return Setting(key, "true", "satisfied", "one stage")
-    why = "evaluation sends what the last stage makes to every stage, one broadcast a batch"
+        return Setting(key, "true", "satisfied", "there is only one stage")
+    why = "evaluation broadcasts the output of the last stage to every stage, once per batch"
     return Setting(key, "true", "applied", why)
 
 
 def _summed_loss(sizes: Sizes) -> Setting:
     key = f"{KEY}.loss_reduction"
     if sizes.micros == 1:
-        return Setting(key, "sum", "satisfied", "one micro batch")
+        return Setting(key, "sum", "satisfied", "there is only one micro batch")
     return Setting(key, "sum", "applied", f"loss and gradients are summed over {sizes.micros} micro batches")

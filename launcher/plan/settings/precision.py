@@ -34,7 +34,7 @@ def setting_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterato
 def _loss_scale(job: Job, dtypes: Precision) -> Iterator[Setting]:
     key = "train.loss_scale"
     if dtypes.scale is not None:
-        how = "halved at an overflow, doubled after 2000 steps without" if dtypes.dynamic else "fixed"
+        how = "halved at an overflow, doubled after 2000 steps without one" if dtypes.dynamic else "fixed"
         value = "null" if dtypes.dynamic else f"{dtypes.scale:g}"
         overflow = "skips the step" if dtypes.dynamic else "ends the run"
         yield Setting(key, value, "applied", f"{dtypes.scale:g}, {how}; an overflow {overflow}")
@@ -68,7 +68,7 @@ def _travel(dtypes: Precision, fused: Communication | None) -> str:
 
     Those that are not summed over data-parallel ranks are sent in the dtype that they are kept in.
     """
-    text = f"gradients travel in {dtypes.reduce}"
+    text = f"gradients are sent in {dtypes.reduce}"
     if fused is None or dtypes.reduce == dtypes.kept:
         return text
     others = []

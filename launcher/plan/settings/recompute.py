@@ -126,7 +126,9 @@ def settled(
 def _compiled(module: str, compiled: tuple[str, ...]) -> str:
     """Why ``module`` cannot run twice: the model compiles it, a part of it or a module around it; or ""."""
     overlapping = [m for m in compiled if covers(m, module) or covers(module, m)]
-    return f"the model has {overlapping[0] or 'itself'} compiled (torch.compile)" if overlapping else ""
+    if not overlapping:
+        return ""
+    return f"the model has already compiled {overlapping[0] or 'itself'} (torch.compile)"
 
 
 def _restored(module: str, graph: Graph) -> tuple[str, ...]:
@@ -138,12 +140,12 @@ def _restored(module: str, graph: Graph) -> tuple[str, ...]:
 def _once(r: Recomputed, graph: Graph) -> str:
     """Why a selectively recomputed module cannot run twice.
 
-    Kept results serve one more forward; gradients that the forward itself takes would need a further one.
+    Kept results serve one more forward; gradients that the forward itself computes would need a further one.
     """
     if not r.keep or not graph.effects.inner:
         return ""
     return (
-        "the forward takes gradients itself, and the results that policy selective keeps serve one run only"
+        "the forward computes gradients itself, but results that policy selective keeps can be used only once"
     )
 
 
@@ -165,10 +167,10 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
             yield f"the model changes {c.name} and uses it, so recomputation would use another value"
     for i in graph.effects.inner:
         if here(i.module):
-            yield "it takes gradients itself"
+            yield "it computes gradients itself"
     for name, what in graph.effects.under:
         if name == module:
-            yield f"it is called under {what}, which is gone when it runs again"
+            yield f"it is called under {what}, which is no longer active when it runs again"
     if any(map(here, graph.effects.late)):
         yield "it calls rrelu, and torch's checkpoint ends the second forward before it has drawn its slopes"
     for name in graph.effects.grads:
@@ -189,7 +191,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
         if changed := [what for name, what in b.twice if here(name)]:
             yield f"each of its forwards changes {changed[0]}"
         if module in b.unlike:
-            yield "a second forward of it kept other tensors than the first"
+            yield "its second forward saved other tensors than the first"
     for name, _ in graph.toggles:
         if here(owner(name)):
             yield f"the forward changes whether {name} requires a gradient"

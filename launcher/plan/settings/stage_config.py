@@ -110,13 +110,13 @@ def _output(graph: Graph) -> list[Problem]:
     last = graph.nodes[-1]
     if last.out is not None and (last.keys or not last.packed):
         return []
-    returned, inside = last.keys if last.out is None and last.keys else ("something else", "")
-    text = f"its forward returns {returned}: no tensor, nor a plain tuple, list or dict of tensors"
-    cure = "return only the logits, for an object by name, as in out.logits"
+    returned, inside = last.keys if last.out is None and last.keys else ("an object", "")
+    text = f"its forward returns {returned}, neither a tensor nor a plain tuple, list or dict of tensors"
+    cure = "return only the logits, as in out.logits"
     if inside:
         line = f"def forward(self, *inputs): return super().forward(*inputs){inside}"
-        cure = f"return the logits alone, here or in a class that derives from it: {line}"
-    return [Problem("model", f"{text}; {cure}, or for a loss of your own a plain one")]
+        cure = f"return only the logits, here or in a derived class: {line}"
+    return [Problem("model", f"{text}; for a loss of your own return one of these, otherwise {cure}")]
 
 
 def automatic(

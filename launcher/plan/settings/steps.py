@@ -86,16 +86,17 @@ def idle(job: Job, steps: int) -> Iterator[Note]:
     watched = train.early_stop is not None or job.checkpoint.best is not None  # validates after the last step
     validates = train.eval_every is not None and (watched or train.eval_every < steps)
     if train.eval_every is not None and not validates:
-        yield Note("train.eval_every", f"{train.eval_every}: no validation while training, {ends}")
+        yield Note("train.eval_every", f"{train.eval_every}: no validation runs during the training, {ends}")
     if train.eval_batches is not None and not validates:
-        text = f"{train.eval_batches}: no validation while training reads it"
+        text = f"{train.eval_batches}: has no effect, because no validation runs during the training"
         if any(s.kind == "evaluate" for s in job.steps.values()):
-            text += "; a step evaluate has steps.evaluate.batches"
+            text += "; the step evaluate has steps.evaluate.batches"
         yield Note("train.eval_batches", text)
     if job.checkpoint.every is not None and job.checkpoint.every >= steps:
-        yield Note("checkpoint.every", f"{job.checkpoint.every}: no checkpoint while training, {ends}")
+        text = f"{job.checkpoint.every}: no checkpoint is saved during the training, {ends}"
+        yield Note("checkpoint.every", text)
     if train.ema is not None and train.ema.every > steps:
-        text = f"{train.ema.every}: the average stays at the first weights of the training, {ends}"
+        text = f"{train.ema.every}: the average stays at the initial weights of the training, {ends}"
         yield Note("train.ema.every", text)
 
 
@@ -107,7 +108,7 @@ def _rates(schedule: Schedule, steps: int) -> Iterator[Note]:
     if warm >= steps:
         yield Note("schedule.warmup_steps", f"{warm}: {training}, is all warm-up")
     elif isinstance(schedule, CosineRestarts) and warm + schedule.period_steps >= steps:
-        text = f"{schedule.period_steps}: no restart: {training}, ends before it"
+        text = f"{schedule.period_steps}: there is no restart, because {training}, ends before it"
         yield Note("schedule.period_steps", text)
     elif isinstance(schedule, WSD) and schedule.decay_steps is None:
         share = f"schedule.decay_share={schedule.decay_share:g} of {many(steps, 'step')}"

@@ -54,7 +54,7 @@ def _wrong(group: tuple[str, ...], of: dict[str, Placed]) -> str:
 
     missing = [name for name in of[group[0]].names if name not in group] if group else []
     if missing:
-        return f"{', '.join(group)}: the same tensor is {', '.join(missing)} too"
+        return f"{', '.join(group)}: this tensor is also named {', '.join(missing)}"
     return ""
 
 
@@ -74,4 +74,4 @@ def setting_rows(job: Job) -> Iterator[Setting]:
     listed = job.parallel.shared
     if listed != "auto":
         groups = ", ".join("=".join(names) for names in listed) or "none"
-        yield Setting(KEY, groups, "satisfied", "the ties of the model are these")
+        yield Setting(KEY, groups, "satisfied", "these are the ties of the model")

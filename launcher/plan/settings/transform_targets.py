@@ -1,4 +1,4 @@
-"""The layouts that ``transform`` shall write: which of them are impossible."""
+"""Refuses layouts that ``transform`` cannot write."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def unmergeable(
 def _rank_files(key: str, step: Transform, job: Job) -> Iterator[Problem]:
     """Yields problems for settings that only some sources have, and for steps that cannot read rank files."""
     if step.src_strategy is not None and step.src is None:
-        text = f"{step.src_strategy}: the run's own checkpoint says how it is laid out"
+        text = f"{step.src_strategy}: the run's own checkpoint contains its layout"
         yield Problem(f"{key}.src_strategy", text, f"{key}.src_strategy=null")
     if step.format == "launcher":
         if step.prefix is not None:
             text = f"{step.prefix}: begins the names of rank files, which format=launcher does not write"
-            yield Problem(f"{key}.prefix", f"{text}; give {key}.format=safetensors or ckpt")
+            yield Problem(f"{key}.prefix", f"{text}; set {key}.format=safetensors or ckpt")
         return
 
     for name, other in job.steps.items():
         reads = isinstance(other, Evaluate) and other.of == "transformed"
         reads = reads or (isinstance(other, Export) and other.src is None and comes_after(job, key, name))
         if reads:
-            text = f"reads what {key} writes, which with format={step.format} is rank files, not a checkpoint"
+            text = f"reads the output of {key}, but format={step.format} writes rank files, not a checkpoint"
             yield Problem(f"steps.{name}", text)

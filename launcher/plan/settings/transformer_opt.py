@@ -259,21 +259,24 @@ def _outcome(name: str, value: Any, job: Job, sizes: Sizes, *, fused: Communicat
     if name in OUTCOMES:
         return OUTCOMES[name](job, sizes, fused)
     if name in TENSOR and sizes.grid["tp"] == 1:
-        return "satisfied", "no operator is cut: no such collective"
+        return "satisfied", "no operator is cut over tp, so this plan has no such collective"
     if fused is not None and name == BIAS and not any(map(_biased, fused.spreads)):
         return "satisfied", "no operator that is cut adds a bias to what it all-reduces"
     return ALWAYS[name]
 
 
 ALWAYS: dict[str, SwitchOutcome] = {
-    "grad_fa_allgather_overlap": ("rejected", "attention gathers no keys or values here: nothing to overlap"),
+    "grad_fa_allgather_overlap": (
+        "rejected",
+        "attention gathers no keys or values here, so there is nothing to overlap",
+    ),
     SLICED_MATMUL: (
         "rejected",
-        "a matmul that sends while it computes needs torch.compile and symmetric memory: not used",
+        "a matmul that sends while it computes needs torch.compile and symmetric memory: not supported",
     ),
     BIAS: ("applied", "the first rank of tp adds the bias to its term, before the all-reduce"),
     SLICED_SUM: (
-        "satisfied", "a sum of which each rank keeps a slice is a reduce-scatter",
+        "satisfied", "a sum of which each rank keeps a slice is already a reduce-scatter",
     ),
     BRANCHES: ("degraded", "branches run one after the other, on one stream"),
     "enable_interleave_parallel_branch": ("degraded", "branches run one after the other, on one stream"),
@@ -300,7 +303,7 @@ READERS = {
 def _broadcast(level: int, sizes: Sizes) -> SwitchOutcome:
     """Describes which ranks read at this level."""
     if sizes.grid["pp"] * sizes.grid["tp"] == 1:
-        return "satisfied", "a data-parallel rank is one rank, which reads for itself"
+        return "satisfied", "each data-parallel rank is a single rank and reads for itself"
     if sizes.places[0] != sizes.places[-1]:
         return "applied", READERS[level]
     if sizes.grid["tp"] == 1:
@@ -316,10 +319,10 @@ def _fusing(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOutcom
         why = "parallel.comm_fusion.openstate=false: each collective carries one module or one parameter"
         return "degraded", why
     if fused is not None and not fused.groups and not fused.buckets:
-        nothing = "one data-parallel rank" if sizes.replicas == 1 else "no parameter learns"
-        return "satisfied", f"{nothing}: nothing to sum or to gather"
+        nothing = "one data-parallel rank" if sizes.replicas == 1 else "no parameter is trained"
+        return "satisfied", f"{nothing}, so nothing is summed or gathered"
 
-    # whole gradients, in buckets
+    # full gradients, in buckets
     limits = comm_fusion.limits(job)
     unsharded = f"unsharded gradients are sent in buckets of {bytes_text(limits.reduce)}"
     if limits.reduce == comm_fusion.DEFAULT:
@@ -345,14 +348,14 @@ def _rerunning(job: Job, sizes: Sizes, fused: Communication | None) -> SwitchOut
     """Describes whether recomputation repeats the collectives of operators over tp."""
     recompute = job.parallel.recompute
     if sizes.grid["tp"] == 1:
-        return "satisfied", "no operator is cut: recomputation sends nothing"
+        return "satisfied", "no operator is cut over tp, so recomputation sends nothing"
     if recompute is None:
         why = "a model that checkpoints its own modules waits for their collectives again"
         return "degraded", f"nothing is recomputed by the launcher; {why}"
     if recompute.comm == "keep":
         return "applied", "results of collectives over tp are kept: recomputation sends nothing"
-    keep = "parallel.recompute.comm=keep sends nothing again"
-    return "degraded", f"collectives over tp run again, and are waited for; {keep}"
+    keep = "parallel.recompute.comm=keep avoids this"
+    return "degraded", f"recomputation repeats collectives over tp and waits for them; {keep}"
 
 
 OUTCOMES: dict[str, Callable[[Job, Sizes, Communication | None], SwitchOutcome]] = {

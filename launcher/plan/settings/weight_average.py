@@ -22,7 +22,7 @@ def ema_problems(job: Job) -> Iterator[Problem]:
             continue
         key = f"steps.{name}.weights"
         if isinstance(step, Evaluate) and step.of != "run":
-            text = f"ema: of={step.of} is evaluated as written"
+            text = f"ema: with of={step.of} the step evaluates the weights that were written"
             yield Problem(key, f"{text}; to export the moving average, set weights=ema of the step export")
         elif job.train.ema is None and not (isinstance(step, Export) and step.src is not None):
             text = "ema: without train.ema there is no moving average of the weights"
@@ -40,6 +40,7 @@ def ema_param_problems(job: Job, params: Iterable[Placed]) -> Iterator[Problem]:
 
 
 def ema_rows(job: Job) -> Iterator[Setting]:
+    """Yields the decay, if there is an average."""
     if job.train.ema is None:
         return
     often = "every step" if job.train.ema.every == 1 else f"every {many(job.train.ema.every, 'step')}"

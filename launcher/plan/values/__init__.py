@@ -1,6 +1,6 @@
 """Values that plans are made of: grids, layouts, facts of a model, dtypes, and how they are written.
 
-No decision.
+They decide nothing.
 """
 
 __all__ = [

@@ -16,7 +16,7 @@ def class_dims(output: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
     >>> class_dims((8, 10), (8,)), class_dims((8, 16, 100), (8, 16)), class_dims((8, 4, 6, 5), (8, 6, 5))
     ((1,), (2,), (1,))
 
-    If dims are of equal size, two readings are possible:
+    If two dims have the same size, either may hold the classes:
 
     >>> class_dims((8, 5, 5), (8, 5)), class_dims((8, 16, 100), (8,))
     ((2, 1), ())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 INDUCTOR = "inductor"
 STAGE = ""
-"""Stands for each whole stage in ``Compilation.modules``."""
+"""Stands for every stage as a whole in ``Compilation.modules``."""
 
 
 @dataclass(frozen=True)
@@ -30,5 +30,5 @@ class Compilation:
 
     @property
     def joins(self) -> bool:
-        """Whether the backend fuses kernels; those other than inductor may run each operation by itself."""
+        """Whether the backend fuses kernels: inductor does; others may run each operation by itself."""
         return self.backend == INDUCTOR

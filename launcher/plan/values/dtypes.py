@@ -1,4 +1,4 @@
-"""The bytes of dtypes."""
+"""The number of bytes per element of each dtype."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ ITEMSIZE = {
     "int16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2,
     "uint32": 4, "uint64": 8,
 }  # fmt: skip
+"""Bytes per element of the dtypes that checkpoints store."""
 
 WIDTH = ITEMSIZE | {
     "complex128": 16, "complex32": 4, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,

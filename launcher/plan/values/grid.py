@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class RankSpan(NamedTuple):
-    """The ranks of one axis: neighbours are ``stride`` ranks apart, and there are ``size`` of them.
+    """The ranks of one axis: neighbors are ``stride`` ranks apart, and there are ``size`` of them.
 
     The coordinate of rank ``r`` is ``r // stride % size``.
     """
@@ -21,7 +21,7 @@ class RankSpan(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number of ranks after which coordinates repeat: the stride of the next axis outwards."""
+        """The number of ranks after which coordinates repeat: the stride of the next axis outward."""
         return self.stride * self.size
 
     def includes(self, other: RankSpan) -> bool:

@@ -46,7 +46,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one tensor is distributed over the ranks of a grid.
+    """The distribution of one tensor over the ranks of a grid.
 
     ``split[d]`` names the axes that cut dim ``d``, outermost first. ``at`` pins an axis to the coordinates
     that hold the tensor: a parameter of stage 1 has ``at=(("pp", (1,)),)``, one that is tied over two stages
@@ -184,7 +184,7 @@ class BoxCopy:
 
 
 def moves(src: Layout, dst: Layout, rank: int) -> tuple[BoxCopy, ...]:
-    """The moves that give ``rank`` its box of ``dst``.
+    """The copies that give ``rank`` its box of ``dst``.
 
     A source is the rank's own copy where it has one, otherwise the lowest rank with a copy.
     """
@@ -193,7 +193,7 @@ def moves(src: Layout, dst: Layout, rank: int) -> tuple[BoxCopy, ...]:
         return ()
     out = []
     for box, ranks in src.holders().items():
-        part = box if box == target else box & target  # an empty tensor still moves, as itself
+        part = box if box == target else box & target  # an empty tensor is moved too, as one empty box
         if part is not None:
             out.append(BoxCopy(rank if rank in ranks else ranks[0], rank, part))
     return tuple(out)

@@ -41,8 +41,8 @@ class ModelTraits:
     itself compiles. ``saying``: modules that override ``get_extra_state``.
     ``fused``: tensors that ``eval()`` makes of weights. ``for_all``: the functions by
     which the constructor registered global module hooks. ``batch_norms``: modules that normalize over the
-    samples of a batch in training. ``world``: what the constructor asks about the distributed processes.
-    ``held``: modules that hold another one by a Python reference, each with a weight of it that is its own.
+    samples of a batch in training. ``world``: the constructor's queries about the distributed processes.
+    ``held``: modules with a Python reference to another module, each with a weight that both share.
     """
 
     hooked: tuple[str, ...] = ()
@@ -93,11 +93,11 @@ class Backward:
     ``work``: bytes at its peak; ``summed``: bytes at its peak including the gradients of its weights, where
     these are allocated. If the backward is split, products with a parameter are ``deferred`` to the second
     half, and their inputs and output gradients, ``kept`` bytes, stay in memory until then. ``again``: flops
-    of the forwards that it recomputes, which ``spared`` so many bytes. Of these forwards, ``sent`` are the
-    collectives over tp, each a kind and its bytes; ``twice`` the modules, each with Python state that each of
-    its forwards changes; ``unlike`` the modules whose second forward saved other tensors than the first.
-    ``operations``: all its kernels, including those of recomputed forwards. ``compiled``: what it avoids
-    when it is compiled.
+    of the forwards that it recomputes; ``spared``: the bytes that recomputation saves. Of these forwards,
+    ``sent`` are the collectives over tp, each a kind and its bytes; ``twice`` the modules, each with Python
+    state that each of its forwards changes; ``unlike`` the modules whose second forward saved other tensors
+    than the first. ``operations``: all its kernels, including those of recomputed forwards. ``compiled``:
+    what it avoids when it is compiled.
     """
 
     work: int = 0
@@ -240,31 +240,31 @@ class Effects:
     ``sparse``: tables whose gradients would be sparse. ``disagree``: operations that need one dtype but get
     tensors of several, in the model without a lower ``train.precision``. ``reads``: tensors of the model that
     it reads as the constructor left them. ``foreign``: shapes of tensors that belong neither to the model nor
-    to the inputs, and that the forward does not make. ``grads``: modules that read the gradient that a
+    to the inputs, and that the forward does not create. ``grads``: modules that read the gradient that a
     backward left on a parameter or buffer. ``early``: parameters whose gradient is read in the backward
-    itself. ``state_dicts``: modules that ask a module for its state dict, or load one. ``borrowed``: modules
-    that use a tensor of the model that is neither theirs nor passed to them, with its name. ``under``:
-    modules that are called while the model's code has entered a mode of its own, or replaced a function of
-    torch, with what it is. ``evaluated``: what a forward in evaluation mode changes. ``mixed``:
-    modules that normalize over the samples of their batch in evaluation mode. ``draws``:
-    modules that draw random numbers from a torch generator in training. ``dropouts``: modules among these
-    that draw for dropout only, which can be switched off. ``late``: modules with an operation that saves a
-    tensor for its backward before it fills it. ``hooks``: modules that register a hook that
-    uses weights. ``world``: modules that ask about the distributed processes, each with what it asks.
-    ``global_draws``: whether it draws from the global random stream of Python or numpy. ``kept``:
-    attributes that carry Python state from one forward to the next. ``resets``: attributes, or "", that make
-    a resumed model compute something else. ``mixing``: what of a sample depends on the other samples of its
-    batch, BatchNorm aside, "" for nothing; ``None`` if that was not tried.
-    ``untried``: the numbers of a model that is too large to try it. ``beyond``: modules whose table has no
-    row for an id of the data: module, rows of the table, the id. ``lookups``: inputs that are ids of tables.
-    ``clocks``: functions that answer otherwise at each call, as that of a clock does, and which its output
-    depends on. ``moves``: whether a forward in evaluation mode changes Python state. ``drifts``: attributes
-    and variables among it that the output of the next such forward depends on.
+    itself. ``state_dicts``: modules whose forward requests or loads a state dict. ``borrowed``: modules that
+    use a tensor of the model that is neither theirs nor passed to them, with its name. ``under``: modules
+    that are called while the model's code has entered a mode or replaced a function of torch, each with a
+    description of it. ``evaluated``: what a forward in evaluation mode changes. ``mixed``: modules that
+    normalize over the samples of their batch in evaluation mode. ``draws``: modules that draw random numbers
+    from a torch generator in training. ``dropouts``: modules among these that draw for dropout only, which
+    can be switched off. ``late``: modules with an operation that saves a tensor for the backward before it
+    fills it. ``hooks``: modules that register a hook that uses weights. ``world``: modules that
+    query the distributed processes, each with the query. ``global_draws``: whether it draws from the global
+    random stream of Python or numpy. ``kept``: attributes that carry Python state from one forward to the
+    next. ``resets``: attributes that make a resumed model compute other results, "" for unknown ones.
+    ``mixing``: what of a sample depends on the other samples of its batch, BatchNorm aside, "" for nothing;
+    ``None`` if that was not tested. ``untried``: the number of elements of a model that is too large to test.
+    ``beyond``: modules whose table has no row for an id of the data: module, rows of the table, the id.
+    ``lookups``: inputs that are ids of tables. ``clocks``: functions, such as clocks, that return another
+    value at each call and that its output depends on. ``moves``: whether a forward in evaluation mode changes
+    Python state. ``drifts``: attributes and variables of that state that the output of the next such forward
+    depends on.
 
-    Modules that compute something else for other inputs of the same numbers: ``sent`` for plain copies, as a
+    Modules that compute other results for inputs with the same values: ``sent`` for plain copies, as a
     stage receives them, ``contiguous`` for contiguous copies, ``apart`` if inputs that are one object become
-    several, ``gathered`` for inputs as FSDP2 passes them. ``alone``:
-    modules whose result depends on state that other modules leave behind.
+    several, ``gathered`` for inputs as FSDP2 passes them. ``alone``: modules whose
+    result depends on state that other modules leave behind.
     """
 
     changes: tuple[StateChange, ...] = ()
@@ -308,19 +308,18 @@ class Graph:
 
     ``scopes``: parameters that are used while their own module is not running, each with the deepest module
     around it that always is; ``None`` for a parameter that is never used. ``chains``: units
-    (``naming.units``) that run once, directly one after the other, and feed each other. ``calls``: the number
-    of calls of each module that does not run exactly once. ``segments``: the parts of the only node of an
-    untraced model. ``order``: modules in the order in which they begin (True) and end (False). ``looks``:
+    (``uncut_modules.units``) that run once, directly one after the other, and feed each other. ``calls``: the
+    number of calls of each module that does not run exactly once. ``segments``: the parts of the only node of
+    an untraced model. ``order``: modules in the order in which they begin (True) and end (False). ``looks``:
     modules whose own code reads tensor values, so that what runs inside of them may differ from rank to rank.
     ``steers``: the values of the data decide which units run, or in which order. ``overwrites``: modules that
     change their inputs in place. ``recomputed``: modules around several units that one activation checkpoint
     recomputes. ``nested``: modules that run inside of themselves. ``inferred``: modules that run in inference
     mode. ``fills``: modules that change a list or dictionary that is passed to them. ``lazy``: modules that
-    return a generator. ``strided``: modules that ask how an argument lies in memory, where it is not
-    contiguous; ``gapped``: those of them whose argument has gaps, too.
-    ``toggles``: parameters whose ``requires_grad`` the forward sets, each with the module that does.
-    ``swapped``: modules that are called with other parameters than their own. ``detached``: the output
-    requires no gradient.
+    return a generator. ``strided``: modules that read the memory layout of an argument that is not
+    contiguous; ``gapped``: those of them whose argument also has gaps. ``toggles``: parameters whose
+    ``requires_grad`` the forward sets, each with the module that does. ``swapped``: modules that are called
+    with other parameters than their own. ``detached``: the output requires no gradient.
     """
 
     nodes: tuple[Node, ...]

@@ -21,7 +21,8 @@ def is_glob(key: str) -> bool:
 
 
 def prefixes(name: str) -> list[str]:
-    """
+    """Returns the names of the modules around ``name``, outermost first, and ``name`` itself.
+
     >>> prefixes("layers.0.weight")
     ['layers', 'layers.0', 'layers.0.weight']
     """
@@ -53,7 +54,7 @@ def globs(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def from_the_top(key: str, names: Iterable[str]) -> str | None:
-    """``key`` with the modules around it that it lacks; ``None`` unless there is exactly one choice.
+    """Completes ``key`` with the modules around it; ``None`` unless there is exactly one way.
 
     >>> from_the_top("h.*", ["transformer.wte", "transformer.h.0", "transformer.h.1", "head"])
     'transformer.h.*'
@@ -72,7 +73,7 @@ def no_such_module(key: str, skeleton: ModelStructure) -> str | None:
     tail = key.rpartition(".")[2]
     near = [m for m in skeleton.modules if m.rpartition(".")[2] == tail][:3]
     tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))
-    return f"no module has this name; there are {', '.join(near or (_beside(key, skeleton) or tops)[:12])}"
+    return f"no module has this name; modules are {', '.join(near or (_beside(key, skeleton) or tops)[:12])}"
 
 
 def _beside(key: str, skeleton: ModelStructure) -> list[str]:

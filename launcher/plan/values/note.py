@@ -1,4 +1,4 @@
-"""What the reader of a plan should know besides its settings."""
+"""Notes of a plan, which its reader should know besides the settings."""
 
 from __future__ import annotations
 

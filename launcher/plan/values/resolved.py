@@ -14,8 +14,8 @@ from launcher.job.schema.job import Job
 class EngineChoice:
     """How operators are cut: over the axis ``tp``, or each over a device matrix of all ranks of a stage.
 
-    ``why`` is the reason for device matrices. ``ranks_at_least`` are the ranks, over all stages, that the
-    layouts of a file need.
+    ``why`` is the reason for device matrices. ``ranks_at_least`` is the number of ranks, over all stages,
+    that the layouts of a file need.
     """
 
     name: Literal["tp", "device_matrix"] = "tp"
@@ -65,14 +65,14 @@ class Resolved:
 
     ``job`` has the values; the other fields say where they came from.
 
-    They are not part of the job: it travels through copies, which would lose them.
+    They are not part of the job, because copies of the job would lose them.
 
     ``engine``: how operators are cut; ``None`` until the files are read.
-    ``strategies``: the origins of those of ``parallel.operators`` that files have.
+    ``strategies``: the origins of the strategies in ``parallel.operators`` that come from files.
     ``vocabulary_from``: where ``data.vocab_size`` was read from, if the request left it open.
     ``switches_file``: the file that has switches of ``parallel.transformer_opt``.
     ``search_reasons``: the reasons of the search that wrote the file of operator strategies; ``None`` if no
-    search wrote it, none left if it was edited.
+    search wrote it, empty if it was edited.
     ``threshold_from_file``: ``parallel.hsdp`` follows a file of layouts; its threshold needs the model, too.
     ``epoch_samples``: the samples of an epoch, if ``train.steps`` was computed from ``train.epochs``.
     """

@@ -10,7 +10,7 @@ Status = Literal["applied", "satisfied", "degraded"]
 Outcome = tuple[Status, str]
 """The status of a setting, and the reason for it."""
 
-ALONE = "one data-parallel rank, nothing to sum or to gather"
+ALONE = "one data-parallel rank, so nothing is summed or gathered"
 
 
 @dataclass(frozen=True)

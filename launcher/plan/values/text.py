@@ -8,7 +8,8 @@ GB = 1 << 30
 
 
 def many(n: int, noun: str) -> str:
-    """
+    """Returns ``n`` and ``noun``, in the plural unless ``n`` is 1.
+
     >>> many(1, "micro batch"), many(4, "micro batch"), many(0, "step"), many(2, "epoch")
     ('1 micro batch', '4 micro batches', '0 steps', '2 epochs')
     """
@@ -45,7 +46,8 @@ def bytes_text(n: float) -> str:
 
 
 def seconds_text(n: float) -> str:
-    """
+    """Formats a number of seconds.
+
     >>> seconds_text(12.34), seconds_text(0.0021), seconds_text(0.00006)
     ('12.3 s', '2.1 ms', '60.0 us')
     """

@@ -51,7 +51,9 @@ class TrainingSummary:
         yield "lr", self.learning_rate
         clipping = "none (train.clip_norm=null)"
         if self.clip_norm is not None:
-            clipping = f"a gradient of a norm above {self.clip_norm:g} is scaled down to it (train.clip_norm)"
+            clipping = (
+                f"a gradient with a norm above {self.clip_norm:g} is scaled down to it (train.clip_norm)"
+            )
         yield "clipping", clipping
 
 
@@ -96,7 +98,8 @@ def _pairs(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 
 def _optimizer(pairs: Pairs, groups: int) -> str:
-    """
+    """Describes the optimizer in one line.
+
     >>> _optimizer((("name", "sgd"), ("lr", 0.1), ("momentum", 0.9), ("nesterov", False)), 1)
     'sgd: lr 0.1, momentum 0.9; 1 group of parameters with their own settings'
     """

@@ -44,13 +44,13 @@ def test_what_packed_conversations_need(
     words = [*asked(settings), "data.packing=best_fit", "show=plan"]
     assert main(words) == 0
     assert (
-        "data.packing=best_fit: applied, full conversations, several in a sample where they fit, each kept apart,"
+        "data.packing=best_fit: applied, full conversations, several in a sample if they fit, each kept apart;"
     ) in " ".join(capsys.readouterr().out.split())
     assert main([*words, "parallel.pipeline.scheduler=seqpipe", "parallel.pipeline.seq_chunks=2"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  parallel.pipeline.seq_chunks = 2: positions restart and attention ends inside a piece with "
-        "data.packing=best_fit, which pieces of a sequence do not carry over; use full sequences\n"
+        "  parallel.pipeline.seq_chunks = 2: with data.packing=best_fit positions restart and attention ends "
+        "inside a piece of a sequence, which sequence chunks do not support; use full sequences\n"
         "    set by: parallel.pipeline.seq_chunks=2 (command line)\n"
     )
     assert main([*words, "model=tied_pair", "steps=[train]"]) == 2

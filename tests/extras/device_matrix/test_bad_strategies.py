@@ -206,8 +206,8 @@ BESIDE = {
     "operator divides all ranks of a stage in its own way (try: '~parallel.grid.dp_replicate')",
     "parallel.grid.tp=4": "parallel.grid.tp: 4: operators are cut over all 8 ranks of a stage (try: "
     "'~parallel.grid.tp')",
-    "parallel.recompute={modules:'*'}": "parallel.recompute: operators over device matrices do not run again in the "
-    "backward yet (try: '~parallel.recompute')",
+    "parallel.recompute={modules:'*'}": "parallel.recompute: operators over device matrices cannot be recomputed yet "
+    "(try: '~parallel.recompute')",
     "train.compile={modules:stages}": "train.compile: operators over device matrices are not compiled yet (try: "
     "'~train.compile')",
     "optim=muon": "optim.name: muon: a step needs full tensors, but each operator cuts them in its own way (try: "
@@ -231,7 +231,7 @@ def test_a_backward_that_is_cut_in_two_is_refused() -> None:
     ]
     error = refused(*typed)
     assert str(error) == (
-        "parallel.pipeline.scheduler: zero_bubble_h1: a backward over device matrices is not cut in two (try: "
+        "parallel.pipeline.scheduler: zero_bubble_h1: a backward over device matrices cannot be split in two (try: "
         "parallel.pipeline.scheduler=1f1b)"
     )
     plan_job(job(*NET, *typed, *words(error)))
@@ -285,6 +285,6 @@ def test_slices_stay_on_one_axis_tp_where_that_is_asked_for_or_nothing_else_can_
 @pytest.mark.parametrize("value", ["3", "{in:3}", "{in:[3]}", "{in:[]}", "{}", "null", "{in:[[1,1],[a,1]]}"])
 def test_what_has_no_slices_is_over_no_device_matrix(value: str) -> None:
     assert str(refused("launch.nproc=4", f"+{OPS}={{embed: {value}}}", net=())) == (
-        "parallel.grid.tp: null: parallel.operators names the axis tp, but nothing says how many ranks it has "
+        "parallel.grid.tp: null: parallel.operators names the axis tp, but no setting says how many ranks it has "
         "(try: parallel.grid.tp=2)"
     )

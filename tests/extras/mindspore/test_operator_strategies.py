@@ -154,7 +154,7 @@ def node(scope: str, op: str) -> dict[str, Any]:
 MISPLACED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": (
         node("network-Net/layers-CellList/7-Dense", "MatMul"),
-        "network.layers.7: no module has this name; there are layers, table, loss",
+        "network.layers.7: no module has this name; modules are layers, table, loss",
     ),
     "own forward": (
         node("layers-CellList", "ReLU") | node("layers-CellList/0-Dense", "MatMul"),

@@ -132,7 +132,7 @@ def test_what_only_the_plan_can_tell_is_a_value_error() -> None:
         plan_job(job(parallel__transformer_opt="nowhere.json"))
     with pytest.raises(ValueError, match=r"^parallel.transformer_opt.x: unknown switch"):
         plan_job(job(parallel__transformer_opt={"x": 1}))
-    with pytest.raises(ValueError, match=r"^parallel.dataset_strategy: \[\[3,1\],\[3,1\]\]: dim 0 is cut in 3"):
+    with pytest.raises(ValueError, match=r"^parallel.dataset_strategy: \[\[3,1\],\[3,1\]\]: dim 0 is cut into 3"):
         plan_job(job(parallel__dataset_strategy=[[3, 1], [3, 1]]))
 
 

@@ -43,7 +43,7 @@ def test_on_one_rank_it_is_noted(how: str) -> None:
 
 
 def test_a_number_of_its_process_is_refused_on_several_ranks() -> None:
-    text = "asks for os.getpid() in its forward, and 2 ranks get a different answer than one process"
+    text = "asks for os.getpid() in its forward, but 2 ranks get another answer than one process"
     assert text in refusal("process", REPLICAS)
     assert [n for n in plan_job(net("process", {})).notes if n.key == "model"] == []
 

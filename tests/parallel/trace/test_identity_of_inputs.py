@@ -35,16 +35,16 @@ def planned(how: str, parallel: dict[str, Any]) -> Plan | str:
 @pytest.mark.parametrize("how", ["attribute", "class", "leaf", "node", "view"])
 def test_it_is_refused_behind_a_stage(how: str) -> None:
     assert planned(how, STAGES) == (
-        f"model: c computes something else for a plain copy of b: it asks for more than the numbers ({ASKS}), and "
-        "stages send the numbers alone; pass what it asks for as an argument, or put both on one stage"
+        f"model: c computes other results for a plain copy of b: it depends on more than the values ({ASKS}), but "
+        "stages send only the values; pass what it needs as an argument, or put both on one stage"
     )
 
 
 @pytest.mark.parametrize("how", ["attribute", "same"])
 def test_it_is_refused_where_weights_are_gathered(how: str) -> None:
     assert planned(how, SHARDS) == (
-        f"model: c: asks for more than the numbers of its inputs ({ASKS}), and FSDP2 passes new tensors to modules "
-        "with sharded weights; pass what it asks for as an argument, or shard nothing (try: parallel.hsdp=null)"
+        f"model: c: depends on more than the values of its inputs ({ASKS}), but FSDP2 passes new tensors to modules "
+        "with sharded weights; pass what it needs as an argument, or shard nothing (try: parallel.hsdp=null)"
     )
 
 
@@ -88,7 +88,7 @@ def test_weights_that_are_fused_for_an_evaluation_are_refused_on_shards() -> Non
     with pytest.raises(RequestError) as refused:
         plan_job(fuses(SHARDS, train__eval_every=1))
     assert str(refused.value) == (
-        "model: eval() makes b.both of weights, and at train.eval_every each rank has only its shards of them; "
+        "model: eval() computes b.both from weights, but at train.eval_every each rank has only its shards of them; "
         "compute it in the forward, or shard nothing (try: parallel.hsdp=null)"
     )
     assert isinstance(plan_job(fuses(SHARDS, train__eval_every=None)), Plan)

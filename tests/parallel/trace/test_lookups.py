@@ -31,7 +31,7 @@ def test_more_ids_than_rows_are_refused(settings, data):
     where = data.get("name") or data["_target_"]
     assert str(refused.value) == (
         f"model: embed has a table of {settings['rows']} rows, but an id of the data ({where}) is {most}; give it at "
-        f"least {most + 1} rows, or read data of fewer tokens"
+        f"least {most + 1} rows, or use data with smaller ids"
     )
 
 

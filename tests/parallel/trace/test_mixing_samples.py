@@ -142,7 +142,7 @@ def test_what_remembers_micro_batches_is_planned_and_the_plan_says_so(name, kind
     """As a plain loop that adds up the gradients of micro batches."""
     model = {"_target_": f"tests.parallel.{name}.Net", "kind": kind}
     text = (
-        f"the forward changes {kept} by the {samples} samples of a micro batch, and reads what it has changed: another "
+        f"the forward updates {kept} from the {samples} samples of a micro batch and then reads it: another "
         "number of micro batches gives other results"
     )
     job = own(f"{name}.Net", [6], stages=1, model=model, parallel=parallel)

@@ -30,8 +30,8 @@ def said(job: Job) -> list[str]:
 
 
 KEPT = (
-    "middle.kept: the forward changes and reads it, and Python keeps it; no "
-    "checkpoint stores it, so a resumed run resets it; make a buffer of it, or "
+    "middle.kept: the forward changes and reads it, and it is Python state; no "
+    "checkpoint stores it, so a resumed run resets it; make it a buffer, or "
     "return it from get_extra_state"
 )
 

@@ -29,8 +29,8 @@ def built(how: str, parallel: dict[str, Any]) -> Job:
 
 
 TEXT = (
-    "model: middle asks for {} in its forward, and 2 ranks get a different "
-    "answer than one process: they would train another model; remove it: the "
+    "model: middle asks for {} in its forward, but 2 ranks get another answer than one process: they would train "
+    "another model; remove it: the "
     "launcher combines samples, gradients and losses itself"
 )
 DRAWS = (
@@ -54,7 +54,7 @@ def test_who_asks_for_the_world_is_refused_on_several_ranks(how, looks, parallel
 def test_who_asks_at_a_later_call_is_refused_on_several_ranks(how, parallel):
     model = {"_target_": "tests.parallel.world_nets.LateNet", "how": how}
     what = "the environment variable WORLD_SIZE" if how == "environment" else "torch.distributed.is_initialized()"
-    with pytest.raises(RequestError, match=f"asks for {re.escape(what)} in its forward, and 2 ranks"):
+    with pytest.raises(RequestError, match=f"asks for {re.escape(what)} in its forward, but 2 ranks"):
         plan_job(own("world_nets.LateNet", [6], stages=1, model=model, parallel=parallel))
 
 

@@ -43,8 +43,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "level3",
         {},
         (
-            "model: a, b: its forward changes a list or dictionary argument, and FSDP2 "
-            "passes a copy to modules with sharded weights; let it return what it adds, "
+            "model: a, b: its forward changes a list or dictionary argument, but FSDP2 passes a copy to modules with "
+            "sharded weights; return what it adds, "
             "or shard nothing (try: parallel.hsdp=null)"
         ),
     ),
@@ -135,7 +135,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "level1",
         {},
         (
-            "model: middle takes gradients itself (torch.autograd.grad), and its sharded "
+            "model: middle computes gradients itself (torch.autograd.grad), and its sharded "
             "weights are not gathered at that point (try: parallel.hsdp=null)"
         ),
     ),
@@ -144,7 +144,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "zbh1",
         {},
         (
-            "model: middle takes gradients itself (torch.autograd.grad), and zero_bubble_h1 cuts backwards in two"
+            "model: middle computes gradients itself (torch.autograd.grad), and zero_bubble_h1 splits the backward"
             " (try: parallel.pipeline.scheduler=1f1b)"
         ),
     ),
@@ -162,7 +162,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {},
         (
-            "model: c takes gradients itself (torch.autograd.grad), and the path of the "
+            "model: c computes gradients itself (torch.autograd.grad), and the path of the "
             "gradient leads to another stage; put all of it in one module"
         ),
     ),
@@ -181,7 +181,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {"grads": True},
         (
-            "model: the model's own forward takes gradients itself "
+            "model: the model's own forward computes gradients itself "
             "(torch.autograd.grad), and that code is between the named modules, and the "
             "path of the gradient may lead to another stage"
         ),
@@ -191,8 +191,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "one",
         {},
         (
-            "model: middle.turn is a parameter of complex128, which no optimizer, norm or sharding here can take;"
-            " keep it real with a last dim of 2, and use torch.view_as_complex in the forward"
+            "model: middle.turn is a parameter of complex128, which optimizers, norms and sharding do not support here;"
+            " store it as real numbers with a last dim of 2, and use torch.view_as_complex in the forward"
         ),
     ),
     (
@@ -201,7 +201,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {},
         (
             "model: middle.turn is a buffer of complex128, which checkpoints cannot "
-            "store; keep it real with a last dim of 2"
+            "store; store it as real numbers with a last dim of 2"
         ),
     ),
     (
@@ -209,8 +209,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "one",
         {},
         (
-            "model: middle.table.weight: looked up with sparse=True, and the launcher "
-            "can neither sum nor clip sparse gradients; remove sparse=True: dense "
+            "model: middle.table.weight: looked up with sparse=True, but the launcher can neither sum nor clip "
+            "sparse gradients; remove sparse=True: dense "
             "gradients have the same numbers"
         ),
     ),
@@ -219,8 +219,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {"bag": True},
         (
-            "model: middle.table.weight: looked up with sparse=True, and the launcher "
-            "can neither sum nor clip sparse gradients; remove sparse=True: dense "
+            "model: middle.table.weight: looked up with sparse=True, but the launcher can neither sum nor clip "
+            "sparse gradients; remove sparse=True: dense "
             "gradients have the same numbers"
         ),
     ),
@@ -267,8 +267,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "one",
         {"parts": ["a", "b", "c", "d"]},
         (
-            "model: none of its parameters requires a gradient, so there is nothing to train; leave requires_grad"
-            " on for those to train"
+            "model: none of its parameters requires a gradient, so there is nothing to train; leave requires_grad on "
+            "for parameters that should train"
         ),
     ),
     (
@@ -276,8 +276,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {},
         (
-            "model: b asks how its input lies in memory (is_contiguous, stride), and stages send a contiguous, "
-            "which it is not in one process; call .contiguous() before, or put both on one stage"
+            "model: b reads the memory layout of its input (is_contiguous, stride), but stages send a as a "
+            "contiguous tensor, which it is not in one process; call .contiguous() before, or put both on one stage"
         ),
     ),
     (
@@ -285,9 +285,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {},
         (
-            "model: b asks how its input lies in memory (is_contiguous, stride), and stages send getitem_1 "
-            "contiguous, "
-            "which it is not in one process; call .contiguous() before, or put both on one stage"
+            "model: b reads the memory layout of its input (is_contiguous, stride), but stages send getitem_1 as a "
+            "contiguous tensor, which it is not in one process; call .contiguous() before, or put both on one stage"
         ),
     ),
     (
@@ -295,8 +294,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {},
         (
-            "model: a passes complex numbers from one stage to another, and their "
-            "gradients cannot be sent back; pass torch.view_as_real of it, or put "
+            "model: a passes complex numbers from one stage to another, but their gradients cannot be sent back; "
+            "pass torch.view_as_real of it, or put "
             "both sides on one stage"
         ),
     ),
@@ -314,8 +313,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "tp",
         {"operators": TP},
         (
-            "model: middle.lin has backward hooks, which would see only a part of the "
-            "gradient next to operators that are cut over tp; remove those from "
+            "model: middle.lin has backward hooks, which would see only a part of the gradient beside operators that "
+            "are cut over tp; remove those from "
             "parallel.operators"
         ),
     ),

@@ -116,13 +116,13 @@ def test_every_scheduler_of_the_schema_has_a_rule_and_auto_takes_one() -> None:
 
 
 COMPLAINTS = {
-    "missing": (["0F0", "1F0 1B0"], ["stage 0, micro batch 0: does F; needs F and B, or F, I and W"]),
-    "nothing": (["", "1F0 1B0"], ["stage 0, micro batch 0: does nothing; needs F and B, or F, I and W"]),
-    "twice": (["0F0 0B0 0B0", "1F0 1B0"], ["stage 0, micro batch 0: does B, B, F; needs F and B, or F, I and W"]),
-    "half split": (["0F0 0I0", "1F0 1B0"], ["stage 0, micro batch 0: does F, I; needs F and B, or F, I and W"]),
-    "wrong rank": (["0F0 0B0 1B0", "1F0"], ["1B0 is on rank 0, its stage on rank 1"]),
-    "no such stage": (["0F0 0B0 2F0", "1F0 1B0"], ["2F0 on rank 0: no stage 2 among 2"]),
-    "no such micro": (["0F0 0B0 0F1", "1F0 1B0"], ["0F1 on rank 0: no micro batch 1 among 1"]),
+    "missing": (["0F0", "1F0 1B0"], ["stage 0, micro batch 0: runs F; it needs F and B, or F, I and W"]),
+    "nothing": (["", "1F0 1B0"], ["stage 0, micro batch 0: runs nothing; it needs F and B, or F, I and W"]),
+    "twice": (["0F0 0B0 0B0", "1F0 1B0"], ["stage 0, micro batch 0: runs B, B, F; it needs F and B, or F, I and W"]),
+    "half split": (["0F0 0I0", "1F0 1B0"], ["stage 0, micro batch 0: runs F, I; it needs F and B, or F, I and W"]),
+    "wrong rank": (["0F0 0B0 1B0", "1F0"], ["1B0 is on rank 0, but its stage is on rank 1"]),
+    "no such stage": (["0F0 0B0 2F0", "1F0 1B0"], ["2F0 on rank 0: stage 2 does not exist; there are 2"]),
+    "no such micro": (["0F0 0B0 0F1", "1F0 1B0"], ["0F1 on rank 0: micro batch 1 does not exist; there are 1"]),
 }
 
 

@@ -218,7 +218,7 @@ DEADLOCKS = {
     ),
     "forgotten": (
         ((Action(0, "F", 0), Action(0, "B", 0)), (Action(1, "F", 0),)),
-        "the schedule deadlocks: rank 0 at 0B0 waits for 1B0, which no rank does",
+        "the schedule deadlocks: rank 0 at 0B0 waits for 1B0, which no rank runs",
     ),
 }
 

@@ -54,7 +54,7 @@ def test_the_picture_says_what_it_shows() -> None:
     said = [w for w in words(svg(TIMELINES["gpipe"])) if not w.isdigit()]
     assert said == [
         "One step: 2 pipeline ranks, 3 micro batches, bubble 25.0%",
-        "6 messages between ranks; a bar shows its micro batch, a rank the most it holds at once",
+        "6 messages between ranks; a bar shows its micro batch; holds: the most micro batches at once",
         "forward", "backward", "idle",
         "rank 0", "busy 75%, holds 3", "rank 1", "busy 75%, holds 3",
         *(f"{n} %" for n in range(0, 101, 10)), "share of the step",
@@ -106,7 +106,7 @@ def test_bars_of_too_many_actions_are_merged_where_they_touch_and_the_picture_sa
         assert all(b[0] > a[1] for spans in rows for a, b in pairwise(spans))
         drawn_in_all = sum(b - a for spans in rows for a, b in spans)
         assert abs(drawn_in_all - timeline.busy[rank] * scale) <= sum(map(len, rows))
-    said = f"a bar merges those of one kind that touch, of {len(timeline.events)} actions, a rank the most"
+    said = f"a bar merges adjacent actions of one kind ({len(timeline.events)} actions); holds: the most"
     assert any(said in w for w in words(picture))
     assert not bars(picture)
     assert len(picture) < 12 * len(timeline.events)
@@ -117,8 +117,8 @@ def test_in_seconds_the_picture_ends_with_the_step() -> None:
     picture = svg(timeline, AFTER)
     assert [w for w in words(picture) if not w.isdigit()] == [
         "One step: 2 pipeline ranks, 3 micro batches, bubble 30.8%, 16.0 s (predicted)",
-        "6 messages between ranks; a bar shows its micro batch, a rank the most it holds at once, "
-        "below it what it sends",
+        "6 messages between ranks; a bar shows its micro batch, its messages are below it; holds: the most micro "
+        "batches at once",
         "forward", "backward", "idle",
         "gradients and weights on the network 2.0 s", "optimizer 1.0 s", "messages",
         "rank 0", "busy 56%, holds 3", "rank 1", "busy 56%, holds 3", "seconds",
@@ -150,7 +150,7 @@ def test_messages_lie_below_the_bars_of_who_sends_them_while_they_are_on_their_w
 def test_of_too_many_actions_no_messages_are_drawn() -> None:
     timeline = drawn("1f1b", 20, 1, 128, transfer=0.25)
     picture = svg(timeline, AFTER)
-    assert not any("what it sends" in w for w in words(picture))
+    assert not any("its messages" in w for w in words(picture))
     assert picture.count("<path stroke") == 2
     assert len(picture) < 12 * len(timeline.events)
 
@@ -184,7 +184,7 @@ def test_lanes_lie_below_the_bars_of_their_rank_and_make_rows_higher() -> None:
 def test_the_legend_has_the_lanes_that_are_drawn() -> None:
     timeline = drawn("gpipe", 2, 1, 3)
     over_tp, weights = lanes(timeline)
-    note = "collectives are drawn as late as they can be: how long they take is predicted, not when"
+    note = "collectives are drawn as late as possible: their durations are predicted, their starts are not"
     said = [w for w in words(svg(timeline, AFTER, (weights,))) if not w.isdigit()]
     assert said[2:9] == [
         "forward", "backward", "idle", "gradients and weights on the network 2.0 s", "optimizer 1.0 s",

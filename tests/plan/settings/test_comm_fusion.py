@@ -18,25 +18,25 @@ F = "parallel.comm_fusion"
 SHARDS = "launch.nproc=2 parallel.hsdp={}"
 BOTH = "launch.nproc=4 parallel.hsdp={shard_size:2}"
 TWO = "launch.nproc=2"
-ALONE = "satisfied, one data-parallel rank, nothing to sum or to gather"
+ALONE = "satisfied, one data-parallel rank, so nothing is summed or gathered"
 LEVEL2 = "parallel.hsdp.optimizer_level=level2"
-SCATTERED = "applied, gradients that are done one after the other are scattered together up to this size"
-TOGETHER = "applied, units that feed each other travel together up to this size"
+SCATTERED = "applied, gradients that are finished consecutively are scattered together up to this size"
+TOGETHER = "applied, units that feed each other are sent together up to this size"
 BECOMES = {
     "": [],
     f"{F}.openstate=false {TWO}":
         [f"{F}.openstate=false: applied, every module is gathered and every unsharded parameter reduced by itself"],
     f"{F}.openstate=false": [f"{F}.openstate=false: {ALONE}"],
     f"{F}.allreduce={{mode:size,config:32}} {TWO}":
-        [f"{F}.allreduce=size 32.0 MB: applied, gradients of unsharded parameters, in buckets"],
+        [f"{F}.allreduce=size 32.0 MB: applied, gradients of unsharded parameters are summed in buckets"],
     f"{F}.allreduce={{mode:size}}": [f"{F}.allreduce=size 64.0 MB: {ALONE}"],
     f"{F}.allreduce={{mode:index,config:[3,5]}} {TWO}":
-        [f"{F}.allreduce=index [3, 5]: applied, gradients of unsharded parameters, in buckets"],
+        [f"{F}.allreduce=index [3, 5]: applied, gradients of unsharded parameters are summed in buckets"],
     f"{F}.allreduce={{mode:size,config:1}} {BOTH}":
-        [f"{F}.allreduce=size 1.0 MB: degraded, of unsharded parameters; gradients of shards are summed over replicas "
-         "in the groups that scattered them"],
+        [f"{F}.allreduce=size 1.0 MB: degraded, only for unsharded parameters; gradients of sharded parameters are "
+         "summed over replicas in the groups that scattered them"],
     f"{F}.allgather={{mode:size,config:1}} {TWO}":
-        [f"{F}.allgather=size 1.0 MB: satisfied, nothing is sharded, nothing to gather or to scatter"],
+        [f"{F}.allgather=size 1.0 MB: satisfied, nothing is sharded, so nothing is gathered or scattered"],
     f"{F}.allgather={{mode:size,config:1}} {SHARDS}": [f"{F}.allgather=size 1.0 MB: {TOGETHER}"],
     f"{F}.allgather={{mode:size,config:1}} {F}.reducescatter={{mode:size,config:8}} {SHARDS}":
         [f"{F}.allgather=size 1.0 MB: {TOGETHER}", f"{F}.reducescatter=size 8.0 MB: {SCATTERED}"],
@@ -44,10 +44,11 @@ BECOMES = {
         [f"{F}.allgather=size 8.0 MB: {TOGETHER}", f"{F}.reducescatter=size 1.0 MB: {SCATTERED}"],
     f"{F}.allgather={{mode:size,config:1}} {F}.reducescatter={{mode:size,config:8}} {SHARDS} {LEVEL2}":
         [f"{F}.allgather=size 1.0 MB: {TOGETHER}",
-         f"{F}.reducescatter=size 8.0 MB: degraded, 1.0 MB, as the other: except at level1 torch scatters together "
-         "what it gathered together"],
+         f"{F}.reducescatter=size 8.0 MB: degraded, 1.0 MB, the smaller size: except at level1, FSDP2 "
+         "scatters together what it gathered together"],
     f"{F}.network={{latency_us:50,gb_per_s:2}} {TWO}":
-        [f"{F}.network=50 us + 2 GB/s: applied, auto is 1.9 MB, where the latency is 5 % of a collective"],
+        [f"{F}.network=50 us + 2 GB/s: applied, auto is 1.9 MB: at this size the latency is 5 % of a collective's "
+         "time"],
     f"{F}.network={{latency_us:50,gb_per_s:2}}": [f"{F}.network=50 us + 2 GB/s: {ALONE}"],
 }  # fmt: skip
 

@@ -27,7 +27,8 @@ CHOSEN = {
     "": "layers.0 .. layers.1 and the loss by inductor: one graph each, for the planned shapes; the first step may "
         "take 3600 s",
     "train.compile.modules=stages train.compile.fullgraph=false train.compile.dynamic=null":
-        "each stage and the loss by inductor: eager where it cannot be compiled, for shapes as they come; the first "
+        "each stage and the loss by inductor: eager where it cannot be compiled, for shapes that torch chooses; the "
+        "first "
         "step may take 3600 s",
     "train.compile.modules=layers.* train.compile.mode=max-autotune-no-cudagraphs train.compile.timeout_s=60":
         "layers.0 .. layers.1 and the loss by inductor (max-autotune-no-cudagraphs): one graph each, for the planned "
@@ -57,8 +58,8 @@ EARLY = {
         "train.compile.mode: max-autotune-no-cudagraphs: is a mode of inductor, but train.compile.backend is aot_eager "
         "(try: train.compile.mode=default)",
     "train.compile={mode: reduce-overhead}":
-        "train.compile.mode: reduce-overhead: records CUDA graphs, which hold one call at a time, and a step has "
-        "several micro batches under way (try: train.compile.mode=max-autotune-no-cudagraphs)",
+        "train.compile.mode: reduce-overhead: records CUDA graphs, which support one call at a time, but a step has "
+        "several micro batches in flight (try: train.compile.mode=max-autotune-no-cudagraphs)",
 }  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def test_what_is_wrong_with_any_model_is_known_without_one(word: str) -> None:
     assert str(refusal(word)) == EARLY[word]
 
 
-SPLIT = "cuts each backward in two, and a compiled backward is one piece; 1f1b does not split it"
+SPLIT = "splits each backward in two, but a compiled backward cannot be split; 1f1b does not split backwards"
 REFUSED = {
     f"{PP2} {ON} parallel.pipeline.scheduler=zero_bubble_h1":
         f"train.compile: zero_bubble_h1 {SPLIT} (try: parallel.pipeline.scheduler=1f1b)",
@@ -79,41 +80,41 @@ REFUSED = {
         "parallel.pipeline.interleave=true parallel.pipeline.chunks=2)",
     f"{PP2} {ON} parallel.pipeline.scheduler=seqpipe parallel.pipeline.seq_chunks=2":
         "train.compile: parallel.pipeline.seq_chunks is 2: modules keep state from one piece of a sequence to the "
-        "next, which a graph does not see; leave one of the two out (try: train.compile=null)",
+        "next, which a compiled graph does not see; use only one of the two (try: train.compile=null)",
     "train.compile.backend=inducter":
         "train.compile.backend: inducter: torch has no such backend; it has {} (try: train.compile.backend=inductor)",
     "train.compile.backend=aoteager":
         "train.compile.backend: aoteager: torch has no such backend; it has {} (try: train.compile.backend=aot_eager)",
     "train.compile.modules=layer.*":
-        "train.compile.modules: layer.*: no module has this name; there are embed, layers, norm, head "
+        "train.compile.modules: layer.*: no module has this name; modules are embed, layers, norm, head "
         "(try: 'train.compile.modules=layers.*')",
     "train.compile.modules=[head,layer.0]":
-        "train.compile.modules: layer.0: no module has this name; there are layers.0 "
+        "train.compile.modules: layer.0: no module has this name; modules are layers.0 "
         "(try: 'train.compile.modules=[head,layers.0]')",
     "train.compile.modules=layers":
         "train.compile.modules: layers: a list of modules, which is not called itself; name modules inside it "
         "(try: 'train.compile.modules=layers.*')",
     f"{SHARD2} train.compile.modules=stages":
-        "train.compile.modules: stages: a stage is one graph, and weights are gathered inside it, for "
-        "layers.0, layers.1, norm; auto takes modules that are gathered at once (try: train.compile.modules=auto)",
+        "train.compile.modules: stages: a stage is one graph, but the weights of layers.0, layers.1, norm are "
+        "gathered inside it; auto compiles only modules that are gathered at once (try: train.compile.modules=auto)",
     f"{SHARD2} train.compile.modules=layers.0 parallel.comm_fusion.openstate=false":
-        "train.compile.modules: layers.0 is one graph, and weights are gathered inside it, for layers.0.attn.q, "
-        "layers.0.attn.k, layers.0.attn.v and 6 more; fused, a block is gathered at once "
+        "train.compile.modules: layers.0 is one graph, but the weights of layers.0.attn.q, layers.0.attn.k, "
+        "layers.0.attn.v and 6 more are gathered inside it; with fusion, a block is gathered at once "
         "(try: parallel.comm_fusion.openstate=true)",
     f"{TP2} train.compile.modules=layers.0.attn.q":
-        "train.compile.modules: layers.0.attn.q: cut over tp, it shares its input with the operators beside it; "
+        "train.compile.modules: layers.0.attn.q: an operator over tp shares its input with the operators beside it; "
         "compile the module around it (try: train.compile.modules=auto)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn}}'":
-        "train.compile.modules: layers.0.attn, layers.1.attn: a graph cannot recompute all of a module that is cut "
-        "over tp; policy selective can (try: parallel.recompute.policy=selective parallel.recompute.comm=keep)",
+        "train.compile.modules: layers.0.attn, layers.1.attn: a graph cannot recompute all of a module that "
+        "is cut over tp; use policy selective (try: parallel.recompute.policy=selective parallel.recompute.comm=keep)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn, policy: selective}}'":
         "parallel.recompute.comm: recompute: a partial graph would also send its last result over tp again, for "
         "nothing (try: parallel.recompute.comm=keep)",
     f"{TP2} train.compile.modules=layers.*.attn 'parallel.recompute={{modules: layers.*}}'":
-        "train.compile.modules: inside of layers.0, which is recomputed and cut over tp: a graph would repeat "
-        "collectives for nothing; leave one of the two out (try: train.compile=null)",
+        "train.compile.modules: a module inside layers.0, which is recomputed and cut over tp: a graph would repeat "
+        "collectives for nothing; compile it or recompute it, not both (try: train.compile=null)",
     "train.compile.modules=layers.0.attn 'parallel.recompute={modules: layers.0, policy: selective}'":
-        "train.compile.modules: layers.0.attn: inside layers.0, where parallel.recompute keeps results of "
+        "train.compile.modules: layers.0.attn: inside layers.0, where parallel.recompute keeps results of single "
         "operations, which a graph hides; compile layers.0 (try: train.compile.modules=auto)",
 }  # fmt: skip
 

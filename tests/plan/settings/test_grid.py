@@ -46,12 +46,12 @@ REFUSED = {
     ),
     "shard size": (
         ["launch.nproc=12", f"{STAGES}=2", f"{HSDP}.shard_size=4", "train.batch_size=24"],
-        "parallel.hsdp.shard_size: 4: does not divide the 6 data-parallel ranks (12 ranks / 2); what does: 1, 2, 3, 6 "
+        "parallel.hsdp.shard_size: 4: does not divide the 6 data-parallel ranks (12 ranks / 2); use one of 1, 2, 3, 6 "
         "(try: parallel.hsdp.shard_size=3)",
     ),
     "shard axis": (
         ["launch.nproc=4", f"{HSDP}={{}}", "parallel.grid.dp_shard=3"],
-        "parallel.grid.dp_shard: 3: does not divide the 4 data-parallel ranks (4 ranks / 1); what does: 1, 2, 4 "
+        "parallel.grid.dp_shard: 3: does not divide the 4 data-parallel ranks (4 ranks / 1); use one of 1, 2, 4 "
         "(try: parallel.grid.dp_shard=2)",
     ),
     "shard axis against shard size": (
@@ -64,7 +64,8 @@ REFUSED = {
     ),
     "replicas": (
         ["launch.nproc=8", f"{HSDP}.shard_size=2", "parallel.grid.dp_replicate=2"],
-        "parallel.grid.dp_replicate: 2: 2 x 2 shards are not 8 data-parallel ranks (try: parallel.grid.dp_replicate=4)",
+        "parallel.grid.dp_replicate: 2: 2 replicas x 2 shards are not 8 data-parallel ranks (try: "
+        "parallel.grid.dp_replicate=4)",
     ),
     "pipeline axis": (
         ["launch.nproc=4", f"{STAGES}=2", "parallel.grid.pp=4"],

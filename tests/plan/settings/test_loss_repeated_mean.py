@@ -35,7 +35,7 @@ def test_a_loss_worked_out_together_is_repeated_by_nobody() -> None:
     plan, _ = assert_parity(of(HEAD))
     said = [s for s in plan.settings if s.key == KEY]
     assert [(s.status, s.why) for s in said] == [
-        ("satisfied", "2 tensor-parallel ranks compute one loss together, none repeats it")
+        ("satisfied", "2 tensor-parallel ranks compute one loss together, and none repeats it")
     ]
 
 

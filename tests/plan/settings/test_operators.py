@@ -8,7 +8,7 @@ from tests.plan.made import refusal
 TP = "parallel.grid.tp"
 REFUSED = {
     "parallel.operators.head={weight: [tp, null]}": Problem(
-        TP, "null: parallel.operators names the axis tp, but nothing says how many ranks it has", f"{TP}=2"
+        TP, "null: parallel.operators names the axis tp, but no setting says how many ranks it has", f"{TP}=2"
     ),
     f"{TP}=2": Problem(TP, "2: parallel.operators cuts nothing over tp", "operators=megatron"),
     f"{TP}=4 parallel.operators.head={{in: [[1,1,2],[2,1]]}}": Problem(
@@ -18,8 +18,8 @@ REFUSED = {
 
 
 def test_a_model_without_strategies_is_sent_to_the_search_for_them():
-    text = "2: parallel.operators cuts nothing over tp; it names how each operator is cut, or "
-    text += "parallel.mode=recursive_programming finds that for any model"
+    text = "2: parallel.operators cuts nothing over tp; set there how each operator is cut, or "
+    text += "parallel.mode=recursive_programming finds it for any model"
     found = refusal(f"{TP}=2", "model=mlp", "data=mnist5k", "steps=[train]", "launch.nproc=4").problems
     assert found == (Problem(TP, text, "parallel.mode=recursive_programming"),)
 

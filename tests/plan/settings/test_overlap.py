@@ -42,8 +42,8 @@ BECOMES: dict[str, tuple[Job, str]] = {
         "satisfied, no trained matmul sends the gradient of its input"),
     "split backwards": (
         tp(MEGATRON, pipeline=ZERO, launch={"nproc": 4}),
-        "degraded, input gradients of 9 matmuls are waited for: weight gradients come in the second half of a "
-        "backward"),
+        "degraded, input gradients of 9 matmuls are waited for: weight gradients are computed in the second half of "
+        "a backward"),
     "compiled blocks": (
         tp(MEGATRON, train__compile=AOT),
         f"degraded, input gradients of 1 matmul {BESIDE}; those of 8 matmuls that torch compiles are waited for"),

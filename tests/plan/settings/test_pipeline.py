@@ -15,8 +15,8 @@ LEVEL3 = ("parallel.hsdp.optimizer_level=level3", "parallel.hsdp.shard_size=2", 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     **{f"{name} over level3": ((f"{PIPE}.scheduler={name}", *TWO, *LEVEL3), (
-        f"parallel.hsdp.optimizer_level: level3: drops the weights after each forward, and {name} computes weight "
-        "gradients after the weights were dropped again: FSDP2 would lose them silently "
+        f"parallel.hsdp.optimizer_level: level3: drops the weights after each forward and backward, and {name} "
+        "computes weight gradients after that: FSDP2 would silently lose these gradients "
         "(try: parallel.hsdp.optimizer_level=level2)"
     )) for name in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")},
     "zero_bubble_h1, interleaved": ((f"{PIPE}.scheduler=zero_bubble_h1", *TWO, f"{PIPE}.interleave=true"), (
@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "pieces of one stage": (
         (f"{PIPE}.seq_chunks=2",),
-        f"{PIPE}.seq_chunks: 2: pieces of a sequence fill the bubble between stages, and there is one stage "
+        f"{PIPE}.seq_chunks: 2: pieces of a sequence fill the bubble between stages, but there is only one stage "
         f"(try: {PIPE}.seq_chunks=1)",
     ),
     "pieces in 1f1b": (
@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "dualpipe_v of 3 micro batches": (
         (f"{PIPE}.scheduler=dualpipe_v", *TWO, f"{PIPE}.micro_batch_num=3", "train.batch_size=12"),
-        f"{PIPE}.micro_batch_num: 3: too few; dualpipe_v needs as many as virtual stages, 4 "
+        f"{PIPE}.micro_batch_num: 3: too few; dualpipe_v needs at least as many as virtual stages, 4 "
         f"(try: {PIPE}.micro_batch_num=4)",
     ),
     "dualpipe_v of 1 micro batch": (

@@ -18,7 +18,8 @@ BECOMES = {
     "train.precision=fp16":
         ["train.precision=fp16: applied, the model runs in float16; weights, gradients, optimizer state and loss "
          "stay float32",
-         "train.loss_scale=null: applied, 65536, halved at an overflow, doubled after 2000 steps without; an overflow "
+         "train.loss_scale=null: applied, 65536, halved at an overflow, doubled after 2000 steps without one; an "
+         "overflow "
          "skips the step"],
     "train.precision=fp16 train.loss_scale=8":
         ["train.precision=fp16: applied, the model runs in float16; weights, gradients, optimizer state and loss "
@@ -43,9 +44,9 @@ BF16 = "train.precision=bf16"
 TRAVELS = {
     "": ("float32", []),
     "parallel.gradient_fp32_sync=false": ("bfloat16", [
-        "parallel.gradient_fp32_sync=false: applied, gradients travel in bfloat16"]),
+        "parallel.gradient_fp32_sync=false: applied, gradients are sent in bfloat16"]),
     "parallel.gradient_fp32_sync=false parallel.fp32_communication=true": ("float32", [
-        "parallel.fp32_communication=true: applied, gradients travel in float32",
+        "parallel.fp32_communication=true: applied, gradients are sent in float32",
         "parallel.gradient_fp32_sync=false: satisfied, gradients are sent in float32, as "
         "parallel.fp32_communication=true requests"]),
 }  # fmt: skip

@@ -48,16 +48,16 @@ def test_names_and_globs_choose_modules(case):
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "nobody": (
-        lambda: asked("blocks.*"), f"{KEY}: blocks.*: no module has this name; there are embed, layers, norm, head"
+        lambda: asked("blocks.*"), f"{KEY}: blocks.*: no module has this name; modules are embed, layers, norm, head"
     ),
     "nearly somebody": (
         lambda: asked({"layer.*": "full", "head": "selective"}),
-        f"{KEY}: layer.*: no module has this name; there are embed, layers, norm, head "
+        f"{KEY}: layer.*: no module has this name; modules are embed, layers, norm, head "
         f"(try: '{KEY}={{layers.*:full,head:selective}}')",
     ),
     "without the module around it": (
         lambda: asked(["0.mlp"]),
-        f"{KEY}: 0.mlp: no module has this name; there are layers.0.mlp, layers.1.mlp, layers.2.mlp "
+        f"{KEY}: 0.mlp: no module has this name; modules are layers.0.mlp, layers.1.mlp, layers.2.mlp "
         f"(try: '{KEY}=[layers.0.mlp]')",
     ),
     "a list": (

@@ -19,7 +19,7 @@ CURE = f"(try: '{KEY}=[[a.weight,c.weight]]')"
 REFUSED = {
     "[]": f"a.weight = c.weight is one tensor on stages 0, 1, but is not listed {CURE}",
     "[[b.weight,b.twin]]": f"a.weight = c.weight is one tensor on stages 0, 1, but is not listed {CURE}",
-    "[[a.weight]]": f"a.weight: the same tensor is c.weight too {CURE}",
+    "[[a.weight]]": f"a.weight: this tensor is also named c.weight {CURE}",
     "[[a.weight,c.weight],[a.wieght]]": f"the model has no parameter 'a.wieght', did you mean 'a.weight'? {CURE}",
     "[[a.weight,c.weight,b.weight]]":
         f"a.weight and b.weight are two tensors; make them one in the model, as in b.weight = a.weight {CURE}",
@@ -38,7 +38,7 @@ def test_a_list_that_the_model_does_not_bear_out_is_refused(listed: str) -> None
 def test_the_right_list_is_satisfied(listed: str) -> None:
     plan = planned(job(*PP2, f"{KEY}={listed}"), MODEL, GLUE)
     found = [s for s in plan.settings if s.key == KEY]
-    assert [(s.status, s.why) for s in found] == [("satisfied", "the ties of the model are these")]
+    assert [(s.status, s.why) for s in found] == [("satisfied", "these are the ties of the model")]
     assert plan.ties == planned(job(*PP2), MODEL, GLUE).ties
 
 

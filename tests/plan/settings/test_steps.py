@@ -73,21 +73,21 @@ def test_what_never_comes_into_play_is_noted() -> None:
     j = job("train.steps=2", "train.eval_every=2", "checkpoint.every=5", "schedule.warmup_steps=2")
     assert [str(n) for n in idle(j, 2)] == [
         "schedule.warmup_steps 2: the training, 2 steps, is all warm-up",
-        "train.eval_every 2: no validation while training, which ends after 2 steps",
-        "checkpoint.every 5: no checkpoint while training, which ends after 2 steps",
+        "train.eval_every 2: no validation runs during the training, which ends after 2 steps",
+        "checkpoint.every 5: no checkpoint is saved during the training, which ends after 2 steps",
     ]
 
 
 def test_what_no_validation_and_no_average_reads_is_noted() -> None:
-    unread = "train.eval_batches 3: no validation while training reads it"
+    unread = "train.eval_batches 3: has no effect, because no validation runs during the training"
     always = ("train.steps=4", "schedule.warmup_steps=0", "train.eval_batches=3")
     j = job(*always, "train.ema.every=5", "steps=[train,save]")
     assert [str(n) for n in idle(j, 4)] == [
         unread,
-        "train.ema.every 5: the average stays at the first weights of the training, which ends after 4 steps",
+        "train.ema.every 5: the average stays at the initial weights of the training, which ends after 4 steps",
     ]
     j = job(*always, "train.ema.every=4", "steps=[train,evaluate]")
-    assert [str(n) for n in idle(j, 4)] == [f"{unread}; a step evaluate has steps.evaluate.batches"]
+    assert [str(n) for n in idle(j, 4)] == [f"{unread}; the step evaluate has steps.evaluate.batches"]
 
 
 @pytest.mark.parametrize("watched", ["checkpoint.best=val_loss", "train.early_stop.metric=val_loss"])
@@ -126,7 +126,7 @@ def test_of_a_schedule_what_a_share_is_in_steps_and_a_restart_that_never_comes_a
     ]
     restarts = ("schedule=cosine_restarts", "schedule.warmup_steps=2", "train.steps=10")
     assert [str(n) for n in idle(job(*restarts, "schedule.period_steps=8"), 10)] == [
-        "schedule.period_steps 8: no restart: the training, 10 steps, ends before it"
+        "schedule.period_steps 8: there is no restart, because the training, 10 steps, ends before it"
     ]
     assert [*idle(job(*restarts, "schedule.period_steps=7"), 10)] == []
     assert [*idle(job(*WSD, "schedule.decay_steps=2"), 10)] == []
@@ -138,7 +138,8 @@ def test_what_comes_into_play_is_not_noted() -> None:
 
 
 LOST = (
-    "checkpoint.every null: nothing is saved before the end: {} hours, as predicted, would be lost; checkpoint.every="
+    "checkpoint.every null: nothing is saved before the end, so a failure may lose {} hours of training (predicted); "
+    "checkpoint.every="
 )
 
 
@@ -178,7 +179,7 @@ def test_the_plan_for_a_cluster_names_the_hours_that_would_be_lost() -> None:
     said = [[str(n) for n in notes if n.key == "checkpoint.every"] for notes in found]
     assert said[0] == []
     assert len(said[1]) == 1
-    assert said[1][0].startswith("checkpoint.every null: nothing is saved before the end: ")
+    assert said[1][0].startswith("checkpoint.every null: nothing is saved before the end, so a failure may lose ")
 
 
 def test_without_training_nothing_is_said_of_it() -> None:

@@ -22,16 +22,16 @@ LEVEL2 = f"{SHARDED} parallel.hsdp.optimizer_level=level2"
 LEVEL3 = f"{SHARDED} parallel.hsdp.optimizer_level=level3"
 FUSION = "parallel.comm_fusion"
 ONCE = "applied, weights are gathered once a step, ahead of use, and waited for where a group is used first"
-UNCUT = "no operator is cut: no such collective"
+UNCUT = "no operator is cut over tp, so this plan has no such collective"
 
 BECOMES = {
-    "recomputation_communication_overlap=true": "satisfied, no operator is cut: recomputation sends nothing",
+    "recomputation_communication_overlap=true": "satisfied, no operator is cut over tp, so recomputation sends nothing",
     f"recomputation_communication_overlap=true {TP2}":
         "degraded, nothing is recomputed by the launcher; a model that checkpoints its own modules waits for their "
         "collectives again",
     f"recomputation_communication_overlap=true {TP2} parallel.recompute={{modules:'*'}}":
-        "degraded, collectives over tp run again, and are waited for; parallel.recompute.comm=keep sends "
-        "nothing again",
+        "degraded, recomputation repeats collectives over tp and waits for them; parallel.recompute.comm=keep avoids "
+        "this",
     f"recomputation_communication_overlap=true {TP2} parallel.recompute={{modules:'*',comm:keep}}":
         "applied, results of collectives over tp are kept: recomputation sends nothing",
     "grad_matmul_communication_overlap=AllReduce": f"satisfied, {UNCUT}",
@@ -63,14 +63,14 @@ BECOMES = {
     f"computation_allgather_overlap=true launch.device=cuda {SHARDED}": ONCE,
     f"computation_allgather_overlap=true launch.device=cuda {LEVEL2}": ONCE,
     f"computation_allgather_overlap=true {LEVEL3}":
-        "degraded, FSDP2 gathers the next group beside this one's computation where launch.device=auto finds an "
+        "degraded, FSDP2 gathers the next group during this one's computation where launch.device=auto finds an "
         "accelerator; on CPUs ranks wait",
     f"computation_allgather_overlap=true launch.device=cpu {LEVEL3}":
-        "degraded, FSDP2 gathers the next group beside this one's computation on accelerators only; the CPU waits",
+        "degraded, FSDP2 gathers the next group during this one's computation on accelerators only; the CPU waits",
     f"computation_allgather_overlap=true launch.device=cuda {LEVEL3}":
         "satisfied, FSDP2 gathers the next group while this one computes",
     "computation_communication_fusion_level=3": f"satisfied, {UNCUT}",
-    "dataset_broadcast_opt_level=3": "satisfied, a data-parallel rank is one rank, which reads for itself",
+    "dataset_broadcast_opt_level=3": "satisfied, each data-parallel rank is a single rank and reads for itself",
     f"dataset_broadcast_opt_level=0 {PP2}":
         "applied, the first stage reads inputs, the last targets, each tensor-parallel rank for itself",
     f"dataset_broadcast_opt_level=1 {PP2}":
@@ -97,7 +97,7 @@ def test_every_switch_says_what_became_of_it(typed: str) -> None:
 
 
 def test_what_cannot_be_had_is_refused() -> None:
-    why = "attention gathers no keys or values here: nothing to overlap"
+    why = "attention gathers no keys or values here, so there is nothing to overlap"
     key = f"{KEY}.grad_fa_allgather_overlap"
     assert str(refusal(f"{key}=true")) == f"{key}: true: {why} (try: {key}=false)"
     ask(job(f"{key}=true", *words(refusal(f"{key}=true"))))
@@ -210,7 +210,7 @@ def test_a_refused_switch_of_a_file_is_switched_off_beside_the_file(tmp_path: Pa
     path.write_text('{"grad_fa_allgather_overlap": true, "computation_allgather_overlap": true}')
     with pytest.raises(RequestError) as caught:
         before_torch(settled(job(f"{KEY}={path}")))
-    why = "attention gathers no keys or values here: nothing to overlap"
+    why = "attention gathers no keys or values here, so there is nothing to overlap"
     cure = f"{KEY}={path} {KEY}.grad_fa_allgather_overlap=false"
     assert str(caught.value) == f"{KEY}: grad_fa_allgather_overlap = true: {why} (try: {cure})"
     resolved, found = inlined(settled(job(*words(caught.value))))

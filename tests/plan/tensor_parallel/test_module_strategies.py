@@ -103,7 +103,7 @@ def test_only_what_is_cut_is_a_split_and_a_tied_tensor_is_cut_alike_under_both_n
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no such module": (
         {"hed": {"weight": ["tp", None]}}, {},
-        "parallel.operators.hed: no module has this name; there are embed, up, norm, act, head, other "
+        "parallel.operators.hed: no module has this name; modules are embed, up, norm, act, head, other "
         "(try: '~parallel.operators.hed')",
     ),
     "no strategy": (

@@ -118,7 +118,7 @@ def test_what_the_request_says_of_a_module_wins(tmp_path: Path) -> None:
 def test_a_file_edited_by_hand_is_looked_at_as_a_request_is(tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     path.write_text(json.dumps(json.loads(TEXT) | {"operators": {"layers.0.mlp.dwon": {"weight": ["tp", None]}}}))
-    near = "no module has this name; there are layers.0.mlp.gate, layers.0.mlp.up, layers.0.mlp.down"
+    near = "no module has this name; modules are layers.0.mlp.gate, layers.0.mlp.up, layers.0.mlp.down"
     assert refusal(path) == f"{KEY}: {path}: layers.0.mlp.dwon: {near}"
 
 

@@ -35,7 +35,7 @@ def test_the_plan_has_a_line_each() -> None:
         "data": "random_tokens: 40 samples, 320 tokens in 10 steps",
         "optimizer": "adamw: lr 0.003, betas [0.9, 0.95], weight_decay 0.1",
         "lr": "cosine: warm-up takes 20 steps, and the training has only 10",
-        "clipping": "a gradient of a norm above 1 is scaled down to it (train.clip_norm)",
+        "clipping": "a gradient with a norm above 1 is scaled down to it (train.clip_norm)",
     }
 
 
