@@ -79,9 +79,9 @@ def copies(job: Job, step: Certify, sizes: Sizes) -> tuple[Copy, ...]:
 def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     """Returns the copy of ``job`` that ``step`` trains, with fewer layers, samples and steps.
 
-    Widths, vocabulary and lengths stay the same, because sharding thresholds and fusion depend on them.
-    A tokenizer file comes with weights, and comparing numbers needs neither. Text is replaced by random
-    tokens, and conversations by the few that ship, if a sample has room for them.
+    Widths, vocabulary and lengths stay the same, because sharding thresholds and fusion depend on them. The
+    copy reads no tokenizer file: text is replaced by random tokens, and so are conversations, unless a sample
+    has room for those that ship with the launcher.
     """
     changes = []
 
@@ -94,7 +94,7 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
 
     data = job.data
     if isinstance(data, Chat) and data.tokenizer == "file" and _shipped(data):
-        changes.append(("data.tokenizer", "file -> bytes, of conversations that ship"))
+        changes.append(("data.tokenizer", "file -> bytes, on conversations that ship with the launcher"))
         bare = {"path": None, "val": None, "template": None, "cache": None}
         data = data.model_copy(
             update={"tokenizer": "bytes", "tokenizer_file": None, "too_long": "cut", **bare}

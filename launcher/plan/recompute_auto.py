@@ -1,4 +1,4 @@
-"""recompute: auto. Chooses what to recompute so that a step fits."""
+"""``recompute: auto``: chooses the blocks to recompute so that a step fits in memory."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def cheapest(groups: Sequence[EqualBlocks], fits: Callable[[Choice], bool]) -> C
     """Returns the cheapest choice that ``fits``, or ``None`` if none does.
 
     For blocks that are alike, only the number of blocks under each policy is varied. The blocks whose
-    backward needs most bytes come first: their backward runs when nothing of the later blocks is kept any
-    more, and the blocks before them keep least. If a policy that keeps less needs more in its backward, no
+    backward needs most bytes come first: their backward runs when the later blocks have freed everything,
+    and the blocks before them keep least. If a policy that keeps less needs more in its backward, no
     other order needs less memory.
     """
     ranked = [sorted(_mixtures(group), key=lambda mixture: mixture[0]) for group in groups]
@@ -379,7 +379,7 @@ def unknown(job: Job) -> list[Problem]:
 def too_little(plans: Iterable[Plan], room: int, cure: str) -> Problem:
     """Returns the problem that not even the plan of ``plans`` that needs least memory fits ``room``."""
     least = min((tightest(plan.estimate.memory, room) for plan in plans), key=lambda fit: fit.needed)
-    return Problem(KEY, f"auto: however many blocks run again, it {least}", cure)
+    return Problem(KEY, f"auto: however many blocks run again, a step {least}", cure)
 
 
 def note(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True) -> Note:
@@ -392,5 +392,5 @@ def note(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True) 
     total = 3 * plan.sizes.micros * sum(s.flops for s in plan.stages)
     run = "runs" if len(again) == 1 else "run"
     text = f"auto -> {len(again)} of {many(len(blocks), 'block')} {run} again {fitting}"
-    least = "no choice adds less" if exact else "this is a cheap choice of too many to try"
+    least = "no choice adds less" if exact else "there are too many choices to try all"
     return Note(KEY, f"{text}, which adds {flops / max(total, 1):.1%} to a step's flops; {least}")

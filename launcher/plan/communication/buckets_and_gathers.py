@@ -1,4 +1,4 @@
-"""Which tensors share a collective: sharded weights in one gather, unsharded gradients in one sum."""
+"""Which tensors share a collective: sharded weights an all-gather, unsharded gradients an all-reduce."""
 
 from __future__ import annotations
 
