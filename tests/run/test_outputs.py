@@ -133,7 +133,7 @@ def test_operators_that_are_not_those_of_the_layouts_are_refused_with_both_names
     size = ("launch.nproc=8", "train.batch_size=8")
     up = "parallel.operators.layers.*.mlp.up"
     assert str(refusal(f"{LOAD}={path}", *size, f"{up}={{weight: [null, tp]}}")) == (
-        f"{up}: layers.0.mlp.up.weight is [null, tp] here, and [tp, null] in {path} of {LOAD} (try: '~{up}')"
+        f"{up}: layers.0.mlp.up.weight is cut [null, tp] here, and [tp, null] in {path} of {LOAD} (try: '~{up}')"
     )
 
     # two files, and another number of slices
