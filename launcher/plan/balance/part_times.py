@@ -143,7 +143,7 @@ class PartTimes:
 
     @cached_property
     def _passes(self) -> dict[tuple[int, int, int], tuple[float, float, float]]:
-        """A cache of the runs that were computed: cuts have many runs in common."""
+        """A cache of computed runs: cuts have many runs in common."""
         return {}
 
     def _pass(self, piece: int, start: int, end: int) -> tuple[float, float, float]:
@@ -167,7 +167,7 @@ Parts = Sequence[Sequence[str]]
 
 
 def unitless(graphs: Sequence[Graph], parts: Parts, crossings: tuple[int, ...]) -> PartTimes:
-    """Returns times without unit, as ``cost.step_time`` defines them."""
+    """Returns times without unit, as ``step_time`` defines them."""
     times = tuple(tuple(_unitless([g[n] for n in part]) for part in parts) for g in graphs)
     return PartTimes(times, 0.0, crossings)
 

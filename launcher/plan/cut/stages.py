@@ -220,9 +220,7 @@ def cut(
             for m in node.inputs:
                 need(m, stage, node)
         elif at[name] < stage:
-            text = (
-                f"{_label(node)} on stage {at[name]} passes something that is not a tensor to {_label(user)}"
-            )
+            text = f"{_label(node)} on stage {at[name]} passes a value that is not a tensor to {_label(user)}"
             problems.append(Problem(KEY, f"{text} on stage {stage}; put both on one stage"))
 
     for node in graph.nodes:
@@ -252,7 +250,7 @@ def _homeless(skeleton: ModelStructure, stages: tuple[Stage, ...]) -> list[Probl
     if not lost:
         return []
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-    text = f"the forward never uses {', '.join(lost[:3])}{more}, which no stage of the pipeline would hold"
+    text = f"the forward never uses {', '.join(lost[:3])}{more}, so no stage of the pipeline would hold it"
     cure = f"parallel.pipeline.stages=1 {KEY}=auto"
     return [Problem("model", f"{text}; remove it from the model, or use one stage", cure)]
 

@@ -27,7 +27,7 @@ class Placed:
 
     ``name`` is its first name, ``names`` are all its names. ``stages`` are the virtual stages that hold it.
     ``spec`` has the dtype in which it is kept, ``compute`` is the dtype in the forward. ``role`` is its role
-    in the model under any of its names, as in ``facts.Param``.
+    in the model under any of its names, as in ``model_graph.Param``.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The bytes that each rank will hold: states exactly, activations as counted on meta tensors."""
+"""The bytes that each rank holds: exact for states, counted on meta tensors for activations."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _title(picture: _Picture) -> str:
 def _head(picture: _Picture) -> Iterator[str]:
     """Draws the title and the legend."""
     yield f'<text class="head" x="{LEFT}" y="28">{_title(picture)}</text>'
-    caption = "of each pipeline rank, the rank that holds most; a peak is the total of the plan's memory"
+    caption = "each chart is of the fullest rank of a pipeline rank; its peak is the total in the plan"
     yield f'<text class="soft" x="{LEFT}" y="48">{caption}</text>'
     x = LEFT
     for fill, label in (
@@ -96,7 +96,7 @@ def _head(picture: _Picture) -> Iterator[str]:
         x += 44 + 7 * len(label)
     if picture.room is not None:
         yield f'<path d="M{x} 69h20" stroke="{ROOM}" stroke-dasharray="6 4"/>'
-        yield f'<text x="{x + 26}" y="73">the {bytes_text(picture.room)} of a device</text>'
+        yield f'<text x="{x + 26}" y="73">memory of a device, {bytes_text(picture.room)}</text>'
 
 
 def _chart(curve: MemoryCurve, picture: _Picture, top: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The memory of a rank at the fullest moment of a training step, found by a walk through its schedule."""
+"""The memory of a rank at the fullest moment of a training step, computed by a walk through its schedule."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class _Walk:
                 next_one = one.segments[i - 1].made if i else 0
                 self.gathered -= self.lingering
                 yield self._scatter(stage, n, g, ahead=self._ahead(load, i), grad=next_one)
-                self.gathered += g.scattered  # FSDP2 lets go of it when the next group comes
+                self.gathered += g.scattered  # FSDP2 frees it when it scatters the next group
                 self.lingering = g.scattered
 
     def _scatter(self, stage: int, n: int, g: Gather, *, ahead: int = 0, grad: int = 0) -> MemoryInUse:

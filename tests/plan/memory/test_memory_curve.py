@@ -111,8 +111,8 @@ TWO = (
 def test_a_picture_says_what_it_shows() -> None:
     assert [t.text for t in ElementTree.fromstring(svg(TWO, 10 * GB, seconds=True)).iter(f"{SVG}text")] == [
         "Memory over one step: 2 pipeline ranks, at most 8.0 GB of 10.0 GB on a device",
-        "of each pipeline rank, the rank that holds most; a peak is the total of the plan's memory",
-        "weights and optimizer", "gradients, gathered weights, activations", "the 10.0 GB of a device",
+        "each chart is of the fullest rank of a pipeline rank; its peak is the total in the plan",
+        "weights and optimizer", "gradients, gathered weights, activations", "memory of a device, 10.0 GB",
         "ranks 0-1", "0 GB", "10 GB", "8.0 GB",
         "rank 2", "0 GB", "10 GB", "4.0 GB",
         "0", "0.5", "1", "1.5", "2", "2.5", "3", "3.5", "4", "seconds",

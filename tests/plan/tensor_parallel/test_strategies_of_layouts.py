@@ -105,7 +105,8 @@ REFUSED: dict[str, tuple[ParamLayouts, dict[str, Any], list[str]]] = {
         file(norm_weight=(("tp",),)),
         {},
         [
-            f"{LOAD}: p.json: norm: {{weight: [tp]}}: weight is cut over tp, but only input and output of a norm can be cut"
+            f"{LOAD}: p.json: norm: {{weight: [tp]}}: weight is cut over tp, but only input and output of a norm can "
+            "be cut"
         ],
     ),
     "a bias by itself": (
