@@ -79,9 +79,9 @@ def copies(job: Job, step: Certify, sizes: Sizes) -> tuple[Copy, ...]:
 def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     """Returns the copy of ``job`` that ``step`` trains, with fewer layers, samples and steps.
 
-    Widths, vocabulary and lengths stay the same, because sharding thresholds and fusion depend on them. The
-    copy reads no tokenizer file: text is replaced by random tokens, and so are conversations, unless a sample
-    has room for those that ship with the launcher.
+    Widths, vocabulary and lengths stay the same, because sharding thresholds and fusion depend on them.
+    Data that needs a tokenizer file is replaced by random tokens; conversations are replaced by those that
+    ship with the launcher, if a sample has room for them.
     """
     changes = []
 

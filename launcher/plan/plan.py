@@ -81,9 +81,10 @@ VERSION = 1
 class Estimate:
     """What a step will cost: simulated, and counted on meta tensors. Nothing that runs depends on it.
 
-    ``flops`` are those of all ranks together. ``loads`` has one entry a pipeline rank, from which ``memory``
-    is computed. ``room`` is the bytes of a rank's device, if the request states them. ``work`` is everything
-    that a step has to do; ``step`` predicts its time, if the request states the speeds of the hardware.
+    ``flops`` are those of all ranks together. ``loads`` has one entry per pipeline rank; ``memory`` is
+    computed from it. ``room`` is the bytes of a rank's device, if the request states them. ``work`` is
+    everything that a step has to do; ``step`` predicts its time, if the request states the speeds of the
+    hardware.
     """
 
     timeline: Timeline

@@ -48,7 +48,7 @@ class EqualBlocks:
     names: tuple[str, ...]
     ways: tuple[BlockPolicy, ...]
     in_flight: int = 1
-    """Micro batches of the stage that are kept when most bytes are."""
+    """The micro batches of the stage in flight at the moment when the rank keeps the most bytes."""
 
 
 Cost = tuple[int, int]
@@ -101,7 +101,7 @@ def cheapest(groups: Sequence[EqualBlocks], fits: Callable[[Choice], bool]) -> C
 
 @dataclass(frozen=True)
 class _Step:
-    """Moves one more block of a group to the next leaner policy; ``price``: flops a byte freed."""
+    """Moves one more block of a group to the next leaner policy; ``price``: flops per freed byte."""
 
     price: float
     group: int
@@ -291,6 +291,7 @@ class Trials:
         return tuple(max(each[rank] for rank in grid.ranks(pp=pp)) for pp in range(grid["pp"]))
 
     def mixed(self, pp: int, choice: Choice) -> RankLoad:
+        """Returns the load of pipeline rank ``pp`` with each block under its policy in ``choice``."""
         loads = {policy: plan.estimate.loads[pp] for policy, plan in self.plans.items()}
         stages = []
         for n, (stage, plain) in enumerate(loads[NONE].stages):
@@ -377,7 +378,7 @@ def unknown(job: Job) -> list[Problem]:
 
 
 def too_little(plans: Iterable[Plan], room: int, cure: str) -> Problem:
-    """Returns the problem that not even the plan of ``plans`` that needs least memory fits ``room``."""
+    """Returns the problem that no plan fits ``room``, with the bytes of the plan that needs least memory."""
     least = min((tightest(plan.estimate.memory, room) for plan in plans), key=lambda fit: fit.needed)
     return Problem(KEY, f"auto: however many blocks run again, a step {least}", cure)
 

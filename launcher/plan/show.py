@@ -39,7 +39,7 @@ K = TypeVar("K")
 
 
 def text(plan: Plan) -> str:
-    """Returns the whole plan, the same bytes for the same job; no newline at the end."""
+    """Returns the full plan, the same bytes for the same job; no newline at the end."""
     sections = _sections(plan).items()
     return _page(plan, {label: [line for row in rows for line in row.lines] for label, rows in sections})
 
@@ -166,7 +166,7 @@ def _stages(plan: Plan) -> Rows:
         if any(modules):
             names = listed([m for s in stages for m in s.modules])
 
-        # several stages: the figures are those of each, the ranks those of all
+        # several stages: the figures are for each of them, the ranks for all
         each = " each" if len(stages) > 1 else ""
         if each and modules:
             names += f", {many(len(modules), 'module')} each"

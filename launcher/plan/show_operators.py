@@ -35,7 +35,7 @@ def operator_rows(flow: TensorParallelPlan, output: Sequence[TensorSpec], ways: 
 
 
 def repeated(sent: Sequence[tuple[str, int]]) -> str:
-    """Returns as text collectives of which only the kind and the bytes are known.
+    """Returns collectives as text, if only their kinds and bytes are known.
 
     >>> repeated([("all_reduce", 1024), ("all_reduce", 1024)])
     '2 all-reduces (2.0 KB)'

@@ -162,6 +162,6 @@ def _may_be_next(step: Step, remaining: Collection[Step], done: set[str]) -> boo
 
 
 def comes_after(job: Job, key: str, name: str) -> bool:
-    """Whether the step ``name`` comes after that of ``key``."""
+    """Whether the step ``name`` comes after the step that ``key`` names."""
     names = list(job.steps)
     return names.index(key.removeprefix("steps.")) < names.index(name)

@@ -1,4 +1,4 @@
-"""``train.steps`` from ``train.epochs`` and the number of samples."""
+"""Computes ``train.steps`` from ``train.epochs`` and the number of samples."""
 
 from __future__ import annotations
 

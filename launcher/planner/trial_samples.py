@@ -130,7 +130,7 @@ def samples(job: Job) -> tuple[Tensor, ...]:
     for s in input_specs(job.data, SAMPLES, job.security.allow):
         if s.dtype.startswith("float"):
             out.append(torch.rand(s.shape, generator=stream))
-        elif out:  # beside tokens: the numbers of their documents, from 0 on, ascending
+        elif out:  # the document numbers of the tokens, ascending from 0
             out.append(torch.randint(0, 2, s.shape, generator=stream).cumsum(-1))
             out[-1] -= out[-1][..., :1].clone()
         else:

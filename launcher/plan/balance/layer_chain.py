@@ -23,9 +23,9 @@ class LayerChain:
     ``forward`` and ``backward``: the time of each part for one micro batch. ``places``: the rank of each
     stage. ``ahead``: forwards of each stage before its first backward. ``split``: backwards are split, and
     the second half can wait. ``state``: bytes of each part during the whole step; ``saved``: bytes of each
-    part for one micro batch, of which each stage has at most ``flying``. ``step`` returns the time of a step
-    with a cut. ``rank_bytes`` returns the bytes on a rank with these runs, including what parts share. About
-    ``tries`` cuts are compared by ``step``.
+    part for one micro batch; ``flying``: the most micro batches of each stage. ``step`` returns the time of a
+    step with a cut. ``rank_bytes`` returns the bytes on a rank with these runs, including what parts share.
+    About ``tries`` cuts are compared by ``step``.
     """
 
     forward: tuple[float, ...]
@@ -89,7 +89,7 @@ class LayerChain:
 
     @cached_property
     def near_rest(self) -> tuple[float, ...]:
-        """The bytes of each rank besides those of its runs, taken from the ``shortest`` cut."""
+        """The bytes of each rank in addition to those of its runs, taken from the ``shortest`` cut."""
         cut = shortest(self)
         return tuple(
             float(self.bytes_of(cut, rank) - sum(self.near_run(s, cut[s], cut[s + 1]) for s in mine))

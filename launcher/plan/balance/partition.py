@@ -36,7 +36,7 @@ def promising_single(row: LayerChain, room: int | None) -> list[Cut]:
 
 
 def _tried(row: LayerChain, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
-    """Returns those of ``cuts``, sorted by their bounds, that could be the best one."""
+    """Returns the ``cuts``, sorted by their bounds, that could be the best one."""
     shortest = inf
     out: list[Cut] = []
     for least, cut in islice(cuts, row.tries):

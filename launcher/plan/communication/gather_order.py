@@ -55,7 +55,7 @@ def gatherings(
 
     Args:
         groups: all groups of the plan.
-        visits: one sequence a stage.
+        visits: one sequence per stage.
         rank_stages: the stages of the rank.
         ahead: bytes to gather before they are used; ``None`` to gather nothing ahead.
         swapped: modules that are called with other parameters than their own.

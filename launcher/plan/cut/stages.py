@@ -111,7 +111,7 @@ def _latest_stage(graph: Graph, node: Node, requested: Mapping[str, int], change
 
 
 def _against(graph: Graph, requested: Mapping[str, int], last: int, edges: list[Edge]) -> list[Problem]:
-    """Returns one problem an edge, but only one for all edges of modules that no cut can separate."""
+    """Returns one problem per edge, but only one for all edges of modules that no cut can separate."""
     if not edges:
         return []
 
@@ -322,8 +322,8 @@ class BoundaryTensor:
     ``trains``: a gradient comes back for it. A value that is only read without gradients must get none, not
     even zeros, because an optimizer skips a parameter only if it has no gradient.
 
-    ``dims``: for each tensor its dimensions in the order in which it is sent, which is that of its memory in
-    one process, such as (0, 2, 3, 1) for channels last; () if it is sent as it is indexed.
+    ``dims``: for each tensor the order of its dimensions while it is sent. It is the order of its memory in
+    one process, such as (0, 2, 3, 1) for channels last; () stands for the order of its indices.
     """
 
     name: str

@@ -112,7 +112,7 @@ def _chart(curve: MemoryCurve, picture: _Picture, top: int) -> Iterator[str]:
         yield f'<text class="left" x="{LEFT - 6}" y="{y + 4:.1f}">{n:g} GB</text>'
         yield f'<path d="M{LEFT - 4} {y:.1f}h4" stroke="#8c959f"/>'
 
-    # all bytes, and the part of them that is always held
+    # all bytes, and the part of them that is always in use
     peak = curve.fullest
     name = f"rank {curve.rank}: {peak.nbytes} bytes at most"
     path = "".join(f"V{picture.y(nbytes):.1f}h{n}" for n, nbytes in _pixels(curve.spans, picture))
@@ -136,7 +136,7 @@ def _peak(peak: MemoryPeriod, picture: _Picture, top: int) -> Iterator[str]:
 
 
 def _pixels(held_spans: Sequence[MemoryPeriod], picture: _Picture) -> Iterator[tuple[int, int]]:
-    """Yields runs of pixel columns as (count, bytes); a column shows the most bytes held in its time."""
+    """Yields runs of pixel columns as (count, bytes); a column shows the most bytes in use in its time."""
     columns = [0] * WIDE
     for s in held_spans:
         first = min(floor(picture.x(s.start)), WIDE - 1)

@@ -37,7 +37,7 @@ def resolved(
     file: ParamLayouts,
     origins: Origins = NO_FILE,
 ) -> tuple[tuple[Operator, ...], list[Problem]]:
-    """Returns the operators of ``config``, and one for each other module of which the file cuts a parameter.
+    """Returns the operators of ``config``, and one for each other module with a parameter that the file cuts.
 
     ``origins``: the files that have strategies of ``config``. A parameter in ``config`` and in ``file`` must
     have the same layout in both; everything else is a problem.
