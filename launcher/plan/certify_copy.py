@@ -80,8 +80,8 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     """Returns the copy of ``job`` that ``step`` trains, with fewer layers, samples and steps.
 
     Widths, vocabulary and lengths stay the same, because sharding thresholds and fusion depend on them.
-    Data that needs a tokenizer file is replaced by random tokens; conversations are replaced by those that
-    ship with the launcher, if a sample has room for them.
+    Data that needs a tokenizer file is replaced: conversations by those that ship with the launcher, if a
+    sample has room for them, and anything else by random tokens.
     """
     changes = []
 

@@ -206,9 +206,7 @@ class _Walk:
         self.begun.add(stage)
         self.activations += one.received
         for i, segment in enumerate(one.segments):
-            if (
-                first and not self.habits.again
-            ):  # the all-gather's buffer exists beside the weights copied from it
+            if first and not self.habits.again:  # the all-gather's buffer exists beside the copied weights
                 yield self.now(
                     gathered=max((g.full_weights for g in load.gathers if g.first == i), default=0)
                 )
