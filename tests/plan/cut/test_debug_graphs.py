@@ -126,9 +126,9 @@ def test_where_code_cannot_be_followed_the_order_of_modules() -> None:
     assert found["graphs/stage0.txt"].splitlines()[1:6] == [
         "The code between the modules could not be traced: the modules are listed in the order in which they run.",
         "",
-        "  value  made by   of  shape  weights  FLOPs  saved",
-        "  a      module a             36.8 KB         24.5 KB",
-        "  b      module b             520 B           384 B",
+        "  value  made by   inputs  shape  weights  FLOPs  saved",
+        "  a      module a                 36.8 KB         24.5 KB",
+        "  b      module b                 520 B           384 B",
     ]
     assert found["graphs/stage0.svg"].count("marker-end") == 1
 

@@ -138,4 +138,4 @@ def test_a_pixel_shows_the_most_that_is_held_in_its_time() -> None:
 def test_a_cluster_of_which_the_memory_is_told_has_a_line_there() -> None:
     asked = job(parallel=PARALLEL["1f1b"], train__batch_size=16, data__seq_len=8)
     made = plan_job(asked.model_copy(update={"cluster": Cluster(memory_gb=1)}))
-    assert "the 1.0 GB of a device" in svg(drawn(made.estimate, made), made.estimate.room)
+    assert "memory of a device, 1.0 GB" in svg(drawn(made.estimate, made), made.estimate.room)
