@@ -84,7 +84,7 @@ def test_a_name_on_the_hub_is_told_from_a_folder(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     name = "meta-llama/Llama-3.2-1B"
     told = download_hint(name, "model")
-    assert told.endswith(f"but this does: hf download {name} --local-dir {name}")
+    assert told.endswith(f"this command does: hf download {name} --local-dir {name}")
     assert problems(Path(name)) == [f"model.path: {name}: no such folder{told}"]
     with pytest.raises(ValueError, match=re.escape(f"{name}: no such file or folder{told}")):
         form_of(Path(name))
