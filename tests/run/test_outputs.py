@@ -143,7 +143,7 @@ def test_operators_that_are_not_those_of_the_layouts_are_refused_with_both_names
     )
     load_it = operators_file(tmp_path / "o.ms.json", *size, *cut)
     assert str(refusal(f"{LOAD}={path}", load_it, *size)) == (
-        "parallel.operator_strategy.load: layers.0.mlp.down.weight is [tp, null] here, and [null, tp] in "
+        "parallel.operator_strategy.load: layers.0.mlp.down.weight is cut [tp, null] here, and [null, tp] in "
         f"{path} of {LOAD}"
     )
     assert str(refusal(f"{LOAD}={path}", "parallel.grid.tp=4", "launch.nproc=16")) == (
