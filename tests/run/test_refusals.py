@@ -227,7 +227,8 @@ def test_a_data_file_that_is_cut_short(capsys):
     assert (
         told
         == """
-  data.root: data/train-images-idx3-ubyte: cut off: its header promises 6 x 4 x 4 bytes, 112 with the header; the file has 100
+  data.root: data/train-images-idx3-ubyte: cut off: its header promises 6 x 4 x 4 bytes, 112 with the header; \
+the file has 100
     set by: data.root=data (command line)
 """
     )
