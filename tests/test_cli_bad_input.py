@@ -233,7 +233,7 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
         ["steps=[train,save]", "steps.sample.tokens=5"],
         """
   steps.sample: 'sample' is not among the steps of this run (train, save); and then steps.sample: needs an \
-exported model, which 'export' makes, but there is no 'export' step
+exported model, but there is no 'export' step to make one
     set by: steps.sample.tokens=5 (command line)
     try:    'steps=[train,save,export,sample]' steps.sample.tokens=5
 """,

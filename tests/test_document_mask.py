@@ -233,8 +233,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a second input that is something else": (
         {"model": {"_target_": "tests.parallel.document_nets.Padded"}, "security__allow": ("tests",)},
-        "data.document_mask: true: the forward of tests.parallel.document_nets.Padded takes (tokens, mask), and no "
-        "documents to keep apart; let it be forward(self, tokens, documents), whose attention stays within documents "
+        "data.document_mask: true: the forward of tests.parallel.document_nets.Padded takes (tokens, mask), but it "
+        "must also take documents; define forward(self, tokens, documents), with attention only within documents "
         "(try: data.document_mask=false)",
     ),
 }  # fmt: skip

@@ -152,7 +152,7 @@ REFUSED = {
     "statistics of a batch that is padded": (
         kept("Untracked", "pp2"),
         f"model: {MIXED} the last of 13 held-out samples "
-        "would share theirs with padding; let it track running statistics, or hold out a multiple of 2 samples",
+        "would share one with padding; let it track running statistics, or hold out a multiple of 2 samples",
     ),
     "statistics of other batches": (
         kept("Awake", "one rank", data=DATA | {"held_out": 16}, steps={

@@ -76,9 +76,9 @@ def test_a_square_has_its_classes_last_first():
     assert class_dims((8,), (8,)) == class_dims((8, 5), ()) == class_dims((4, 8), (4, 2)) == ()
 
 
-LOGITS = "return only the logits, for a dict or an object by name, as in out.logits"
-RETURNED = f"and loss=cross_entropy takes one tensor; {LOGITS}, or give a loss of your own by loss._target_"
-FIT = "an output is (samples, ..., classes) or (samples, classes, ...), and targets have all dims but the classes"
+LOGITS = "return only the logits, such as out.logits or out['logits']"
+RETURNED = f"but loss=cross_entropy takes one tensor; {LOGITS}, or name a loss of your own in loss._target_"
+FIT = "an output must be (samples, ..., classes) or (samples, classes, ...), and targets all its dims but the classes"
 OWN = "tests.parallel.sources.Labelled"
 TOKENS = {"shape": [7, 6], "target": [7], "classes": 5}
 
@@ -103,15 +103,15 @@ REFUSED = {
     "a square": (
         trained({"_target_": "Returned", "how": "tensor"}, {"shape": [5, 6], "target": [5], "classes": 5}),
         "data: for 8 samples targets are int64 (8, 5) and the model's output is float64 (8, 5, 5): its classes may "
-        "be on dim 1 or on dim 2; choose sizes that are not equal",
+        "be on dim 1 or on dim 2; choose sizes that differ",
     ),
     "floating targets": (
         returned("tensor", dtype="float32"),
-        "data: targets are float32, and the loss is the cross entropy of class numbers: return them as int64",
+        "data: targets are float32, but the loss is the cross entropy of class numbers; return them as int64",
     ),
     "int32": (
         returned("tensor", dtype="int32"),
-        "data: targets are int32, and the loss is the cross entropy of class numbers: return them as int64",
+        "data: targets are int32, but the loss is the cross entropy of class numbers; return them as int64",
     ),
     "more targets than samples": (
         returned("tensor", more=1),

@@ -80,8 +80,8 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     """Returns the copy of ``job`` that ``step`` trains, with fewer layers, samples and steps.
 
     Widths, vocabulary and lengths stay the same, because sharding thresholds and fusion depend on them.
-    A tokenizer file comes with weights, and comparing numbers needs neither. Text is replaced by random
-    tokens, and conversations by the few that ship, if a sample has room for them.
+    Data that needs a tokenizer file is replaced: conversations by those that ship with the launcher, if a
+    sample has room for them, and anything else by random tokens.
     """
     changes = []
 
@@ -94,7 +94,7 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
 
     data = job.data
     if isinstance(data, Chat) and data.tokenizer == "file" and _shipped(data):
-        changes.append(("data.tokenizer", "file -> bytes, of conversations that ship"))
+        changes.append(("data.tokenizer", "file -> bytes, on conversations that ship with the launcher"))
         bare = {"path": None, "val": None, "template": None, "cache": None}
         data = data.model_copy(
             update={"tokenizer": "bytes", "tokenizer_file": None, "too_long": "cut", **bare}

@@ -1,4 +1,4 @@
-"""The planned faults of a drill, and the drills that cannot work."""
+"""The planned fault of a drill, and the problems of drills that cannot work."""
 
 from __future__ import annotations
 
@@ -143,10 +143,10 @@ def _unsaved(kind: str, step: int, job: Job, sizes: Sizes) -> Iterator[Problem]:
     if kind == "slow_rank" or step > sizes.steps:
         return
     if every is None:
-        text = f"null: debug.drill.{kind} needs checkpoints while training, to resume from"
+        text = f"null: debug.drill.{kind} needs a checkpoint during training to resume from"
         yield Problem("checkpoint.every", text, f"checkpoint.every={_often(kind, step)}")
     elif kind in WRITING and (step % every or step >= sizes.steps):
-        text = f"{step}: no checkpoint is written while training in that step (checkpoint.every={every})"
+        text = f"{step}: training writes no checkpoint in that step (checkpoint.every={every})"
         last = (sizes.steps - 1) // every * every
         near = min(max(every, round(step / every) * every), last)
         cure = f"{KEY}.{kind}.step={near}" if last else ""

@@ -94,7 +94,7 @@ def _peak_bytes(plan: Plan, rank: int, trains: bool) -> int:
 
 
 def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
-    """Returns the bytes that ``ranks`` need together in any layout.
+    """Returns the bytes that ``ranks`` need together at least, in any layout.
 
     These are one copy of the weights and of what training keeps for them, and a process for each rank.
     """

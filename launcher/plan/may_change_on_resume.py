@@ -6,7 +6,7 @@ Every setting is in one class:
 - Derived: a change is refused only if a value that is computed from it changes too.
 - Noted: people change it on purpose between two runs; a note says so.
 - Layout: it says where and how training is computed; the numbers are the same for every value.
-- Aside: no optimizer step is computed from it.
+- Aside: no optimizer step depends on it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ASIDE = (
     "parallel.local_norm", "parallel.group_file", "checkpoint", "steps", "logger", "security", "data.cache",
     "debug.limit", "debug.anomaly", "debug.graphs", "debug.profiler", "debug.drill",
 )  # fmt: skip
-"""``debug.limit`` and ``train.epochs`` are compared as ``train.steps``, which they lead to."""
+"""``debug.limit`` and ``train.epochs`` are compared as ``train.steps``, which they determine."""
 
 CHOSEN = ("model", "data", "loss", "optim", "schedule")
 UNSET = "not set"

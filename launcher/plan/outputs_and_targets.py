@@ -23,7 +23,7 @@ NUMBERED = ("mse", "bce")
 
 DATA, MODEL, PIECES = "data", "model", "parallel.pipeline.seq_chunks"
 LOSS, METRICS, BROADCAST = "loss", "metrics", "parallel.pipeline.output_broadcast"
-LOGITS = "return only the logits, for a dict or an object by name, as in out.logits"
+LOGITS = "return only the logits, such as out.logits or out['logits']"
 IN_ONE_PIECE = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
 
 
@@ -45,31 +45,31 @@ def _number(plan: Plan, dim: int) -> int:
 
 
 def several(job: Job, plan: Plan) -> Iterator[Problem]:
-    """Yields the parts of the request that take one tensor, if the model returns several."""
+    """Yields a problem for each part of the request that takes one tensor, if the model returns several."""
     if not plan.output_keys:
         return
     outputs = _several(plan.output_keys)
     returns = f"but the model returns {outputs}"
     if plan.objective.loss != "_target_":
-        text = f"its forward returns {outputs}, and loss={plan.objective.loss} takes one tensor"
-        yield Problem(MODEL, f"{text}; {LOGITS}, or give a loss of your own by loss._target_")
+        text = f"its forward returns {outputs}, but loss={plan.objective.loss} takes one tensor"
+        yield Problem(MODEL, f"{text}; {LOGITS}, or name a loss of your own in loss._target_")
     if plan.objective.ranked:
         names = listed([name for name, _ in plan.objective.ranked])
-        yield Problem(METRICS, f"{names}: a metric that has a name takes one tensor, {returns}")
+        yield Problem(METRICS, f"{names}: a built-in metric takes one tensor, {returns}")
     for name, step in job.steps.items():
         if step.kind in ("predict", "sample"):
-            yield Problem(f"steps.{name}", f"it takes one tensor, {returns}")
+            yield Problem(f"steps.{name}", f"this step takes one tensor, {returns}")
     if plan.output_broadcast:
-        yield Problem(BROADCAST, f"true: one tensor reaches every stage, {returns}", f"{BROADCAST}=false")
+        yield Problem(BROADCAST, f"true: it broadcasts one tensor, {returns}", f"{BROADCAST}=false")
     if plan.pieces:
-        text = f"{len(plan.pieces)}: pieces of a sequence are put together as one tensor, {returns}"
+        text = f"{len(plan.pieces)}: the outputs of all pieces are joined into one tensor, {returns}"
         yield Problem(PIECES, text, IN_ONE_PIECE)
     if plan.operators.output is not None or plan.sharding is not None:
-        text = f"an output that is cut over tp is one tensor, {returns}"
+        text = f"tp can cut the output only if it is one tensor, {returns}"
         cure = "leave the module that makes it out of parallel.operators"
         yield Problem("parallel.operators", text if plan.sharding is not None else f"{text}; {cure}")
     if not any(t.dtype.startswith(("float", "bfloat")) for t in plan.output):
-        yield Problem(MODEL, "its forward returns only whole numbers, which get no gradient")
+        yield Problem(MODEL, "its forward returns only integers, which get no gradient")
 
 
 def _several(keys: Sequence[str | int]) -> str:
@@ -108,18 +108,18 @@ def _class_numbers(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Proble
     output = plan.output[0]
     if target.dtype not in NUMBERS:
         cure = "loss=mse" if target.dtype.startswith("float") and _output_shape(plan) == target.shape else ""
-        text = f"targets are {target.dtype}, and the loss is the cross entropy of class numbers"
-        yield Problem(DATA, f"{text}: return them as int64", cure)
+        text = f"targets are {target.dtype}, but the loss is the cross entropy of class numbers"
+        yield Problem(DATA, f"{text}; return them as int64", cure)
 
     # the shapes decide which dim of the output has the classes
     fits = class_dims(output.shape, target.shape)
     shapes = f"targets are {_text(target)} and the model's output is {_text(output)}"
     text = f"for {target.shape[0]} samples {shapes}"
     if not fits:
-        text += "; an output is (samples, ..., classes) or (samples, classes, ...)"
-        yield Problem(DATA, f"{text}, and targets have all dims but the classes")
+        text += "; an output must be (samples, ..., classes) or (samples, classes, ...)"
+        yield Problem(DATA, f"{text}, and targets all its dims but the classes")
     elif len(fits) > 1 and own:
-        text += f": its classes may be on dim {fits[1]} or on dim {fits[0]}; choose sizes that are not equal"
+        text += f": its classes may be on dim {fits[1]} or on dim {fits[0]}; choose sizes that differ"
         yield Problem(DATA, text)
     elif fits[0] != len(output.shape) - 1:
         yield from _not_last(plan, fits[0])
@@ -138,10 +138,10 @@ def _elements(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
         f"for {target.shape[0]} samples targets are {_text(target)} and the model's output is {_text(output)}"
     )
     if not target.dtype.startswith("float"):
-        text = f"{name}: {shapes}; it compares number with number: return targets as float32"
+        text = f"{name}: {shapes}; it compares them number by number: return targets as float32"
         yield Problem(LOSS, text)
     elif target.shape != output.shape:
-        yield Problem(LOSS, f"{name}: {shapes}; it compares element with element: both take one shape")
+        yield Problem(LOSS, f"{name}: {shapes}; it compares them element by element: give both one shape")
 
 
 def _measured(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
@@ -153,7 +153,7 @@ def _measured(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
             text = f"{name}: targets are {_text(target)} and the model's output is {_text(output)}"
             yield Problem(METRICS, f"{text}; it compares class numbers with logits")
         elif k >= _number(plan, fits[0]):
-            text = f"{name}: of {_number(plan, fits[0])} classes every target is in the top {k}"
+            text = f"{name}: with {_number(plan, fits[0])} classes every target is in the top {k}"
             yield Problem(METRICS, text)
 
 
@@ -185,6 +185,6 @@ def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
     if not mixed or all(n % size == 0 for n in read):
         return None
     text = f"{listed(mixed)} normalizes over the samples of a micro batch also in evaluation mode"
-    text += f", and the last of {held_out} held-out samples would share theirs with padding"
+    text += f", and the last of {held_out} held-out samples would share one with padding"
     way_out = f"let it track running statistics, or hold out a multiple of {size} samples"
     return Problem("model", f"{text}; {way_out}")

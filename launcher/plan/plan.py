@@ -1,4 +1,4 @@
-"""The whole decision, made before anything runs: print it, compare it, store it."""
+"""The plan: every decision about a run, made before anything runs."""
 
 from __future__ import annotations
 
@@ -81,9 +81,10 @@ VERSION = 1
 class Estimate:
     """What a step will cost: simulated, and counted on meta tensors. Nothing that runs depends on it.
 
-    ``flops`` are those of all ranks together. ``loads`` has one entry a pipeline rank, from which ``memory``
-    is computed. ``room`` is the bytes of a rank's device, if the request states them. ``work`` is everything
-    that a step has to do; ``step`` predicts its time, if the request states the speeds of the hardware.
+    ``flops`` are those of all ranks together. ``loads`` has one entry per pipeline rank; ``memory`` is
+    computed from it. ``room`` is the bytes of a rank's device, if the request states them. ``work`` is
+    everything that a step has to do; ``step`` predicts its time, if the request states the speeds of the
+    hardware.
     """
 
     timeline: Timeline
@@ -110,10 +111,10 @@ class Observed:
 
     ``optimizer`` describes the user's optimizer class; ``None`` for one of ours. ``changed`` are parameters
     and buffers that a forward in training changes, ``restored`` those that one in evaluation mode changes,
-    under all their names; ``moves``: whether the latter changes Python state. ``unsteady`` is what of both
-    its output depends on. ``mixed`` are modules that normalize over the samples of a micro batch in
-    evaluation mode. ``batch_dependent``: training depends on which samples share a micro batch. ``lookups``
-    are inputs that index tables; each batch is checked against them.
+    under all their names; ``moves``: whether the latter changes Python state. ``unsteady`` is what evaluation
+    changes and its next forward depends on. ``mixed`` are modules that normalize over the samples of a micro
+    batch in evaluation mode. ``batch_dependent``: training depends on which samples share a micro batch.
+    ``lookups`` are inputs that index tables; each batch is checked against them.
     """
 
     optimizer: OptimizerTraits | None

@@ -1,4 +1,4 @@
-"""recompute: auto. Chooses what to recompute so that a step fits."""
+"""``recompute: auto``: chooses the blocks to recompute so that a step fits in memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EqualBlocks:
     names: tuple[str, ...]
     ways: tuple[BlockPolicy, ...]
     in_flight: int = 1
-    """Micro batches of the stage that are kept when most bytes are."""
+    """The micro batches of the stage in flight at the moment when the rank keeps the most bytes."""
 
 
 Cost = tuple[int, int]
@@ -73,8 +73,8 @@ def cheapest(groups: Sequence[EqualBlocks], fits: Callable[[Choice], bool]) -> C
     """Returns the cheapest choice that ``fits``, or ``None`` if none does.
 
     For blocks that are alike, only the number of blocks under each policy is varied. The blocks whose
-    backward needs most bytes come first: their backward runs when nothing of the later blocks is kept any
-    more, and the blocks before them keep least. If a policy that keeps less needs more in its backward, no
+    backward needs most bytes come first: their backward runs when the later blocks have freed everything,
+    and the blocks before them keep least. If a policy that keeps less needs more in its backward, no
     other order needs less memory.
     """
     ranked = [sorted(_mixtures(group), key=lambda mixture: mixture[0]) for group in groups]
@@ -101,7 +101,7 @@ def cheapest(groups: Sequence[EqualBlocks], fits: Callable[[Choice], bool]) -> C
 
 @dataclass(frozen=True)
 class _Step:
-    """Moves one more block of a group to the next leaner policy; ``price``: flops a byte freed."""
+    """Moves one more block of a group to the next leaner policy; ``price``: flops per freed byte."""
 
     price: float
     group: int
@@ -291,6 +291,7 @@ class Trials:
         return tuple(max(each[rank] for rank in grid.ranks(pp=pp)) for pp in range(grid["pp"]))
 
     def mixed(self, pp: int, choice: Choice) -> RankLoad:
+        """Returns the load of pipeline rank ``pp`` with each block under its policy in ``choice``."""
         loads = {policy: plan.estimate.loads[pp] for policy, plan in self.plans.items()}
         stages = []
         for n, (stage, plain) in enumerate(loads[NONE].stages):
@@ -377,9 +378,9 @@ def unknown(job: Job) -> list[Problem]:
 
 
 def too_little(plans: Iterable[Plan], room: int, cure: str) -> Problem:
-    """Returns the problem that not even the plan of ``plans`` that needs least memory fits ``room``."""
+    """Returns the problem that no plan fits ``room``, with the bytes of the plan that needs least memory."""
     least = min((tightest(plan.estimate.memory, room) for plan in plans), key=lambda fit: fit.needed)
-    return Problem(KEY, f"auto: however many blocks run again, it {least}", cure)
+    return Problem(KEY, f"auto: however many blocks run again, a step {least}", cure)
 
 
 def note(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True) -> Note:
@@ -392,5 +393,5 @@ def note(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True) 
     total = 3 * plan.sizes.micros * sum(s.flops for s in plan.stages)
     run = "runs" if len(again) == 1 else "run"
     text = f"auto -> {len(again)} of {many(len(blocks), 'block')} {run} again {fitting}"
-    least = "no choice adds less" if exact else "this is a cheap choice of too many to try"
+    least = "no choice adds less" if exact else "there are too many choices to try all"
     return Note(KEY, f"{text}, which adds {flops / max(total, 1):.1%} to a step's flops; {least}")

@@ -39,7 +39,7 @@ K = TypeVar("K")
 
 
 def text(plan: Plan) -> str:
-    """Returns the whole plan, the same bytes for the same job; no newline at the end."""
+    """Returns the full plan, the same bytes for the same job; no newline at the end."""
     sections = _sections(plan).items()
     return _page(plan, {label: [line for row in rows for line in row.lines] for label, rows in sections})
 
@@ -124,7 +124,7 @@ def _pipeline(plan: Plan) -> Rows:
         yield "schedule", f"one stage, {many(sz.micros, 'micro batch')} a step"
         return
 
-    shape = "there and back" if sz.v else "interleaved"
+    shape = "V-shaped" if sz.v else "interleaved"
     chunks = f" {shape}, {sz.chunks} chunks a rank" if sz.chunks > 1 else ""
     in_flight = ", ".join(map(str, t.in_flight)) if len(t.in_flight) <= 8 else f"at most {max(t.in_flight)}"
     sent = f"{many(t.messages, 'message')} a step; micro batches in flight: {in_flight}"
@@ -166,7 +166,7 @@ def _stages(plan: Plan) -> Rows:
         if any(modules):
             names = listed([m for s in stages for m in s.modules])
 
-        # several stages: the figures are those of each, the ranks those of all
+        # several stages: the figures are for each of them, the ranks for all
         each = " each" if len(stages) > 1 else ""
         if each and modules:
             names += f", {many(len(modules), 'module')} each"
@@ -257,9 +257,7 @@ def _ties(plan: Plan) -> Rows:
         at = ", ".join(map(str, t.stages))
         one = len(t.ranks) == 1 and not p.sharded
         summed = "gradients summed" if t.trained else "frozen"
-        description = (
-            f"one copy, for {_on(plan.sizes.grid.ranks(pp=t.ranks[0]))} hold both" if one else summed
-        )
+        description = f"one copy, all on {_on(plan.sizes.grid.ranks(pp=t.ranks[0]))}" if one else summed
         yield "tied", f"{' = '.join(p.names)} on stages {at}: {description}, counted and saved once"
 
 
@@ -293,8 +291,11 @@ def _reduce(plan: Plan) -> Rows:
         often = f"{len(same)} all-reduces" if len(same) > len(stages) else "one all-reduce"
         yield "reduce", f"{_where(stages)}: {description}, {often} a step{' each' if len(same) > 1 else ''}"
     for b in plan.sums:
-        description = f"{many(len(b.names), 'unsharded parameter')} used on parts, {bytes_text(b.nbytes)}"
-        yield "reduce", f"stage {b.stage}: {description}, one all-reduce over tp a step"
+        description = f"{many(len(b.names), 'unsharded parameter')} with partial gradients"
+        yield (
+            "reduce",
+            f"stage {b.stage}: {description}, {bytes_text(b.nbytes)}, one all-reduce over tp a step",
+        )
 
 
 def _overlap(plan: Plan) -> Rows:

@@ -35,7 +35,7 @@ def operator_rows(flow: TensorParallelPlan, output: Sequence[TensorSpec], ways: 
 
 
 def repeated(sent: Sequence[tuple[str, int]]) -> str:
-    """Returns as text collectives of which only the kind and the bytes are known.
+    """Returns collectives as text, if only their kinds and bytes are known.
 
     >>> repeated([("all_reduce", 1024), ("all_reduce", 1024)])
     '2 all-reduces (2.0 KB)'
@@ -53,7 +53,7 @@ def _row(same: list[ShardedOperator]) -> str:
     count = f" ({many(len(same), 'module')})" if len(same) > 1 else ""
     cut = ", ".join(f"{n} {axes_text(axes)}" for n, axes in o.weights if tp_dim(axes) is not None)
     sent = [c for s in same for c in s.comms]
-    ways = f"{_change(first.arrives, first.takes)} in, {_out(first)} out"
+    ways = f"input {_change(first.arrives, first.takes)}, output {_out(first)}"
     text = ", ".join(part for part in (f"{o.key}{count}: {kind}", cut, ways) if part)
     return f"{text}; {_sent(sent)}" if sent else text
 
@@ -63,11 +63,11 @@ def _change(before: Cut, after: Cut) -> str:
 
 
 def _out(s: ShardedOperator) -> str:
-    return f"terms -> {_words(s.gives)}" if s.sums else _change(s.makes, s.gives)
+    return f"partial -> {_words(s.gives)}" if s.sums else _change(s.makes, s.gives)
 
 
 def _words(cut: Cut) -> str:
-    return "whole" if cut is None else f"dim {cut} cut"
+    return "full" if cut is None else f"cut on dim {cut}"
 
 
 def _sent(comms: Sequence[Comm]) -> str:

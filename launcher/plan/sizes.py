@@ -15,11 +15,11 @@ from launcher.plan.values.resolved import OVER_TP, EngineChoice
 class Sizes:
     """The sizes of a run.
 
-    Each rank has ``chunks`` of the ``virtual`` stages, placed round after round or, with ``v``, there and
-    back. Batches are counted in samples; ``local_batch`` is that of a data-parallel rank. ``pieces``: chunks
-    into which the sequences of a micro batch are cut in training. ``epochs``: the number from which ``steps``
-    was computed, if the request states epochs. ``engine``: how operators are cut; device matrices are over
-    all ranks of a stage, and the grid has these ranks on ``tp``.
+    Each rank has ``chunks`` of the ``virtual`` stages, placed round after round or, with ``v``, in a V.
+    Batches are counted in samples; ``local_batch`` is that of a data-parallel rank. ``pieces``: chunks into
+    which the sequences of a micro batch are cut in training. ``epochs``: the number from which ``steps`` was
+    computed, if the request states epochs. ``engine``: how operators are cut; device matrices are over all
+    ranks of a stage, and the grid has these ranks on ``tp``.
     """
 
     grid: Grid

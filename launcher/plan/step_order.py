@@ -91,16 +91,16 @@ def _lacks(name: str, step: Step, steps: Mapping[str, Step], done: set[str]) -> 
         maker = next(kind for kind in others if kind in kinds)
 
     if maker in kinds:
-        return f"needs {thing}, which {maker!r} makes, but comes after {name!r}"
-    old = f", nor an old one named by steps.{name}.src" if hasattr(step, "src") else ""
-    return f"needs {thing}, which {maker!r} makes, but there is no {maker!r} step{old}"
+        return f"needs {thing}, but {maker!r}, which makes it, comes after {name!r}"
+    old = f", and steps.{name}.src names none" if hasattr(step, "src") else ""
+    return f"needs {thing}, but there is no {maker!r} step to make one{old}"
 
 
 def _forgets(step: Step, done: set[str], live: bool) -> str:
     learned = next((kind for kind in done if VERBS[kind].trains), None)
     if loads(step) and learned is not None and not _made(CHECKPOINT, done):
         return f"would overwrite what {learned!r} has just trained"
-    return "the ranks start from its result; put it before them" if starts(step) and live else ""
+    return "the ranks start from its result; put it first" if starts(step) and live else ""
 
 
 def _too_late(step: Step, ended: str) -> str:
@@ -162,6 +162,6 @@ def _may_be_next(step: Step, remaining: Collection[Step], done: set[str]) -> boo
 
 
 def comes_after(job: Job, key: str, name: str) -> bool:
-    """Whether the step ``name`` comes after that of ``key``."""
+    """Whether the step ``name`` comes after the step that ``key`` names."""
     names = list(job.steps)
     return names.index(key.removeprefix("steps.")) < names.index(name)

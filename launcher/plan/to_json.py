@@ -52,7 +52,7 @@ ORDER = (
 
 
 def as_json(plan: Plan) -> str:
-    """Returns every value of the plan and the format version, one item a line, for comparing plans."""
+    """Returns every value of the plan and the format version, one item per line, for comparing plans."""
     plan_dict = _as_dict(plan)
     values = {"version": VERSION} | {key: plan_dict[key] for key in sorted(plan_dict, key=ORDER.index)}
     rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in values.items()]

@@ -1,4 +1,4 @@
-"""Notes what ``model.config`` leaves as the ``config.json`` of a folder has it."""
+"""Notes which values of ``config.json`` stay although ``model.config`` changes what they follow from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.plan.values.note import Note
 
 
 def notes(job: Job) -> list[Note]:
-    """Notes values of the folder that transformers would compute otherwise from the changed keys."""
+    """Notes values of the folder that transformers would compute differently from the changed keys."""
     if not isinstance(job.model, HuggingFace) or not job.model.config:
         return []
     from launcher.models.hugging_face import stale
@@ -19,7 +19,7 @@ def notes(job: Job) -> list[Note]:
     return [
         Note(
             f"model.config.{key}",
-            f"{json.dumps(value)}: {where} says so; transformers would compute {json.dumps(now)} without it",
+            f"{json.dumps(value)}: from {where}; without it transformers would compute {json.dumps(now)}",
         )
         for key, value, now in stale(job.model)
     ]

@@ -1,4 +1,4 @@
-"""Decides for which device's kernels a plan counts: those of the devices that its ranks will run on."""
+"""Decides which device's kernels a plan counts: those of the devices that its ranks will run on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATTENTION_OPERATORS = (
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
 )  # fmt: skip
 NORM_OPERATORS = ("rms_norm", "_fused_rms_norm")
-"""Operators for which a device registers a kernel if it has a single one for them."""
+"""Operators that a device registers only if it computes them in a single kernel."""
 _kind = ContextVar("planned_kind", default="cpu")
 
 
@@ -99,9 +99,9 @@ def _why(job: Job) -> str:
 def _planned(job: Job, here: str | None) -> str:
     """The kind of device that ranks run on.
 
-    ``here`` is this machine's kind, if it has a device for each of its ranks. It says nothing about a job for
-    a named cluster or one that starts on other machines: those plan for the CPU unless the request names a
-    device.
+    With ``launch.device=auto``, a cluster of accelerators counts as CUDA devices, and any other named cluster
+    or other machines (Slurm, Kubernetes) as CPUs. Only a job for this machine takes ``here``: the kind of its
+    devices, if it has one for each of its ranks.
     """
     launch = job.launch
     if accelerators(job):

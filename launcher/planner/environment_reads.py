@@ -1,4 +1,4 @@
-"""Reports what a model reads of the launcher's environment variables."""
+"""Reports which of the launcher's environment variables a model reads."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Fewer:
 
 @dataclass(frozen=True)
 class Shallow:
-    """Two shallow models, the second with one layer more; ``steps`` more such layers give the deep model."""
+    """Two shallow models: the second has one layer more than the first, the deep model has ``steps`` more."""
 
     first: Fewer
     second: Fewer
@@ -54,7 +54,7 @@ class Unlike(Exception):
 
 
 def shallow(job: Job, uncut: tuple[str, ...] | None) -> Shallow | None:
-    """Returns ``None`` if there are few layers, or if the request does not treat them alike."""
+    """Returns the two models, or ``None`` if there are few layers or the request treats them differently."""
     model, par = job.model, job.parallel
     if not isinstance(model, LanguageModel) or model.layers < DEEP:
         return None

@@ -1,4 +1,4 @@
-"""The folder of a Hugging Face model: what is wrong with it, and whether its weights fit the plan."""
+"""Checks the folder of a Hugging Face model, and whether its weights fit the plan."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ UNSAID = ("LABEL_0", "LABEL_1")
 def check(job: Job, tokens: int | None, classes: int | None) -> list[Problem]:
     """Problems that the folder alone shows; transformers is not imported.
 
-    ``tokens``, ``classes``: how many distinct ones the data may have, if known.
+    ``tokens``, ``classes``: the numbers of token ids and classes that the data may have, if known.
     """
     if not isinstance(job.model, HuggingFace):
         return []
@@ -78,14 +78,14 @@ def check(job: Job, tokens: int | None, classes: int | None) -> list[Problem]:
 
 
 def _generation(folder: Path) -> Iterator[Problem]:
-    """A file that transformers opens with a model, so that it could not open an export that has a copy."""
+    """Yields a problem if transformers cannot read the generation config, which an export would contain."""
     path = folder / GENERATION
     if not path.is_file():
         return
     try:
         read_json(path)
     except (ValueError, OSError) as error:
-        text = f"{path}: an export would have a copy, which transformers cannot read"
+        text = f"{path}: an export would contain a copy of this file, which transformers cannot read"
         yield Problem(KEY, f"{text}: {error_text(error).removeprefix(f'{path}: ')}")
 
 
@@ -122,8 +122,8 @@ def _config(
         yield Problem(KEY, f"{path}: it has no model_type, so the kind of model is unknown")
         return
     for key in DTYPES & model.config.keys():
-        text = f"{model.config[key]}: train.precision decides what the model computes in"
-        yield Problem(f"model.config.{key}", f"{text}, and steps.export.dtype what an export is written in")
+        text = f"{model.config[key]}: it has no effect; train.precision sets the dtype of the computation"
+        yield Problem(f"model.config.{key}", f"{text}, steps.export.dtype that of an export")
     if wrong := [*_beyond(data | model.config)]:
         yield from (Problem(KEY, f"{path}: {text}") for text in wrong)
         return
@@ -131,16 +131,16 @@ def _config(
         yield from _mixed(data | model.config, documents)
     decoder = _decoder(data, model.config)
     if decoder.get(ROUTED):
-        text = "true: its forward would return them beside the logits, and no loss of routers is trained"
+        text = "true: the forward would also return router logits, but the launcher trains no router loss"
         key = ROUTED if (data | model.config).get(ROUTED) else f"{TEXT}.{ROUTED}"
         yield Problem(f"model.config.{key}", text, f"model.config.{key}=false")
     if (data | model.config).get(QUANTISED):
-        text = "the weights of this config are quantised, but a model is trained and exported as it is built"
+        text = "this config is for quantized weights, but the launcher trains and exports unquantized ones"
         yield Problem(f"model.config.{QUANTISED}", text, f"model.config.{QUANTISED}=null")
     rows = decoder.get("vocab_size")
     if tokens is not None and isinstance(rows, int) and rows < tokens:
         text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"
-        yield Problem(KEY, f"{text}: read them with the tokenizer of this model")
+        yield Problem(KEY, f"{text}; use the tokenizer of this model")
     labels = (data | model.config).get("num_labels") or len(data.get("id2label") or UNSAID)
     if model.task == "image_classification" and classes is not None and labels < classes:
         text = f"{path}: {labels} labels are too few for the {classes} classes of the data"
@@ -148,14 +148,14 @@ def _config(
 
 
 def _decoder(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that describe the decoder; a model that also sees has them in ``text_config``."""
+    """The keys that describe the decoder; a multimodal model has them in ``text_config``."""
     parts = [part.get(TEXT) for part in (data, changes)]
     inner = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
     return {**data, **inner, **changes}
 
 
 def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Sizes that no model has but transformers would build, and kernels that it would download."""
+    """Yields sizes that no model has but transformers would build, and kernels that it would download."""
     for name, value in config.items():
         key = f"{above}{name}"
         if isinstance(value, int) and _COUNT.fullmatch(name) and abs(value) > MOST:
@@ -166,13 +166,13 @@ def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
             if name not in LISTED:
                 yield f"{key} lists {len(value)} values; at most {MOST} are read"
         elif "attn_implementation" in name and "/" in str(value):
-            yield f"{key} is {value}: a kernel that is fetched from elsewhere is not run"
+            yield f"{key} is {value}: the launcher runs no downloaded kernels"
         elif isinstance(value, Mapping) and name not in LISTED:
             yield from _beyond(value, f"{key}.")
 
 
 def _mixed(config: Mapping[str, Any], documents: DocumentSetting) -> Iterator[Problem]:
-    """Why the documents of a sample would not be kept apart."""
+    """Yields why the documents of a sample would not be kept apart."""
     kind, attention = config["model_type"], config.get("attn_implementation") or "sdpa"
     if kind not in APART or config.get("use_bidirectional_attention"):
         text = f"{documents.value}: the launcher cannot separate documents in a {kind}"
@@ -184,7 +184,7 @@ def _mixed(config: Mapping[str, Any], documents: DocumentSetting) -> Iterator[Pr
 
 
 def misfits(job: Job, plan: Plan) -> list[Problem]:
-    """Weights in the folder that do not fit the model: by file headers, and by the values of tied ones."""
+    """Problems of weights that do not fit the model, by file headers and by the values of tied tensors."""
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     path = Path(job.model.path)
@@ -194,7 +194,7 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
         return [*_misfit(job.model, differences)]
 
     named = RenamedTensors(source, names_in_folder(source.specs, strategy.named))
-    text = "are one tensor of the model, and the folder has different values for them"
+    text = "are one tensor of the model, but the folder has different values for them"
     ties = unequal_ties(named, strategy)
     if TIED in job.model.config:
         text = f"{text}; {UNTIED} keeps both"
@@ -203,30 +203,30 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
 
 
 def _misfit(model: HuggingFace, differences: Sequence[str]) -> Iterator[Problem]:
-    """Weights that do not fit the model, at the keys of ``model.config`` that change the model, if any do."""
+    """Yields the differences as problems of the keys of ``model.config`` that change the model, if any do."""
     data = read_json(Path(model.path) / CONFIG)
     changed = [k for k, value in model.config.items() if k not in KERNELS and data.get(k, MISSING) != value]
     if not changed:
         yield from (Problem(KEY, f"{model.path}: {text}") for text in differences)
         return
 
-    # the values with which the weights were made read them; new weights keep what was requested
+    # two ways out: the values of the folder, which its weights fit, or new weights for the requested values
     was = {k: data[k] if k in data else _opposite(model.config[k]) for k in changed}
     olds = " ".join(f"model.config.{k}={_json(v)}" for k, v in was.items() if v is not None)
-    reads = f"; {olds} reads them" if None not in was.values() else ""
+    reads = f"; they fit {olds}" if None not in was.values() else ""
     values = ", ".join(f"{k}={_json(model.config[k])}" for k in changed)
     if changed == [TIED]:
-        text = f"false: the head of {model.path} is its embedding, and {differences[0]}"
+        text = f"false: the weights in {model.path} do not fit: {differences[0]}"
         text = (
-            f"{text}{reads}; to train a head of its own, save the folder with a copy of the embedding as head"
+            f"{text}{reads}; to train a separate head, save the folder with a copy of the embedding as head"
         )
         yield Problem(f"model.config.{TIED}", text)
     elif len(changed) == 1:
         value = values.partition("=")[2]
-        text = f"{value}: the weights in {model.path} are others: {differences[0]}{reads}"
+        text = f"{value}: the weights in {model.path} do not fit: {differences[0]}{reads}"
         yield Problem(f"model.config.{changed[0]}", text, NEW)
     else:
-        text = f"{values}: the weights in {model.path} are others: {differences[0]}{reads}"
+        text = f"{values}: the weights in {model.path} do not fit: {differences[0]}{reads}"
         yield Problem("model.config", text, NEW)
 
 
@@ -243,16 +243,16 @@ def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[
     names = names_in_folder(specs, target.named)
     lacking = [n for n, e in target.entries.items() if not {n, *e.aliases} & names.keys()]
     if lacking:
-        yield f"it has no weights for the model's {few(lacking)}"
+        yield f"the folder has no weights for the model's {few(lacking)}"
     if strange := unknown(specs, names):
-        yield f"the model has no place for its {few(strange)}"
+        yield f"the model has no tensor for the folder's {few(strange)}"
     unlike = []
     for name, theirs in names.items():
         actual, expected = specs[theirs], target.entries[target.named[name]].spec
         if actual.shape != expected.shape or (
             actual.dtype != expected.dtype and not castable(actual.dtype, expected.dtype)
         ):
-            unlike.append(f"{theirs} is {described(actual)}, the model's is {described(expected)}")
+            unlike.append(f"{theirs} is {described(actual)}, but in the model {described(expected)}")
     if unlike:
         yield few(unlike, "; ")
 
@@ -282,5 +282,5 @@ def note(job: Job) -> list[Note]:
         return []
     specs = read_hf(Path(job.model.path)).specs
     size = bytes_text(sum(s.nbytes for s in specs.values()))
-    text = f"true: {many(len(specs), 'tensor')} of {size} are read: each rank reads its part"
+    text = f"true: {many(len(specs), 'tensor')} ({size}) are read; each rank reads its part"
     return [Note(WEIGHTS, text)]

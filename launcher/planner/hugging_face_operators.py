@@ -34,10 +34,10 @@ def problems(job: Job) -> Iterator[Problem]:
     if not operators_are_open(job):
         return
     if not isinstance(job.model, HuggingFace):
-        text = f"auto: only a model of transformers says how to cut it, but the model is {_named(job)}"
+        text = f"auto: only models of transformers have a tensor-parallel plan; the model is {_named(job)}"
         yield Problem(OPERATORS, text, "operators=megatron" if _named(job) == "lm" else "")
     elif job.parallel.grid.tp is None:
-        yield Problem(OPERATORS, "auto: it does not say over how many ranks", "parallel.grid.tp=2")
+        yield Problem(OPERATORS, "auto: the size of tp is missing", "parallel.grid.tp=2")
 
 
 def _named(job: Job) -> str:
@@ -60,7 +60,7 @@ def written(job: Job) -> Job:
 
     styles, tp = tp_plan(job.model), job.parallel.grid.tp or 1
     if not styles:
-        text = f"auto: the config of {job.model.path} says nothing about tp: name modules one by one"
+        text = f"auto: the config of {job.model.path} has no tensor-parallel plan; name modules one by one"
         raise RequestError((Problem(OPERATORS, text),))
     if any(n % tp for n in heads(job.model)):
         styles = {

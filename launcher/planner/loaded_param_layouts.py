@@ -33,10 +33,14 @@ TP_KEY = "parallel.grid.tp"
 def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any], int | None, list[Problem]]:
     """Settings of ``parallel`` that follow from the file before a model is read: ``tp`` and weight sharding.
 
-    The number is that of the ranks in the file, if its layouts use device matrices.
+    Args:
+        par: the settings of the request.
+        tp_from: the setting that ``tp`` comes from, if it is set.
+        apart: the operators use device matrices.
 
-    ``tp_from``: the setting that ``tp`` comes from, if it is set. ``apart``: the operators use device
-    matrices; the layouts also do if they fit no ``tp``.
+    Returns:
+        The settings; the number of ranks in the file, if its layouts use device matrices, because the
+        operators do or because the layouts fit no ``tp``; and the problems.
     """
     path = par.param_strategy.load
     assert path is not None
@@ -55,7 +59,7 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
     for key, other in requested.items():
         if other not in (None, tp):
             cure = f"{key}={tp}" if key == TP_KEY else ""
-            text = f"{path}: its layouts are cut over {many(tp, 'rank')} of {TP}, {key} has {other}"
+            text = f"{path}: its layouts are cut over {many(tp, 'rank')} of {TP}, but {key} has {other}"
             return {}, None, [Problem(KEY, text, cure)]
 
     changes: dict[str, Any] = {}
@@ -132,7 +136,7 @@ def laid_out(job: Job, skeleton: ModelStructure, ranks: int) -> ParamLayouts | N
     names = (n for n in theirs.named if n in specs and n not in left_out)
     layouts = {n: theirs.entries[theirs.named[n]].layout for n in names}
     shapes = {n: [list(layout.shape), list(specs[n].shape)] for n, layout in layouts.items()}
-    _refuse(settings.load, [f"{n} has shape {a}, here {b}" for n, (a, b) in shapes.items() if a != b])
+    _refuse(settings.load, [f"{n} has shape {a}, in the model {b}" for n, (a, b) in shapes.items() if a != b])
     return ParamLayouts(settings.load, layouts)
 
 
@@ -164,11 +168,11 @@ def check_stored_layouts(job: Job, plan: Plan) -> None:
     if {axis for axis, _ in theirs.grid.axes} == {axis for axis, _ in mine.grid.axes}:
         axes = [" x ".join(f"{a} {n}" for a, n in s.grid.axes) for s in (theirs, mine)]
         if axes[0] != axes[1]:
-            text = f"{settings.load}: its layouts are on {axes[0]}, this plan is on {axes[1]}"
+            text = f"{settings.load}: its layouts are for {axes[0]}, but this plan has {axes[1]}"
             raise RequestError((Problem(KEY, text, _with_ranks(job, theirs)),))
     if theirs.grid.size != mine.grid.size:
         ranks = many(theirs.grid.size, "rank")
-        text = f"{settings.load}: its layouts are on {ranks}, this plan is on {mine.grid.size}"
+        text = f"{settings.load}: its layouts are for {ranks}, but this plan has {mine.grid.size}"
         raise RequestError((Problem(KEY, text, _with_ranks(job, theirs)),))
     _refuse(settings.load, [*_differences(mine, theirs), *absent])
 
@@ -220,7 +224,7 @@ def _sayable(strategy: Strategy, path: str) -> None:
     try:
         mindspore.merged_file(strategy)
     except ValueError as error:
-        text = f"{path}: {error}; a name that ends in .json can store it"
+        text = f"{path}: {error}; save it under a name that ends in .json"
         raise RequestError((Problem("parallel.param_strategy.save", text),)) from error
 
 
@@ -245,6 +249,6 @@ def _differences(mine: Strategy, theirs: Strategy) -> Iterator[str]:
             yield f"{name} is laid out differently"
         else:
             differences = ", ".join(
-                f"{key} {json.dumps(a[key])}, here {json.dumps(b[key])}" for key in unlike
+                f"{key} {json.dumps(a[key])}, in this plan {json.dumps(b[key])}" for key in unlike
             )
             yield f"{name} has {differences}"

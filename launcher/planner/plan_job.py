@@ -105,7 +105,7 @@ def settled(job: Job) -> Resolved:
 class CheckedRequest:
     """A request whose settings are compatible and whose files have been read.
 
-    ``stage_request``: what the plan has to know of it before the model is read.
+    ``stage_request``: everything that is decided before the model is read.
     """
 
     resolved: Resolved
@@ -258,7 +258,7 @@ def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) 
         made = _cut(other, _ask(other))
     except RequestError:
         return None
-    text = f"uses device matrices, because one axis tp cannot do it: {error.problems[0].text}"
+    text = f"uses device matrices, because the strategies do not fit one axis tp: {error.problems[0].text}"
     return replace(made, notes=(*made.notes, Note(device_matrix.OPERATORS, text)))
 
 
@@ -299,7 +299,7 @@ def _undivided(
     if leaves is None or request.config is not None:
         return leaves, []
     out, undivided = recompute.undivided(job.parallel.recompute, skeleton, leaves, request.sizes.virtual)
-    text = f"auto: {listed(undivided)} on one stage each, because recomputed modules are not cut"
+    text = f"auto: {listed(undivided)} stay on one stage each, because recomputed modules are not cut"
     return out, [Note(written_stages.KEY, text)] if undivided else []
 
 
@@ -310,7 +310,7 @@ def _unwrapped(request: StageRequest, skeleton: ModelStructure) -> tuple[StageRe
     names = written_stages.unwrapped(request.config, skeleton, request.sizes.virtual)
     if names == request.config:
         return request, []
-    text = f"{written_stages.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model"
+    text = f"{written_stages.BACKBONE}.NAME -> NAME: the names are those of a WithLossCell around the model"
     return replace(request, config=names), [Note(written_stages.KEY, text)]
 
 
@@ -446,8 +446,8 @@ def _planned(
     if resolved.vocabulary_from:
         notes.append(Note("data.vocab_size", f"null -> {vocab(job.data)}: {resolved.vocabulary_from}"))
     if job.debug.onerank:
-        text = "true: launch.nproc and launch.nnodes are 1; of parallel only deferred_init and, of pipeline, "
-        text += "micro_batch_num and loss_reduction are kept"
+        text = "true: launch.nproc and launch.nnodes are 1; of parallel.* only deferred_init, "
+        text += "pipeline.micro_batch_num and pipeline.loss_reduction are kept"
         notes.append(Note("debug.onerank", text))
     if (fault := drill.fault(job, request.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))
@@ -457,7 +457,7 @@ def _planned(
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"
-        note = Note("parallel.deferred_init", f"{text}; every rank builds the whole model once")
+        note = Note("parallel.deferred_init", f"{text}; every rank builds the full model once")
     kept = None if traces is None else traces.keeps_messages
     traced = TracedModel(
         model.skeleton,

@@ -31,7 +31,7 @@ from launcher.plan.values.text import GB
 from launcher.planner.trace_model import ModelRead
 
 TRIES = 4
-"""Most attempts. A plan may use more memory than the sum of its blocks: the excess is the next margin."""
+"""The most attempts. A plan may need more memory than its blocks predict: the excess widens the margin."""
 
 
 class Planned(Protocol):
@@ -68,7 +68,7 @@ def solved(job: Job, planned: Planned) -> Plan:
 def _same_stages(job: Job, planned: Planned) -> tuple[Planned, Plan]:
     """``planned`` with the stages of the fastest step fixed, and its plan without recomputation.
 
-    Memory does not change the stages: blocks are recomputed for that.
+    The stages do not depend on memory: blocks are recomputed to save it.
     """
     ample = job.model_copy(update={"cluster": job.cluster.model_copy(update={"memory_gb": None})})
     like = stage_of_modules(planned(with_policies(ample, {})))

@@ -1,4 +1,4 @@
-"""Losses of routers that a model's config requests but the launcher does not train."""
+"""Notes router losses that a model's config requests but the launcher does not train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUTER_LOSSES = (
 
 
 def untrained_losses(job: Job) -> list[Note]:
-    """Notes the losses that the config requests but the launcher does not train."""
+    """Notes the losses in the config, with their weights."""
     if not isinstance(job.model, HuggingFace):
         return []
     from launcher.models.hugging_face import config_of
@@ -21,5 +21,5 @@ def untrained_losses(job: Job) -> list[Note]:
     config = config_of(job.model).get_text_config(decoder=True)
     named = [(key, getattr(config, key, None)) for key in ROUTER_LOSSES]
     losses = [f"{key} {value}" for key, value in named if isinstance(value, int | float) and value]
-    text = f"{', '.join(losses)} of its config has no effect: no loss of routers is trained"
+    text = f"{', '.join(losses)} of its config has no effect: the launcher trains no router loss"
     return [Note("model", text)] if losses else []

@@ -50,8 +50,9 @@ class ModelRead:
     attributes of its tensors, each with the names of the tensors that have it. ``flows``: traced operators,
     by operators, tp and inputs. ``initial``: the values that the constructor gives its tensors. ``mixing``:
     whether samples of a batch depend on one another, by inputs, as far as that was tried. ``outside``: what
-    its output depends on outside of the model, by inputs too. ``identity``: modules that ask for more than
-    the numbers of their inputs, by inputs. ``late_world``: what these trials asked about the processes.
+    its output depends on outside of the model, by inputs too. ``identity``: modules that depend on more than
+    the numbers of their inputs, by inputs. ``late_world``: what the model read about its process in these
+    trials.
     """
 
     make: Callable[[], nn.Module]
@@ -119,7 +120,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
 
 
 class ReadOnce:
-    """Reads a model once for several plans: always one of this package, a user's class if ``own``."""
+    """Reads a model once for several plans; a model of another package or of the user only if ``own``."""
 
     def __init__(self, own: bool = False) -> None:
         self._own = own
@@ -254,7 +255,7 @@ def follow(
     if leaves is None or count == 1:
         return _settled(out, recomputed, graph, skeleton)
 
-    # and one of their pieces
+    # trace one forward of each piece
     split = job.parallel.pipeline.seq_split
     lengths = sequence.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
     out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)

@@ -1,4 +1,4 @@
-"""``train.steps`` from ``train.epochs`` and the number of samples."""
+"""Computes ``train.steps`` from ``train.epochs`` and the number of samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.user_errors import user_error
 
 EPOCHS = "train.epochs"
 UNENDING = 1 << 53
-"""A length from which on a data set counts as endless."""
+"""A data set of at least this length counts as endless."""
 
 
 def steps_are_open(job: Job) -> bool:
@@ -24,7 +24,7 @@ def steps_are_open(job: Job) -> bool:
 
 
 def with_placeholder_steps(job: Job) -> Job:
-    """A placeholder until the data is opened: one step at a constant rate, which one step is enough for."""
+    """A placeholder until the data is opened: one step, at a constant rate, as others need more steps."""
     return (
         _lasting(job, 1).model_copy(update={"schedule": Constant(name="constant")})
         if steps_are_open(job)
@@ -55,7 +55,7 @@ def steps_note(resolved: Resolved) -> Iterator[Note]:
         text = f"null -> {train.steps}: {many(train.epochs, 'epoch')} of {many(samples, 'sample')}"
         if rest := train.epochs * samples % train.batch_size:
             text += f"; the last step takes {rest} of them"
-            text += " and is filled up with the first samples of a further epoch"
+            text += " and the first samples of one more epoch"
         yield Note("train.steps", text)
 
 
@@ -81,5 +81,5 @@ def _samples(job: Job) -> int:
 
 def _endless(job: Job, why: str) -> RequestError:
     """An error without a cure: the intended number of steps is unknown too."""
-    text = f"{job.train.epochs}: {why}; say how long to train in train.steps"
+    text = f"{job.train.epochs}: {why}; set train.steps instead"
     return RequestError((Problem(EPOCHS, text),))

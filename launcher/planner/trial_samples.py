@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from launcher.parallel.trace.identity_of_inputs import InputIdentity
 
 SAMPLES = 8
-"""Samples that are read of a user's data set."""
+"""The number of samples to read from a user's data set."""
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def try_samples(
 
 
 def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | None:
-    """What of a sample depends on the others in a user's model; ``None``: not known."""
+    """What depends on other samples of a batch in a user's model, "" if nothing does; ``None``: untried."""
     if not isinstance(job.model, Target):
         return None
     from launcher.parallel.trace.mixing_samples import mixing
@@ -95,7 +95,7 @@ def _outside(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> Outsi
 
 
 def _identity(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> InputIdentity:
-    """Returns the modules of a user's model that compute with more than the numbers of their inputs."""
+    """Returns the modules of a user's model that depend on more than the numbers of their inputs."""
     from launcher.parallel.trace.identity_of_inputs import InputIdentity, input_identity
     from launcher.parallel.trace.model_facts import meta
 
@@ -131,7 +131,7 @@ def samples(job: Job) -> tuple[Tensor, ...]:
     for s in input_specs(job.data, SAMPLES, job.security.allow):
         if s.dtype.startswith("float"):
             out.append(torch.rand(s.shape, generator=stream))
-        elif out:  # beside tokens: the numbers of their documents, from 0 on, ascending
+        elif out:  # the document numbers of the tokens, ascending from 0
             out.append(torch.randint(0, 2, s.shape, generator=stream).cumsum(-1))
             out[-1] -= out[-1][..., :1].clone()
         else:
@@ -141,7 +141,7 @@ def samples(job: Job) -> tuple[Tensor, ...]:
 
 
 def batches(inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], ...]:
-    """All samples at once, then the first and the last alone: there its length and ids are the only ones."""
+    """All samples as one batch, then the first and the last one each as a batch of its own length and ids."""
     count = len(inputs[0]) if inputs else 0
     ones = dict.fromkeys(([0, count - 1]) if count > 1 else ())
     return inputs, *(tuple(t[at : at + 1] for t in inputs) for at in ones)

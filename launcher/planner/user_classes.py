@@ -91,9 +91,7 @@ def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
         try:
             inspect.signature(act).bind(None, *parameters)
         except TypeError as error:
-            yield Problem(
-                key, f"{name}: {method}({', '.join(parameters)}) is called, but does not fit: {error}"
-            )
+            yield Problem(key, f"{name}: cannot be called as {method}({', '.join(parameters)}): {error}")
 
 
 DOCUMENTS = "documents"
@@ -110,7 +108,7 @@ def missing_modules(job: Job) -> list[Problem]:
 
 
 def files(job: Job) -> list[str]:
-    """The Python modules that define the user's model. They may count or keep what they construct."""
+    """The Python modules that define the user's model. They may count or store what they construct."""
     if not isinstance(job.model, Target):
         return []
     from torch import nn
@@ -129,9 +127,9 @@ def document_problems(job: Job, read: ModelRead) -> Iterator[Problem]:
     takes = [p.name for p in signature(read.module.forward).parameters.values() if p.kind in PLACED]
     if takes[1:2] != [DOCUMENTS]:
         text = f"{documents.value}: the forward of {job.model.target} takes ({', '.join(takes)})"
-        text = f"{text}, and no documents to keep"
-        cure = f"let it be forward(self, tokens, {DOCUMENTS}), whose attention stays within documents"
-        yield Problem(documents.key, f"{text} apart; {cure}", documents.cure)
+        text = f"{text}, but it must also take {DOCUMENTS}"
+        cure = f"define forward(self, tokens, {DOCUMENTS}), with attention only within documents"
+        yield Problem(documents.key, f"{text}; {cure}", documents.cure)
 
 
 DATA_KEY = "data._target_"
@@ -165,7 +163,7 @@ def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
         yield Problem("train.steps", text, f"train.steps={steps}" if steps else "")
     if not len(data.val):
         for who in evaluation.evaluated_by(job):
-            text = f"{name} offers no held-out samples; name them as data.val, or evaluate nothing"
+            text = f"{name} has no held-out samples; name them in data.val, or evaluate nothing"
             yield Problem(who if "." in who else f"steps.{who}", text)
 
 
@@ -174,7 +172,7 @@ def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
 
     if isinstance(data.train, IndexedStream):
         text = "a stream: each data-parallel rank reads all of it and keeps its own rows"
-        on = "starts from its state_dict" if data.train.place() is not None else "reads forward to its place"
+        on = "loads its state_dict" if data.train.place() is not None else "reads it again up to its place"
         yield Note(DATA_KEY, f"{settings.target} is {text}; a resumed run {on}")
     elif data.reading == "in epochs" and data.fraction:
         text = f"{len(data.val)} of {len(data.train) + len(data.val)} samples are held out, drawn once"

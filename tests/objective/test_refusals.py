@@ -38,19 +38,19 @@ OUTPUT = "and the model's output is float64 (4, 8, 64)"
 REFUSED: dict[str, tuple[Job, str]] = {
     "mse of class numbers": (
         asked(loss={"name": "mse"}),
-        f"loss: mse: for 4 samples targets are int64 (4, 8) {OUTPUT}; it compares number with number: return targets "
-        "as float32",
+        f"loss: mse: for 4 samples targets are int64 (4, 8) {OUTPUT}; it compares them number by number: return "
+        "targets as float32",
     ),
     "bce of another shape": (
         asked(loss={"name": "bce"}, data=VALUES | {"target": [8, 1]}),
-        f"loss: bce: for 4 samples targets are float64 (4, 8, 1) {OUTPUT}; it compares element with element: both take "
-        "one shape",
+        f"loss: bce: for 4 samples targets are float64 (4, 8, 1) {OUTPUT}; it compares them element by element: "
+        "give both one shape",
     ),
     "cross entropy of numbers": (
         asked(data=VALUES),
-        "data: targets are float64, and the loss is the cross entropy of class numbers: return them as int64 "
-        f"(try: loss=mse); data: for 4 samples targets are float64 (4, 8, 64) {OUTPUT}; an output is (samples, ..., "
-        "classes) or (samples, classes, ...), and targets have all dims but the classes",
+        "data: targets are float64, but the loss is the cross entropy of class numbers; return them as int64 "
+        f"(try: loss=mse); data: for 4 samples targets are float64 (4, 8, 64) {OUTPUT}; an output must be (samples, "
+        "..., classes) or (samples, classes, ...), and targets all its dims but the classes",
     ),
     "accuracy of numbers": (
         asked(loss={"name": "mse"}, data=VALUES, metrics=["accuracy"]),
@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "all of the classes": (
         asked(metrics=[{"name": "top_k", "k": 64}]),
-        "metrics: top_64: of 64 classes every target is in the top 64",
+        "metrics: top_64: with 64 classes every target is in the top 64",
     ),
     "two of a name": (
         asked(metrics=["accuracy", "perplexity", "accuracy"]),

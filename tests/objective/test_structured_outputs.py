@@ -88,7 +88,7 @@ def test_the_plan_says_what_there_is() -> None:
 
 
 RETURNS = "but the model returns a dict of value, logits"
-ALONE = "return only the logits, for a dict or an object by name, as in out.logits"
+ALONE = "return only the logits, such as out.logits or out['logits']"
 NEITHER = (
     "neither a tensor nor a plain tuple, list or dict of tensors; for a loss of your own return one of these, "
     "otherwise "
@@ -104,26 +104,26 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "loss": (
         {"loss": {"name": "cross_entropy"}, "metrics": []},
         [
-            "model: its forward returns a dict of value, logits, and loss=cross_entropy takes one tensor; "
-            f"{ALONE}, or give a loss of your own by loss._target_"
+            "model: its forward returns a dict of value, logits, but loss=cross_entropy takes one tensor; "
+            f"{ALONE}, or name a loss of your own in loss._target_"
         ],
     ),
-    "metric": ({"metrics": ["accuracy"]}, [f"metrics: accuracy: a metric that has a name takes one tensor, {RETURNS}"]),
+    "metric": ({"metrics": ["accuracy"]}, [f"metrics: accuracy: a built-in metric takes one tensor, {RETURNS}"]),
     "predict": (
         {"steps": {"predict": {"kind": "predict"}}},
-        [f"steps.predict: it takes one tensor, {RETURNS}"],
+        [f"steps.predict: this step takes one tensor, {RETURNS}"],
     ),
     "broadcast": (
         {"parallel": {"pipeline": {"stages": 2, "output_broadcast": True}}},
         [
-            f"parallel.pipeline.output_broadcast: true: one tensor reaches every stage, {RETURNS} "
+            f"parallel.pipeline.output_broadcast: true: it broadcasts one tensor, {RETURNS} "
             "(try: parallel.pipeline.output_broadcast=false)"
         ],
     ),
     "pieces": (
         {"parallel": {"pipeline": {"stages": 2, "seq_chunks": 2, "scheduler": "seqpipe"}}},
         [
-            f"parallel.pipeline.seq_chunks: 2: pieces of a sequence are put together as one tensor, {RETURNS} "
+            f"parallel.pipeline.seq_chunks: 2: the outputs of all pieces are joined into one tensor, {RETURNS} "
             "(try: parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b)"
         ],
     ),
@@ -137,13 +137,13 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "operators of one in a tuple": (
         {"model": {"_target_": f"{OWN}.Single", "kind": "tuple"}, "parallel": TP, "launch__nproc": 2},
         [
-            "parallel.operators: an output that is cut over tp is one tensor, but the model returns a tuple of "
+            "parallel.operators: tp can cut the output only if it is one tensor, but the model returns a tuple of "
             "1 tensor; leave the module that makes it out of parallel.operators"
         ],
     ),
     "device matrix": (
         {"parallel": SLICES, "launch__nproc": 4},
-        [f"parallel.operators: an output that is cut over tp is one tensor, {RETURNS}"],
+        [f"parallel.operators: tp can cut the output only if it is one tensor, {RETURNS}"],
     ),
     "named": (
         {"model": {"_target_": f"{OWN}.Heads", "kind": "named"}},
@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "whole numbers": (
         {"model": {"_target_": f"{OWN}.Whole", "kind": "dict"}},
-        ["model: its forward returns only whole numbers, which get no gradient"],
+        ["model: its forward returns only integers, which get no gradient"],
     ),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from tests.plan.made import job
 LM = ("model=lm_tiny", "model.layers=6", "train.batch_size=64")
 
 
-SHIPPED = ("data.tokenizer", "file -> bytes, of conversations that ship")
+SHIPPED = ("data.tokenizer", "file -> bytes, on conversations that ship with the launcher")
 
 
 def of(*words: str) -> tuple[Sizes, tuple[tuple[str, str], ...]]:

@@ -118,7 +118,7 @@ def test_a_memory_that_nobody_knows_is_refused():
 def test_what_does_not_fit_however_much_runs_again_is_refused_with_a_layout_that_does(monkeypatch):
     room = between("one stage", -0.02)
     said = refusal(asked("one stage", room))
-    head = "parallel.recompute: auto: however many blocks run again, it does not fit: rank 0 needs "
+    head = "parallel.recompute: auto: however many blocks run again, a step does not fit: rank 0 needs "
     assert said.startswith(head)
     assert said.endswith("(try: parallel.pipeline.micro_batch_num=4)")
     monkeypatch.setitem(LAYOUTS, "one stage", {"micro_batch_num": 4})

@@ -51,25 +51,25 @@ def test_evaluating_a_file_needs_no_ranks() -> None:
 
 WRONG = {
     "transform,train,save":
-        "steps.transform: needs a checkpoint, which 'save' makes, but comes after 'transform' "
+        "steps.transform: needs a checkpoint, but 'save', which makes it, comes after 'transform' "
         "(try: 'steps=[train,save,transform]')",
     "train,transform":
-        "steps.transform: needs a checkpoint, which 'save' makes, but there is no 'save' step, "
-        "nor an old one named by steps.transform.src "
+        "steps.transform: needs a checkpoint, but there is no 'save' step to make one, "
+        "and steps.transform.src names none "
         "(try: 'steps=[train,save,transform]')",
     "train,merge_strategies":
-        "steps.merge_strategies: needs a checkpoint, which 'save' makes, but there is no 'save' step, "
-        "nor an old one named by steps.merge_strategies.src "
+        "steps.merge_strategies: needs a checkpoint, but there is no 'save' step to make one, "
+        "and steps.merge_strategies.src names none "
         "(try: 'steps=[train,save,merge_strategies]')",
     "train,export":
-        "steps.export: needs a checkpoint, which 'save' makes, but there is no 'save' step, "
-        "nor an old one named by steps.export.src "
+        "steps.export: needs a checkpoint, but there is no 'save' step to make one, "
+        "and steps.export.src names none "
         "(try: 'steps=[train,save,export]')",
     "train,sample":
-        "steps.sample: needs an exported model, which 'export' makes, but there is no 'export' step "
+        "steps.sample: needs an exported model, but there is no 'export' step to make one "
         "(try: 'steps=[train,save,export,sample]')",
     "train,save,sample,export":
-        "steps.sample: needs an exported model, which 'export' makes, but comes after 'sample' "
+        "steps.sample: needs an exported model, but 'export', which makes it, comes after 'sample' "
         "(try: 'steps=[train,save,export,sample]')",
     "train,load":
         "steps.load: would overwrite what 'train' has just trained (try: 'steps=[load,train]')",
@@ -77,34 +77,34 @@ WRONG = {
         "steps.evaluate: needs the ranks, which have ended before 'export'; put it before 'export' "
         "(try: 'steps=[train,save,evaluate,export]')",
     "evaluate:exported,train":
-        "steps.evaluate: needs an exported model, which 'export' makes, but there is no 'export' step "
+        "steps.evaluate: needs an exported model, but there is no 'export' step to make one "
         "(try: 'steps=[train,save,export,evaluate]')",
     "train,save,evaluate:transformed":
-        "steps.evaluate: needs a transformed checkpoint, which 'transform' makes, but there is no 'transform' step "
+        "steps.evaluate: needs a transformed checkpoint, but there is no 'transform' step to make one "
         "(try: 'steps=[train,save,transform,evaluate]')",
     "import,train,export":
-        "steps.export: needs a checkpoint, which 'save' makes, but there is no 'save' step, "
-        "nor an old one named by steps.export.src "
+        "steps.export: needs a checkpoint, but there is no 'save' step to make one, "
+        "and steps.export.src names none "
         "(try: 'steps=[import,train,save,export]')",
     "inspect,import":
-        "steps.inspect: needs a checkpoint, which 'import' makes, but comes after 'inspect' "
+        "steps.inspect: needs a checkpoint, but 'import', which makes it, comes after 'inspect' "
         "(try: 'steps=[import,inspect]')",
     "verify":
-        "steps.verify: needs a checkpoint, which 'save' makes, but there is no 'save' step, "
-        "nor an old one named by steps.verify.src "
+        "steps.verify: needs a checkpoint, but there is no 'save' step to make one, "
+        "and steps.verify.src names none "
         "(try: 'steps=[train,save,verify]')",
     "save,sample":
-        "steps.sample: needs an exported model, which 'export' makes, but there is no 'export' step "
+        "steps.sample: needs an exported model, but there is no 'export' step to make one "
         "(try: 'steps=[save,export,sample]')",
     "sample":
-        "steps.sample: needs an exported model, which 'export' makes, but there is no 'export' step "
+        "steps.sample: needs an exported model, but there is no 'export' step to make one "
         "(try: 'steps=[train,save,export,sample]')",
     "train,import,save":
-        "steps.import: the ranks start from its result; put it before them (try: 'steps=[import,train,save]')\n"
+        "steps.import: the ranks start from its result; put it first (try: 'steps=[import,train,save]')\n"
         "steps.save: needs the ranks, which have ended before 'import'; put it before 'import' "
         "(try: 'steps=[import,train,save]')",
     "sample,train,save,export,sync_shared":
-        "steps.sample: needs an exported model, which 'export' makes, but comes after 'sample' "
+        "steps.sample: needs an exported model, but 'export', which makes it, comes after 'sample' "
         "(try: 'steps=[train,save,sync_shared,export,sample]')\n"
         "steps.sync_shared: needs the ranks, which have ended before 'export'; put it before 'export' "
         "(try: 'steps=[train,save,sync_shared,export,sample]')",

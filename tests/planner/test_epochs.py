@@ -58,7 +58,7 @@ def test_so_many_steps_train_on_every_sample_so_often_and_no_fewer_do(samples, e
 def test_the_plan_says_it_and_what_the_last_batch_is_filled_with():
     said = text(plan_job(job(*EPOCHS, "data.samples=40", "train.epochs=3")))
     assert "16 samples = 1 data-parallel rank x 1 micro batch x 16 samples; 3 epochs = 8 steps\n" in said
-    rest = "the last step takes 8 of them and is filled up with the first samples of a further epoch"
+    rest = "the last step takes 8 of them and the first samples of one more epoch"
     assert f"train.steps null -> 8: 3 epochs of 40 samples; {rest}" in " ".join(said.split())
     even = text(plan_job(job(*EPOCHS, "data.samples=64", "train.epochs=1")))
     assert "1 epoch = 4 steps\n" in even
@@ -90,7 +90,7 @@ def test_data_without_an_end_is_refused(samples, why):
     own = f"data={{_target_: tests.planner.test_epochs.Uncounted, samples: {samples}}}"
     with pytest.raises(RequestError) as caught:
         plan_job(job(own, *OWN))
-    assert str(caught.value) == f"train.epochs: 2: {why}; say how long to train in train.steps"
+    assert str(caught.value) == f"train.epochs: 2: {why}; set train.steps instead"
 
 
 def test_exactly_one_of_both_says_how_long_to_train(capsys):

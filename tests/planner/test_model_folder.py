@@ -49,7 +49,7 @@ def test_a_whole_folder_is_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_a_dtype_that_would_have_no_effect_is_refused(tmp_path: Path, key: str) -> None:
-    text = "train.precision decides what the model computes in, and steps.export.dtype what an export is written in"
+    text = "it has no effect; train.precision sets the dtype of the computation, steps.export.dtype that of an export"
     assert problems(folder(tmp_path / "m"), f"model.config={{{key}: float16}}") == [
         f"model.config.{key}: float16: {text}"
     ]
@@ -58,7 +58,7 @@ def test_a_dtype_that_would_have_no_effect_is_refused(tmp_path: Path, key: str) 
 def test_a_config_of_quantised_weights_is_refused_before_an_export_that_nobody_can_open(tmp_path: Path) -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     path = folder(tmp_path / "m", config)
-    text = "the weights of this config are quantised, but a model is trained and exported as it is built"
+    text = "this config is for quantized weights, but the launcher trains and exports unquantized ones"
     key = "model.config.quantization_config"
     assert problems(path) == [f"{key}: {text} (try: {key}=null)"]
     assert problems(path, "model.config={quantization_config: null}") == []
@@ -70,7 +70,8 @@ def test_a_file_that_would_make_an_export_unreadable_is_found_before_the_trainin
     assert problems(path) == []
     words = ["recipe=lm_single", "model=hf", f"model.path={path}", "data=random_tokens", "data.vocab_size=64"]
     (problem,) = hugging_face_checks.check(compose([*words, "steps=[train,save,export]"]).job, 64, 64)
-    text = f"{path}/generation_config.json: an export would have a copy, which transformers cannot read: "
+    why = "an export would contain a copy of this file, which transformers cannot read"
+    text = f"{path}/generation_config.json: {why}: "
     assert (problem.key, problem.text[: len(text)]) == ("model.path", text)
 
 
@@ -111,7 +112,7 @@ def test_a_config_that_names_no_model(tmp_path: Path) -> None:
 
 def test_a_vocabulary_that_is_too_small_for_the_data(tmp_path: Path) -> None:
     path = folder(tmp_path / "m", {"model_type": "llama", "vocab_size": 63})
-    text = "vocab_size 63 is too small for the 64 tokens of the data: read them with the tokenizer of this model"
+    text = "vocab_size 63 is too small for the 64 tokens of the data; use the tokenizer of this model"
     assert problems(path) == [f"model.path: {path / 'config.json'}: {text}"]
     assert problems(path, "model.config={vocab_size: 64}") == []
 
@@ -125,7 +126,7 @@ def test_labels_that_are_too_few_for_the_classes_of_the_data(tmp_path: Path) -> 
 
 def test_logits_of_routers_are_refused_by_their_name(tmp_path: Path) -> None:
     path, key = folder(tmp_path / "m", {"model_type": "mixtral", "output_router_logits": True}), "output_router_logits"
-    text = "true: its forward would return them beside the logits, and no loss of routers is trained"
+    text = "true: the forward would also return router logits, but the launcher trains no router loss"
     told = [f"model.config.{key}: {text} (try: model.config.{key}=false)"]
     assert problems(path) == told
     assert problems(path, f"model.config={{{key}: false}}") == []
@@ -148,7 +149,7 @@ def test_the_plan_says_that_no_loss_of_routers_is_trained(
     found = [
         str(n) for n in router_losses.untrained_losses(compose([*words, "data=random_tokens", "steps=[train]"]).job)
     ]
-    text = "model router_aux_loss_coef 0.1 of its config has no effect: no loss of routers is trained"
+    text = "model router_aux_loss_coef 0.1 of its config has no effect: the launcher trains no router loss"
     assert found == ([text] if told else [])
 
 
@@ -183,11 +184,11 @@ BEYOND = {
     "a list": ({"layer_types": ["a"] * 10_001}, "layer_types lists 10001 values; at most 10000 are read"),
     "a kernel": (
         {"attn_implementation": "someone/kernel"},
-        "attn_implementation is someone/kernel: a kernel that is fetched from elsewhere is not run",
+        "attn_implementation is someone/kernel: the launcher runs no downloaded kernels",
     ),
     "a kernel, as saved": (
         {"_attn_implementation": "someone/kernel@v1"},
-        "_attn_implementation is someone/kernel@v1: a kernel that is fetched from elsewhere is not run",
+        "_attn_implementation is someone/kernel@v1: the launcher runs no downloaded kernels",
     ),
 }
 
@@ -237,7 +238,7 @@ def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
         return [str(p) for p in hugging_face_checks.misfits(job, plan)]
 
     assert found(0) == []
-    text = f"{names[0]} and {names[1]} are one tensor of the model, and the folder has different values for them"
+    text = f"{names[0]} and {names[1]} are one tensor of the model, but the folder has different values for them"
     cure = "(try: model.config.tie_word_embeddings=false)"
     assert found(7) == [f"model.path: {tmp_path}/head 7: {text} {cure}"]
 
@@ -245,31 +246,31 @@ def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "text"),
     [
-        ({"num_hidden_layers": 4}, {}, "model.path: {at}: it has no weights for the model's {last}"),
+        ({"num_hidden_layers": 4}, {}, "model.path: {at}: the folder has no weights for the model's {last}"),
         (
             {"num_hidden_layers": 4},
             {"num_hidden_layers": 2},
-            "model.config.num_hidden_layers: 2: the weights in {at} are others: it has no weights for the model's "
-            "{last}; model.config.num_hidden_layers=4 reads them (try: model.weights=false)",
+            "model.config.num_hidden_layers: 2: the weights in {at} do not fit: the folder has no weights for the "
+            "model's {last}; they fit model.config.num_hidden_layers=4 (try: model.weights=false)",
         ),
         (
             {"num_hidden_layers": 4, "hidden_act": "silu"},
             {"num_hidden_layers": 2, "hidden_act": "gelu"},
-            "model.config: num_hidden_layers=2, hidden_act=gelu: the weights in {at} are others: it has no weights for "
-            "the model's {last}; model.config.num_hidden_layers=4 model.config.hidden_act=silu reads them "
+            "model.config: num_hidden_layers=2, hidden_act=gelu: the weights in {at} do not fit: the folder has no "
+            "weights for the model's {last}; they fit model.config.num_hidden_layers=4 model.config.hidden_act=silu "
             "(try: model.weights=false)",
         ),
         (
             {},
             {"tie_word_embeddings": False},
-            "model.config.tie_word_embeddings: false: the head of {at} is its embedding, and it has no weights for the "
-            "model's {last}; model.config.tie_word_embeddings=true reads them; to train a head of its own, save the "
+            "model.config.tie_word_embeddings: false: the weights in {at} do not fit: the folder has no weights for "
+            "the model's {last}; they fit model.config.tie_word_embeddings=true; to train a separate head, save the "
             "folder with a copy of the embedding as head",
         ),
         (
             {},
             {"attn_implementation": "eager"},
-            "model.path: {at}: it has no weights for the model's {last}",
+            "model.path: {at}: the folder has no weights for the model's {last}",
         ),
     ],
     ids=["no change", "layers", "two changes", "an untied head", "a kernel"],

@@ -33,13 +33,13 @@ HF = ("model=hf", "model.path=x")
     [
         (
             ("parallel.grid.tp=2",),
-            "auto: only a model of transformers says how to cut it, but the model is lm (try: operators=megatron)",
+            "auto: only models of transformers have a tensor-parallel plan; the model is lm (try: operators=megatron)",
         ),
         (
             ("parallel.grid.tp=2", "model=null", "model._target_=torch.nn.Linear", "security.allow=[torch]"),
-            "auto: only a model of transformers says how to cut it, but the model is torch.nn.Linear",
+            "auto: only models of transformers have a tensor-parallel plan; the model is torch.nn.Linear",
         ),
-        (HF, "auto: it does not say over how many ranks (try: parallel.grid.tp=2)"),
+        (HF, "auto: the size of tp is missing (try: parallel.grid.tp=2)"),
     ],
 )
 def test_a_request_that_cannot_have_it_is_refused(words: tuple[str, ...], text: str) -> None:
@@ -88,5 +88,5 @@ def test_an_architecture_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     told(monkeypatch, {}, (4,))
     with pytest.raises(RequestError) as error:
         hugging_face_operators.written(job(*HF, "parallel.grid.tp=2"))
-    text = "auto: the config of x says nothing about tp: name modules one by one"
+    text = "auto: the config of x has no tensor-parallel plan; name modules one by one"
     assert [str(p) for p in error.value.problems] == [f"parallel.operators: {text}"]

@@ -112,7 +112,7 @@ def test_a_config_that_says_nothing_of_tp(tmp_path: Path, capsys: pytest.Capture
     folder = described("gpt2", tmp_path / "gpt2")
     words = ("model.weights=false", "operators=auto", "parallel.grid.tp=2", "steps=[train]")
     assert main(typed(folder, tmp_path / "run", *words)) == 2
-    text = f"auto: the config of {folder} says nothing about tp: name modules one by one\n"
+    text = f"auto: the config of {folder} has no tensor-parallel plan; name modules one by one\n"
     assert text in capsys.readouterr().err
 
 

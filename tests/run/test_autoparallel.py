@@ -87,7 +87,7 @@ def test_the_names_of_its_pipeline_are_those_of_a_loss_around_the_network() -> N
     bare, wrapped = (plan_job(compose([*WORDS, *more]).job) for more in ((), [f"++{BACKBONE}"]))
     assert wrapped.stages == bare.stages
     assert [str(n) for n in wrapped.notes if n not in bare.notes] == [
-        "parallel.pipeline.stage_config _backbone.NAME -> NAME: names of a WithLossCell around the model"
+        "parallel.pipeline.stage_config _backbone.NAME -> NAME: the names are those of a WithLossCell around the model"
     ]
 
 
@@ -137,7 +137,7 @@ def test_one_file_for_all_ranks_holds_the_next_run_too(tmp_path: Path) -> None:
     head = f"parallel.param_strategy.load: {tmp_path}/p.ckpt: "
     assert said == [
         f"{head}layer2.bias is laid out differently; layer3.weight is laid out differently",
-        f"{head}its layouts are on 4 ranks, this plan is on 8",
+        f"{head}its layouts are for 4 ranks, but this plan has 8",
     ]
 
 
@@ -151,7 +151,7 @@ def test_what_mindspore_has_no_layout_for_is_refused_before_the_run() -> None:
     save, odd = "parallel.param_strategy.save=run:p.ckpt", ["launch.nproc=6", "train.batch_size=48"]
     said = refusal(save, *odd, "parallel.hsdp.threshold=0")
     assert said.startswith("parallel.param_strategy.save: run:p.ckpt: MindSpore has no such layout:")
-    assert said.endswith("; a name that ends in .json can store it")
+    assert said.endswith("; save it under a name that ends in .json")
     assert "layer3.bias: ragged: dim 0 of [10] does not divide into 3 parts" in said
 
 

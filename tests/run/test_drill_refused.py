@@ -40,7 +40,7 @@ REFUSED = {
     ),
     "no checkpoint": (
         [KILL, AGAIN],
-        "checkpoint.every: null: debug.drill.kill_rank needs checkpoints while training, to resume from "
+        "checkpoint.every: null: debug.drill.kill_rank needs a checkpoint during training to resume from "
         "(try: checkpoint.every=2)",
     ),
     "no such rank": (
@@ -60,12 +60,12 @@ REFUSED = {
     "none of the preset": (["debug=drill", "debug.drill.kill_rank=null"], NOTHING),
     "nothing is written then": (
         ["debug.drill={torn_write: {rank: 1, step: 3}}", SAVES, AGAIN],
-        "debug.drill.torn_write.step: 3: no checkpoint is written while training in that step (checkpoint.every=2) "
+        "debug.drill.torn_write.step: 3: training writes no checkpoint in that step (checkpoint.every=2) "
         "(try: debug.drill.torn_write.step=4)",
     ),
     "not the last": (
         ["debug.drill={disk_full: {rank: 1, step: 6}}", SAVES, AGAIN],
-        "debug.drill.disk_full.step: 6: no checkpoint is written while training in that step (checkpoint.every=2) "
+        "debug.drill.disk_full.step: 6: training writes no checkpoint in that step (checkpoint.every=2) "
         "(try: debug.drill.disk_full.step=4)",
     ),
     "no two checkpoints": (

@@ -30,7 +30,7 @@ def test_it_needs_no_path(finished: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_folder_without_a_checkpoint_is_refused_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "steps=[export]", f"run_dir={tmp_path}"]) == 2
-    assert "steps.export: needs a checkpoint, which 'save' makes" in capsys.readouterr().err
+    assert "steps.export: needs a checkpoint, but there is no 'save' step" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

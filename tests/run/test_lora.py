@@ -138,7 +138,7 @@ def test_adapters_of_a_class_of_the_users_own_are_not_cut(tmp_path: Path, capsys
     words = ["parallel.operators={inner: {weight: [tp, null]}}", "parallel.grid.tp=2", "launch.nproc=2"]
     none = ["parallel.pipeline.stages=1", "parallel.hsdp=null", "security.allow=[tests]", "train.steps=1"]
     assert main([*TINY[2:], own, f"run_dir={tmp_path}/run", *words, *none]) == 2
-    told = "weight cut over tp; of a linear with adapters of its own only input and output can be cut"
+    told = "weight is cut over tp, but only input and output of a linear with adapters of its own can be cut"
     assert told in capsys.readouterr().err
 
 

@@ -92,7 +92,7 @@ def test_the_same_layouts_are_accepted(saved: Path) -> None:
 def test_another_layout_is_refused_by_the_name_of_its_parameter(saved: Path) -> None:
     typed = [f"{LOAD}={saved}", "parallel.hsdp.threshold=1"]
     each = ("layers.0.attn_norm.weight", "layers.0.mlp_norm.weight", "layers.1.attn_norm.weight")
-    unlike = "; ".join(f'{name} has split [["dp_shard"]], here [[]]' for name in each)
+    unlike = "; ".join(f'{name} has split [["dp_shard"]], in this plan [[]]' for name in each)
     assert str(refusal(*typed)) == f"{LOAD}: {saved}: {unlike}; and 2 more"
 
 
@@ -133,7 +133,7 @@ def test_operators_that_are_not_those_of_the_layouts_are_refused_with_both_names
     size = ("launch.nproc=8", "train.batch_size=8")
     up = "parallel.operators.layers.*.mlp.up"
     assert str(refusal(f"{LOAD}={path}", *size, f"{up}={{weight: [null, tp]}}")) == (
-        f"{up}: layers.0.mlp.up.weight is [null, tp] here, and [tp, null] in {path} of {LOAD} (try: '~{up}')"
+        f"{up}: layers.0.mlp.up.weight is cut [null, tp] here, and [tp, null] in {path} of {LOAD} (try: '~{up}')"
     )
 
     # two files, and another number of slices
@@ -143,20 +143,20 @@ def test_operators_that_are_not_those_of_the_layouts_are_refused_with_both_names
     )
     load_it = operators_file(tmp_path / "o.ms.json", *size, *cut)
     assert str(refusal(f"{LOAD}={path}", load_it, *size)) == (
-        "parallel.operator_strategy.load: layers.0.mlp.down.weight is [tp, null] here, and [null, tp] in "
+        "parallel.operator_strategy.load: layers.0.mlp.down.weight is cut [tp, null] here, and [null, tp] in "
         f"{path} of {LOAD}"
     )
     assert str(refusal(f"{LOAD}={path}", "parallel.grid.tp=4", "launch.nproc=16")) == (
-        f"{LOAD}: {path}: its layouts are cut over 2 ranks of tp, parallel.grid.tp has 4 (try: parallel.grid.tp=2)"
+        f"{LOAD}: {path}: its layouts are cut over 2 ranks of tp, but parallel.grid.tp has 4 (try: parallel.grid.tp=2)"
     )
     assert str(refusal(f"{LOAD}={path}", "parallel.operators.head={in: [[1,1,1],[4,1]]}", "launch.nproc=16")) == (
-        f"{LOAD}: {path}: its layouts are cut over 2 ranks of tp, parallel.operators has 4"
+        f"{LOAD}: {path}: its layouts are cut over 2 ranks of tp, but parallel.operators has 4"
     )
 
 
 def test_layouts_of_another_grid_are_refused(saved: Path) -> None:
     rest = "x dp_replicate 1 x dp_shard 2 x tp 1"
-    why = f"its layouts are on pp 2 {rest}, this plan is on pp 1 {rest}"
+    why = f"its layouts are for pp 2 {rest}, but this plan has pp 1 {rest}"
     one = ["parallel.pipeline.stages=1", "launch.nproc=2"]
     assert str(refusal(f"{LOAD}={saved}", *one)) == f"{LOAD}: {saved}: {why}"
 

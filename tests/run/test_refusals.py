@@ -75,7 +75,7 @@ CASES = {
     "two steps in the wrong order": (
         ["steps=[transform,save]"],
         """
-  steps.transform: needs a checkpoint, which 'save' makes, but comes after 'transform'
+  steps.transform: needs a checkpoint, but 'save', which makes it, comes after 'transform'
     set in: conf/steps/transform.yaml:2:1
           | transform:
     try:    'steps=[save,transform]'

@@ -85,6 +85,7 @@ def test_the_order_of_a_verb_from_outside_is_looked_at_too(tmp_path: Path) -> No
     with pytest.raises(RequestError) as refused:
         run_job(asked.model_copy(update={"steps": {"count": Count(of="checkpoint")} | asked.steps}))
     assert str(refused.value) == (
-        "steps.count: needs a checkpoint, which 'save' makes, but comes after 'count' (try: 'steps=[train,save,count]')"
+        "steps.count: needs a checkpoint, but 'save', which makes it, comes after 'count' "
+        "(try: 'steps=[train,save,count]')"
     )
     assert checkpoints(tmp_path / "run") == []

@@ -58,7 +58,7 @@ class Balanced:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What all cuts of a pipeline have in common: it does not depend on their costs."""
+    """What all cuts of a pipeline have in common, because it does not depend on their costs."""
 
     order: TopologicalOrder
     ahead: tuple[int, ...]
@@ -106,7 +106,7 @@ def balanced_stages(
     text = f"balanced by {known}{'' if room is None else ' and memory'}"
     text = f"{text}, the slowest rank {_above(times, sizes, choice.cut):.1%} above the mean"
     if room is not None and row.memory(choice.cut) > room:
-        text = f"{text}; none fits in {bytes_text(room)}"
+        text = f"{text}; no split fits in {bytes_text(room)}"
     elif room is not None and choice.cut != choice.fastest:
         text = f"{text}; {_decided(row, choice.cut, choice.fastest, room)}"
     rank_bytes = tuple(row.bytes_of(choice.cut, rank) for rank in range(len(row.ranks)))
@@ -138,7 +138,7 @@ def _pipe(job: Job, sizes: Sizes) -> _Pipe:
     return _Pipe(_scheduler(job, sizes), sizes.places, sizes.chunks, sizes.micros, less_memory, sizes.pieces)
 
 
-@lru_cache(maxsize=64)  # a search uses the same few again and again
+@lru_cache(maxsize=64)  # a search uses the same few pipelines again and again
 def _schedule_rows(pipe: _Pipe) -> _Rows:
     ranks = max(pipe.places) + 1
     schedule = schedules.build(pipe.scheduler, ranks, pipe.chunks, pipe.micros, pipe.less_memory, pipe.pieces)
@@ -146,7 +146,7 @@ def _schedule_rows(pipe: _Pipe) -> _Rows:
     return _Rows(order(schedule, pipe.places, pipe.pieces), ahead, moments(schedule, pipe.pieces))
 
 
-@lru_cache(maxsize=256)  # layouts that differ only in how states are sharded have the same
+@lru_cache(maxsize=256)  # layouts that differ only in how states are sharded have the same times
 def _likely(pipe: _Pipe, times: PartTimes) -> tuple[Cut, ...]:
     return tuple(promising(_light_row(pipe, times)))
 
@@ -269,8 +269,6 @@ def _above(times: PartTimes, sizes: Sizes, cut: Cut) -> float:
 
 def _decided(row: LayerChain, cut: Cut, fastest: Cut, room: int) -> str:
     """Returns as text how the memory limit has changed the cut."""
-    needed = f"of {bytes_text(room)}"
+    needed = f"{bytes_text(row.memory(fastest))} of {bytes_text(room)}"
     longer = row.step(cut) / row.step(fastest) - 1
-    return (
-        f"for memory: the fastest ones, {longer:.1%} faster, need {bytes_text(row.memory(fastest))} {needed}"
-    )
+    return f"chosen for memory: the fastest stages are {longer:.1%} faster, but need {needed}"

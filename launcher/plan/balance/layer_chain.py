@@ -23,9 +23,9 @@ class LayerChain:
     ``forward`` and ``backward``: the time of each part for one micro batch. ``places``: the rank of each
     stage. ``ahead``: forwards of each stage before its first backward. ``split``: backwards are split, and
     the second half can wait. ``state``: bytes of each part during the whole step; ``saved``: bytes of each
-    part for one micro batch, of which each stage has at most ``flying``. ``step`` returns the time of a step
-    with a cut. ``rank_bytes`` returns the bytes on a rank with these runs, including what parts share. About
-    ``tries`` cuts are compared by ``step``.
+    part for one micro batch; ``flying``: the most micro batches of each stage. ``step`` returns the time of a
+    step with a cut. ``rank_bytes`` returns the bytes on a rank with these runs, including what parts share.
+    About ``tries`` cuts are compared by ``step``.
     """
 
     forward: tuple[float, ...]
@@ -57,7 +57,7 @@ class LayerChain:
 
     @cached_property
     def coming(self) -> tuple[tuple[int, ...], ...]:
-        """For each number of finished stages, how many each rank has still to come."""
+        """For each number of finished stages, how many stages of each rank are still to come."""
         counts = range(self.stages + 1)
         return tuple(tuple(sum(s >= made for s in mine) for mine in self.ranks) for made in counts)
 
@@ -83,13 +83,13 @@ class LayerChain:
         return tuple(accumulate(self.state, initial=0)), tuple(accumulate(self.saved, initial=0))
 
     def near_run(self, stage: int, start: int, end: int) -> int:
-        """Returns the bytes of a run, without what is not a sum over its parts."""
+        """Returns the bytes of a run, without bytes that are not a sum over its parts."""
         state, saved = self._bytes_before
         return state[end] - state[start] + self.flying[stage] * (saved[end] - saved[start])
 
     @cached_property
     def near_rest(self) -> tuple[float, ...]:
-        """The bytes of each rank besides those of its runs, taken from the ``shortest`` cut."""
+        """The bytes of each rank in addition to those of its runs, taken from the ``shortest`` cut."""
         cut = shortest(self)
         return tuple(
             float(self.bytes_of(cut, rank) - sum(self.near_run(s, cut[s], cut[s + 1]) for s in mine))
@@ -123,8 +123,9 @@ class LayerChain:
     def may_fit(self, room: int) -> bool:
         """Whether a cut may fit: if this is false, none does.
 
-        No cut fits if not even the parts on their cheapest ranks do, with ranks weighted by what they would
-        need. These weights are those of the dual of a linear program that may place parts in any order.
+        This is a lower bound: each part is placed on its cheapest rank, in any order, and the bytes of a rank
+        are weighted. It is the dual of a linear program, so any weights are valid; these are one over the
+        bytes that a rank would need for all parts.
         """
         few = [min(self.flying[s] for s in mine) for mine in self.ranks]
         weights = [1 / max(1, sum(self.state) + n * sum(self.saved)) for n in few]

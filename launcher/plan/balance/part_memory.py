@@ -22,7 +22,7 @@ Run = tuple[int, int, int]
 class Tensor:
     """A parameter or buffer.
 
-    ``parts`` use it. ``nbytes`` are those of everything that a rank keeps for it. ``apart``: each stage of a
+    ``parts`` use it. ``nbytes``: the bytes of everything that a rank keeps for it. ``apart``: each stage of a
     rank has its own copy. ``weights`` and ``grads`` are the bytes of the full tensors that exist for a moment
     when it is gathered.
     """
@@ -147,7 +147,7 @@ class PartMemory:
         )
 
     def peak_bytes(self, rank: int, runs: tuple[Run, ...]) -> int:
-        """Returns the bytes that a pipeline rank with these runs of parts holds at its fullest moment."""
+        """Returns the bytes that a pipeline rank with these runs of parts uses at its fullest moment."""
         state = sum(self._alone[j] - self._alone[i] for _, i, j in runs)
         for t in self._shared:
             copies = sum(any(i <= part < j for part in t.parts) for _, i, j in runs)
@@ -281,8 +281,8 @@ def moments(schedule: Schedule, pieces: int) -> tuple[tuple[Mapping[tuple[int, i
 def _fullest(row: Row, pieces: int) -> Iterator[Mapping[tuple[int, int], InFlight]]:
     """Yields the fullest moments of a rank.
 
-    Moments after forwards and those after first halves of backwards hold different things, so the fullest of
-    both kinds are returned.
+    After a forward a rank keeps other tensors than after the first half of a backward, so the fullest moments
+    of both kinds are returned.
     """
     flying = dict.fromkeys((a.stage for a in row), 0)
     most: dict[tuple[int, str], tuple[int, int]] = {}

@@ -46,7 +46,7 @@ def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
 class Rerun:
     """The effect of recomputation on one micro batch of a stage: bytes ``spared``, ``flops`` added.
 
-    ``sent``: the collectives over tp that it repeats, each a kind and its bytes.
+    ``sent``: the collectives over tp that it repeats, each as its kind and its bytes.
     """
 
     spared: int
@@ -143,7 +143,7 @@ class PartTimes:
 
     @cached_property
     def _passes(self) -> dict[tuple[int, int, int], tuple[float, float, float]]:
-        """A cache of the runs that were computed: cuts have many runs in common."""
+        """A cache of computed runs: cuts have many runs in common."""
         return {}
 
     def _pass(self, piece: int, start: int, end: int) -> tuple[float, float, float]:
@@ -167,7 +167,7 @@ Parts = Sequence[Sequence[str]]
 
 
 def unitless(graphs: Sequence[Graph], parts: Parts, crossings: tuple[int, ...]) -> PartTimes:
-    """Returns times without unit, as ``cost.step_time`` defines them."""
+    """Returns times without unit, as ``step_time`` defines them."""
     times = tuple(tuple(_unitless([g[n] for n in part]) for part in parts) for g in graphs)
     return PartTimes(times, 0.0, crossings)
 
@@ -189,7 +189,7 @@ def predicted(
     places: tuple[int, ...],
     speeds: Speeds,
 ) -> PartTimes:
-    """Returns times in seconds, predicted like those of a plan's step.
+    """Returns times in seconds, with the same prediction as the step of a plan.
 
     Args:
         graphs: one of a micro batch, or one per piece.
@@ -198,7 +198,7 @@ def predicted(
         spreads: the operators that are cut over ``tp``.
         grid: the ranks.
         places: the pipeline rank of each stage.
-        speeds: those of the cluster.
+        speeds: the speeds of the cluster.
     """
     firsts = [grid.ranks(pp=pp)[0] for pp in places]
     links = tuple(speeds.link(*pair) for pair in pairwise(firsts))

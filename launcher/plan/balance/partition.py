@@ -28,7 +28,7 @@ def promising_single(row: LayerChain, room: int | None) -> list[Cut]:
     for times in (1.0, 1.2, 2.0, inf):
         cuts = _tried(row, by_bound(row, bound, limit * times, fits))
         reach = min((row.step(c) for c in cuts), default=inf) * (1 + CLOSE)
-        if cuts and reach > limit * times:  # longer than the limit, so a cut beyond it may be shorter
+        if cuts and reach > limit * times:  # a cut whose bound is beyond the limit may be shorter
             cuts = _tried(row, by_bound(row, bound, reach, fits))
         if cuts:
             return cuts
@@ -36,7 +36,7 @@ def promising_single(row: LayerChain, room: int | None) -> list[Cut]:
 
 
 def _tried(row: LayerChain, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
-    """Returns those of ``cuts``, sorted by their bounds, that could be the best one."""
+    """Returns the ``cuts``, sorted by their bounds, that could be the best one."""
     shortest = inf
     out: list[Cut] = []
     for least, cut in islice(cuts, row.tries):
@@ -48,14 +48,14 @@ def _tried(row: LayerChain, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
 
 
 def _bound(row: LayerChain, stage: int, start: int, end: int) -> float:
-    """Returns a lower bound of the step: the way to a stage and back, all its work, and its waits.
+    """Returns a lower bound of the step: the way to the stage and back, all its work, and its waits.
 
     The stage waits for its first backward, with only ``ahead`` forwards to do until then, and likewise at its
     last one. The bound does not decrease with more parts in the run.
     """
     (forwards, backwards), ahead = row.before, row.ahead[stage]
     f, b = forwards[end] - forwards[start], backwards[end] - backwards[start]
-    share = 0.5 if row.split else 1.0  # others pass on input gradients first and do the rest later
+    share = 0.5 if row.split else 1.0  # other stages send input gradients on first and do the rest later
     earlier = forwards[start] + share * backwards[start]
     later = forwards[-1] - forwards[end] + share * (backwards[-1] - backwards[end])
 

@@ -1,4 +1,4 @@
-"""Which tensors share a collective: sharded weights in one gather, unsharded gradients in one sum."""
+"""Which tensors share a collective: sharded weights an all-gather, unsharded gradients an all-reduce."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.plan.values.model_graph import Graph, ModelStructure
 
 @dataclass(frozen=True)
 class GatherGroup:
-    """Sharded parameters that one collective gathers for the forward of ``modules`` ("" = the whole stage).
+    """Sharded parameters that one collective gathers for the forward of ``modules`` ("" = the full stage).
 
     ``nbytes`` is the size of the full weights as they are gathered. ``chained``: the group uses the output of
     the group before it, so a backward needs that one next. ``calls``: how often it runs in a forward.
@@ -232,11 +232,11 @@ def _units(skeleton: ModelStructure, graph: Graph, limits: Limits) -> list[str]:
 
 
 def _alone(unit: str, names: list[str], scopes: Mapping[str, str | None], *, looks: bool) -> bool:
-    """Returns true if ``unit`` runs whenever one of its parameters is used; ``names`` are theirs.
+    """Whether ``unit`` runs whenever one of its parameters, whose names are ``names``, is used.
 
     A group contains all parameters of its module, so a single one that other code uses excludes all of them.
     A module that ``looks`` at tensor values may have used none of them in the trace, whose inputs are zeros.
-    ``scopes``: as those of ``Graph``; code between modules uses a parameter while the model runs.
+    ``scopes``: those of ``Graph``, and "" for each parameter that code between modules uses.
     """
     users = [scopes.get(n, owner(n)) for n in names]
     used = [user for user in users if user is not None]
@@ -326,9 +326,9 @@ def _full(bucket: Bucket, alone: Bucket, number: dict[str, int], limits: Limits)
 def sums(
     params: tuple[Placed, ...], stages: tuple[Stage, ...], sizes: Sizes, partial: frozenset[str]
 ) -> tuple[Bucket, ...]:
-    """Returns buckets of the gradients of which each rank of ``tp`` has a term: one per stage and dtype.
+    """Returns one bucket per stage and dtype of the gradients that are summed over ``tp``.
 
-    ``partial``: names of these parameters.
+    ``partial``: the names of their parameters.
     """
     stage_params = by_stage(params)
     by_stage_and_dtype: dict[tuple[int, str], list[Placed]] = {}

@@ -55,7 +55,7 @@ def gatherings(
 
     Args:
         groups: all groups of the plan.
-        visits: one sequence a stage.
+        visits: one sequence per stage.
         rank_stages: the stages of the rank.
         ahead: bytes to gather before they are used; ``None`` to gather nothing ahead.
         swapped: modules that are called with other parameters than their own.
@@ -123,5 +123,5 @@ def notes(graph: Graph, params: tuple[Placed, ...]) -> list[Note]:
     if not modules:
         return []
     verb, whose = ("looks", "its") if len(modules) == 1 else ("look", "their")
-    text = f"{some(modules)} {verb} at data, so ranks may run different code: on every rank all"
-    return [Note("parallel.hsdp", f"{text} {whose} weights are gathered, and missing gradients are zeros")]
+    text = f"{some(modules)} {verb} at data, so ranks may run different code: every rank gathers all"
+    return [Note("parallel.hsdp", f"{text} {whose} weights, and missing gradients count as zeros")]

@@ -1,4 +1,4 @@
-"""The calls that each stage runs, as ``debug.graphs`` lists them; stage_graph_svg draws them."""
+"""The calls that each stage runs, as ``debug.graphs`` lists them; ``debug_graphs_svg`` draws them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text, many, scaled, spans
 
 RECEIVED = "received"
-SHAPES = "Shapes, FLOPs of a forward, bytes kept for the backward: of one micro batch on one rank."
+SHAPES = "Shapes, FLOPs of the forward and bytes saved for the backward are for one micro batch on one rank."
 ORDER_ONLY = (
-    "The code between its modules could not be followed: "
-    "its modules are listed in the order in which they run."
+    "The code between the modules could not be traced: the modules are listed in the order in which they run."
 )
 
 
@@ -116,7 +115,7 @@ def _call(graph: Graph, node: Node, nbytes: Mapping[str, int], sent: bool) -> Ca
 
 def _part(part: Segment, nbytes: Mapping[str, int]) -> Call:
     if not part.module:
-        return Call("rest", "glue", "what runs outside of them", saved=part.saved)
+        return Call("rest", "glue", "code outside of these modules", saved=part.saved)
     again = part.backward.again > 0
     return Call(
         part.module, "module", part.module, weights=_below(part.module, nbytes), saved=part.saved, again=again
@@ -130,7 +129,7 @@ def _below(module: str, nbytes: Mapping[str, int]) -> int:
 def text(stage: StageGraph) -> str:
     """Returns one line per call, then one line per tensor of the model; ends with a newline."""
     lines = [stage.title, SHAPES if stage.linked else ORDER_ONLY, ""]
-    head = ("value", "made by", "of", "shape", "weights", "FLOPs", "saved")
+    head = ("value", "made by", "inputs", "shape", "weights", "FLOPs", "saved")
     lines += _table([head, *(_row(c) for c in stage.calls)])
     lines += ["", "The tensors of this stage, and the part that each rank keeps:", ""]
     lines += _table([_kept(p, stage.ranks) for p in stage.params])
@@ -165,7 +164,7 @@ def _kept(p: Placed, ranks: Sequence[int]) -> tuple[str, ...]:
     largest = max(boxes, key=lambda b: b.shape) if boxes else None
     here = f"a rank keeps {list(largest.shape)}" if cut and largest is not None else ""
     kind = "buffer" if p.buffer else "" if p.trainable else "frozen"
-    return " = ".join(p.names), shapes((p.spec,)), ", ".join(cut) or "whole on each rank", here, kind
+    return " = ".join(p.names), shapes((p.spec,)), ", ".join(cut) or "full on each rank", here, kind
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
 
     A value that crosses a boundary is copied when its stage is done. That is right for uses on earlier stages
     before the change, and for uses on later stages after it. Changes that modules make to the model's own
-    tensors are checked by name in ``plan.refusals.model_effects``.
+    tensors are checked by name in ``plan.refusals.model``.
     """
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     kept = frozenset[int]().union(

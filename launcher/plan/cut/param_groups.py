@@ -136,8 +136,8 @@ def _nobody(key: str, group: Group, names: Sequence[str], params: Sequence[Place
 
     near = _near(key, names)
     tops = dict.fromkeys(name.split(".")[0] for name in names)
-    alternatives = f"nearest: {', '.join(near)}" if near else f"there are {listed([*tops])}"
-    text = f"{_text(group)}: it names no parameter that is trained; {alternatives}"
+    alternatives = f"nearest: {', '.join(near)}" if near else f"these are in {listed([*tops])}"
+    text = f"{_text(group)}: it names no trained parameter; {alternatives}"
     return Problem(f"{KEY}.{key}", text, _set(near[0], group) if near else "")
 
 
@@ -163,7 +163,7 @@ def _torn(optim: Optim, p: Placed) -> Iterator[Problem]:
     # the cure puts the other names into the group of the first
     first, *others = unlike.values()
     memberships = ", ".join(f"{keys[k]} is in {k}={_text(_groups(optim)[k])}" for k in (first, *others))
-    text = f"{' = '.join(p.names)} is one tensor, updated once, and {memberships}"
+    text = f"{' = '.join(p.names)} is one tensor, updated once, but {memberships}"
     cure = " ".join(_set(keys[k], _groups(optim)[first]) for k in others)
     yield Problem(f"{KEY}.{others[-1]}", text, cure)
 
@@ -203,12 +203,12 @@ def setting_rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
             text = f"to {many(len(names), 'parameter')}: {listed(names)}"
             yield Setting(f"{KEY}.{key}", _text(group), "applied", text)
         else:
-            text = "its parameters are in more exact or later groups"
+            text = "its parameters are in more specific or later groups"
             yield Setting(f"{KEY}.{key}", _text(group), "degraded", text)
 
 
 def notes(optim: Optim, params: Sequence[Placed]) -> Iterator[Note]:
-    """Yields what Muon updates, and notes about tied tensors of which a group has only some names."""
+    """Yields notes on what Muon updates, and on tied tensors of which a group matches only some names."""
     if isinstance(optim, Muon):
         yield _parted(optim, _trained(params))
     for p in _trained(params):
@@ -216,7 +216,7 @@ def notes(optim: Optim, params: Sequence[Placed]) -> Iterator[Note]:
         without = [name for name in p.names if best_key(_groups(optim), name) is None]
         if keys and without:
             key, name = next(iter(keys.items()))
-            text = f"{name} is one tensor with {', '.join(without)}, so this applies to it under each name"
+            text = f"{name} is one tensor with {', '.join(without)}, so the group applies to all its names"
             yield Note(f"{KEY}.{key}", text)
 
 

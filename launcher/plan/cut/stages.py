@@ -111,7 +111,7 @@ def _latest_stage(graph: Graph, node: Node, requested: Mapping[str, int], change
 
 
 def _against(graph: Graph, requested: Mapping[str, int], last: int, edges: list[Edge]) -> list[Problem]:
-    """Returns one problem an edge, but only one for all edges of modules that no cut can separate."""
+    """Returns one problem per edge, but only one for all edges of modules that no cut can separate."""
     if not edges:
         return []
 
@@ -220,9 +220,7 @@ def cut(
             for m in node.inputs:
                 need(m, stage, node)
         elif at[name] < stage:
-            text = (
-                f"{_label(node)} on stage {at[name]} passes something that is not a tensor to {_label(user)}"
-            )
+            text = f"{_label(node)} on stage {at[name]} passes a value that is not a tensor to {_label(user)}"
             problems.append(Problem(KEY, f"{text} on stage {stage}; put both on one stage"))
 
     for node in graph.nodes:
@@ -252,7 +250,7 @@ def _homeless(skeleton: ModelStructure, stages: tuple[Stage, ...]) -> list[Probl
     if not lost:
         return []
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-    text = f"the forward never uses {', '.join(lost[:3])}{more}, which no stage of the pipeline would hold"
+    text = f"the forward never uses {', '.join(lost[:3])}{more}, so no stage of the pipeline would hold it"
     cure = f"parallel.pipeline.stages=1 {KEY}=auto"
     return [Problem("model", f"{text}; remove it from the model, or use one stage", cure)]
 
@@ -324,8 +322,8 @@ class BoundaryTensor:
     ``trains``: a gradient comes back for it. A value that is only read without gradients must get none, not
     even zeros, because an optimizer skips a parameter only if it has no gradient.
 
-    ``dims``: for each tensor its dimensions in the order in which it is sent, which is that of its memory in
-    one process, such as (0, 2, 3, 1) for channels last; () if it is sent as it is indexed.
+    ``dims``: for each tensor the order of its dimensions while it is sent. It is the order of its memory in
+    one process, such as (0, 2, 3, 1) for channels last; () stands for the order of its indices.
     """
 
     name: str

@@ -27,7 +27,7 @@ class Placed:
 
     ``name`` is its first name, ``names`` are all its names. ``stages`` are the virtual stages that hold it.
     ``spec`` has the dtype in which it is kept, ``compute`` is the dtype in the forward. ``role`` is its role
-    in the model under any of its names, as in ``facts.Param``.
+    in the model under any of its names, as in ``model_graph.Param``.
     """
 
     name: str
@@ -126,7 +126,7 @@ def placed(
     for p in skeleton.params:
         same.setdefault(p.same_as, []).append(p)
 
-    # an FSDP2 group has one dtype and is cast as a whole, so some tensors cannot be in one
+    # an FSDP2 group has one dtype, and all of it is cast, so some tensors cannot be in a group
     kept = full_precision_names(skeleton)
     apart = {name: bool(low) and name in kept for name in same}
     usual = _usual(skeleton)
@@ -199,8 +199,8 @@ def _placed(
 def _shards(p: Param, sizes: Sizes, hsdp: Hsdp | None, split: tuple[tuple[str, ...], ...]) -> bool:
     """Whether FSDP2 shards ``p``.
 
-    Tensors below the threshold, 0-d tensors, empty tensors and buffers are not sharded; those that do not
-    divide evenly are not if the request says so (``uneven: whole``).
+    Tensors below the threshold, 0-d tensors, empty tensors and buffers are not sharded. With
+    ``uneven: whole``, neither are tensors that do not divide evenly.
     """
     if hsdp is None or p.buffer or not p.spec.shape or sizes.grid["dp_shard"] == 1:
         return False

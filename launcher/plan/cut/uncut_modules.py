@@ -1,4 +1,4 @@
-"""The modules that a choice of stages leaves whole."""
+"""The modules that stages do not cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages that ``stage_config`` gives to modules, and what is wrong with them."""
+"""The stages that ``stage_config`` gives to modules, and their problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room on a device, and the cluster that the plan counts with."""
+"""Whether ranks fit in the memory of their devices and on the nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def tightest(memory: Sequence[Memory], room: int) -> Room:
 
 
 def room(job: Job) -> int | None:
-    """The memory of a rank's device in bytes; ``None`` if the request does not say it."""
+    """The memory of a rank's device in bytes; ``None`` if the request does not state it."""
     gb = job.cluster.memory_gb
     return None if gb is None else int(gb * (1 << 30))
 

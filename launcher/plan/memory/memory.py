@@ -1,4 +1,4 @@
-"""The bytes that each rank will hold: states exactly, activations as counted on meta tensors."""
+"""The bytes that each rank holds: exact for states, counted on meta tensors for activations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Memory:
 def memory(
     params: tuple[Placed, ...], sizes: Sizes, state: StateSize, moments: tuple[MemoryInUse, ...]
 ) -> tuple[Memory, ...]:
-    """Returns one row a rank, in the order of ranks.
+    """Returns one row per rank, in the order of ranks.
 
     ``state``: what the optimizer keeps of each parameter; ``moments``: the fullest one of each pipeline rank.
     """

@@ -14,7 +14,7 @@ from launcher.plan.values.grid import Grid
 
 @dataclass(frozen=True)
 class MemoryPeriod:
-    """A period in which at most ``nbytes`` are held."""
+    """A period in which at most ``nbytes`` are in use."""
 
     start: float
     end: float
@@ -25,8 +25,8 @@ class MemoryPeriod:
 class MemoryCurve:
     """The memory of one pipeline rank over a step.
 
-    ``ranks`` are its ranks; the curve is that of ``rank``, which holds most of them at any time. ``spans``
-    follow one another without gaps. ``always``: bytes of weights and optimizer states.
+    ``ranks`` are its ranks; the curve is that of ``rank``, the fullest of them. ``spans`` follow one another
+    without gaps. ``always``: bytes of weights and optimizer states.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class MemoryCurve:
 
     @cached_property
     def fullest(self) -> MemoryPeriod:
-        """The first span that holds the most bytes."""
+        """The first span with the most bytes."""
         return max(self.spans, key=lambda s: s.nbytes)
 
 
@@ -48,7 +48,7 @@ def curves(
     timeline: Timeline | None = None,
     after: float = 0.0,
 ) -> tuple[MemoryCurve, ...]:
-    """Returns one curve a pipeline rank; its highest point is the ``Memory.total`` of its rank.
+    """Returns one curve per pipeline rank; its highest point is the ``Memory.total`` of its rank.
 
     Time is that of ``timeline``, and each curve ends ``after`` later. Without a timeline each action takes 1,
     and so do the time before the first action and the time after the last.
@@ -73,7 +73,8 @@ def _ordered(load: RankLoad, always: int) -> list[MemoryPeriod]:
 def _timed(load: RankLoad, always: int, events: Sequence[Event], *, end: float) -> list[MemoryPeriod]:
     """Returns spans in the time of ``events``.
 
-    Between two actions a rank holds what the first one left; after the last one, the most of that phase.
+    Between two actions a rank uses the bytes that the first one left. The last span shows the most bytes in
+    use after the last action.
     """
     first, *during, last = load.levels
     out = [MemoryPeriod(0.0, events[0].start if events else 0.0, always + first.most.total)]

@@ -84,7 +84,7 @@ def _title(picture: _Picture) -> str:
 def _head(picture: _Picture) -> Iterator[str]:
     """Draws the title and the legend."""
     yield f'<text class="head" x="{LEFT}" y="28">{_title(picture)}</text>'
-    caption = "of each pipeline rank, the rank that holds most; a peak is the total of the plan's memory"
+    caption = "each chart is of the fullest rank of a pipeline rank; its peak is the total in the plan"
     yield f'<text class="soft" x="{LEFT}" y="48">{caption}</text>'
     x = LEFT
     for fill, label in (
@@ -96,7 +96,7 @@ def _head(picture: _Picture) -> Iterator[str]:
         x += 44 + 7 * len(label)
     if picture.room is not None:
         yield f'<path d="M{x} 69h20" stroke="{ROOM}" stroke-dasharray="6 4"/>'
-        yield f'<text x="{x + 26}" y="73">the {bytes_text(picture.room)} of a device</text>'
+        yield f'<text x="{x + 26}" y="73">memory of a device, {bytes_text(picture.room)}</text>'
 
 
 def _chart(curve: MemoryCurve, picture: _Picture, top: int) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _chart(curve: MemoryCurve, picture: _Picture, top: int) -> Iterator[str]:
         yield f'<text class="left" x="{LEFT - 6}" y="{y + 4:.1f}">{n:g} GB</text>'
         yield f'<path d="M{LEFT - 4} {y:.1f}h4" stroke="#8c959f"/>'
 
-    # all bytes, and the part of them that is always held
+    # all bytes, and the part of them that is always in use
     peak = curve.fullest
     name = f"rank {curve.rank}: {peak.nbytes} bytes at most"
     path = "".join(f"V{picture.y(nbytes):.1f}h{n}" for n, nbytes in _pixels(curve.spans, picture))
@@ -136,7 +136,7 @@ def _peak(peak: MemoryPeriod, picture: _Picture, top: int) -> Iterator[str]:
 
 
 def _pixels(held_spans: Sequence[MemoryPeriod], picture: _Picture) -> Iterator[tuple[int, int]]:
-    """Yields runs of pixel columns as (count, bytes); a column shows the most bytes held in its time."""
+    """Yields runs of pixel columns as (count, bytes); a column shows the most bytes in use in its time."""
     columns = [0] * WIDE
     for s in held_spans:
         first = min(floor(picture.x(s.start)), WIDE - 1)

@@ -45,7 +45,7 @@ class RankLoad:
 
 
 def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tuple[RankLoad, ...]:
-    """Returns one load a pipeline rank; ``early``: level1 reduces during its last backward."""
+    """Returns one load per pipeline rank; ``early``: level1 reduces during its last backward."""
     places = model.sizes.places
     level = model.hsdp.optimizer_level if model.hsdp else "level1"
     out = []

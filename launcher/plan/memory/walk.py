@@ -1,4 +1,4 @@
-"""The memory of a rank at the fullest moment of a training step, found by a walk through its schedule."""
+"""The memory of a rank at the fullest moment of a training step, computed by a walk through its schedule."""
 
 from __future__ import annotations
 
@@ -126,12 +126,14 @@ def fullest(row: Row, loads: Mapping[int, StageLoad], habits: FsdpPolicy) -> Mem
 
 
 def levels(row: Row, loads: Mapping[int, StageLoad], habits: FsdpPolicy) -> Iterator[ActionMemory]:
-    """Yields the level before the first action, that of each action, and that after the last action."""
+    """Yields the memory before the first action, of each action, and after the last action."""
     return _Walk(loads, habits).levels(row)
 
 
 @dataclass
 class _Walk:
+    """A walk through the actions of one rank: the bytes in use now, and what earlier actions have done."""
+
     loads: Mapping[int, StageLoad]
     habits: FsdpPolicy
     grads: int = 0
@@ -150,7 +152,7 @@ class _Walk:
         return MemoryInUse(self.grads, self.gathered + gathered, self.activations + activations)
 
     def levels(self, row: Row) -> Iterator[ActionMemory]:
-        """Yields the level before the first action, that of each action, and that after the last action."""
+        """Yields the memory before the first action, of each action, and after the last action."""
         self.activations += sum(load.buffers for load in self.loads.values())
         self.gathered += sum(load.half_copies for load in self.loads.values())
         if not self.habits.again:
@@ -164,7 +166,7 @@ class _Walk:
         yield ActionMemory(self.now(activations=self.habits.copied), self.now())
 
     def _level(self, a: Action, over: bool) -> ActionMemory:
-        """Returns the level of one action, from an equal action in the same state if there was one.
+        """Returns the memory of one action, copied from an equal action in the same state if there was one.
 
         ``over``: it is the last action of its stage.
         """
@@ -204,7 +206,7 @@ class _Walk:
         self.begun.add(stage)
         self.activations += one.received
         for i, segment in enumerate(one.segments):
-            if first and not self.habits.again:  # the received buffer exists beside the copied-out weights
+            if first and not self.habits.again:  # the all-gather's buffer exists beside the copied weights
                 yield self.now(
                     gathered=max((g.full_weights for g in load.gathers if g.first == i), default=0)
                 )
@@ -307,7 +309,7 @@ class _Walk:
                 next_one = one.segments[i - 1].made if i else 0
                 self.gathered -= self.lingering
                 yield self._scatter(stage, n, g, ahead=self._ahead(load, i), grad=next_one)
-                self.gathered += g.scattered  # FSDP2 lets go of it when the next group comes
+                self.gathered += g.scattered  # FSDP2 frees it when it scatters the next group
                 self.lingering = g.scattered
 
     def _scatter(self, stage: int, n: int, g: Gather, *, ahead: int = 0, grad: int = 0) -> MemoryInUse:

@@ -22,7 +22,7 @@ EVERY = frozenset(COLLECTIVES.values())
 
 @dataclass(frozen=True)
 class InputGradients:
-    """Modules that send the gradient of their input over ``tp``.
+    """The modules that send the gradient of their input over ``tp``.
 
     The modules ``beside`` send it while they compute their weight gradient. The ``compiled`` ones wait until
     it is sent, and so do all modules if backwards are split (``late``).

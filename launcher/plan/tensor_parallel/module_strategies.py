@@ -1,4 +1,4 @@
-"""Each module over the axis tp."""
+"""The strategy of each module over the axis ``tp``."""
 
 from __future__ import annotations
 
@@ -120,15 +120,17 @@ def unwrapped(
         tails = (".".join(parts[at:]) for at in range(len(parts)))
         module = next((tail for tail in tails if tail in skeleton.modules), None)
 
-        # an entry without values is code between modules; it is the model's if it has the name of a module
+        # an entry without values is code in a forward; it belongs to the model if it names a module
         if not value:
             if module is not None:
-                text = f"{origin.key} of its own forward: only modules have strategies here"
+                text = f"{origin.key} is called in its own forward, but only modules can have strategies"
                 problems.append(strategy_problem(name, origin, text))
         elif module is None:
             problems.append(strategy_problem(name, origin, str(no_such_module(name, skeleton))))
         elif module in from_names:
-            problems.append(strategy_problem(name, origin, f"is {module}, and so is {from_names[module]}"))
+            problems.append(
+                strategy_problem(name, origin, f"means module {module}, and so does {from_names[module]}")
+            )
         else:
             from_names[module] = name
             if module not in out:
@@ -170,12 +172,12 @@ def _operator(
     if not good:
         text = " and ".join(dict.fromkeys(f"{w.written()}: {why}" for w, _, why in tried)) or "says nothing"
         return strategy_problem(
-            key, origin, text if len(tried) < 2 else f"no reading of it is possible: {text}"
+            key, origin, text if len(tried) < 2 else f"no way to read it fits the module: {text}"
         )
     if len(good) > 1:
         both = " or as ".join(w.written() for w in good)
         cure = quote(f"{KEY}.{key}={next(iter(good)).written()}")
-        return strategy_problem(key, origin, f"can be read as {both}; say which", cure)
+        return strategy_problem(key, origin, f"can be read as {both}; write one of them", cure)
 
     reading = next(iter(good))
     uneven = _uneven(module, reading, grid)
@@ -202,7 +204,7 @@ def _orders(kind: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list[Reading]:
-    """Returns the readings of a linear weight that is given by position.
+    """Returns the readings of a linear weight that is written by position.
 
     Its dims may mean (out, in), as in torch, or (in, out), as in MindSpore's MatMul.
     """
@@ -229,22 +231,22 @@ def _complete(reading: Reading, module: _Module, *, listed: bool) -> tuple[Readi
         if axes is not None and len(axes) != len(p.spec.shape):
             return None, f"{name} has shape {list(p.spec.shape)}, not {len(axes)} dims"
         if axes is not None and any(DP in dim for dim in axes):
-            does = "sharding weights over data-parallel ranks is what parallel.hsdp does"
-            return None, f"{name} cut over dp; {does}"
+            does = "parallel.hsdp shards weights over data-parallel ranks"
+            return None, f"{name} cannot be cut over dp here; {does}"
         full[name] = axes if axes is not None else ((),) * len(p.spec.shape)
 
     # the parameters together, and with input and output
     cut = [n for n, axes in full.items() if tp_dim(axes) is not None]
     if cut and kind not in MODES:
-        return None, f"{cut[0]} cut over tp; of a {kind} only input and output can be cut"
+        return None, f"{cut[0]} is cut over tp, but only input and output of a {kind} can be cut"
     if why := _activations(reading, kind, tp_dim(full.get("weight", ())), listed):
         return None, why
 
-    # a bias is cut like the outputs, and added once if they are summed; an adapter is cut on the same side
+    # a bias is cut like the outputs, and added once if they are summed; an adapter is cut like its weight
     if kind in LINEARS:
         for name, expected in _beside(full["weight"]).items():
             if written.get(name, expected) != expected:
-                text = f"{name} {axes_text(full[name])} does not go with weight"
+                text = f"{name} {axes_text(full[name])} does not fit weight"
                 return None, f"{text} {axes_text(full['weight'])}"
             full |= {name: expected} if name in full else {}
     return Reading(reading.input, reading.output, tuple(full.items())), ""
@@ -262,9 +264,9 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
     """
     for axes, name in ((reading.input, "input"), (reading.output, "output")):
         if axes is not None and any(DP in dim for dim in axes[1:]):
-            return f"{name} {axes_text(axes)}: dp cuts samples, which is dim 0"
+            return f"{name} {axes_text(axes)}: dp can only cut dim 0, the samples"
         if axes is not None and any(dim == (TP, DP) for dim in axes):
-            return f"{name} {axes_text(axes)}: samples are cut over dp first"
+            return f"{name} {axes_text(axes)}: dp must cut the samples before tp"
 
     # the input
     input_axes = reading.input
@@ -272,25 +274,25 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
     last = input_axes is not None and into == len(input_axes) - 1
     if kind in LINEARS:
         if weight == 1 and input_axes is not None and not last:
-            return f"input {axes_text(input_axes)} does not go with a weight cut over tp on its inputs"
+            return f"input {axes_text(input_axes)} does not fit a weight that is cut over tp on its inputs"
         if weight != 1 and last:
             described = axes_text(input_axes or ())
-            return f"input {described} cut over tp on its features needs a weight cut on its inputs"
+            return (
+                f"input {described} is cut over tp on its features, so the weight must be cut on its inputs"
+            )
     if listed and kind in LINEARS and weight == 0 and into is not None:
         return f"input {axes_text(input_axes or ())}: tp cannot cut both the samples and the outputs"
     if listed and kind == "embedding" and weight is None and into is not None:
-        return f"input {axes_text(input_axes or ())}: tp cuts a table, not the indices"
+        return f"input {axes_text(input_axes or ())}: tp can cut the table, not its indices"
     if kind == "embedding" and weight is not None and into is not None:
-        return (
-            f"input {axes_text(input_axes or ())}: every rank looks up all indices in its part of the table"
-        )
+        return f"input {axes_text(input_axes or ())}: every rank needs all indices for its part of the table"
 
     # the output
     output_axes, cut_out = reading.output, {**dict.fromkeys(LINEARS, 0), "embedding": 1}.get(kind)
     if output_axes is not None and weight is not None and weight == cut_out:
         out = tp_dim(output_axes)
         if out is not None and out != len(output_axes) - 1:
-            advice = "its output is cut on the last dim; it can stay cut or be gathered"
+            advice = "the weight cuts it on the last dim; it can stay cut or be gathered"
             return f"output {axes_text(output_axes)}: {advice}"
     return ""
 

@@ -61,7 +61,7 @@ class TensorParallelPlan:
 
 
 UNCUT = TensorParallelPlan()
-"""The plan of a model of which ``tp`` cuts nothing."""
+"""The plan of a model without operators over ``tp``."""
 
 
 def uncalled(operators: Sequence[Operator], leaves: Sequence[str] | None) -> list[Problem]:

@@ -24,7 +24,7 @@ SHARD = "dp_shard"
 
 @dataclass(frozen=True)
 class ParamLayouts:
-    """The layouts of parameters by name, as the file ``path`` has them."""
+    """The layouts of parameters by name, from the file ``path``."""
 
     path: str
     layouts: Mapping[str, Layout]
@@ -37,7 +37,7 @@ def resolved(
     file: ParamLayouts,
     origins: Origins = NO_FILE,
 ) -> tuple[tuple[Operator, ...], list[Problem]]:
-    """Returns the operators of ``config``, and one for each other module of which the file cuts a parameter.
+    """Returns the operators of ``config``, and one for each other module with a parameter that the file cuts.
 
     ``origins``: the files that have strategies of ``config``. A parameter in ``config`` and in ``file`` must
     have the same layout in both; everything else is a problem.
@@ -72,7 +72,7 @@ def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str
             if theirs == axes or o.key in reported:
                 continue
             reported.add(o.key)
-            text = f"{name} is {axes_text(axes)} here, and {axes_text(theirs)} in {path} of {KEY}"
+            text = f"{name} is cut {axes_text(axes)} here, and {axes_text(theirs)} in {path} of {KEY}"
             cure = quote(f"~{o.where}") if o.where.startswith(OPERATORS) else ""
             yield Problem(o.where, text, cure)
 
@@ -89,8 +89,8 @@ def _over_tp(
             continue
         split = on_grid(layout, grid)
         if split is None or not all(_had(dim, axes) for dim, axes in enumerate(split)):
-            text = f"{file.path}: {name} is cut {cut_text(layout)}, which is impossible on {_sizes(grid)}: "
-            text += f"{TP} cuts one dim, and {SHARD} dim 0 of the shards"
+            text = f"{file.path}: {name} is cut {cut_text(layout)}, which does not fit {_sizes(grid)}: "
+            text += f"{TP} can cut one dim, and then {SHARD} dim 0"
             problems.append(Problem(KEY, text))
             continue
         axes = tuple((TP,) if TP in dim else () for dim in split)

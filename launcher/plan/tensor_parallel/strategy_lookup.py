@@ -33,6 +33,6 @@ class StrategyLookup:
 
 
 def written_under(module: str, key: str, origin: StrategyOrigin | None) -> str:
-    """Returns the name or glob that the plan shows: that of a file if it matches the module."""
+    """Returns the name or glob that the plan shows: the one in the file if it matches, else ``key``."""
     under = origin.key if origin is not None else ""
     return under if under and fnmatchcase(module, under) else key

@@ -1,4 +1,4 @@
-"""Reads a strategy of ``parallel.operators``: its form, and as names of the axes ``dp`` and ``tp``."""
+"""Reads a strategy of ``parallel.operators``: its fields, and the axes ``dp`` and ``tp`` that it means."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TENSORS = ("in", "out", "input", "output", "layout")
 
 @dataclass(frozen=True)
 class WrittenStrategy:
-    """A written strategy, read without its module. What has a wrong form is empty; it is refused later.
+    """A strategy as written, read without its module. A field of a wrong form is empty; it is refused later.
 
     ``inputs``: the entries of each tensor of ``in``. ``layout``: the matrix of MindSpore's ``layout``.
-    ``over_matrix``: it names a device matrix of its own. ``sliced``: it has nothing but numbers of slices.
+    ``over_matrix``: it has its own device matrix. ``sliced``: all of its entries are numbers of slices.
     """
 
     inputs: tuple[tuple[Any, ...], ...]
@@ -60,13 +60,13 @@ def _counts(tensor: Any) -> bool:
 
 
 def strategies(operators: Mapping[str, Any]) -> dict[str, WrittenStrategy]:
-    """Returns the strategies of ``parallel.operators``, without the values that are none."""
+    """Returns the strategies of ``parallel.operators``, without values that are not strategies."""
     pairs = ((key, WrittenStrategy.of(value)) for key, value in operators.items())
     return {key: strategy for key, strategy in pairs if strategy is not None}
 
 
 def entry_names(entry: Any) -> tuple[Any, ...]:
-    """Returns the names in one entry of a tensor: of an axis, of several, or none.
+    """Returns the axis names in one entry of a tensor: one, several, or none.
 
     >>> entry_names("tp"), entry_names(["dp", "tp"]), entry_names(None)
     (('tp',), ('dp', 'tp'), ())
@@ -149,8 +149,8 @@ def readings(
         if key == "layout":
             continue
         if key not in (*TENSORS, *names):
-            own = ", ".join(names) or "no parameters of its own"
-            wrong.append(f"{key}: no such key; there are input, output, in, out, layout and {own}")
+            own = ", ".join(names) or "its parameters, of which it has none"
+            wrong.append(f"{key}: no such key; the keys are input, output, in, out, layout and {own}")
         elif key in ("in", "out"):
             places = order if key == "in" else ("output",)
             for name, tensor in _positions(key, entry, places, wrong):
@@ -176,9 +176,9 @@ def _reading(axes: dict[str, Axes]) -> Reading:
 def _positions(key: str, entries: Any, places: Sequence[str], wrong: list[str]) -> Iterator[tuple[str, Any]]:
     """Yields each entry of a list of tensors with the tensor that it means; adds problems to ``wrong``."""
     if not isinstance(entries, list | tuple) or not all(isinstance(t, list | tuple) for t in entries):
-        wrong.append(f"{key}: {entries}: not a list with one list for each tensor")
+        wrong.append(f"{key}: {entries}: must be a list with one list for each tensor")
     elif len(entries) > len(places):
-        wrong.append(f"{key}: {len(entries)} tensors; there are {', '.join(places)}")
+        wrong.append(f"{key}: {len(entries)} tensors, but the operator has {', '.join(places)}")
     else:
         yield from zip(places, entries, strict=False)
 
@@ -189,7 +189,7 @@ def _ways(where: str, tensor: Any, axis_names: _AxisNames, wrong: list[str], *, 
     ``batch``: dim 0 is the samples.
     """
     if not isinstance(tensor, list | tuple):
-        wrong.append(f"{where}: {tensor!r}: not a list with one entry per dim")
+        wrong.append(f"{where}: {tensor!r}: must be a list with one entry for each dim")
         return []
 
     dims = []
@@ -258,7 +258,7 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
     form = "layout: {device_matrix: [2, 2], alias_name: [dp, tp]}"
     named = named_matrix(layout)
     if named is None:
-        wrong.append(f"layout: {layout!r}: not of the form {form}")
+        wrong.append(f"layout: {layout!r}: must have the form {form}")
         return {}
     matrix, names = named
     good = isinstance(matrix, list | tuple) and isinstance(names, list | tuple) and len(matrix) == len(names)

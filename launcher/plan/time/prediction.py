@@ -50,7 +50,7 @@ class StageSeconds:
 class TpShare:
     """The share of its actions in which a stage waits for collectives over tp: 0 to 1.
 
-    ``first``: that of the first half of a split backward; the second half sends nothing.
+    ``first``: the share in the first half of a split backward; the second half sends nothing.
     """
 
     forward: float
@@ -95,7 +95,7 @@ def stage_seconds(work: StepWork, speeds: Speeds) -> dict[int, list[StageSeconds
 class PartSeconds:
     """The seconds of an action in a form that adds up over parts.
 
-    ``crossing``: those of the host if pipelines cross nodes.
+    ``crossing``: the seconds that the host needs at least if pipelines cross nodes.
     """
 
     device: float
@@ -184,7 +184,7 @@ def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) 
         work: the work of a step.
         pp: the pipeline rank.
         busy: its seconds of computation, which hide the communication that it does not wait for.
-        speeds: those of the cluster.
+        speeds: the speeds of the cluster.
         crowd: how many times longer work takes that all ranks do at once.
     """
     grid, rank = work.grid, work.ranks[pp]
@@ -205,7 +205,7 @@ def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) 
 def _parts(
     sent: tuple[Sent, ...], ranks: tuple[int, ...], speeds: Speeds, crowd: float, of: str = ""
 ) -> Iterator[Part]:
-    """Yields one part a kind of collective, without those that take no time because few ranks share them."""
+    """Yields one part per kind of collective, without kinds that take no time because a rank is alone."""
     for kind in dict.fromkeys(kind for kind, *_ in sent):
         here = [s for s in sent if s[0] == kind]
         seconds = collectives(here, ranks, speeds) * _beside_others(ranks, speeds, crowd)
@@ -258,9 +258,9 @@ def _over_tp(timeline: Timeline, shares: Sequence[TpShare]) -> Iterator[Stretch]
 
 
 def _of_weights(timeline: Timeline, networks: Sequence[NetworkTraffic]) -> Iterator[Stretch]:
-    """Yields one stretch a rank, whenever its parts are really sent.
+    """Yields one stretch per rank; when its parts are sent is not predicted.
 
-    The part that the rank waits for is after the schedule, the rest before its end.
+    The part that the rank waits for is drawn after the schedule, the rest before its end.
     """
     for rank, sent in enumerate(networks):
         end = timeline.makespan + sent.exposed

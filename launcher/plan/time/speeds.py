@@ -25,9 +25,9 @@ TWICE = {"all_reduce": 2.0}
 class Speeds:
     """The speeds of a rank.
 
-    ``peak``: FLOP per second of matrix products in the precision of the request, of which they reach
-    ``efficiency``. ``memory``: bytes per second. ``per_node``: consecutive ranks on a node. ``cores``: those
-    of a node, if ranks are processes that share them instead of having devices.
+    ``peak``: FLOP per second of matrix products in the precision of the request. ``efficiency``: the share of
+    it that large products reach. ``memory``: bytes per second. ``per_node``: consecutive ranks on a node.
+    ``cores``: the cores of a node, if ranks are processes that share them instead of having devices.
     """
 
     cluster: Cluster
@@ -86,7 +86,7 @@ class Speeds:
         return (len(ranks) - 1) * latency / 1e6, rate * 1e9
 
     def _inside(self, members: int) -> float:
-        """Returns the GB a second that a rank receives from the other ``members`` of a group on its node."""
+        """Returns the GB per second that a rank receives from other ``members`` of a group on its node."""
         inside, lines = self.links.inside, (self.cluster.devices_per_node or 1) - 1
         if not inside.mesh or lines < 2:
             return inside.gb_per_s

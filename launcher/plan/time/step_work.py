@@ -21,7 +21,7 @@ from launcher.plan.values.model_graph import Compiled, Graph, Node, Segment
 from launcher.plan.values.operations import Operations, total
 
 LOSS = Operations(moved=28, kernels=12)
-"""The bytes a logit of the conversion to float32, log-softmax and its backward, and the kernels of all."""
+"""The bytes per logit, and the kernels, of a conversion to float32, a log-softmax and its backward."""
 JOINED_PASSES = 4
 """Passes over the logits in a compiled loss.
 
@@ -63,7 +63,7 @@ class RankWork:
 
     ``share``: what it sends to ranks that have other shards of its weights; ``same``: to ranks that have the
     same weights; ``tied``: to ranks that have copies of tied weights. ``state``: bytes that the optimizer
-    reads and writes; ``memory``: the most bytes that the rank holds.
+    reads and writes; ``memory``: the bytes of the rank at its fullest moment.
     """
 
     share: tuple[Sent, ...]
@@ -104,7 +104,7 @@ class StepWork:
 def step_work(at: CutModel, fused: Communication, memory: Sequence[Memory], flops: int) -> StepWork:
     """Returns the work of a plan's step.
 
-    ``at`` and ``fused`` are parts of the plan; ``memory`` has one row a rank; ``flops`` are the step's.
+    ``at`` and ``fused`` are parts of the plan; ``memory`` has one row per rank; ``flops`` are the step's.
     """
     sizes = at.sizes
     return StepWork(

@@ -168,12 +168,12 @@ def _scattered(sizes: Sizes, nbytes: int, times: int) -> Iterator[Event]:
 
 
 def _flags(b: Bucket, named: Mapping[str, Placed], dtypes: Precision) -> int:
-    """Returns the bytes of the flags in a bucket: one number a parameter, whether it has a gradient."""
+    """Returns the bytes of the flags in a bucket: one number per parameter says whether it has a gradient."""
     return sum(reduced(named[n], dtypes) for n in b.names)
 
 
 def _statistics(params: tuple[Placed, ...], sizes: Sizes, pp: int) -> Iterator[Event]:
-    """Yields one broadcast a dtype of buffers, from the first data-parallel rank to the others."""
+    """Yields one broadcast per dtype of buffers, from the first data-parallel rank to the others."""
     if sizes.replicas == 1:
         return
     nbytes: dict[str, int] = {}

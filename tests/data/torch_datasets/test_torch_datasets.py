@@ -277,7 +277,7 @@ REFUSED = {
     ),
     "nothing to evaluate": (
         trained(of("Row"), **EVALUATES),
-        f"steps.evaluate: {NAME}.Row offers no held-out samples; name them as data.val, or evaluate nothing",
+        f"steps.evaluate: {NAME}.Row has no held-out samples; name them in data.val, or evaluate nothing",
     ),
 }
 
@@ -296,11 +296,11 @@ def test_the_plan_says_how_it_is_read():
     notes = [str(n) for n in plan_job(trained(of("Row"))).notes]
     assert (
         f"data._target_ {NAME}.Row is a stream: each data-parallel rank reads all of it and keeps its own rows; a "
-        "resumed run reads forward to its place"
+        "resumed run reads it again up to its place"
     ) in notes
     for name in ("Kept", "KeptByIterator"):
         notes = [str(n) for n in plan_job(trained(of(name))).notes]
-        assert any(n.endswith("its own rows; a resumed run starts from its state_dict") for n in notes)
+        assert any(n.endswith("its own rows; a resumed run loads its state_dict") for n in notes)
 
 
 LATER = {

@@ -199,9 +199,9 @@ CALLED = "on_start(config, plan, folder), log(row), close()"
             [
                 f"{OWN}.Unfit: {text}"
                 for text in (
-                    "on_start(config, plan, folder) is called, but does not fit: too many positional arguments",
-                    "log(row) is called, but does not fit: missing a required argument: 'extra'",
-                    "close() is called, but does not fit: missing a required argument: 'how'",
+                    "cannot be called as on_start(config, plan, folder): too many positional arguments",
+                    "cannot be called as log(row): missing a required argument: 'extra'",
+                    "cannot be called as close(): missing a required argument: 'how'",
                 )
             ],
         ),

@@ -158,11 +158,11 @@ MISPLACED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "own forward": (
         node("layers-CellList", "ReLU") | node("layers-CellList/0-Dense", "MatMul"),
-        "layers: ReLU of its own forward: only modules have strategies here",
+        "layers: ReLU is called in its own forward, but only modules can have strategies",
     ),
     "twice": (
         node("a-A/layers-CellList/0-Dense", "MatMul") | node("b-B/layers-CellList/0-Dense", "MatMul"),
-        "b.layers.0: is layers.0, and so is a.layers.0",
+        "b.layers.0: means module layers.0, and so does a.layers.0",
     ),
 }
 

@@ -81,7 +81,7 @@ def test_a_model_that_looks_at_its_numbers_has_the_same_weights_in_every_layout(
     deferred = maker not in WHOLE
     assert [plan_job(j).deferred for j in jobs] == [deferred] * 3
     notes = [n.text for n in plan_job(jobs[0]).notes if n.key == "parallel.deferred_init"]
-    why = f"the constructor {WHOLE.get(maker)}; every rank builds the whole model once"
+    why = f"the constructor {WHOLE.get(maker)}; every rank builds the full model once"
     assert notes == ([] if deferred else [f"true -> false: {why}"])
     one, *more = map(weights, jobs)
     assert one.keys()

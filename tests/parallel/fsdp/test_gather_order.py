@@ -259,8 +259,8 @@ def test_an_order_that_no_plan_can_know_is_told_where_it_would_mix_weights():
 
 
 NOTE = (
-    "parallel.hsdp {} at data, so ranks may run different code: on every rank all {} weights are gathered, "
-    "and missing gradients are zeros"
+    "parallel.hsdp {} at data, so ranks may run different code: every rank gathers all {} weights, "
+    "and missing gradients count as zeros"
 )
 MIXTURES = [f"blocks.{n}.mixture" for n in range(4)]
 GROUPS = {

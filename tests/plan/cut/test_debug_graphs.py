@@ -17,9 +17,9 @@ from tests.parity import job
 SVG = "{http://www.w3.org/2000/svg}"
 TEXT = """\
 stage 1 of 2 on rank 1: 8 calls
-Shapes, FLOPs of a forward, bytes kept for the backward: of one micro batch on one rank.
+Shapes, FLOPs of the forward and bytes saved for the backward are for one micro batch on one rank.
 
-  value   made by           of         shape           weights  FLOPs  saved
+  value   made by           inputs     shape           weights  FLOPs  saved
   a       received stage 0             float32[4, 12]
   relu    received stage 0             float32[4, 12]
   c       module c          relu       float32[4, 12]  624 B    1.2k
@@ -31,11 +31,11 @@ Shapes, FLOPs of a forward, bytes kept for the backward: of one micro batch on o
 
 The tensors of this stage, and the part that each rank keeps:
 
-  s         float32[12]      whole on each rank
-  c.weight  float32[12, 12]  whole on each rank
-  c.bias    float32[12]      whole on each rank
-  d.weight  float32[10, 12]  whole on each rank
-  d.bias    float32[10]      whole on each rank
+  s         float32[12]      full on each rank
+  c.weight  float32[12, 12]  full on each rank
+  c.bias    float32[12]      full on each rank
+  d.weight  float32[10, 12]  full on each rank
+  d.bias    float32[10]      full on each rank
 """
 
 
@@ -124,11 +124,11 @@ def test_of_one_stage_the_modules_that_could_be_cut() -> None:
 def test_where_code_cannot_be_followed_the_order_of_modules() -> None:
     found = pictures(planned(Untraceable, 1))
     assert found["graphs/stage0.txt"].splitlines()[1:6] == [
-        "The code between its modules could not be followed: its modules are listed in the order in which they run.",
+        "The code between the modules could not be traced: the modules are listed in the order in which they run.",
         "",
-        "  value  made by   of  shape  weights  FLOPs  saved",
-        "  a      module a             36.8 KB         24.5 KB",
-        "  b      module b             520 B           384 B",
+        "  value  made by   inputs  shape  weights  FLOPs  saved",
+        "  a      module a                 36.8 KB         24.5 KB",
+        "  b      module b                 520 B           384 B",
     ]
     assert found["graphs/stage0.svg"].count("marker-end") == 1
 

@@ -116,22 +116,22 @@ def test_a_class_of_the_users_own_gets_all_parameters_together() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "misspelt": (
         {"embd": {"lr": 0.001}},
-        "optim.groups.embd: {lr: 0.001}: it names no parameter that is trained; nearest: embed "
+        "optim.groups.embd: {lr: 0.001}: it names no trained parameter; nearest: embed "
         "(try: 'optim.groups.embed={lr:0.001}')",
     ),
     "a misspelt glob": (
         {"*.biass": {"weight_decay": 0}},
-        "optim.groups.*.biass: {weight_decay: 0}: it names no parameter that is trained; nearest: *.bias "
+        "optim.groups.*.biass: {weight_decay: 0}: it names no trained parameter; nearest: *.bias "
         "(try: 'optim.groups.*.bias={weight_decay:0}')",
     ),
     "of another model": (
         {"decoder.*": {"lr": 1, "betas": [0.5, 0.9]}},
-        "optim.groups.decoder.*: {lr: 1, betas: [0.5, 0.9]}: it names no parameter that is trained; "
-        "there are embed, head, layers, norm",
+        "optim.groups.decoder.*: {lr: 1, betas: [0.5, 0.9]}: it names no trained parameter; "
+        "these are in embed, head, layers, norm",
     ),
     "a layer too far": (
         {"layers.3": {"lr": 1}},
-        "optim.groups.layers.3: {lr: 1}: it names no parameter that is trained; there are embed, head, layers, norm",
+        "optim.groups.layers.3: {lr: 1}: it names no trained parameter; these are in embed, head, layers, norm",
     ),
     "frozen": (
         {"still": {"lr": 1}}, "optim.groups.still: {lr: 1}: nothing that it names is trained; still.weight is frozen",
@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a tensor in two groups": (
         {"embed.*": {"lr": 1}, "head": {"lr": 2}},
-        "optim.groups.head: embed.weight = head.weight is one tensor, updated once, and embed.weight is in "
+        "optim.groups.head: embed.weight = head.weight is one tensor, updated once, but embed.weight is in "
         "embed.*={lr: 1}, head.weight is in head={lr: 2} (try: 'optim.groups.head.weight={lr:1}')",
     ),
 }  # fmt: skip
@@ -176,12 +176,12 @@ def test_a_plan_says_which_parameters_a_group_is_of() -> None:
     assert [(s.key, s.value, s.status, s.why) for s in setting_rows(optim, MODEL)] == [
         (
             "optim.groups.layers.*", "{lr: 1}", "degraded",
-            "its parameters are in more exact or later groups",
+            "its parameters are in more specific or later groups",
         ),
         ("optim.groups.head", "{eps: 1e-06}", "applied", "to 1 parameter: embed.weight"),
         (
             "optim.groups.*.bias", "{weight_decay: 0}", "degraded",
-            "its parameters are in more exact or later groups",
+            "its parameters are in more specific or later groups",
         ),
         (
             "optim.groups.layers.?.*", "{lr: 2}", "applied",
@@ -189,7 +189,7 @@ def test_a_plan_says_which_parameters_a_group_is_of() -> None:
             "layers.1.attn.q.weight, .., layers.2.attn.q.weight, layers.2.attn.q.bias, layers.2.norm.weight",
         ),
     ]  # fmt: skip
-    text = "head.weight is one tensor with embed.weight, so this applies to it under each name"
+    text = "head.weight is one tensor with embed.weight, so the group applies to all its names"
     assert [*map(str, notes(optim, MODEL))] == [f"optim.groups.head {text}"]
     assert [*notes(adamw({"*": {"lr": 1}}), MODEL)] == []
 
@@ -257,7 +257,7 @@ COMPLEX = [*PARTED, replace(tensor("wave", shape=(4, 4)), spec=TensorSpec((4, 4)
      "optim.groups.layers.*.q.weight: {betas: [0.5, 0.5]}: betas is for adamw, but muon updates all of this group: "
      "layers.0.attn.q.weight",
      ), (muon({"embed": {"use": "muon"}, "head": {"use": "adamw"}}), PARTED,
-     "optim.groups.head: embed.weight = head.weight is one tensor, updated once, and embed.weight is in embed="
+     "optim.groups.head: embed.weight = head.weight is one tensor, updated once, but embed.weight is in embed="
      "{use: muon}, head.weight is in head={use: adamw}",
      ),
     (Adafactor(name="adafactor"), COMPLEX,

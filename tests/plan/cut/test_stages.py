@@ -111,7 +111,7 @@ def test_numbers_are_worked_out_again_where_they_are_needed() -> None:
 def test_what_is_no_tensor_and_no_number_is_refused_with_the_edge() -> None:
     glue = graph("x: input x", "a: module a < x", "b: module b < a", "output: output output < b", out={"a": None})
     assert wrong(glue, {"a": 0, "b": 1}, 2) == [
-        f"{KEY}: 'a' on stage 0 passes something that is not a tensor to 'b' on stage 1; put both on one stage"
+        f"{KEY}: 'a' on stage 0 passes a value that is not a tensor to 'b' on stage 1; put both on one stage"
     ]
 
 
@@ -152,8 +152,8 @@ def test_a_parameter_that_is_used_later_than_told_is_refused() -> None:
 def test_tensors_that_the_forward_never_uses_would_be_on_no_stage() -> None:
     model = skeleton({f"{m}.weight": (4,) for m in "abcdefg"})
     assert wrong(chain("a", "b"), {"a": 0, "b": 1}, 2, model) == [
-        "model: the forward never uses c.weight, d.weight, e.weight and 2 more, which no stage of the pipeline would "
-        f"hold; remove it from the model, or use one stage (try: parallel.pipeline.stages=1 {KEY}=auto)"
+        "model: the forward never uses c.weight, d.weight, e.weight and 2 more, so no stage of the pipeline would "
+        f"hold it; remove it from the model, or use one stage (try: parallel.pipeline.stages=1 {KEY}=auto)"
     ]
 
 

@@ -111,8 +111,8 @@ TWO = (
 def test_a_picture_says_what_it_shows() -> None:
     assert [t.text for t in ElementTree.fromstring(svg(TWO, 10 * GB, seconds=True)).iter(f"{SVG}text")] == [
         "Memory over one step: 2 pipeline ranks, at most 8.0 GB of 10.0 GB on a device",
-        "of each pipeline rank, the rank that holds most; a peak is the total of the plan's memory",
-        "weights and optimizer", "gradients, gathered weights, activations", "the 10.0 GB of a device",
+        "each chart is of the fullest rank of a pipeline rank; its peak is the total in the plan",
+        "weights and optimizer", "gradients, gathered weights, activations", "memory of a device, 10.0 GB",
         "ranks 0-1", "0 GB", "10 GB", "8.0 GB",
         "rank 2", "0 GB", "10 GB", "4.0 GB",
         "0", "0.5", "1", "1.5", "2", "2.5", "3", "3.5", "4", "seconds",
@@ -138,4 +138,4 @@ def test_a_pixel_shows_the_most_that_is_held_in_its_time() -> None:
 def test_a_cluster_of_which_the_memory_is_told_has_a_line_there() -> None:
     asked = job(parallel=PARALLEL["1f1b"], train__batch_size=16, data__seq_len=8)
     made = plan_job(asked.model_copy(update={"cluster": Cluster(memory_gb=1)}))
-    assert "the 1.0 GB of a device" in svg(drawn(made.estimate, made), made.estimate.room)
+    assert "memory of a device, 1.0 GB" in svg(drawn(made.estimate, made), made.estimate.room)

@@ -304,8 +304,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "tp",
         {"operators": TP},
         (
-            "parallel.operators.middle.lin: {weight: [tp, null]}: weight cut over tp; of a linear with a forward "
-            "of its own only input and output can be cut"
+            "parallel.operators.middle.lin: {weight: [tp, null]}: weight is cut over tp, but only input and "
+            "output of a linear with a forward of its own can be cut"
         ),
     ),
     (
@@ -334,7 +334,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "Normed",
         "tp",
         {"operators": {"middle.new": {"weight": ["tp", None]}}},
-        ("parallel.operators.middle.new: weight: no such key; there are input, output, in, out, layout and bias"),
+        ("parallel.operators.middle.new: weight: no such key; the keys are input, output, in, out, layout and bias"),
     ),
 ]
 

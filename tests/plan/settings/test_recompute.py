@@ -123,8 +123,8 @@ def test_automatic_stages_leave_in_one_piece_what_runs_again():
     assert [r.module for r in plan.recomputed] == ["blocks.0", "blocks.1", "blocks.2"]
     assert {f"blocks.{n}" for n in range(3)} <= {m for s in plan.stages for m in s.modules}
     assert (
-        "parallel.pipeline.stage_config auto: blocks.0 .. blocks.2 on one stage each, because recomputed modules are "
-        "not cut" in [str(n) for n in plan.notes]
+        "parallel.pipeline.stage_config auto: blocks.0 .. blocks.2 stay on one stage each, because recomputed modules "
+        "are not cut" in [str(n) for n in plan.notes]
     )
 
 

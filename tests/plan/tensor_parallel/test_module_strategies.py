@@ -112,7 +112,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "no such key": (
         {"up": {"wait": [1]}}, {},
-        "parallel.operators.up: wait: no such key; there are input, output, in, out, layout and weight, bias",
+        "parallel.operators.up: wait: no such key; the keys are input, output, in, out, layout and weight, bias",
     ),
     "no such axis": ({"up": {"weight": ["mp", None]}}, {},
                      "parallel.operators.up: weight: 'mp' is not an axis; the axes are dp, tp, or null"),
@@ -124,29 +124,31 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
                              "parallel.operators.up: weight: ['tp', 'tp']: one axis cannot cut two dims"),
     "weights over dp": (
         {"up": {"weight": ["dp", None]}}, {},
-        "parallel.operators.up: {weight: [dp, null]}: weight cut over dp; sharding weights over data-parallel ranks "
-        "is what parallel.hsdp does",
+        "parallel.operators.up: {weight: [dp, null]}: weight cannot be cut over dp here; parallel.hsdp shards weights "
+        "over data-parallel ranks",
     ),
     "too many dims": ({"up": {"weight": ["tp", None, None]}}, {},
                       "parallel.operators.up: {weight: [tp, null, null]}: weight has shape [12, 6], not 3 dims"),
     "a norm has no part of its weight": (
         {"norm": {"weight": ["tp"]}}, {},
-        "parallel.operators.norm: {weight: [tp]}: weight cut over tp; of a norm only input and output can be cut",
+        "parallel.operators.norm: {weight: [tp]}: weight is cut over tp, but only input and output of a norm can be "
+        "cut",
     ),
-    "inputs that the weight does not go with, in either order": (
+    "inputs that the weight does not fit, in either order": (
         {"up": {"in": [[1, 2], [1, 1]]}}, {},
-        "parallel.operators.up: no reading of it is possible: {weight: [null, null], input: [null, tp]}: input [null, "
-        "tp] cut over tp on its features needs a weight cut on its inputs",
+        "parallel.operators.up: no way to read it fits the module: {weight: [null, null], input: [null, tp]}: input "
+        "[null, tp] is cut over tp on its features, so the weight must be cut on its inputs",
     ),
     "samples over dp or tp": (
         {"norm": {"in": [[2, 1]]}}, {"dp": 2},
         "parallel.operators.norm: can be read as {weight: [null], input: [dp, null]} or as {weight: [null], input: "
-        "[tp, null]}; say which (try: 'parallel.operators.norm={weight: [null], input: [dp, null]}')",
+        "[tp, null]}; write one of them (try: 'parallel.operators.norm={weight: [null], input: [dp, null]}')",
     ),
     "a table that comes first or second": (
         {"embed": {"in": [[2, 1], [1, 1]]}}, {"dp": 2},
         "parallel.operators.embed: can be read as {weight: [null, null], input: [dp, null]} or as {weight: [tp, null], "
-        "input: [null, null]}; say which (try: 'parallel.operators.embed={weight: [null, null], input: [dp, null]}')",
+        "input: [null, null]}; write one of them "
+        "(try: 'parallel.operators.embed={weight: [null, null], input: [dp, null]}')",
     ),
     "indivisible": (
         {"up": {"weight": [None, "tp"]}}, {"tp": 4},
@@ -159,7 +161,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "a bias of its own mind": (
         {"up": {"weight": ["tp", None], "bias": [None]}}, {},
-        "parallel.operators.up: {weight: [tp, null], bias: [null]}: bias [null] does not go with weight [tp, null]",
+        "parallel.operators.up: {weight: [tp, null], bias: [null]}: bias [null] does not fit weight [tp, null]",
     ),
     "a device matrix of other ranks": (
         {"up": {"layout": {"device_matrix": [2, 4], "alias_name": ["a", "b"]}, "weight": ["b", None]}}, {},
@@ -172,7 +174,8 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "a layout of another form": (
         {"up": {"layout": [2, 2], "weight": ["b", None]}}, {},
-        "parallel.operators.up: layout: [2, 2]: not of the form layout: {device_matrix: [2, 2], alias_name: [dp, tp]}",
+        "parallel.operators.up: layout: [2, 2]: must have the form layout: {device_matrix: [2, 2], alias_name: "
+        "[dp, tp]}",
     ),
 }  # fmt: skip
 

@@ -73,13 +73,13 @@ def test_what_the_request_adds_to_the_layouts_stays() -> None:
     assert {o.module: o.output for o in found} == {"up": ((), ("tp",), ()), "norm": None}
 
 
-HAD = "which is impossible on pp 1 x dp_replicate 1 x dp_shard 2 x tp 2: tp cuts one dim, and dp_shard dim 0 of the"
+HAD = "which does not fit pp 1 x dp_replicate 1 x dp_shard 2 x tp 2: tp can cut one dim, and then dp_shard dim 0"
 REFUSED: dict[str, tuple[ParamLayouts, dict[str, Any], list[str]]] = {
     "two ways": (
         file(up_weight=(("tp",), ()), up_bias=(("tp",),)),
         {"up": {"weight": [None, "tp"]}},
         [
-            f"parallel.operators.up: up.weight is [null, tp] here, and [tp, null] in p.json of {LOAD} "
+            f"parallel.operators.up: up.weight is cut [null, tp] here, and [tp, null] in p.json of {LOAD} "
             "(try: '~parallel.operators.up')"
         ],
     ),
@@ -87,29 +87,32 @@ REFUSED: dict[str, tuple[ParamLayouts, dict[str, Any], list[str]]] = {
         file(),
         {"u*": {"weight": [None, "tp"]}},
         [
-            f"parallel.operators.u*: up.weight is [null, tp] here, and [null, null] in p.json of {LOAD} "
+            f"parallel.operators.u*: up.weight is cut [null, tp] here, and [null, null] in p.json of {LOAD} "
             "(try: '~parallel.operators.u*')"
         ],
     ),
     "dp first": (
         file(up_weight=(("dp_shard", "tp"), ())),
         {},
-        [f"{LOAD}: p.json: up.weight is cut [4, whole] (ranks [1] apart), {HAD} shards"],
+        [f"{LOAD}: p.json: up.weight is cut [4, whole] (ranks [1] apart), {HAD}"],
     ),
     "dp on dim 1": (
         file(up_weight=((), ("dp_shard",))),
         {},
-        [f"{LOAD}: p.json: up.weight is cut [whole, 2] (ranks [2] apart), {HAD} shards"],
+        [f"{LOAD}: p.json: up.weight is cut [whole, 2] (ranks [2] apart), {HAD}"],
     ),
     "a norm": (
         file(norm_weight=(("tp",),)),
         {},
-        [f"{LOAD}: p.json: norm: {{weight: [tp]}}: weight cut over tp; of a norm only input and output can be cut"],
+        [
+            f"{LOAD}: p.json: norm: {{weight: [tp]}}: weight is cut over tp, but only input and output of a norm can "
+            "be cut"
+        ],
     ),
     "a bias by itself": (
         file(up_weight=((), ("tp",)), up_bias=(("tp",),)),
         {},
-        [f"{LOAD}: p.json: up: {{weight: [null, tp], bias: [tp]}}: bias [tp] does not go with weight [null, tp]"],
+        [f"{LOAD}: p.json: up: {{weight: [null, tp], bias: [tp]}}: bias [tp] does not fit weight [null, tp]"],
     ),
 }
 
