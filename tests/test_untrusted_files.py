@@ -104,7 +104,7 @@ ZEROS = {  # what may be as long as it likes, and is found out otherwise
     "key": "file:{path}: not an AES-256 key: it has 1024 bytes; give 32 random bytes, as 64 hexadecimal digits "
     "(openssl rand -hex 32), as base64 or, in a file, raw",
     "corpus": "{path}: byte 0 is NUL, so it is not plain text: write the text to a UTF-8 file first; "
-    "data=tokens reads tokens that were prepared",
+    "data=tokens reads prepared tokens",
     "tokens": "{path}: not a .tokens file: it does not start as one",
     "index of tokens": "{home}/c.bin: its .idx is not one of Megatron: it does not start as one",
     "idx": "{path}: not an idx file of unsigned bytes",

@@ -111,7 +111,7 @@ def _make(
     settings: Text, folder: Path, final: Path, say: Callable[[str], None], speed: ProgressReporter
 ) -> None:
     path = text_files.where(settings)
-    say(f"data: {path} as tokens, once: {final}")
+    say(f"data: tokenizing {path} once, into {final}")
     shards.empty(folder)
     with encoders(cores()) as crew:
         if settings.tokenizer_file is None:
