@@ -105,8 +105,8 @@ ZEROS = {  # what may be as long as it likes, and is found out otherwise
     "(openssl rand -hex 32), as base64 or, in a file, raw",
     "corpus": "{path}: byte 0 is NUL, so it is not plain text: write the text to a UTF-8 file first; "
     "data=tokens reads prepared tokens",
-    "tokens": "{path}: not a .tokens file: it does not start as one",
-    "index of tokens": "{home}/c.bin: its .idx is not one of Megatron: it does not start as one",
+    "tokens": "{path}: not a .tokens file: its first bytes differ",
+    "index of tokens": "{home}/c.bin: its .idx is not an index of Megatron: its first bytes differ",
     "idx": "{path}: not an idx file of unsigned bytes",
     "idx.gz": "{home}/train-images-idx3-ubyte: cannot be read: Not a gzipped file (b'\\x00\\x00')",
 }
