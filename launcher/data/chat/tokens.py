@@ -61,7 +61,8 @@ class RowCounts:
         self.why = self.why or more.why
 
     def text(self) -> str:
-        """
+        """Returns the counts as text; counts of 0 are left out.
+
         >>> RowCounts(12, bad=2, cut=1).text()
         '12 conversations, 1 cut, 2 bad rows left out'
         """

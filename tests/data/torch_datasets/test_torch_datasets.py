@@ -192,7 +192,7 @@ def test_certify_asks_for_the_same_by_its_own_order(data):
 
 
 NAME = "tests.data.torch_datasets.sets"
-KNOWN = "one of input, inputs, x, image, pixel_values and one of target, targets, y, label, labels, and no more"
+KNOWN = "one of input, inputs, x, image, pixel_values and one of target, targets, y, label, labels, and no others"
 DRAW = "draw from the global random streams of torch, numpy or Python, which are seeded by (seed, epoch, item)"
 EVALUATES: dict[str, Any] = {"steps": {"train": {"kind": "train"}, "evaluate": {"kind": "evaluate"}}}
 REFUSED = {
@@ -233,7 +233,7 @@ REFUSED = {
     "tokens of transformers": (
         trained(of("Rows", samples=N, how="tokens")),
         f"data._target_: {NAME}.Rows: item 0 has the keys input_ids, labels; supported: {KNOWN} (labels of "
-        "transformers are those of the same tokens, here targets are one token later); return a tuple (inputs..., "
+        "transformers are the input tokens; here, targets are one token later); return a tuple (inputs..., "
         "target), in the order of the model's forward",
     ),
     "a loader": (
