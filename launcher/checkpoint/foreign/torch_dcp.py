@@ -293,7 +293,7 @@ def find(data: memoryview, start: int, length: int) -> PickledTensor:
     """
     if start + length > data.nbytes:
         raise ValueError(
-            f"truncated: it should be in bytes {start} to {start + length}, but the file has {data.nbytes}"
+            f"truncated: it should be in bytes {start} to {start + length}, the file has {data.nbytes}"
         )
     part = data[start : start + length]
 

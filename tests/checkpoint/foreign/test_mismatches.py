@@ -58,7 +58,7 @@ def told(names: list[str], table: NameTable, *, strict: bool = True, spec: Tenso
         (
             ["wte.weight", *NORMS],
             [
-                f"{PLACE} wte.weight; names is a table {{theirs: ours}} that maps them",
+                f"{PLACE} wte.weight; map them with names, a table {{theirs: ours}}",
                 "steps.import.names: x: it has no tensor for the model's embed.weight; "
                 "map them with names, a table {theirs: ours}",
             ],
