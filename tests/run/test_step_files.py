@@ -179,11 +179,11 @@ AT_THE_DOOR = {
             "steps.merge_strategies.src=cut/strategy",
             "steps.merge_strategies.dst=cut/strategy/stage0.json",
         ],
-        "steps.merge_strategies.dst = cut/strategy/stage0.json: the destination is in the checkpoint ",
+        "steps.merge_strategies.dst = cut/strategy/stage0.json: the destination is inside the checkpoint ",
     ),
     "an export over its source": (
         ["steps=[export]", "steps.export.src=last", "steps.export.path=last/rank_0/model.safetensors"],
-        "steps.export.path = last/rank_0/model.safetensors: the destination is in the checkpoint ",
+        "steps.export.path = last/rank_0/model.safetensors: the destination is inside the checkpoint ",
     ),
     "a head with a flipped bit": (
         ["steps=[transform]", "steps.transform.src=flipped"],
@@ -196,7 +196,7 @@ AT_THE_DOOR = {
     ),
     "a name that a terminal would obey": (
         ["steps=[import]", "steps.import.src=red.safetensors"],
-        "steps.import.names: red.safetensors: the model has no place for a\\x1b[31m\\nb; names is a table ",
+        "steps.import.names: red.safetensors: the model has no place for a\\x1b[31m\\nb; map them with names, a table ",
     ),
     "a rank whose file is a pipe": (
         ["steps=[import]", "steps.import.src=piped"],
