@@ -50,7 +50,7 @@ def token_file(path: Path, index: Path, size: int) -> TokenFile:
     """
     with opened(index) as file:
         dtype, sequences, documents = _header(file)
-        if max(sequences, documents) > size + CHUNK:  # few are empty
+        if max(sequences, documents) > size + CHUNK:  # few sequences are empty
             raise BadFile(f"its .idx promises {sequences} sequences, but it has only {size} bytes")
         itemsize = np.dtype(dtype).itemsize
         at = 0

@@ -50,7 +50,7 @@ def check_ids(made: Corpus) -> Iterator[Problem]:
         yield Problem(KEY, f"{text}; ids count from 0, so the file has another dtype or another format")
         return
 
-    # more rows are a cure only if all ids are known
+    # a larger vocabulary is a cure only if all ids are known
     need = 1 + max(ids.most for _, ids in outside)
     reason = f"{text}, and ids must be below {KEY}, the number of tokens of the tokenizer that wrote the file"
     known = all(ids.least >= 0 for _, ids in outside) and _bytes(files) <= READ
