@@ -97,7 +97,7 @@ SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
         [
             ("(tokenizers alone|prepare) +[0-9.]+ MB a CPU second", 2),
             (r"ratio +[0-9.]+, over \d+ MB, the same tokens", 1),
-            (r"out: \d+ tokens below \d+ of \d+ documents, each ended by ", 1),
+            (r"out: \d+ tokens \(ids below \d+\) of \d+ documents, each ended by ", 1),
             (r"\d+ MB in [0-9.]+ s on \d+ cores: [0-9.]+ MB/s", 1),
             ("all processes together: at most ", 1),
         ],

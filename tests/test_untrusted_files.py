@@ -104,9 +104,9 @@ ZEROS = {  # what may be as long as it likes, and is found out otherwise
     "key": "file:{path}: not an AES-256 key: it has 1024 bytes; give 32 random bytes, as 64 hexadecimal digits "
     "(openssl rand -hex 32), as base64 or, in a file, raw",
     "corpus": "{path}: byte 0 is NUL, so it is not plain text: write the text to a UTF-8 file first; "
-    "data=tokens reads tokens that were prepared",
-    "tokens": "{path}: not a .tokens file: it does not start as one",
-    "index of tokens": "{home}/c.bin: its .idx is not one of Megatron: it does not start as one",
+    "data=tokens reads prepared tokens",
+    "tokens": "{path}: not a .tokens file: its first bytes differ",
+    "index of tokens": "{home}/c.bin: its .idx is not an index of Megatron: its first bytes differ",
     "idx": "{path}: not an idx file of unsigned bytes",
     "idx.gz": "{home}/train-images-idx3-ubyte: cannot be read: Not a gzipped file (b'\\x00\\x00')",
 }
@@ -200,7 +200,7 @@ def test_no_header_is_longer_than_tensors_need(tmp_path: Path, case: str) -> Non
 def test_nor_is_one_written(tmp_path: Path) -> None:
     specs = {f"{i:07d}" + "n" * 9_000: TensorSpec((), "int8") for i in range(4_000)}
     with pytest.raises(
-        ValueError, match="36249784 bytes of header for 4000 tensors in one file; at most 33554432 are read"
+        ValueError, match="the header of 4000 tensors in one file would have 36249784 bytes; at most 33554432 are read"
     ):
         arrange(specs, {})
 
@@ -241,8 +241,8 @@ PICKLES = {
     "a float as a key": (as_key(b"G" + bytes(8)), f"{KEY} (float)"),
     "numbers that collide": (b"\x80\x04}(" + COLLIDING + b"u.", f"{KEY} (int)"),
     "a set of tuples": (b"\x80\x04\x8f(" + doubled(b")", b"\x86", 40) + b"\x90.", LONG),
-    "lists twice over": (as_metadata(listed(60)), "[[[...], [...]], [[...], [...]]] are not sizes"),
-    "a copied mapping": (b"\x80\x04ccollections\nOrderedDict\n]\x85R.", "a mapping made of another"),
+    "lists twice over": (as_metadata(listed(60)), "[[[...], [...]], [[...], [...]]] is not a list of sizes"),
+    "a copied mapping": (b"\x80\x04ccollections\nOrderedDict\n]\x85R.", "a mapping that is copied from another"),
     "lists alone": (b"\x80\x04(" + b"]" * 500_000 + b"l.", "it makes more objects than its length can need"),
     "marks alone": (b"\x80\x04]" + b"\x94" * 500_000 + b".", "it memoizes more objects than its length can need"),
     "sizes that are copied": (
@@ -289,7 +289,7 @@ def test_pieces_that_no_grid_would_make_are_not_compared_for_hours() -> None:
     assert untiled((20, 20), staircase(20)) is None
     with bounded():
         assert untiled((3000, 3000), staircase(3000)) == (
-            "its 5999 pieces are cut too unevenly: no grid looks like this"
+            "its 5999 pieces are cut too unevenly: no grid cuts a tensor like this"
         )
         rows = [Box((i, j), (i + 1, j + 1)) for i in range(100) for j in range(100)]
         assert untiled((100, 100), rows) is None
@@ -300,7 +300,8 @@ def test_an_archive_of_a_tensor_has_a_short_directory(tmp_path: Path) -> None:
         for i in range(5_000):
             archive.writestr(f"a/{i}", b"")
     data = (tmp_path / "a.zip").read_bytes()
-    with bounded(), pytest.raises(ValueError, match=r"^not what torch.save writes: 2.* bytes of directory, too many"):
+    text = r"^not what torch.save writes: its directory has 2.* bytes, too many"
+    with bounded(), pytest.raises(ValueError, match=text):
         find(memoryview(data), 0, len(data))
 
 

@@ -1,6 +1,7 @@
-"""Tensors at rest: shards, layouts, strategies, transforms, exports.
+"""Checkpoints: shards, layouts, strategies, transforms, exports.
 
-No process group and no torch import; works on a login node, in memory that does not grow with the model.
+The package needs no process group and does not import torch. It works on a login node, in memory that does
+not grow with the model.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ _OF_MINDSPORE = {
     "transform_checkpoint_by_rank",
     "transform_checkpoints",
 }
-"""Functions of MindSpore's names, which are a part that an installation may lack."""
+"""Functions with MindSpore's names and arguments. They are an optional part of an installation."""
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ def exact(src: str, dst: str) -> bool:
 
 
 def differing(specs: Mapping[str, TensorSpec], target: Mapping[str, TensorSpec]) -> dict[str, str]:
-    """Returns the new dtype of each tensor whose dtype is not that in ``target`` but can be cast to it."""
+    """Returns the new dtype of each tensor whose dtype differs from ``target`` but can be cast to it."""
     return {
         name: target[name].dtype
         for name, spec in specs.items()
@@ -45,7 +45,7 @@ def castable(src: str, dst: str) -> bool:
 
 @dataclass(frozen=True)
 class Cast:
-    """The tensors of ``source``, those in ``into`` cast to the dtype that it gives.
+    """The tensors of ``source``; each tensor in ``into`` is cast to the dtype that ``into`` maps it to.
 
     Values are rounded to nearest, ties to even. ``fill`` raises ``ValueError`` for a number that is too large
     for its new dtype.

@@ -1,4 +1,4 @@
-"""The bytes of a box, in order, through one buffer of fixed size."""
+"""Yields the bytes of a box, in order, through one buffer of fixed size."""
 
 from __future__ import annotations
 

@@ -33,15 +33,15 @@ def export(
 ) -> Report:
     """Writes every parameter and buffer of the checkpoint ``src``, as a full tensor, to the file ``path``.
 
-    A safetensors file at ``path`` is replaced; any other file is refused, and so is a path inside a
-    checkpoint. A tied tensor is written once, under its first name, because the format has no aliases.
-    ``launcher.aliases`` in the file's metadata is a JSON object that maps each further name to the first one;
-    ``read_full`` returns the tensor under all of them.
+    A safetensors file or an empty file at ``path`` is replaced; any other file is refused, and so is a path
+    inside a checkpoint. A tied tensor is written once, under its first name, because the format has no
+    aliases. ``launcher.aliases`` in the file's metadata is a JSON object that maps each further name to the
+    first one; ``read_full`` returns the tensor under all of them.
 
     Args:
         src: The checkpoint.
         path: The file to write.
-        trust: What must authenticate ``src``.
+        trust: The key that ``src`` must be authentic under.
         averaged: Write the moving averages of weights instead of the weights.
         adapters: Adapters to add to the weights that they belong to.
         dtype_of: The dtype to write a tensor in, given its name and its dtype.
@@ -77,7 +77,7 @@ def export(
 def check_file(path: Path) -> None:
     """Raises as ``export`` does for a ``path`` that it cannot write, whatever the source."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path}: the export is one file, this is a folder; give a file name in it")
+        raise IsADirectoryError(f"{path}: a folder, but the export is one file; give a file name in it")
     check_outside_checkpoints(path)
     if path.is_file() and path.stat().st_size:
         try:
@@ -87,7 +87,7 @@ def check_file(path: Path) -> None:
 
 
 class Full(Mapping[str, Blob]):
-    """Every tensor of an exported file by each of its names; bytes are read from disk on first access.
+    """Maps each name in an exported file to its tensor; bytes are read from disk on first access.
 
     The memory is copy-on-write: a write changes neither the file nor another ``Full`` of it.
     """

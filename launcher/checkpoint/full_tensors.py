@@ -1,4 +1,4 @@
-"""Full tensors of a checkpoint, one region at a time."""
+"""Reads full tensors of a checkpoint, one box at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Blobs:
 
 @dataclass(frozen=True)
 class RenamedTensors:
-    """Some tensors of ``source`` under new names: ``names`` maps each new name to that in ``source``."""
+    """Some tensors of ``source`` under new names; ``names`` maps each new name to the name in ``source``."""
 
     source: FullTensors
     names: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""The manifest: written last, signed where a key is set."""
+"""The manifest of a checkpoint: it is written last, and has a MAC if the checkpoint is encrypted."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from launcher.plan.settings.encryption import Trust
 
 FORMAT, VERSION = "launcher.checkpoint", 2
 UNDIGESTED = 1
-"""The version before manifests had a digest of themselves.
+"""The version of manifests that contain no digest of themselves.
 
-Such checkpoints can still be read. Damage to their tensors and text files is always noticed, damage to the
-manifest not always.
+Such checkpoints can still be read. Damage to their tensors and text files is always noticed; damage to the
+manifest may not be.
 """
 MANIFEST = "manifest.json"
 FILE_OF: Mapping[Kind, str] = {
@@ -40,9 +40,9 @@ class Manifest:
     """The content of a manifest.
 
     ``world`` is the number of ranks, ``strategy`` the digest of the strategy; ``files`` are keyed by their
-    path within the folder. ``key`` says where the key of the tensor files is; ``None``: they are not
-    encrypted. ``digest`` covers all other fields except ``mac`` (see ``digested``); ``mac`` covers all of
-    them, the digest included (see ``manifest_mac.mac``).
+    path within the folder. ``key`` says where the key of the tensor files is, and is ``None`` if they are not
+    encrypted. ``digest`` covers all other fields except ``mac`` (see ``digested``); ``mac`` covers all other
+    fields, the digest included (see ``mac``).
     """
 
     world: int
@@ -83,7 +83,7 @@ def _set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class NoManifest(ValueError):
-    """Raised for a ``folder`` without a manifest: no checkpoint, or one that was never completed."""
+    """Raised if ``folder`` has no manifest: it is no checkpoint, or one that was never completed."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(f"{folder}: incomplete checkpoint: it has no {MANIFEST}, which is written last")
@@ -197,7 +197,7 @@ def _text(value: Any) -> str | None:
 
 def _place(key: Any) -> str | None:
     if key is not None and not (isinstance(key, str) and is_place(key)):
-        raise ValueError("key does not say where the key is")
+        raise ValueError("key is not the place of a key")
     return key
 
 
@@ -235,7 +235,7 @@ _CURE = f"restore the {MANIFEST} that was saved with this checkpoint, or use ano
 
 @dataclass(frozen=True)
 class Opened:
-    """The key of a checkpoint and where it was found."""
+    """The key of a checkpoint, and the place that it was loaded from."""
 
     place: str
     key: bytes = field(repr=False)
@@ -287,7 +287,7 @@ def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
 
 
 def unvouched(folder: Path, trust: Trust) -> str:
-    """Returns a remark for messages if the checkpoint is plain but ``trust`` names a key, else ``""``."""
+    """Returns a note for messages if the checkpoint is plain but ``trust`` names a key, else ``""``."""
     if trust.key is None or parse_manifest(folder).key is not None:
         return ""
     return "; it is not encrypted, so it cannot be verified"
@@ -323,4 +323,4 @@ def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
             return Opened(place, key)
 
     reasons = "; ".join(errors)
-    raise ValueError(f"{folder}: it is encrypted: {reasons}; {ANOTHER}={FORMS} says where the key is now")
+    raise ValueError(f"{folder}: it is encrypted: {reasons}; set {ANOTHER} to the place of the key: {FORMS}")

@@ -1,4 +1,4 @@
-"""Reads the shards of any layout from a checkpoint that was saved in another."""
+"""Reads the shards of any layout from a checkpoint that was saved in another layout."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from launcher.plan.values.tensor_spec import TensorSpec
 class Checkpoint:
     """A complete checkpoint folder; its tensors stay on disk.
 
-    ``key`` decrypts the tensors if they are encrypted; ``place`` is where the key was found.
+    ``key`` decrypts the tensors if they are encrypted; ``place`` is the place that it was loaded from.
     """
 
     folder: Path
@@ -96,9 +96,10 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
 
 
 def best_checkpoint(checkpoints: Path, trust: Trust = ANYONE) -> Path:
-    """Returns the checkpoint that ``checkpoint.best`` has kept, which the newest one's state records.
+    """Returns the checkpoint that ``checkpoint.best`` has kept.
 
-    Raises ``ValueError`` if no best step is recorded, or its checkpoint no longer exists.
+    Its step is recorded in the state of the newest checkpoint. Raises ``ValueError`` if no best step is
+    recorded, or its checkpoint no longer exists.
     """
     newest = latest(checkpoints, trust)
     results = {} if newest is None else open_checkpoint(newest, trust).state.get("results")
@@ -120,7 +121,7 @@ def _strategy(folder: Path, manifest: Manifest) -> Strategy:
         strategy = strategy_file.load(folder / "strategy")
         if strategy.digest == manifest.strategy and strategy.grid.size == manifest.world:
             return strategy
-    raise ValueError(f"{folder}: its strategy files are not those that the manifest was written with")
+    raise ValueError(f"{folder}: its strategy files are not the ones that the manifest was written with")
 
 
 def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
@@ -163,7 +164,7 @@ def _state(path: Path, record: FileRecord) -> Mapping[str, Any]:
         raise ValueError(f"{path}: damaged: its digest is not the one in the manifest")
     state = parsed(path, data)
     if not isinstance(state, dict):
-        raise ValueError(f"{path}: it does not record its step")
+        raise ValueError(f"{path}: not a JSON object")
     return state
 
 
@@ -196,7 +197,7 @@ def each(
     Tensors of other ``kinds`` need not match. ``only`` limits the names to read. Raises ``ValueError``.
     """
     if not 0 <= rank < dst.grid.size:
-        raise ValueError(f"rank {rank} is not in the strategy's world of {dst.grid.size}")
+        raise ValueError(f"rank {rank} is not in the strategy of {dst.grid.size} ranks")
     names = match(checkpoint.strategy.only(*kinds), dst.only(*kinds))
     reader = Reader(checkpoint, verify=verify)
     for name, entry in dst.only(*kinds).entries_of(rank).items():
@@ -250,7 +251,7 @@ class Reader:
         self._header = lru_cache(maxsize=None)(partial(file_header, checkpoint))
 
     def beside(self, helper: Executor | None = None) -> Reader:
-        """Returns another reader, for concurrent use. What one of them has verified counts for both.
+        """Returns another reader, for concurrent use. A piece that one of them has verified counts for both.
 
         ``helper``, an executor with one thread, verifies pieces while they are read: damage is raised only
         after the last chunk.

@@ -1,4 +1,4 @@
-"""Checkpoint folders: complete or absent.
+"""Writes, finds and deletes checkpoint folders; each is complete or absent.
 
 The file ``latest`` has one line per checkpoint. Its last line is the SHA-256 of the lines above it or, if the
 checkpoints are encrypted, their MAC.
@@ -62,9 +62,9 @@ _CURE = "remove it to use the checkpoint of the highest step"
 class Latest:
     """The content of the file ``latest``.
 
-    ``name`` is the newest checkpoint. ``superseded`` maps the name of each checkpoint of a higher
-    step that another training left behind to its ``identity``. ``digest`` covers ``text``; it is ``None``
-    in a file of an earlier launcher, which contains the name alone. ``mac``: the digest is a MAC.
+    ``name`` is the newest checkpoint. ``superseded`` maps the name of each checkpoint of a higher step that
+    another training left behind to its ``identity``. ``digest`` covers ``text``; it is ``None`` in a file of
+    an earlier launcher, which contains only the name. If ``mac``, the digest is a MAC.
     """
 
     name: str
@@ -82,7 +82,7 @@ def identity(manifest: Manifest) -> str:
 def write(checkpoints: Path, name: str, superseded: Mapping[str, str], place: str | None) -> None:
     """Writes the file ``latest`` of the folder ``checkpoints``.
 
-    ``place`` says where the key is that the checkpoints are encrypted with; ``None``: they are not encrypted.
+    ``place`` says where the key is that the checkpoints are encrypted with, and is ``None`` for plain ones.
     """
     text = "".join([f"{name}\n", *(f"older {other} {digest}\n" for other, digest in superseded.items())])
     key = None if place is None else load_key(place)
@@ -145,7 +145,7 @@ def _keys(path: Path, newest: Manifest, trust: Trust) -> list[bytes]:
         except ValueError as error:
             wrong.append(str(error))
     if not keys:
-        reasons = "; ".join(wrong) or f"{ANOTHER}={FORMS} says where it is"
+        reasons = "; ".join(wrong) or f"set {ANOTHER} to its place: {FORMS}"
         raise ValueError(f"{path}: its MAC needs the key: {reasons}")
     return keys
 
@@ -164,7 +164,7 @@ def _mac(text: str, key: bytes) -> str:
 
 STATE = "state.json"
 TRAINING = "training"
-"""The key in ``state.json`` of the value that tells one training from another in the same folder."""
+"""A key of ``state.json``; its value identifies the training, as several may save in one folder."""
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
@@ -188,7 +188,7 @@ def commit(
 ) -> None:
     """Makes the files that the ranks wrote the newest checkpoint.
 
-    One rank calls this after ``write_rank`` has returned on all. If a checkpoint of the same name exists, it
+    One rank calls this after ``write_rank`` has returned on all ranks. A complete checkpoint of the same name
     is replaced if it is of the same training, else renamed (``replaced-step-000100``). The file ``latest`` is
     written last; until then it names the previous checkpoint.
 
@@ -244,9 +244,8 @@ def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
         raise ValueError(f"{folder}: every rank must have one record, all of one strategy: {listing}")
     odd = [r.rank for r in records if _has_extra(r) != _has_extra(first)]
     if odd:
-        raise ValueError(
-            f"{folder}: all ranks need extra tensors, or none: rank {first.rank} and rank {odd[0]} differ"
-        )
+        ranks_differ = f"rank {first.rank} and rank {odd[0]} differ"
+        raise ValueError(f"{folder}: all ranks must have extra tensors, or none: {ranks_differ}")
 
 
 def _check_keys(folder: Path, key: bytes, records: Sequence[RankRecord]) -> None:
@@ -282,8 +281,8 @@ def point(folder: Path, key: str | None) -> None:
 def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     """Returns the newest complete checkpoint, or ``None`` if there is none.
 
-    The newest checkpoint is the one of the highest step, except those that the file ``latest`` lists as
-    superseded by the one it names. An outdated file does no harm: what it does not list counts as newer.
+    The newest checkpoint is the one of the highest step that the file ``latest`` does not list as superseded.
+    An outdated file does no harm: a checkpoint that it does not list is not superseded.
 
     Raises ``ValueError`` if that file is damaged or, for encrypted checkpoints, is not authentic under a key
     that ``trust`` accepts.
@@ -296,7 +295,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     if pointer is None:
         return highest[0]
 
-    # a file with a digest also lists superseded checkpoints of a higher step; one without has a name alone
+    # a file with a digest also lists superseded checkpoints of a higher step; one without has only a name
     newest = highest
     if pointer.digest is not None:
         candidates = chain((highest,), complete_ones)
@@ -327,9 +326,9 @@ def newest_in(folder: Path) -> Path | None:
 
 
 def newest_of_runs(folder: Path) -> Path | None:
-    """Returns the checkpoint that was completed last in the runs below ``folder``, if there are any.
+    """Returns the checkpoint that was completed last in the runs below ``folder``, or ``None``.
 
-    ``folder`` contains run folders or, like ``runs``, one folder of runs per name. No MAC is checked.
+    ``folder`` contains run folders, or one folder of runs per name, as ``runs`` does. No MAC is checked.
     """
     completed_ns: dict[Path, int] = {}
     for pattern in ("*/checkpoints", "*/*/checkpoints"):
@@ -341,7 +340,7 @@ def newest_of_runs(folder: Path) -> Path | None:
 
 
 MOST_RUNS = 1000
-"""The most runs that are searched for a checkpoint."""
+"""The most runs at each of the two depths that are searched for a checkpoint."""
 
 
 def older(newest: Path) -> list[Path]:
@@ -351,10 +350,10 @@ def older(newest: Path) -> list[Path]:
 
 
 def passed_over(newest: Path) -> list[str]:
-    """Returns a text for each checkpoint of a higher step than ``newest``: why it is incomplete.
+    """Returns why each incomplete checkpoint of a higher step than ``newest`` is incomplete.
 
-    A killed run does not cause this, because a folder gets its name only when it is complete. If ``latest``
-    names a folder that does not exist, a text says so.
+    A killed run does not leave one, because a folder gets its name only when it is complete. A further text
+    says so if ``latest`` names a folder that does not exist.
     """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     flaws = [why for why in map(_flaw, above) if why]
@@ -373,7 +372,7 @@ def _flaw(folder: Path) -> str:
 
 
 def encrypted(folder: Path) -> str | None:
-    """Returns where the manifest says the key is; ``None`` if the folder is incomplete or not encrypted."""
+    """Returns the place of the key in the manifest; ``None`` if incomplete or not encrypted."""
     manifest = _complete(folder)
     return None if manifest is None else manifest.key
 
@@ -392,9 +391,9 @@ def _complete(folder: Path) -> Manifest | None:
 def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, ...]:
     """Deletes complete checkpoints beyond the newest ``keep``; returns the deleted ones.
 
-    The last committed one is kept, and so are the one of step ``best`` and those of another training, which
-    ``checkpoint.resume=never`` leaves in the folder. Raises ``ValueError`` if ``keep`` is less than 1 or
-    ``checkpoints`` is a link.
+    It always keeps the checkpoint that was committed last, the one of step ``best``, and those of another
+    training, which ``checkpoint.resume=never`` leaves in the folder. Raises ``ValueError`` if ``keep`` is
+    less than 1 or ``checkpoints`` is a link.
     """
     if keep < 1:
         raise ValueError(f"keep: {keep} would delete the checkpoint just written; keep at least 1")
@@ -402,7 +401,7 @@ def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, 
     if checkpoints.is_symlink():
         raise ValueError(f"{checkpoints}: {LINK}")
 
-    # delete what killed runs have left behind
+    # delete files and folders that killed runs left behind
     for trash in checkpoints.glob("step-*.trash"):
         clear(trash)
     for torn in checkpoints.glob(f".{LATEST}.*"):  # from a run that was killed before it renamed the file
@@ -499,7 +498,7 @@ def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], k
     With ``overwrite`` a folder is accepted only if ``own`` recognizes it; ``kind`` names its kind in errors.
     """
     if not overwrite or not dst.is_dir():
-        check_empty(dst, "; give another, or overwrite: true")
+        check_empty(dst, "; give another, or set overwrite: true")
         return
     check_outside_checkpoints(dst)
     if any(dst.iterdir()) and not own(dst):
@@ -521,7 +520,7 @@ def check_outside_checkpoints(dst: Path) -> None:
     """Raises ``ValueError`` if ``dst`` is inside a checkpoint, which a foreign file would damage."""
     for folder in Path(os.path.realpath(dst)).parents:
         if (folder / MANIFEST).is_file():
-            raise ValueError(f"{dst}: the destination is in the checkpoint {folder}; give one outside of it")
+            raise ValueError(f"{dst}: the destination is inside the checkpoint {folder}; give one outside it")
 
 
 def check_apart(src: Path, dst: Path) -> None:

@@ -30,10 +30,10 @@ from launcher.plan.values.text import bytes_text
 
 @dataclass(frozen=True)
 class Report:
-    """What a function of this package has written.
+    """A summary of what a function of this package has written.
 
-    ``bytes_read`` counts tensor bytes. ``peak`` is the most bytes kept in memory at once, whatever the size
-    of the model. ``left`` are the tensors that were left out, where the caller permitted that.
+    ``bytes_read`` counts tensor bytes. ``peak`` is the most bytes kept in memory at once, for a model of any
+    size. ``left`` are the tensors that were left out, if the caller permitted that.
     """
 
     path: Path
@@ -60,19 +60,19 @@ def transform(
 ) -> Report:
     """Writes the checkpoint ``src`` to ``dst`` in the layout ``target``.
 
-    Parameters, buffers, optimizer states and the state are copied. Random states of single ranks are not:
-    they fit one layout only. If the source is encrypted, ``dst`` is encrypted too. Names, shapes and dtypes
-    of every file are checked before the first byte is written. ``dst`` appears when it is complete.
+    Parameters, buffers, optimizer states and the state are copied. Random states of single ranks are not
+    copied: they fit one layout only. If the source is encrypted, ``dst`` is encrypted too. Names, shapes and
+    dtypes of every file are checked before the first byte is written. ``dst`` appears when it is complete.
 
     Args:
         src: The checkpoint to read.
         dst: The folder to write.
         target: The layout to write.
         overwrite: Replace a checkpoint at ``dst``.
-        key: Where the key to encrypt ``dst`` with is; by default, where the source's key is.
+        key: The place of the key to encrypt ``dst`` with; by default, the place of the source's key.
         workers: How many ranks are written at a time. Each has a thread that verifies what is read; one
             thread for all of them syncs what has been written.
-        trust: What must authenticate ``src``.
+        trust: The key that ``src`` must be authentic under.
 
     Raises:
         ValueError: The source is incomplete, damaged or has other tensors than ``target``.
@@ -107,7 +107,7 @@ def transform(
 
 
 def check_places(src: Path, dst: Path, overwrite: bool) -> None:
-    """Raises ``ValueError`` and ``FileExistsError`` as ``transform`` does, whatever is in ``src``."""
+    """Raises ``ValueError`` and ``FileExistsError`` as ``transform`` does; it does not read ``src``."""
     check_apart(src, dst)
     check_destination(dst, overwrite, is_checkpoint, "checkpoint")
 
@@ -119,7 +119,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """What ``rank`` of the destination reads from one file of the source.
+    """The part of one source file that ``rank`` of the destination reads.
 
     ``file`` is a path within the source's folder; ``tensors`` is how many tensors are read from it.
     """
@@ -143,11 +143,11 @@ class Span:
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """What a transform will read and write.
+    """The reads and writes of a transform.
 
     ``nbytes`` are read and written; verifying reads the source once more. ``peak`` is the most bytes kept in
     memory at once. ``sources`` are ordered by rank, then by file; ``names`` maps each name in the destination
-    to that in the source.
+    to the name in the source.
     """
 
     checkpoint: Checkpoint
@@ -206,9 +206,9 @@ class TransformPlan:
 
 
 def plan_transform(src: Path, target: Strategy, *, workers: int = 1, trust: Trust = ANYONE) -> TransformPlan:
-    """Returns what ``transform`` to ``target`` will do.
+    """Returns what ``transform`` to ``target`` will read and write.
 
-    It checks the source as ``transform`` does, and raises as that does.
+    It checks the source, and raises, as ``transform`` does.
     """
     checkpoint = open_checkpoint(src, trust)
     names = match(checkpoint.strategy, target)
@@ -221,7 +221,7 @@ def plan_transform(src: Path, target: Strategy, *, workers: int = 1, trust: Trus
 def sources(src: Strategy, dst: Strategy, names: Mapping[str, str]) -> tuple[Source, ...]:
     """Returns what each rank of ``dst`` reads from each file of ``src``, ordered by rank.
 
-    It needs the strategies alone. Tensors with equal layouts on both sides are computed once.
+    It reads only the strategies. Tensors with equal layouts on both sides are computed once.
     """
     count: Counter[tuple[Layout, Layout, str]] = Counter()
     width: Counter[tuple[Layout, Layout, str]] = Counter()

@@ -1,4 +1,4 @@
-"""Verifies digests, and lists which rank holds what."""
+"""Verifies digests, and lists which ranks hold each tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launcher.plan.values.text import bytes_text, spans
 def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:
     """Reads the whole checkpoint and returns every problem, each naming its file; empty if there is none.
 
-    ``trust`` says who must vouch for the checkpoint.
+    ``trust`` names the key that the checkpoint must be authentic under.
     """
     try:
         checkpoint = open_checkpoint(folder, trust)

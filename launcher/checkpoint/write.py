@@ -21,15 +21,15 @@ from launcher.plan.values.layout import Box
 from launcher.plan.values.tensor_spec import TensorSpec
 
 Chunks = Callable[[str, Box], Iterable[memoryview]]
-"""Returns the bytes of a box of the named tensor, in order; the next chunk may overwrite a chunk."""
+"""Returns the bytes of a box of the named tensor, in order; each chunk is valid until the next one."""
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What ``rank`` wrote, for ``commit``.
+    """The files that ``rank`` wrote, for ``commit``.
 
     ``strategy`` is the digest of the strategy; ``files`` are keyed by their path within the folder. ``key``
-    says where the key is that the files are encrypted with; ``None``: they are not encrypted.
+    says where the key is that the files are encrypted with, and is ``None`` for plain files.
     """
 
     rank: int
@@ -58,10 +58,10 @@ def write_rank(
         strategy: The layouts of all tensors.
         tensors: All pieces that this rank holds, by first name, replicas included.
         extra: Tensors outside every layout, such as random states; only the same rank reads them back.
-        key: Where the key to encrypt the files with is; ``None`` writes plain files.
+        key: The place of the key to encrypt the files with; ``None`` writes plain files.
 
     Raises:
-        ValueError: ``tensors`` are not the pieces that ``strategy`` gives to ``rank``.
+        ValueError: ``tensors`` are not the pieces that ``rank`` holds by ``strategy``.
     """
     writer = RankWriter(folder, rank, strategy, key)
     writer.check({name: blob.spec for name, blob in tensors.items()})
@@ -77,8 +77,8 @@ def in_memory(tensors: Mapping[str, Blob]) -> Chunks:
 class RankWriter:
     """Writes the files of one ``rank`` of ``strategy`` into ``folder``, which is ``partial(final)``.
 
-    ``key`` says where the key to encrypt them with is. The files are synced to disk when ``write`` returns
-    or, with ``behind``, when that has done its work.
+    ``key`` is the place of the key to encrypt them with. The files are synced to disk when ``write`` returns
+    or, with ``behind``, when ``behind.wait`` returns.
     """
 
     folder: Path
@@ -98,13 +98,13 @@ class RankWriter:
         Replicas are included.
         """
         if not 0 <= self.rank < self.strategy.grid.size:
-            raise ValueError(f"rank {self.rank} is not in the strategy's world of {self.strategy.grid.size}")
+            raise ValueError(f"rank {self.rank} is not in the strategy of {self.strategy.grid.size} ranks")
         flaws = [*_flaws(self.rank, self.strategy, tensors)]
         if flaws:
             raise ValueError(f"rank {self.rank} cannot be saved:\n" + "\n".join(f"  {f}" for f in flaws))
 
     def write(self, chunks: Chunks, extra: Mapping[str, Blob] | None = None) -> RankRecord:
-        """Writes the files without checking ``chunks``; on failure what was written is deleted.
+        """Writes the files without checking ``chunks``. If it fails, it deletes the rank's folder.
 
         ``extra`` is as in ``write_rank``.
         """
@@ -184,7 +184,7 @@ def rank_files(strategy: Strategy) -> tuple[str, ...]:
 
 
 def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
-    """Yields the reasons why ``tensors`` are not what ``rank`` holds."""
+    """Yields the reasons why ``tensors`` are not the pieces that ``rank`` holds."""
     # names that only the strategy or only the argument has
     entries = strategy.entries_of(rank)
     absent = sorted(entries.keys() - tensors.keys())

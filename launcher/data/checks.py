@@ -1,4 +1,4 @@
-"""Checks of data that is named but not loaded."""
+"""Checks the files of a data set before it is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.optional import image_files, lacking
 
 
 def check(settings: Data) -> list[Problem]:
-    """Every problem with the named files. Random tokens and a user's own class have none."""
+    """Returns every problem with the files of ``settings``; none for random tokens and a user's own class."""
     settings, _ = resolve(settings)
     if isinstance(settings, Idx | Cifar10 | ImageFolder) and (lacks := lacking("image_files", "data")):
         return lacks
@@ -45,10 +45,10 @@ def _check_tokens(settings: Tokens) -> list[Problem]:
         return problems
     try:
         return [*check_ids(made)]
-    except OSError as error:  # a file that was removed since
+    except OSError as error:  # a file was removed after it was opened
         return [Problem("data.path", error_text(error))]
 
 
 def absent(settings: Data) -> list[Problem]:
-    """Problems with files that a run reads and a plan does not need."""
+    """Returns problems with files that a run reads but a plan does not need."""
     return list(check_absent(settings)) if isinstance(settings, Text) else []

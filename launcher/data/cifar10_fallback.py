@@ -1,4 +1,4 @@
-"""Replaces a CIFAR-10 that is missing by the digits that ship with the launcher."""
+"""Replaces CIFAR-10 by MNIST digits if its folder is missing and the request permits it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def with_data_read(job: Job) -> Job:
 
 
 def resolve(settings: Data) -> tuple[Data, str | None]:
-    """Returns the data that will be read, and a note if they are not those named.
+    """Returns the data that will be read, and a note if they differ from the data requested.
 
-    Checks only whether ``root`` exists.
+    It checks only whether ``root`` exists.
     """
     if not isinstance(settings, Cifar10) or settings.fallback == "none" or Path(settings.root).exists():
         return settings, None
     note = (
-        f"data cifar10 -> mnist5k: there is no {settings.root} (data.root), and data.fallback=mnist5k; "
-        "real digits, padded to 32 x 32 pixels in 3 channels"
+        f"data cifar10 -> mnist5k: {settings.root} (data.root) does not exist, and data.fallback=mnist5k; "
+        "digits are padded to 32 x 32 pixels in 3 channels"
     )
     return Mnist5k(name="mnist5k", size=32, channels=3), note

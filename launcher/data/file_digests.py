@@ -1,4 +1,4 @@
-"""A description of what the files of a data set contain, which tells changed files from moved ones."""
+"""Computes a digest of a data set's files, which shows whether they have changed or only moved."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, T
 from launcher.optional import image_files
 from launcher.untrusted.files import opened
 
-WHOLE = 1 << 20  # bytes of a file that is digested as a whole
-BLOCKS, BLOCK = 8, 1 << 14  # of a longer one so many blocks of so many bytes, from its start to its end
-SHOWN = 16  # hexadecimal digits
+WHOLE = 1 << 20  # the most bytes of a file that is digested completely
+BLOCKS, BLOCK = 8, 1 << 14  # the number of blocks that are digested of a longer file, and their bytes
+SHOWN = 16  # hexadecimal digits that are shown
 SAMPLED = 10_000
-"""The most images whose content is read, evenly spread; that takes about a second."""
+"""The most images whose content is read, evenly spread. It takes about a second."""
 
 
 def contents(settings: Data) -> str | None:
-    """The amount and a digest of what samples are read from; ``None`` for random tokens and a user's class.
+    """Returns the size and a digest of the files that samples are read from.
 
-    Files of tokens without a digest in their header may be of any size, so they are digested in part. Of
-    image folders all names count, and of at most ``SAMPLED`` images the size and the content: of a file of
-    more than ``WHOLE`` bytes, ``BLOCKS`` blocks from its start to its end.
+    It returns ``None`` for random tokens, a user's class, and invalid token files. A digest of token files
+    uses the digests in their headers. Other token files may be of any size, so they are digested in part. A
+    digest of images covers the names of all files, and the sizes and contents of at most ``SAMPLED``.
+    ``_in_part`` says which bytes of a large file are read.
     """
     match settings:
         case Text():
@@ -83,7 +84,10 @@ def _digest(file: TokenFile) -> str:
 
 
 def _in_part(path: Path) -> str:
-    """The size and a digest of a file, which is read whole up to ``WHOLE`` bytes."""
+    """Returns the size and a digest of a file.
+
+    Of a file of more than ``WHOLE`` bytes, only ``BLOCKS`` blocks are read, evenly spread.
+    """
     digest = xxhash.xxh3_128()
     with opened(path) as stream:
         size = os.fstat(stream.fileno()).st_size

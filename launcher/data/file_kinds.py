@@ -1,4 +1,4 @@
-"""Kinds of data files by name and first bytes, and the way to use each."""
+"""Recognizes kinds of data files by name and first bytes, and says how to use each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from launcher.job.schema.misspelled import nearest
 
 UNPACK = "unpack it first"
-PREPARE = "steps=[prepare] steps.prepare.src={} makes tokens of it, which data=tokens reads"
-RENAME = "rename it to its real format, and steps=[prepare] tokenizes it"
-OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
+PREPARE = "steps=[prepare] steps.prepare.src={} converts it to tokens, which data=tokens reads"
+RENAME = "give it the suffix of its format, and steps=[prepare] tokenizes it"
+OTHER = "data=tokens reads prepared tokens, as .tokens or .bin"
 TOKENS = "data=tokens data.path={} reads it"
 
 
@@ -57,7 +57,7 @@ _BY_START = {
 
 
 def by_name(path: Path) -> FileKind | None:
-    """Returns the kind that the suffix stands for; ``None`` if it could be plain text.
+    """Returns the kind that the suffix means; ``None`` if the file may be plain text.
 
     >>> by_name(Path("a/web.JSONL")).kind
     'JSON lines'
@@ -66,7 +66,7 @@ def by_name(path: Path) -> FileKind | None:
 
 
 def by_start(data: bytes, least: int = 2) -> FileKind | None:
-    """Returns the kind whose signature of at least ``least`` bytes ``data`` starts with.
+    """Returns the kind whose signature starts ``data``; shorter signatures than ``least`` bytes do not count.
 
     >>> by_start(bytes.fromhex("1f8b0800")).kind
     'gzip'
@@ -77,7 +77,7 @@ def by_start(data: bytes, least: int = 2) -> FileKind | None:
 
 
 def file(path: str) -> str | None:
-    """The file in the same folder whose name is closest to that of ``path``, if one is similar."""
+    """Returns the file beside ``path`` with the most similar name; ``None`` if no name is similar."""
     here = Path(path)
     try:
         names = sorted(p.name for p in here.parent.iterdir() if p.is_file())
@@ -88,4 +88,4 @@ def file(path: str) -> str | None:
 
 
 class BadFile(ValueError):
-    """A file is not what its name says. The text is the reason; callers put the file's name before it."""
+    """Raised for a file that cannot be used. The text is the reason; most callers put its path before it."""

@@ -1,4 +1,4 @@
-"""Images as samples, and the digits of the default recipe."""
+"""Images as samples, and the digits of ``data=mnist5k``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launcher.job.schema.data import Mnist5k
 class Images(Source):
     """Converts bytes (samples, channels, height, width) to float32, in units of ``std`` from ``mean``.
 
-    Both are for pixels in 0..1. Images are padded with black to ``size``, equally on all sides (an odd row or
-    column goes below or to the right). A grey image fills all ``channels``.
+    ``mean`` and ``std`` are for pixels in 0..1. Images are padded with black to ``size``, equally on all
+    sides (an odd row or column goes below or to the right). A gray image is repeated in all ``channels``.
     """
 
     def __init__(

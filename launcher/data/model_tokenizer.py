@@ -1,4 +1,4 @@
-"""Checks that text is tokenized as a Hugging Face model expects: its weights belong to its token ids."""
+"""Checks that text is tokenized as a Hugging Face model expects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def check_tokenizer(model: Model, data: Data) -> Iterator[Problem]:
-    """Reports a tokenizer of the data that differs from the one in the model's folder.
+    """Yields a problem if the tokenizer of the data differs from the one in the model's folder.
 
     If the weights in that folder are used and it has no tokenizer, a ``tokenizer_file`` is required.
     """
@@ -40,13 +40,13 @@ def check_tokenizer(model: Model, data: Data) -> Iterator[Problem]:
             "data.tokenizer", f"{text}; save it as {TOKENIZER} first, as AutoTokenizer of transformers does"
         )
     elif model.weights:
-        text = f"{data.tokenizer}: the weights of {model.path} were trained on the tokens of some tokenizer, "
-        text += "and none is beside them; give its file, or start from new weights"
+        text = f"{data.tokenizer}: the weights in {model.path} were trained with a tokenizer, but the folder "
+        text += "has none; give its file, or start from new weights"
         yield Problem("data.tokenizer", text, "model.weights=false")
 
 
 def _with_its_own(own: Path, data: Text | Chat) -> str:
-    """The overrides that select the folder's own tokenizer."""
+    """Returns the overrides that select the tokenizer in the model's folder; empty if it cannot be read."""
     words = ["data.tokenizer=file", f"data.tokenizer_file={quote(str(own))}"]
     vocab = _vocabulary(own)
     if vocab is None:
@@ -57,7 +57,7 @@ def _with_its_own(own: Path, data: Text | Chat) -> str:
 
 
 def _another(own: Path, used: Path) -> Iterator[Problem]:
-    """Reports tokens of the tokenizer ``own`` whose ids differ in ``used``, which may have more tokens."""
+    """Yields a problem if tokens of ``own`` have other ids in ``used``; ``used`` may have more tokens."""
     if not own.is_file() or not used.is_file() or own.samefile(used):
         return
     ours, theirs = _vocabulary(own), _vocabulary(used)
@@ -69,7 +69,7 @@ def _another(own: Path, used: Path) -> Iterator[Problem]:
 
 
 def _vocabulary(file: Path) -> dict[str, int] | None:
-    """The id of each token; ``None`` for a file that is not a tokenizer, which its reader reports."""
+    """Returns the id of each token; ``None`` for a file that is not a tokenizer, which its reader reports."""
     try:
         vocabulary: dict[str, int] = text_tokenizer.load(file).get_vocab(with_added_tokens=True)
     except (ValueError, OSError):

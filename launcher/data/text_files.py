@@ -1,4 +1,4 @@
-"""The file of ``data=text``, split into training and validation."""
+"""Reads the file of ``data=text``, and splits it into training and validation parts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SHIPPED = Path(__file__).parent / "text" / "shakespeare.txt"
 
 
 def where(settings: Text) -> Path:
-    """The file to read; the text that ships with the launcher when none is named."""
+    """Returns the file to read; by default, the text that ships with launcher."""
     return SHIPPED if settings.path is None else Path(settings.path)
 
 
 def split(settings: Text) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Training and validation bytes, memory-mapped. No UTF-8 character is split.
+    """Returns the training and validation bytes, memory-mapped. No UTF-8 character is split.
 
-    A byte order mark at the start of the file is no text: it is left out, as ``prepare`` leaves it out.
+    A byte order mark at the start of the file is left out, as in ``prepare``.
     """
     with opened(where(settings)) as file:
         data: NDArray[np.uint8] = np.memmap(file, np.uint8, mode="r")

@@ -1,4 +1,4 @@
-"""Encodes and decodes text: as its bytes, or with a loaded tokenizer."""
+"""Encodes and decodes text, as bytes or with a loaded tokenizer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from launcher.untrusted.files import read_bytes
 from launcher.untrusted.hub import download_hint
 
 TOKENIZER = "tokenizer.json"
-"""The name of the file, as Hugging Face has it."""
+"""The name of a tokenizer's file in Hugging Face folders."""
 LINES = 4096
-LONGEST = 64 << 20  # bytes of a tokenizer file; that of Gemma 3, with 262 000 tokens, has half as many
+LONGEST = 64 << 20  # bytes of a tokenizer file; the file of Gemma 3, with 262 000 tokens, has half as many
 
 
 def encode_bytes(text: str) -> list[int]:
@@ -23,12 +23,12 @@ def encode_bytes(text: str) -> list[int]:
 
 
 def decode_bytes(ids: Sequence[int]) -> str:
-    """Decodes bytes. Those that are not UTF-8, as an untrained model produces, become U+FFFD."""
+    """Decodes bytes. Bytes that are not UTF-8, which an untrained model produces, become U+FFFD."""
     return bytes(ids).decode("utf-8", errors="replace")
 
 
 def inside(path: Path) -> Path | None:
-    """The tokenizer in ``path``, if it is a folder that has one."""
+    """Returns the tokenizer's file if ``path`` is a folder that has one, else ``None``."""
     return path / TOKENIZER if (path / TOKENIZER).is_file() else None
 
 
@@ -38,7 +38,7 @@ def load(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_buffer(read_bytes(path, LONGEST))
     except OSError as error:
         if own := inside(path):
-            raise ValueError(f"{path}: a folder; name the file, {own}") from error
+            raise ValueError(f"{path}: this is a folder; give the file {own}") from error
         text = f"{path}: not a tokenizer: {error.strerror}{download_hint(path, 'model')}"
         raise ValueError(text) from error
     except Exception as error:  # tokenizers raises no narrower type
@@ -59,7 +59,10 @@ def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[int]:
-    """How many bytes each token of ``train`` stands for; the tokenizer writes every byte as one character."""
+    """Returns the number of bytes of each token of a tokenizer that ``train`` made.
+
+    Such a tokenizer writes every byte as one character.
+    """
     return [len(str(tokenizer.id_to_token(i))) for i in range(tokenizer.get_vocab_size())]
 
 

@@ -18,7 +18,7 @@ from launcher.job.schema.data import Text
 def open_text(settings: Text) -> Dataset:
     """Opens the text. Raises ``RequestError`` if BPE makes too few tokens for a window.
 
-    Only encoding the text can tell.
+    The checks of the plan cannot find this, because only encoding shows it.
     """
     return _bytes(settings) if settings.tokenizer == "bytes" else _learned(settings)
 

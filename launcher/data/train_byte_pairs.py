@@ -1,4 +1,4 @@
-"""Trains the byte-pair encoding of a text."""
+"""Trains byte-pair encodings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 
 def train(text: str, vocab_size: int) -> Tokenizer:
-    """Trains a tokenizer. The same text gives the same one in every process; 1 MB takes about 0.3 s."""
+    """Trains a tokenizer. Every process makes the same one from the same text; 1 MB takes about 0.3 s."""
     return train_on(text.splitlines(keepends=True), vocab_size)
 
 

@@ -1,4 +1,4 @@
-"""Sets the number of tokens, if the request leaves it to the files of its data."""
+"""Sets the vocabulary size from the data's files, if the request does not set it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ HEADERS, TOKENIZER = "as the headers of its files say", "as many as its tokenize
 
 
 def with_vocabulary(job: Job) -> tuple[Job, str]:
-    """Returns ``job`` with ``data.vocab_size`` and ``model.vocab_size``, if they are null and the files tell.
+    """Returns ``job`` with ``data.vocab_size`` and ``model.vocab_size`` set, if they are null and known.
 
     The text says where ``data.vocab_size`` was read from; it is empty if it was not read. Problems with the
-    files are left to their checks.
+    files are reported by their own checks.
     """
     data, model, source = job.data, job.model, ""
     if isinstance(data, Tokens | Chat) and data.vocab_size is None:
@@ -32,7 +32,7 @@ def with_vocabulary(job: Job) -> tuple[Job, str]:
 
 
 def _vocabulary(data: Chat) -> int | None:
-    """The number of tokens that the tokenizer of conversations has."""
+    """Returns the number of tokens of the tokenizer of ``data=chat``."""
     from launcher.data.chat.tokens import vocabulary  # imports jinja2, which takes 80 ms
 
     return vocabulary(data)

@@ -85,7 +85,7 @@ def test_a_folder_of_the_users_with_the_name_of_one_that_is_being_written_stays(
 def test_no_checkpoint_and_no_file_of_another_kind_is_written_over(src: Path, tmp_path: Path) -> None:
     before = files(src)
     for path in (src / "rank_0/model.safetensors", src / "new/model.safetensors"):
-        text = f"{path}: the destination is in the checkpoint {src}; give one outside of it"
+        text = f"{path}: the destination is inside the checkpoint {src}; give one outside it"
         assert refusal(lambda at=path: export(src, at)) == text  # type: ignore[misc]
     assert files(src) == before
     thesis = tmp_path / "thesis.txt"
@@ -98,7 +98,7 @@ def test_no_checkpoint_and_no_file_of_another_kind_is_written_over(src: Path, tm
 def test_a_folder_is_no_file_name(src: Path) -> None:
     with pytest.raises(IsADirectoryError) as caught:
         export(src, src)
-    assert str(caught.value) == f"{src}: the export is one file, this is a folder; give a file name in it"
+    assert str(caught.value) == f"{src}: a folder, but the export is one file; give a file name in it"
 
 
 def test_files_of_others_are_read_too(tmp_path: Path) -> None:

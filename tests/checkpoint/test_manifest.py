@@ -107,7 +107,7 @@ def test_a_file_that_is_not_listed_is_missed(tmp_path: Path, name: str) -> None:
     edit(folder, lambda d: d["files"].pop(name))
     text = f"{folder}/manifest.json: it does not list {name}, which this checkpoint should have"
     if name.startswith("strategy"):
-        text = f"{folder}: its strategy files are not those that the manifest was written with"
+        text = f"{folder}: its strategy files are not the ones that the manifest was written with"
     assert refusal(lambda: open_checkpoint(folder)) == text
 
 
@@ -124,7 +124,7 @@ def test_extra_tensors_of_some_ranks_are_not_committed(tmp_path: Path) -> None:
     strategy, new = small(), partial(step_folder(tmp_path, 1))
     full = filled(strategy)
     records = [write_rank(new, r, strategy, held(strategy, r, full), streams(r) if r else {}) for r in range(4)]
-    text = f"{new}: all ranks need extra tensors, or none: rank 0 and rank 1 differ"
+    text = f"{new}: all ranks must have extra tensors, or none: rank 0 and rank 1 differ"
     assert refusal(lambda: commit(new, step_folder(tmp_path, 1), records, {"step": 1})) == text
 
 
@@ -162,7 +162,7 @@ def test_a_pipe_in_the_place_of_a_file_blocks_nobody(tmp_path: Path, name: str) 
     if name == "manifest.json":
         text, kind = f"{path}: a named pipe, not a regular file", RefusedFile
     if name == "strategy/stage7.json":
-        text = f"{folder}: its strategy files are not those that the manifest was written with"
+        text = f"{folder}: its strategy files are not the ones that the manifest was written with"
     assert refusal(lambda: open_checkpoint(folder), kind) == text
     assert latest(tmp_path) == (folder if name == "strategy/stage7.json" else None)
 

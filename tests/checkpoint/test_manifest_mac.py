@@ -97,7 +97,7 @@ def test_a_step_cannot_be_changed_with_its_digest(sealed: Path) -> None:
 def test_a_strategy_file_is_the_one_that_was_written_to_the_byte(sealed: Path) -> None:
     path = sealed / "strategy/stage0.json"
     path.write_text(path.read_text().replace(": ", ":\t", 1))  # which says the same
-    assert refused(sealed) == f"{sealed}: its strategy files are not those that the manifest was written with"
+    assert refused(sealed) == f"{sealed}: its strategy files are not the ones that the manifest was written with"
 
 
 def test_an_encrypted_checkpoint_without_a_mac_is_refused(sealed: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_brings_its_own_key_is_not_believed(sealed: Path) -> N
     assert verify(sealed) == []  # no key is configured: the place that it names is taken
     assert refused(sealed) == (
         f"{sealed}: it is encrypted: {sealed}/{MODEL}: wrong key: it is encrypted with key {key_id(OTHER).hex()}, "
-        f"this is {key_id(KEY).hex()}; {ANOTHER}={FORMS} says where the key is now"
+        f"this is {key_id(KEY).hex()}; set {ANOTHER} to the place of the key: {FORMS}"
     )
 
 
@@ -175,7 +175,7 @@ def test_a_file_cut_short_is_noticed_though_the_manifest_says_so_too(sealed: Pat
     assert refused(sealed).startswith(f"{sealed}/manifest.json: damaged or tampered with: ")
     manifest = read_manifest(sealed)  # and by somebody with the key, the file itself tells
     write_manifest(sealed, authentic(manifest, KEY))
-    text = f"{path}: truncated: it is {size + 20} bytes by its header, it has {size}"
+    text = f"{path}: truncated: its header says {size + 20} bytes, but it has {size}"
     assert verify(sealed, OURS) == [text]
 
 

@@ -53,7 +53,7 @@ def src(tmp_path: Path) -> Path:
 def test_a_destination_that_is_not_empty_is_refused(src: Path, tmp_path: Path) -> None:
     transform(src, tmp_path / "b", single(small()))
     before = files(tmp_path / "b")
-    text = f"{tmp_path / 'b'}: the destination is not empty; give another, or overwrite: true"
+    text = f"{tmp_path / 'b'}: the destination is not empty; give another, or set overwrite: true"
     assert refusal(lambda: transform(src, tmp_path / "b", small()), FileExistsError) == text
     assert files(tmp_path / "b") == before
 
@@ -102,8 +102,8 @@ def test_a_target_of_other_tensors_is_refused_before_anything_is_written(src: Pa
     target = small()
     entries = {n: replace(e, dtype="float16" if e.dtype == "bfloat16" else e.dtype) for n, e in target.entries.items()}
     assert refusal(lambda: transform(src, tmp_path / "b", Strategy(target.grid, entries))) == (
-        "the strategies do not fit:\n"
-        "  layer.weight: bfloat16 in the source, float16 in the destination; a dtype is never changed here"
+        "the strategies do not match:\n"
+        "  layer.weight: bfloat16 in the source, float16 in the destination; dtypes cannot be changed here"
     )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "latest"]
 

@@ -97,7 +97,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a", small(), filled(small()))
     target = small()
     entries = {n: e for n, e in target.entries.items() if n != "layer.mean"}
-    text = "the strategies do not fit:\n  only in the source: layer.mean"
+    text = "the strategies do not match:\n  only in the source: layer.mean"
     assert refusal(lambda: plan_transform(tmp_path / "a", replace(target, entries=entries))) == text
     path = tmp_path / "a" / "rank_1" / "model.safetensors"
     path.write_bytes(path.read_bytes().replace(b"F32", b"I32"))

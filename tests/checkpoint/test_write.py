@@ -22,7 +22,7 @@ def test_a_rank_saves_all_its_pieces_at_their_shapes_and_nothing_else(tmp_path: 
 
 
 def test_a_rank_out_of_the_world_is_refused(tmp_path: Path) -> None:
-    text = "rank 4 is not in the strategy's world of 4"
+    text = "rank 4 is not in the strategy of 4 ranks"
     save(tmp_path / "b", small(), filled(small()))
     assert refusal(lambda: write_rank(tmp_path / "a", 4, small(), {})) == text
     assert refusal(lambda: read_rank(open_checkpoint(tmp_path / "b"), small(), 4)) == text

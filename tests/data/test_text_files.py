@@ -31,10 +31,10 @@ def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
     )
     assert said(tmp_path, 300) == (
         "data.tokenizer_file",
-        f"{tmp_path}: is a folder; this setting takes a file",
+        f"{tmp_path}: this is a folder; give a file",
         f"data.tokenizer_file={tmp_path / 'tokenizer.json'}",
     )
-    with pytest.raises(ValueError, match=f"{tmp_path}: a folder; name the file, {tmp_path}/tokenizer.json"):
+    with pytest.raises(ValueError, match=f"{tmp_path}: this is a folder; give the file {tmp_path}/tokenizer.json"):
         text_tokenizer.load(tmp_path)
     (tmp_path / "bad.json").write_text("{}")
     key, text, cure = said(tmp_path / "bad.json", 300)
@@ -46,9 +46,9 @@ def text(path, **changes):
     return Text(name="text", path=str(path), seq_len=8, **changes)
 
 
-PREPARE = "steps=[prepare] steps.prepare.src={path} makes tokens of it, which data=tokens reads"
-RENAME = "rename it to its real format, and steps=[prepare] tokenizes it"
-OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
+PREPARE = "steps=[prepare] steps.prepare.src={path} converts it to tokens, which data=tokens reads"
+RENAME = "give it the suffix of its format, and steps=[prepare] tokenizes it"
+OTHER = "data=tokens reads prepared tokens, as .tokens or .bin"
 TOKENS = "data=tokens data.path={path} reads it"
 NAMES = {
     ".gz": ("gzip", PREPARE),
@@ -117,7 +117,7 @@ def test_nor_is_what_has_nul_bytes(tmp_path, at):
     [problem] = check_text(text(path))
     assert str(problem) == (
         f"data.path: {path}: byte {at} is NUL, so it is not plain text: write the text to a UTF-8 file first; "
-        "data=tokens reads tokens that were prepared"
+        "data=tokens reads prepared tokens"
     )
 
 

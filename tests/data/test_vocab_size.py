@@ -65,7 +65,7 @@ def test_null_beside_a_class_of_the_users_own_is_refused():
     with pytest.raises(RequestError) as refused:
         before_torch(settled(job(*words, "steps=[train]")))
     assert str(refused.value) == (
-        "model.vocab_size: null: your own data class does not say how many tokens there are; give the number"
+        "model.vocab_size: null: your own data class does not define the number of tokens; set it here"
     )
 
 

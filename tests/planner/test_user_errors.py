@@ -138,7 +138,7 @@ OTHERS = {
     ),
     "data, sparse": (
         "data", "Data", ITEM + "        return self.x[i].to_sparse(), 1\n",
-        TORN + "input 0 of item 0 is a sparse_coo tensor; return it .to_dense()",
+        TORN + "input 0 of item 0 is a sparse_coo tensor; convert it with .to_dense()",
     ),
 }  # fmt: skip
 

@@ -163,6 +163,6 @@ def test_an_export_of_a_checkpoint_without_one_is_refused(tmp_path, capsys):
     assert main([*words, "steps.export.weights=ema"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  steps.export.src: {path}: has no moving average of its weights: it was trained without train.ema\n"
+        f"  steps.export.src: {path}: it has no moving average of its weights: it was trained without train.ema\n"
         f"    set by: steps.export.src={path} (command line)\n"
     )

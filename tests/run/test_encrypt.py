@@ -102,9 +102,8 @@ def test_without_its_key_a_run_does_not_go_on(how, value, trained, tmp_path, cap
         " = ", ": ", 1
     )
     assert why in err
-    assert (
-        "; LAUNCHER_CHECKPOINT_KEY=env:NAME (an environment variable) or file:PATH says where the key is now\n" in err
-    )
+    cure = "set LAUNCHER_CHECKPOINT_KEY to the place of the key: env:NAME (an environment variable) or file:PATH"
+    assert f"; {cure}\n" in err
     assert KEY not in err
     assert sorted(trained.rglob("*")) == before
     assert not (tmp_path / "runs").exists()

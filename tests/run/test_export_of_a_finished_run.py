@@ -57,8 +57,8 @@ def test_a_run_folder_where_a_checkpoint_is_meant_is_answered_with_the_newest(
 
 def test_the_run_that_is_imported_is_told_to_be_resumed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "steps=[import]", f"steps.import.src={finished}"]) == 2
-    why = f"{finished}: {finished}/checkpoints/step-000001 in it is the launcher's own and needs no import"
-    assert f" {why}; give it as checkpoint.resume\n" in capsys.readouterr().err
+    why = f"{finished}: {finished}/checkpoints/step-000001 in it is a checkpoint of this launcher and needs no import"
+    assert f" {why}; use it as checkpoint.resume\n" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_model_is_refused_or_written_without_a_check(

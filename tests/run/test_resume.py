@@ -180,7 +180,7 @@ manifest.json, which is written last
 def test_a_checkpoint_of_another_model_is_refused(straight, tmp_path, capsys):
     path, runs = straight / "checkpoints" / "step-000002", tmp_path / "runs"
     assert main([*TINY, f"runs={runs}", f"checkpoint.resume={path}", "model=tied_pair", "model.dim=16"]) == 2
-    assert f"  checkpoint.resume: {path} is of another model: the strategies do not fit:\n" in capsys.readouterr().err
+    assert f"  checkpoint.resume: {path} is of another model: the strategies do not match:\n" in capsys.readouterr().err
     assert not runs.exists()
 
 

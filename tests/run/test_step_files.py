@@ -61,8 +61,8 @@ def test_a_wrong_table_is_refused_whole_before_anything_is_started(
     assert [*re.findall(r"^  (steps\S+?): (.+)\n    set in: \S*?(recipes\S+)", said.err, re.MULTILINE)] == [
         (
             r"steps.import.names.^model\.layers\.(\d+)\.mlp\.(gate|up)_proj\.(.+)",
-            f"{gate.format(k)} and {gate.format(k).replace('gate', 'up')} would both be layers.{k}.mlp.up.weight; "
-            "null leaves one of them out",
+            f"{gate.format(k)} and {gate.format(k).replace('gate', 'up')} would both become layers.{k}.mlp.up.weight; "
+            "set one to null to leave it out",
             f"{row}:7:7",
         )
         for k in range(2)
@@ -83,7 +83,7 @@ def test_a_wrong_table_is_refused_whole_before_anything_is_started(
             "steps.import.names",
             f"{source}: it has no tensor for the model's layers.0.mlp_norm.weight, layers.0.mlp.gate.weight, "
             "layers.0.mlp.down.weight, layers.1.mlp_norm.weight, layers.1.mlp.gate.weight, layers.1.mlp.down.weight "
-            "and 1 more; these are a Llama's names as transformers has them",
+            "and 1 more; these are Llama names as transformers writes them",
             f"{row}:4:5",
         ),
         (
@@ -107,7 +107,7 @@ MERGE = ["steps=[merge_strategies]", "steps.merge_strategies.src=half"]
 AT_THE_DOOR = {
     "a strategy of another model": (
         [*TRANSFORM, "steps.transform.strategy=one.json"],
-        "steps.transform.strategy = one.json: the strategies do not fit:",
+        "steps.transform.strategy = one.json: the strategies do not match:",
     ),
     "a strategy that is no JSON": (
         ["steps=[train,save,transform]", "steps.transform.strategy=bad.json"],
@@ -119,7 +119,7 @@ AT_THE_DOOR = {
     ),
     "a target that is not empty": (
         ["steps=[train,save,transform]", "steps.transform.dst=half"],
-        "steps.transform.dst = half: the destination is not empty; give another, or overwrite: true",
+        "steps.transform.dst = half: the destination is not empty; give another, or set overwrite: true",
     ),
     "a target that is no checkpoint": (
         [*TRANSFORM, "steps.transform.dst=half", "steps.transform.overwrite=true"],
@@ -149,7 +149,7 @@ AT_THE_DOOR = {
     ),
     "an export that is a folder": (
         ["steps=[train,save,export]", "steps.export.path=half"],
-        "steps.export.path = half: the export is one file, this is a folder; give a file name in it",
+        "steps.export.path = half: a folder, but the export is one file; give a file name in it",
     ),
     "a truncated source": (
         ["steps=[import]", "steps.import.src=short.safetensors"],
@@ -162,7 +162,7 @@ AT_THE_DOOR = {
     ),
     "whole tensors with a strategy": (
         ["steps=[import]", "steps.import.src=hf", "steps.import.strategy=one.json"],
-        "steps.import.src = hf: full tensors, which have no strategy; leave strategy out",
+        "steps.import.src = hf: it has full tensors, which need no strategy; leave strategy out",
     ),
     "a checkpoint to verify without its manifest": (
         ["steps=[verify]", "steps.verify.src=half"],
@@ -179,11 +179,11 @@ AT_THE_DOOR = {
             "steps.merge_strategies.src=cut/strategy",
             "steps.merge_strategies.dst=cut/strategy/stage0.json",
         ],
-        "steps.merge_strategies.dst = cut/strategy/stage0.json: the destination is in the checkpoint ",
+        "steps.merge_strategies.dst = cut/strategy/stage0.json: the destination is inside the checkpoint ",
     ),
     "an export over its source": (
         ["steps=[export]", "steps.export.src=last", "steps.export.path=last/rank_0/model.safetensors"],
-        "steps.export.path = last/rank_0/model.safetensors: the destination is in the checkpoint ",
+        "steps.export.path = last/rank_0/model.safetensors: the destination is inside the checkpoint ",
     ),
     "a head with a flipped bit": (
         ["steps=[transform]", "steps.transform.src=flipped"],
@@ -196,7 +196,7 @@ AT_THE_DOOR = {
     ),
     "a name that a terminal would obey": (
         ["steps=[import]", "steps.import.src=red.safetensors"],
-        "steps.import.names: red.safetensors: the model has no place for a\\x1b[31m\\nb; names is a table ",
+        "steps.import.names: red.safetensors: the model has no place for a\\x1b[31m\\nb; map them with names, a table ",
     ),
     "a rank whose file is a pipe": (
         ["steps=[import]", "steps.import.src=piped"],
@@ -326,7 +326,7 @@ REFUSED = {
     ),
     "a file to go along that is not there": (
         ["steps=[save,export]", "steps.export.format=hf", "steps.export.beside=[config.json]"],
-        "steps.export.beside: config.json: cannot be copied beside the model: no such file",
+        "steps.export.beside: config.json: cannot be copied into the model's folder: no such file",
     ),
     "weights from two places": (
         ["steps=[import,train]", "steps.import.src=file.safetensors", "checkpoint.resume=elsewhere"],

@@ -179,7 +179,7 @@ REFUSED = {
     ),
     "tp of what nobody has cut": (
         {"src": "hf", "nproc": 2, "tp": 2},
-        "steps.transform.tp = 2: the source cuts nothing over tp, so it does not say which dims to cut; give "
+        "steps.transform.tp = 2: the source cuts no tensor over tp, so it does not say which dims to cut; give "
         "steps.transform.strategy, which parallel.param_strategy.save writes",
     ),
     "ranks that tp does not divide": (
@@ -188,7 +188,7 @@ REFUSED = {
     ),
     "a strategy of whole tensors": (
         {"src": "hf", "src_strategy": "to.json"},
-        "steps.transform.src = hf: full tensors, which have no strategy; leave strategy out",
+        "steps.transform.src = hf: it has full tensors, which need no strategy; leave strategy out",
     ),
 }  # fmt: skip
 
@@ -217,7 +217,7 @@ def test_tp_that_the_run_itself_does_not_cut_is_refused_before_it_trains(
 ) -> None:
     words = ["steps=[train,save,transform]", "steps.transform.tp=2", "steps.transform.nproc=2", "run_dir=run", show]
     assert main(["recipe=lm_single", *words]) == 2
-    assert "steps.transform.tp = 2: the source cuts nothing over tp, so" in capsys.readouterr().err
+    assert "steps.transform.tp = 2: the source cuts no tensor over tp, so" in capsys.readouterr().err
     assert not Path("run").exists()
 
 

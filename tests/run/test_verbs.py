@@ -108,7 +108,7 @@ def test_weights_under_names_of_another_program_are_refused_with_the_way_out(
     assert main([*words, "steps.import.names=null", f"run_dir={tmp_path}/run"]) == 2
     said = capsys.readouterr().err
     assert f"steps.import.names: {tmp_path}/hf: the model has no place for model.embed_tokens.weight, " in said
-    assert "; these are a Llama's names as transformers has them\n" in said
+    assert "; these are Llama names as transformers writes them\n" in said
     assert said.endswith("    try:    steps.import.names=llama\n")
     assert not (tmp_path / "run").exists()
 

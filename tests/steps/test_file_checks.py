@@ -15,15 +15,17 @@ PIPE = "is a named pipe, not a regular file"
 WRONG = {
     "steps.export.path=pipe": f"pipe: {PIPE}",
     "steps.export.path=/dev/null": "/dev/null: is a device, not a regular file",
-    "steps.export.path=.": ".: the export is one file, this is a folder; give a file name in it",
+    "steps.export.path=.": ".: a folder, but the export is one file; give a file name in it",
     "steps.export.path=runs": "runs: the folder of this run, {here}/runs/run, is there; name another place",
     "steps.export.path=runs/run/0001": "runs/run/0001: this run writes its own files there; name another place",
-    "steps.export.path=. steps.export.format=hf": (".: the destination is not empty; give another, or overwrite: true"),
+    "steps.export.path=. steps.export.format=hf": (
+        ".: the destination is not empty; give another, or set overwrite: true"
+    ),
     "steps.export.path=. steps.export.format=hf steps.export.overwrite=true": (
-        ".: the destination is not empty and not a folder of a model alone, so it is never overwritten"
+        ".: the destination is not empty and not a folder with only a model, so it is never overwritten"
     ),
     "steps.export.path=text/x": "the folder of this output cannot be made at text: text is not a folder",
-    "steps.transform.dst=.": ".: the destination is not empty; give another, or overwrite: true",
+    "steps.transform.dst=.": ".: the destination is not empty; give another, or set overwrite: true",
     "steps.transform.dst=pipe": "pipe: the destination is a file, not a folder",
     "steps.transform.dst=broken": "broken: is not a folder",
     "steps.transform.dst=runs": "runs: the folder of this run, {here}/runs/run, is there; name another place",

@@ -1,4 +1,4 @@
-"""Other programs' checkpoints, read and written: Hugging Face, PEFT, torch DCP; names, dtypes, mismatches."""
+"""Reads and writes checkpoints of other programs: Hugging Face, PEFT, torch DCP, MindSpore."""
 
 __all__ = [
     "hugging_face",

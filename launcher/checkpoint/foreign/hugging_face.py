@@ -44,7 +44,7 @@ OPEN = 64  # shards mapped at once
 
 
 class HfFolder(Mapping[str, Blob]):
-    """Every tensor by name, except those that the table leaves out. Bytes are read from disk on first access.
+    """Maps names to tensors, except those that the table leaves out. Bytes are read on first access.
 
     ``unmatched`` are the names in the folder that no row of the table matches.
     """
@@ -75,8 +75,8 @@ class HfFolder(Mapping[str, Blob]):
 def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> HfFolder:
     """Opens the folder ``path``, or one safetensors file. ``names`` maps its names to ours, see ``renamed``.
 
-    Every header is read and checked. Raises ``ValueError`` naming the file, with ``strict`` also for
-    unmatched names.
+    Every header is read and checked. Raises ``ValueError`` naming the file. With ``strict``, unmatched names
+    raise it too.
     """
     if stands(path):
         return HfFolder({path: read_header(path)}, names, strict=strict)
@@ -166,17 +166,17 @@ def _plain(file: str) -> bool:
 
 
 RENAMED = {"embed_out.weight": "lm_head.weight"}
-"""Names that transformers changes when it reads a folder; this one is from GPT-NeoX."""
+"""Names that transformers changes when it reads a folder; this name is GPT-NeoX's."""
 WRITTEN: Mapping[str, Mapping[str, str]] = {"gpt_neox": {"lm_head": "embed_out", "": ""}}
 """Tables for ``renamed``, by ``model_type``: the names that every version of transformers reads."""
 COMPUTED = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|(^|\.)rotary_emb\.inv_freq$")
-"""Masks and rotary frequencies that older versions saved: models compute these, and no weight is named so."""
+"""Masks and rotary frequencies that older versions saved. Models compute them; no weight has such a name."""
 
 
 def names_in_folder(theirs: Collection[str], ours: Collection[str]) -> dict[str, str]:
     """Maps the model's names to those in a folder. ``ours`` are all names of the model.
 
-    The folder of a base model, GPT-2's for example, lacks the prefix that names have in a model with a head.
+    The folder of a base model, such as GPT-2's, lacks the prefix that names have in a model with a head.
     """
     known = {*ours}
     prefixes = sorted({n.partition(".")[0] for n in known})
@@ -200,14 +200,14 @@ def written(model_type: object, theirs: Collection[str]) -> Mapping[str, str] | 
 
 
 def unknown(theirs: Collection[str], matches: Mapping[str, str]) -> list[str]:
-    """Returns the names in a folder that the model has no place for."""
+    """Returns the names in a folder for which the model has no tensor."""
     used = {*matches.values()}
     return [n for n in theirs if n not in used and not COMPUTED.search(n)]
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a family of models names, in a folder, the module around its experts and their matrices."""
+    """The names that a family of models has, in a folder, for its expert block and the experts' matrices."""
 
     block: str
     gate: str
@@ -220,7 +220,7 @@ FORMS = {
     "mixtral": Form("block_sparse_moe", "w1", "w3", "w2"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"), SEVERAL),
 }
-"""The forms by ``model_type``, for the models whose experts transformers 5 saves one by one."""
+"""The forms by ``model_type``, of the models whose experts transformers 5 saves one by one."""
 OURS = re.compile(r"(?P<layer>.*)\.mlp\.(?P<what>experts\.gate_up_proj|experts\.down_proj|gate\.weight)")
 
 Pieces = Mapping[str, Box]
@@ -228,9 +228,9 @@ Pieces = Mapping[str, Box]
 
 
 def pieces(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, Box]:
-    """Returns the pieces of the model's tensor ``name``; empty if a folder has the tensor unchanged.
+    """Returns the pieces of the model's tensor ``name``; empty if a folder has this tensor itself.
 
-    In ``gate_up_proj`` the rows of each expert are those of the gate, then those of ``up``.
+    In ``gate_up_proj``, each expert has the rows of its gate first, then the rows of ``up``.
 
     >>> found = pieces(FORMS["mixtral"], "layers.0.mlp.experts.down_proj", (2, 4, 8))
     >>> [*found][1], found["layers.0.block_sparse_moe.experts.1.w2.weight"]
@@ -253,7 +253,7 @@ def pieces(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, Box]:
 
 
 def split(model_type: object, specs: Mapping[str, TensorSpec]) -> dict[str, Pieces]:
-    """Returns, for a model of this type, the pieces of each tensor that a folder does not have unchanged."""
+    """Returns, for a model of this type, the pieces of each tensor that a folder has in pieces."""
     form = FORMS.get(str(model_type))
     if form is None:
         return {}
@@ -263,7 +263,7 @@ def split(model_type: object, specs: Mapping[str, TensorSpec]) -> dict[str, Piec
 
 @dataclass(frozen=True)
 class Joined:
-    """The tensors of ``source``, but with the tensors ``joined`` in place of the pieces that make them up."""
+    """The tensors of ``source``, with the tensors ``joined`` in place of their pieces."""
 
     source: FullTensors
     joined: Mapping[str, TensorSpec]
@@ -286,7 +286,7 @@ class Joined:
 
 
 def joined(source: FullTensors, model_type: object, ours: Mapping[str, TensorSpec]) -> FullTensors:
-    """Returns ``source`` with experts joined as in the model ``ours``, if it has all pieces of a tensor."""
+    """Returns ``source`` with each tensor of the model ``ours`` joined of which it has all pieces."""
     specs = source.specs
     pieces_of = {n: parts for n, parts in split(model_type, ours).items() if _fits(specs, parts)}
     if not pieces_of:
@@ -296,7 +296,7 @@ def joined(source: FullTensors, model_type: object, ours: Mapping[str, TensorSpe
 
 
 def _fits(specs: Mapping[str, TensorSpec], parts: Pieces) -> bool:
-    """Whether every piece exists in its shape, and all have one dtype."""
+    """Whether every piece exists with the right shape, and all have one dtype."""
     if any(piece not in specs for piece in parts):
         return False
     shapes = all(specs[piece].shape == box.shape[-2:] for piece, box in parts.items())
@@ -337,11 +337,12 @@ def write_hf(
         folder: The folder to write.
         names: Maps our names to the folder's, see ``renamed``.
         max_shard_size: In bytes, or as text (``500MB``, ``2GiB``). A larger tensor gets its own shard.
-        strict: Each name must match a row of ``names``; otherwise ``Report`` lists those that are left out.
-        overwrite: Replace a folder that has a model alone.
+        strict: Raise if a name matches no row of ``names``. If false, ``Report`` lists these tensors, which
+            are left out.
+        overwrite: Replace a folder that contains only a model.
         beside: Files to copy into the folder (config, tokenizer).
         texts: Further files to write, by name.
-        trust: What must authenticate ``src``.
+        trust: The key that ``src`` must be authentic under.
         averaged: Write the moving averages of weights instead of the weights.
         adapters: Adapters to add to the weights that they belong to.
         split_as: A ``model_type`` whose experts are written one by one, see ``split``.
@@ -391,9 +392,9 @@ def write_hf(
 def _pieces(
     name: str, theirs: str, parts: Mapping[str, Pieces]
 ) -> Iterator[tuple[str, tuple[str, Box | None]]]:
-    """Yields what is written of our tensor ``name``.
+    """Yields the tensors of the folder that our tensor ``name`` is written to.
 
-    Each item is a name in the folder, our name, and the box to write, ``None`` for the full tensor.
+    An item is a name in the folder, our name, and the box to write, which is ``None`` for the full tensor.
     """
     if theirs not in parts:
         yield theirs, (name, None)
@@ -402,7 +403,7 @@ def _pieces(
 
 
 def _spec(spec: TensorSpec, part: Box | None) -> TensorSpec:
-    """Returns the spec of what is written: a part is one expert's matrix."""
+    """Returns the spec of the tensor that is written; a part is one expert's matrix."""
     return spec if part is None else TensorSpec(part.shape[-2:], spec.dtype)
 
 
@@ -420,27 +421,25 @@ def check_folder(folder: Path, beside: Sequence[Path], overwrite: bool) -> None:
         folder,
         overwrite,
         lambda at: all(_model_file(p) or p.name in along for p in at.iterdir()),
-        "folder of a model alone",
+        "folder with only a model",
     )
 
 
 def check_beside(beside: Sequence[Path]) -> None:
-    """Raises ``ValueError`` for a file that does not exist, or whose name another file of the folder has."""
+    """Raises ``ValueError`` for a file that does not exist, or whose name another file will have."""
     seen = set()
     for path in beside:
         if not path.is_file():
-            raise ValueError(f"{path}: cannot be copied beside the model: no such file")
+            raise ValueError(f"{path}: cannot be copied into the model's folder: no such file")
         if path.name in seen or _model_file(path):
-            raise ValueError(
-                f"{path}: the folder has a {path.name} already; it cannot be copied beside the model"
-            )
+            raise ValueError(f"{path}: cannot be copied into the model's folder: it has another {path.name}")
         seen.add(path.name)
 
 
 def to_theirs(src: object, ours: Iterable[str], names: Table | None, *, strict: bool = True) -> Renamed:
-    """Returns the names that our names in ``src`` have by the table ``names``.
+    """Returns the folder's names of our tensors in ``src``, by the table ``names``.
 
-    Raises as ``renamed`` does, and ``ValueError`` if the table leaves out all of them.
+    Raises as ``renamed`` does, and ``ValueError`` if the table leaves out all tensors.
     """
     new = renamed(ours, names, strict=strict)
     if not new.names:
@@ -449,9 +448,9 @@ def to_theirs(src: object, ours: Iterable[str], names: Table | None, *, strict: 
 
 
 def shards(specs: Mapping[str, TensorSpec], limit: int) -> list[dict[str, TensorSpec]]:
-    """Distributes tensors to shards, in order.
+    """Distributes tensors over shards, in order.
 
-    A new shard starts if the next tensor would pass ``limit`` bytes. There is at least one shard, which may
+    A new shard starts if the next tensor would exceed ``limit`` bytes. There is at least one shard, which may
     be empty.
     """
     out: list[dict[str, TensorSpec]] = [{}]

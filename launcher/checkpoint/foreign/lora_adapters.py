@@ -1,4 +1,4 @@
-"""Exports the low-rank adapters of a checkpoint, added to their weights or as a PEFT folder."""
+"""Exports the low-rank adapters of a checkpoint: merged into their weights, or as a PEFT folder."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from launcher.plan.values.precision import HALF
 A, B = ".lora_A", ".lora_B"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""The prefix that PEFT's files put before the model's names."""
+"""The prefix of the model's names in PEFT's files."""
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """The settings of a run's adapters. ``scale``, the factor of their products, is alpha over rank.
+    """The settings of a run's adapters. ``scale``, the factor of the product of B and A, is alpha over rank.
 
     ``wide`` is the dtype in which half-precision weights are written when adapters are added to them.
     """
@@ -53,12 +53,12 @@ def modules(strategy: Strategy) -> tuple[str, ...]:
 
 
 def bases(strategy: Strategy) -> dict[str, str]:
-    """Returns the module of each weight that has an adapter, by the first name of the weight."""
+    """Maps the first name of each weight that has an adapter to the weight's module."""
     return {strategy.named[f"{module}.weight"]: module for module in modules(strategy)}
 
 
 def merged(strategy: Strategy, adapters: Adapters) -> dict[str, Entry]:
-    """Returns the parameters and buffers without the adapters, with the dtypes that they are written in."""
+    """Returns the parameters and buffers without the adapters, in the dtypes that they are written in."""
     beside = {f"{module}{end}" for module in modules(strategy) for end in (A, B)}
     entries = strategy.only("param", "buffer").entries
     return {n: replace(e, dtype=_written(e, adapters)) for n, e in entries.items() if n not in beside}
@@ -77,8 +77,8 @@ def chunks(
 ) -> Iterator[memoryview]:
     """Yields all bytes of a tensor, or of ``part`` of it, in order; its adapter, if it has one, is added.
 
-    If ``adapters`` is ``None``, none are added; otherwise bytes are in the dtypes that ``merged`` returns.
-    ``read_from`` is what ``sources`` returns.
+    If ``adapters`` is ``None``, none are added; otherwise the bytes have the dtypes that ``merged`` returns.
+    ``read_from`` is the result of ``sources``.
     """
     strategy = reader.checkpoint.strategy
     entry = strategy.entries[name]
@@ -116,10 +116,10 @@ def write_peft(
     averaged: bool = False,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
-    """Writes the adapters of ``src`` alone, as ``PeftModel.from_pretrained`` reads them.
+    """Writes only the adapters of ``src``, as ``PeftModel.from_pretrained`` reads them.
 
-    ``base`` is the model that they belong to. ``averaged`` writes their moving averages. ``judge`` is as in
-    ``write_hf``. Raises as ``transform`` does.
+    ``base`` is the model that they belong to. With ``averaged``, their moving averages are written. ``judge``
+    is as in ``write_hf``. Raises as ``transform`` does.
     """
     check_apart(src, folder)
     check_peft(folder, overwrite)
@@ -141,7 +141,7 @@ def write_peft(
 
 
 def theirs(name: str) -> str:
-    """Returns PEFT's name of an adapter's matrix: PEFT has a linear module for each of the two.
+    """Returns PEFT's name for an adapter's matrix; PEFT has a linear module for each matrix.
 
     >>> theirs("layers.0.attn.q.lora_A")
     'base_model.model.layers.0.attn.q.lora_A.weight'
@@ -155,15 +155,15 @@ def ours(name: str) -> str:
 
 
 def check_peft(folder: Path, overwrite: bool) -> None:
-    """Raises ``FileExistsError`` unless ``folder`` is free or, with ``overwrite``, has adapters alone."""
+    """Raises ``FileExistsError`` unless ``folder`` is empty or, with ``overwrite``, has only adapters."""
     own = {CONFIG, WEIGHTS}
     check_destination(
-        folder, overwrite, lambda at: all(p.name in own for p in at.iterdir()), "folder of adapters alone"
+        folder, overwrite, lambda at: all(p.name in own for p in at.iterdir()), "folder with only adapters"
     )
 
 
 def config(adapters: Adapters, names: tuple[str, ...], base: str | None) -> str:
-    """Returns the content of ``adapter_config.json``; PEFT has defaults for all other keys."""
+    """Returns the content of ``adapter_config.json``; PEFT has defaults for the other keys."""
     alpha = int(adapters.alpha) if adapters.alpha == int(adapters.alpha) else adapters.alpha
     data: Mapping[str, object] = {
         "peft_type": "LORA",

@@ -1,4 +1,4 @@
-"""Finds the mismatches between another program's tensors and a model: names, shapes, dtypes, with cures."""
+"""Finds mismatches of names, shapes and dtypes between another program's tensors and a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launcher.plan.values.tensor_spec import TensorSpec
 SHOWN = 6
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 TRIED = 10_000
-"""The most names that are tried as a Llama's: no Llama has more."""
+"""The most names that are tried as Llama names; no Llama has more."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class _Attempt:
 
     @property
     def way(self) -> str:
-        """A sentence on how to make the names match."""
+        """A clause on how to make the names match."""
         if self.are_ours:
             return "these are the model's own names, which need no table"
         if self.is_llama:
-            return "these are a Llama's names as transformers has them"
+            return "these are Llama names as transformers writes them"
         if self.wrapper:
-            return f"they are below {next(iter(self.wrapper))!r}, which a table of names takes away"
-        return "names is a table {theirs: ours} that maps them"
+            return f"they are below {next(iter(self.wrapper))!r}, a prefix that a table of names removes"
+        return "map them with names, a table {theirs: ours}"
 
     @property
     def override(self) -> str:
@@ -93,7 +93,7 @@ class _Attempt:
         return quote(f"{self.key}.names={{{','.join(rows)}}}") if self.wrapper else ""
 
     def row(self, name: str) -> str:
-        """Returns the settings key of a row, or of the table if it is not the user's."""
+        """Returns the settings key of a row, or the key of ``names`` if the table is not the user's."""
         return f"{self.key}.names.{name}" if isinstance(self.names, Mapping) else f"{self.key}.names"
 
 
@@ -130,7 +130,7 @@ def problems(
 def _doubled(attempt: _Attempt) -> Iterator[Problem]:
     for name, olds in attempt.new.doubled.items():
         row = attempt.row(attempt.new.rows[olds[-1]])
-        yield Problem(row, f"{both(olds, name)}; null leaves one of them out")
+        yield Problem(row, f"{both(olds, name)}; set one to null to leave it out")
 
 
 def _unmatched(attempt: _Attempt) -> Iterator[Problem]:
@@ -162,7 +162,7 @@ def _unknown(attempt: _Attempt) -> Iterator[Problem]:
 def _missing(attempt: _Attempt) -> Iterator[Problem]:
     if not attempt.gaps:
         return
-    why = "the sizes of the model must be those of the source"
+    why = "the model must have the sizes of the source"
     unknown = any(name not in attempt.target.named for name in attempt.new.names.values())
     if unknown or attempt.new.unmatched:
         why = attempt.way
@@ -171,7 +171,7 @@ def _missing(attempt: _Attempt) -> Iterator[Problem]:
 
 
 def _idle(attempt: _Attempt) -> Iterator[Problem]:
-    """Yields rows that match no tensor. Alone they are no problem: a table may serve several models."""
+    """Yields rows that match no tensor. They alone are no problem: a table may serve several models."""
     if not isinstance(attempt.names, Mapping):
         return
     used = {*attempt.new.rows.values()}
@@ -197,6 +197,6 @@ def _unlike(attempt: _Attempt, specs: Mapping[str, TensorSpec]) -> Iterator[Prob
 
 
 def few(names: Collection[str], between: str = ", ") -> str:
-    """Returns the first names as text, and how many more there are."""
+    """Returns the first names as text, with the number of the others."""
     first = between.join(printable(name) for name in [*names][:SHOWN])
     return first if len(names) <= SHOWN else f"{first} and {len(names) - SHOWN} more"

@@ -23,8 +23,8 @@ OPTIMIZER = (
 class Renamed:
     """The result of renaming.
 
-    ``names`` maps old names to new ones. The table leaves out ``dropped``; no row matches ``unmatched``.
-    ``rows`` maps each old name to the key of the row that it matched.
+    ``names`` maps old names to new ones. The table leaves out the names ``dropped``; no row matches the names
+    ``unmatched``. ``rows`` maps each old name to the key of the row that it matched.
     """
 
     names: Mapping[str, str]
@@ -42,14 +42,14 @@ class Renamed:
 
 
 def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -> Renamed:
-    """Renames tensors by the first row of ``table`` that matches each. Without a table every name stays.
+    """Renames each tensor by the first row of ``table`` that matches it. Without a table, every name stays.
 
     A key that starts with ``^`` is a regular expression for the full name; its value may use ``\\1``. Any
     other key is a module's name, which is replaced at the start of a name: the key ``""`` matches all
     modules, the value ``""`` removes the key. A value of ``None`` leaves the tensor out.
 
-    Raises ``ValueError`` for a bad table or for two names that become one, with ``strict`` also for unmatched
-    names.
+    Raises ``ValueError`` for a bad table or for two names that become one. With ``strict``, unmatched names
+    raise it too.
 
     >>> table = {"rotary": None, r"^model\\.layers\\.(\\d+)\\.(.+)": r"layers.\\1.\\2", "model": ""}
     >>> new = renamed(["model.layers.3.w", "model.norm.w", "rotary.freq", "lm_head.w"], table, strict=False)
@@ -98,7 +98,7 @@ def attempted(names: Iterable[str], table: Table | None) -> Renamed:
 def both(olds: Sequence[str], new: str) -> str:
     """Returns a message for several names that become one."""
     word = "both" if len(olds) == 2 else "all"
-    return f"{', '.join(olds[:-1])} and {olds[-1]} would {word} be {new}"
+    return f"{', '.join(olds[:-1])} and {olds[-1]} would {word} become {new}"
 
 
 def _pattern(key: str) -> re.Pattern[str]:
@@ -121,7 +121,7 @@ def _replaced(name: str, key: str, pattern: re.Pattern[str], value: str) -> str:
         try:
             new = match.expand(value)
         except (re.error, IndexError) as error:
-            raise ValueError(f"names: {key}: {value} does not fit the row: {error}") from error
+            raise ValueError(f"names: {key}: {value} does not match this row: {error}") from error
     if not new:
         raise ValueError(f"names: {key}: it gives {name} an empty name")
     return new

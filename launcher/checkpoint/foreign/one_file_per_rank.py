@@ -25,9 +25,9 @@ STRATEGY = "strategy.json"
 
 @dataclass(frozen=True)
 class RankFormat:
-    """How rank files are named: ``rank_<k>/<prefix><k>.<suffix>``.
+    """The names of rank files: ``rank_<k>/<prefix><k>.<suffix>``.
 
-    ``_part<stage>`` is added to the prefix if the source is one pipeline stage alone.
+    ``_part<stage>`` is added to the prefix if the source is only one pipeline stage.
     """
 
     suffix: Literal["safetensors", "ckpt"]
@@ -45,7 +45,7 @@ def to_rank_files(
     workers: int = 1,
     trust: Trust = ANYONE,
 ) -> Report:
-    """Writes one file per rank, as MindSpore's ``transform_checkpoints`` does, from a ``src`` of any kind.
+    """Writes ``src``, in any format, as one file per rank, as MindSpore's ``transform_checkpoints`` does.
 
     The layout is written to ``strategy.json`` beside the rank folders.
     """
@@ -67,7 +67,7 @@ def writer(
 ) -> mindspore.RankConversion:
     """Returns the conversion that writes the file of each rank.
 
-    Everything is checked first; checksums of foreign files only if ``verify``.
+    Everything is checked first, but checksums of foreign files only if ``verify``.
     """
     if not is_foreign(src, strategy):
         if strategy is not None:
@@ -96,7 +96,7 @@ def writer(
 
 
 def check_rank_places(src: Path, dst: Path, overwrite: bool) -> None:
-    """Raises ``ValueError`` and ``FileExistsError`` as ``to_rank_files`` does, whatever is in ``src``."""
+    """Raises ``ValueError`` and ``FileExistsError`` as ``to_rank_files`` does; it does not read ``src``."""
     check_apart(src, dst)
     check_free_for_ranks(dst, overwrite)
 

@@ -1,4 +1,4 @@
-"""Reads tensors that others wrote as a checkpoint of ours."""
+"""Reads other programs' checkpoints, and imports them as checkpoints of ours."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Incoming:
 
 
 def _pickle(path: Path) -> str:
-    """Returns how to convert a file of ``torch.save``; "" for any other file."""
+    """Returns a note on how to convert a file of ``torch.save``; "" for any other file."""
     if path.suffix not in (".pt", ".pth", ".bin"):
         return ""
     return "; a pickle is never loaded: write its state dict with save_file of safetensors.torch"
@@ -60,7 +60,7 @@ def _pickle(path: Path) -> str:
 def form_of(path: Path) -> ForeignForm:
     """Returns the format of ``path``, by the files that exist.
 
-    Raises ``ValueError`` naming ``path`` if it is nothing that can be imported.
+    Raises ``ValueError`` naming ``path`` if it cannot be imported.
     """
     if kind := irregular(path):
         raise ValueError(f"{path}: {kind}")
@@ -76,7 +76,8 @@ def form_of(path: Path) -> ForeignForm:
     if own is not None:
         subject = "it is" if own == path else f"{own} in it is"
         raise ValueError(
-            f"{path}: {subject} the launcher's own and needs no import; give it as checkpoint.resume"
+            f"{path}: {subject} a checkpoint of this launcher and needs no import; "
+            "use it as checkpoint.resume"
         )
     if stands(path / SINGLE_FILE) or stands(path / INDEX) or any(path.glob("pytorch_model*.bin")):
         return "hf"  # if there are only pickles, its reader raises with the way out
@@ -103,10 +104,10 @@ def is_foreign(path: Path, strategy: str | None) -> bool:
 
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
-    """Returns the specs of ``read_incoming``'s tensors, by old name, from headers alone. Raises as it does.
+    """Returns the specs of ``read_incoming``'s tensors, by old name, from headers only. Raises as it does.
 
-    Unchanged files are read once: a request is checked again for each cure that is tried, and a header with
-    200,000 names takes seconds to read.
+    Unchanged files are read once: a request is checked again for each cure that is tried, and it takes
+    seconds to read a header with 200,000 names.
     """
     files = (*_files(path), *(() if strategy is None else _files(strategy)))
     return dict(_outline(path, strategy, files))
@@ -120,7 +121,7 @@ def _outline(path: Path, strategy: Path | None, files: tuple[FileState, ...]) ->
 
 
 def _files(path: Path) -> Iterator[FileState]:
-    """Yields name, inode, size and modification time of every file at ``path`` or below."""
+    """Yields the name, inode, size and modification time of every file at ``path`` or below."""
     paths = [path] if not path.is_dir() else [p for p in sorted(path.rglob("*")) if p.is_file()]
     for file in paths:
         with suppress(OSError):  # the reader of the file raises the error
@@ -131,7 +132,7 @@ def _files(path: Path) -> Iterator[FileState]:
 def read_incoming(
     path: Path, names: Table | None = None, *, strategy: Path | None = None, strict: bool = True
 ) -> Incoming:
-    """Opens ``path`` as full tensors, however they are cut or chunked there.
+    """Opens ``path`` as full tensors, even if its files contain slices or chunks of them.
 
     ``names`` maps its names to ours, see ``renamed``. ``strategy`` is MindSpore's strategy file, for rank
     folders. Raises ``ValueError`` naming the file.
@@ -148,7 +149,8 @@ class Foreign:
     """Another program's checkpoint.
 
     ``read_full`` returns all full tensors, for use by one thread; ``strategy`` is their layout in the files.
-    ``loose`` are tensors of one element that it does not list; ``others`` are entries that are not tensors.
+    ``loose`` are tensors of one element that ``strategy`` does not list; ``others`` are entries that are not
+    tensors.
     """
 
     read_full: Callable[[], FullTensors]
@@ -158,13 +160,13 @@ class Foreign:
 
 
 def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) -> Foreign:
-    """Opens ``path`` and checks everything; without ``verify`` only headers are read.
+    """Opens ``path`` and checks everything; without ``verify``, it reads only headers.
 
     Raises ``ValueError`` naming the file.
     """
     form = form_of(path)
     if strategy is not None and not (form == "mindspore" and path.is_dir()):
-        raise ValueError(f"{path}: full tensors, which have no strategy; leave strategy out")
+        raise ValueError(f"{path}: it has full tensors, which need no strategy; leave strategy out")
     if form == "hf":
         blobs = read_hf(path)
         return _of_whole(lambda: Blobs(blobs))
@@ -172,7 +174,7 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
         folder = read_dcp(path)
         return _of_whole(folder.apart, folder.others)
 
-    # MindSpore's: pieces that a strategy joins, or one file of full tensors
+    # MindSpore: pieces that a strategy joins, or one file of full tensors
     if strategy is not None:
         files, full_tensors = mindspore.whole_tensors(path, strategy, verify=verify)
         return Foreign(full_tensors, files.strategy, tuple(files.loose), tuple(files.texts))
@@ -191,7 +193,7 @@ def _of_whole(full_tensors: Callable[[], FullTensors], others: tuple[str, ...] =
 
 
 def _one_file(path: Path, verify: bool) -> mindspore.RankSource:
-    """Returns the file of rank 0 of rank folders without a strategy: all data-parallel ranks have copies."""
+    """Returns the file of rank 0, if rank folders have no strategy and all ranks have copies of one file."""
     files = {
         rank: mindspore.open_source(file, verify=verify) for rank, file in mindspore.rank_paths(path).items()
     }
@@ -246,10 +248,10 @@ def import_whole(
     key: str | None = None,
     beside: Sequence[FullTensors] = (),
 ) -> Report:
-    """Does the same as ``import_full`` for any source; each rank's file is cut directly from its tensors.
+    """Does the same as ``import_full`` for any source.
 
-    ``beside`` are further objects for the same source, each for one more thread: as many more ranks are
-    written at a time.
+    ``beside`` are further objects for the same source, each for one more thread. One rank is written at a
+    time by each thread.
     """
     check_destination(dst, overwrite, is_checkpoint, "checkpoint")
     specs = src.specs
@@ -295,7 +297,7 @@ def to_checkpoint(
 ) -> Report:
     """Writes a foreign checkpoint ``src`` as our checkpoint ``dst`` of step 0. Raises as ``transform`` does.
 
-    The report's ``left`` are the entries of ``src`` that are not tensors.
+    The report's ``left`` lists the entries of ``src`` that are not tensors.
     """
     check_apart(src, dst)
     source, target = aimed(src, to, strategy)
@@ -309,7 +311,7 @@ def to_checkpoint(
 def aimed(
     src: Path, to: mindspore.StrategyInput | mindspore.Layouts, strategy: str | None, *, verify: bool = True
 ) -> tuple[Foreign, Strategy]:
-    """Opens ``src`` and returns it with the requested layout.
+    """Opens ``src`` and returns it together with the layout to write.
 
     Tensors that the strategies do not list are in the layout as full tensors on every rank.
     """
@@ -321,7 +323,7 @@ def aimed(
         }
         stage = mindspore.by_stage(open_strategy("src_strategy", strategy), to, files)
     if stage is not None:
-        text = f"the source is only stage {stage} of a pipeline, not a full checkpoint"
+        text = f"the source is only stage {stage} of a pipeline, not a full model"
         raise ValueError(f"{text}; give format ckpt or safetensors for rank files")
 
     source = foreign(src, None if strategy is None else Path(strategy), verify=verify)
@@ -358,7 +360,7 @@ def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) 
     """Returns for each entry of ``target`` the name in ``src``."""
     source_names = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
     if unequal := [*unequal_ties(src, target)]:
-        text = "in the destination, but the source has other values for it"
+        text = "in the destination, but their values differ in the source"
         raise ValueError("\n".join(f"{name}: tied to {first} {text}" for first, name in unequal))
     twins = {n for names in source_names.values() for n in names[1:]}
 

@@ -1,4 +1,4 @@
-"""Strategy files of ours or of others, recognized by their content."""
+"""Opens strategy files of launcher and of MindSpore, which it recognizes by their content."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from launcher.untrusted.files import parsed, read_bytes
 
 
 def open_strategy(key: str, value: str | os.PathLike[str] | None) -> Strategy | mindspore.StrategyFile | None:
-    """Opens a strategy file of ours or MindSpore's, recognized by its content; returns ``None`` for ``None``.
+    """Opens a strategy file of launcher or MindSpore; returns ``None`` for ``None``.
 
-    Raises ``TypeError`` or ``ValueError`` naming ``key``, the argument's name, or the file.
+    Raises ``TypeError`` or ``ValueError`` that names the file or ``key``, the name of the argument.
     """
     if value is None:
         return None
@@ -27,7 +27,7 @@ def open_strategy(key: str, value: str | os.PathLike[str] | None) -> Strategy | 
 
 
 def is_ours(path: Path) -> bool:
-    """Whether ``path`` is a strategy file of ours, or a folder: MindSpore has no folders of them."""
+    """Whether ``path`` is a strategy file of launcher or a folder of them; MindSpore has no such folders."""
     if path.is_dir():
         return True
     try:

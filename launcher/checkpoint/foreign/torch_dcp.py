@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint and files of torch.save, read without torch."""
+"""Reads folders of torch.distributed.checkpoint and files of torch.save without torch."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from launcher.untrusted.pickles import Bounded, RefusedPickle
 
 
 class Record:
-    """A stand-in for an object of a listed class: its constructor's arguments and its pickled state."""
+    """Stands in for an object of a listed class: it has the constructor's arguments and the pickled state."""
 
-    __iter__: ClassVar[None] = None  # else Python treats it as a sequence, which never ends
+    __iter__: ClassVar[None] = None  # else Python treats it as a sequence without end
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -46,12 +46,12 @@ Known = Mapping[str, Any]
 
 
 def plain(*args: Any) -> dict[str, Any]:
-    """Stands in for ``OrderedDict()``, which is made empty and filled later.
+    """Stands in for ``OrderedDict()``, which pickles create empty and fill later.
 
     An argument is refused with ``RefusedPickle``, because copying it could take unbounded time.
     """
     if args:
-        raise RefusedPickle("a mapping made of another")
+        raise RefusedPickle("a mapping that is copied from another")
     return {}
 
 
@@ -79,18 +79,18 @@ class _Reader(Bounded):
     def find_class(self, module: str, name: str) -> Any:
         full_name = f"{module}.{name}"
         if full_name not in self._known:
-            raise RefusedPickle(f"it asks for {full_name}, which is not on the list of harmless names")
+            raise RefusedPickle(f"it uses {full_name}, which is not on the list of harmless names")
         return self._known[full_name]
 
     def persistent_load(self, pid: Any) -> Any:
         if self._storage is None:
-            raise RefusedPickle("it refers to storage outside")
+            raise RefusedPickle("it refers to a storage outside the pickle")
         return self._storage(pid)
 
 
 METADATA_FILE = ".metadata"
 LONGEST_METADATA = 128 << 20
-"""The most bytes. A piece takes 140: Llama 3 70B with Adam over 256 ranks has 555 000 pieces, in 78 MB."""
+"""The most bytes of metadata. A piece takes 140: Llama 3 70B with Adam on 256 ranks has 555 000, in 78 MB."""
 _CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
             "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
 _PATHS = ("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath",
@@ -115,7 +115,7 @@ KNOWN_METADATA: Known = {
     "torch.serialization._get_layout": Record,
     "torch.Size": _size,
     "collections.OrderedDict": plain,
-    "builtins.getattr": Record,  # how Python 3.11.0 to 3.11.3 writes the member of an enumeration
+    "builtins.getattr": Record,  # Python 3.11.0 to 3.11.3 pickles a member of an enumeration with it
     **dict.fromkeys(_PATHS, Record),
     **{f"torch.{dtype}": dtype for dtype in ITEMSIZE},
 }
@@ -141,14 +141,14 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Contents:
-    """The content of the file. ``others`` are the entries that are not tensors."""
+    """The content of a metadata file. ``others`` are the entries that are not tensors."""
 
     tensors: Mapping[str, StoredTensor]
     others: tuple[str, ...]
 
 
 def read_metadata(folder: Path) -> Contents:
-    """Reads the metadata. Raises ``ValueError`` naming the file unless the chunks of every tensor tile it."""
+    """Reads a folder's metadata. Raises ``ValueError`` unless the chunks of every tensor tile it."""
     path = folder / METADATA_FILE
     try:
         return _contents(read(read_bytes(path, LONGEST_METADATA), KNOWN_METADATA))
@@ -197,9 +197,7 @@ def _chunk(name: str, chunk: Any, where: Mapping[Any, Any]) -> Chunk:
     if info is None or len(lo) != len(sizes):
         raise ValueError(f"tensor {name}: no file has its piece at {list(lo)}")
     if info["transform_descriptors"]:
-        raise ValueError(
-            f"tensor {name}: its files are compressed or otherwise transformed, which is not read"
-        )
+        raise ValueError(f"tensor {name}: its files are compressed or transformed, which is not supported")
 
     # its file must be in this folder
     file = info["relative_path"]
@@ -221,7 +219,7 @@ def _dtype(name: str, properties: Any) -> str:
 def _naturals(values: Any) -> tuple[int, ...]:
     few = isinstance(values, tuple) and len(values) <= DIMS
     if not few or not all(type(n) is int and 0 <= n < 1 << 63 for n in values):
-        raise ValueError(f"{brief(values)} are not sizes")
+        raise ValueError(f"{brief(values)} is not a list of sizes")
     sizes: tuple[int, ...] = values
     return sizes
 
@@ -344,7 +342,7 @@ def _within(t: _Rebuilt, base: int, nbytes: int, end: int) -> PickledTensor:
     dtype = t.dtype or t.storage.dtype
     naturals = all(type(n) is int and n >= 0 for n in (t.offset, *t.shape, *t.strides))
     if dtype not in ITEMSIZE or len(t.shape) != len(t.strides) or not naturals:
-        raise ValueError("its description is not that of a tensor")
+        raise ValueError("its description does not describe a tensor")
 
     # the last value must be within the bytes
     size = ITEMSIZE[dtype]
@@ -364,7 +362,7 @@ def _storage(pid: Any) -> _Storage:
 
 
 class _Part(io.RawIOBase):
-    """A range of memory as a readable file. It refuses large reads, because an archive's head is short."""
+    """A range of memory as a readable file. It refuses large reads: an archive's directory is short."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -390,7 +388,7 @@ class _Part(io.RawIOBase):
         remaining = max(self._data.nbytes - self._at, 0)
         size = remaining if size is None or size < 0 else min(size, remaining)
         if size > 2 * LONGEST_DESCRIPTION:
-            raise OSError(f"{size} bytes of directory, too many for one tensor")
+            raise OSError(f"its directory has {size} bytes, too many for one tensor")
         piece = bytes(self._data[self._at : self._at + size])
         self._at += size
         return piece
@@ -470,7 +468,7 @@ class DcpFolder:
 
 
 def read_dcp(folder: Path) -> DcpFolder:
-    """Opens a folder. The head of every tensor's chunk is read and checked.
+    """Opens a folder. It reads and checks the head of every chunk of every tensor.
 
     Raises ``ValueError`` naming the file and the tensor.
     """

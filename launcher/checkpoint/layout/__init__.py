@@ -1,3 +1,3 @@
-"""Which rank holds which part of a tensor: strategies, their files, and the arithmetic of boxes."""
+"""The part of each tensor that each rank holds: strategies, their files, and arithmetic on boxes."""
 
 __all__ = ["derived", "shards", "strategy", "strategy_file"]

@@ -31,7 +31,7 @@ def of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
 def taken(plan: Plan, source: Collection[str]) -> Strategy:
     """Returns the tensors that a run of ``plan`` loads from a ``source`` with tensors of these names.
 
-    These are all tensors, but without the adapters if the source has none: they are then initialized as at
+    These are all tensors, or all but the adapters if the source has none: they are then initialized as at
     step 0.
     """
     everything = of_plan(plan)
@@ -44,10 +44,10 @@ def taken(plan: Plan, source: Collection[str]) -> Strategy:
 def followed(target: Strategy, src: Strategy) -> Strategy:
     """Returns ``target`` with the tensors of ``src`` that a strategy may leave out.
 
-    Parameters that are not trained, and buffers, are full on all ranks of the stages that have the other
+    Buffers and parameters that are not trained are full on all ranks of the stages that have the other
     tensors of their module. An optimizer state has the layout of its parameter. If its shape differs from the
-    parameter's (a step counter), it is full on every rank that holds the parameter, unless it is a row or a
-    column factor, which is cut as the parameter is.
+    parameter's (a step counter), it is full on every rank that holds the parameter; only a row or column
+    factor is cut as the parameter is.
     """
     entries = {**target.entries, **_untrained(target, src)}
     for name, entry in src.entries.items():
@@ -70,8 +70,8 @@ def followed(target: Strategy, src: Strategy) -> Strategy:
 def _untrained(target: Strategy, src: Strategy) -> dict[str, Entry]:
     """Returns the entries of ``src`` that ``target`` leaves out, as a strategy of trainable parameters does.
 
-    Empty if ``target`` has names that ``src`` has not, or leaves out a parameter that has optimizer states:
-    it is then not the strategy of this model.
+    The result is empty if ``target`` has names that ``src`` does not have, or leaves out a parameter that has
+    optimizer states: it is then not the strategy of this model.
     """
     omitted = {
         name: entry
@@ -110,32 +110,33 @@ def _modules(name: str) -> list[str]:
 
 
 def sources(src: object, strategy: Strategy, averaged: bool) -> dict[str, str]:
-    """Returns the name of each parameter and buffer, with the name of the tensor to read for it.
+    """Maps the name of each parameter and buffer to the name of the tensor to read for it.
 
-    If ``averaged``, that is its moving average, or itself if it is not trained and so has none. Raises
-    ``ValueError`` naming ``src`` if no tensor has a moving average.
+    If ``averaged``, this is its moving average, or the tensor itself if it is not trained and so has none.
+    Raises ``ValueError`` naming ``src`` if no tensor has a moving average.
     """
     own = {name: name for name in strategy.only("param", "buffer").entries}
     if not averaged:
         return own
     means = {name: mean for name in own if (mean := f"optim.{AVERAGE}.{name}") in strategy.entries}
     if not means:
-        raise ValueError(f"{src}: has no moving average of its weights: it was trained without train.ema")
+        raise ValueError(f"{src}: it has no moving average of its weights: it was trained without train.ema")
     return own | means
 
 
 def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, tp: int = 1) -> Strategy:
     """Lays the tensors of ``src`` out over ``stages`` pipeline stages, each of ``nproc // stages`` ranks.
 
-    Stages are merged, never cut, because cutting one requires the model: source stage ``s`` goes to stage
-    ``s * stages // source stages``, a tied tensor to each of its stages. ``shard_size`` ranks cut dim 0 of
-    the tensors that the source cuts anywhere; if it cuts none, of parameters and optimizer states of at least
-    64 KiB. ``tp`` ranks cut the dims that the source cuts for tensor parallelism. Raises ``RequestError``.
+    Stages are merged but never cut, because cutting one requires the model: source stage ``s`` goes to stage
+    ``s * stages // source stages``, and a tied tensor to the stage of each of its source stages.
+    ``shard_size`` ranks cut dim 0 of the tensors that the source cuts along any dim; if it cuts none, they
+    cut parameters and optimizer states of at least 64 KiB. ``tp`` ranks cut the dims that the source cuts for
+    tensor parallelism. Raises ``RequestError``.
     """
     layout = {"nproc": nproc, "stages": stages, "shard_size": shard_size, "tp": tp}
     problems = list(unmergeable("steps.transform", src.stages, **layout))
     if tp > 1 and all(_operator_dim(e) is None for e in src.entries.values()):
-        text = f"{tp}: the source cuts nothing over tp, so it does not say which dims to cut"
+        text = f"{tp}: the source cuts no tensor over tp, so it does not say which dims to cut"
         text += "; give steps.transform.strategy, which parallel.param_strategy.save writes"
         problems.append(Problem("steps.transform.tp", text))
     if problems:

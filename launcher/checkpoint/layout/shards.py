@@ -1,4 +1,4 @@
-"""Boxes of shards: who saves which, and which overlap."""
+"""Boxes of shards: which rank saves each of them, and which of them overlap."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Ints = npt.NDArray[np.int64]
 class DimBounds:
     """The non-empty parts of one dim, in order.
 
-    A part has the elements from ``lo`` up to ``hi``; ``rank`` is what it adds to the number of the rank that
-    saves a shard.
+    A part has the elements from ``lo`` up to ``hi``. The rank that saves a shard is a sum; ``rank`` is the
+    term of this part.
     """
 
     lo: Ints
@@ -45,7 +45,7 @@ class DimBounds:
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """Maps shards to ranks: the shard at some parts is saved by ``base`` plus the ``rank`` of each part."""
+    """Maps shards to ranks: the rank that saves a shard is ``base`` plus the ``rank`` of each part."""
 
     base: int
     dims: tuple[DimBounds, ...]
@@ -62,7 +62,7 @@ def geometry(layout: Layout) -> Geometry:
 
 
 def first(layout: Layout) -> dict[str, int]:
-    """Returns the lowest coordinates that hold the tensor, by axis."""
+    """Returns, by axis, the lowest coordinate whose ranks hold the tensor."""
     at = dict(layout.at)
     return {axis: min(at.get(axis, (0,))) for axis, _ in layout.grid.axes}
 
@@ -100,7 +100,7 @@ def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> DimBounds:
 
 @dataclass(frozen=True)
 class SavedShard:
-    """A box that ``rank`` saved, the lowest of the ranks that hold it. Readers read it from there only."""
+    """A box that ``rank`` saved, the lowest rank that holds it. Readers read it from this rank only."""
 
     rank: int
     box: Box
@@ -111,7 +111,7 @@ def full_box(shape: tuple[int, ...]) -> Box:
 
 
 def home(layout: Layout) -> tuple[tuple[str, int], ...]:
-    """Returns the coordinates of the ranks that save a shard: the lowest, on each axis that cuts no dim.
+    """Returns the coordinates of the ranks that save a shard: the lowest one on each axis that cuts no dim.
 
     A tensor without elements is saved once, by the lowest of all ranks that hold it.
     """
@@ -122,7 +122,7 @@ def home(layout: Layout) -> tuple[tuple[str, int], ...]:
 def saved(layout: Layout, rank: int) -> Box | None:
     """Returns the box that ``rank`` saves.
 
-    It is ``None`` if the rank holds nothing, an empty shard, or a copy of a lower rank's.
+    It is ``None`` if the rank holds nothing, an empty shard, or a copy of a lower rank's shard.
     """
     where = layout.grid.coords(rank)
     if any(where[axis] != at for axis, at in home(layout)):
@@ -189,7 +189,7 @@ def slabs(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
 
 @dataclass(frozen=True, eq=False)
 class Overlaps:
-    """One row per pair of ranks: ``elements`` is how many elements their saved shards have in common."""
+    """One row per pair of ranks; ``elements`` is the number of elements that both saved shards contain."""
 
     src: Ints
     dst: Ints
@@ -200,7 +200,7 @@ class Overlaps:
 def overlaps(src: Layout, dst: Layout) -> Overlaps:
     """Returns the overlaps of two layouts of one tensor.
 
-    Dims are cut independently of each other, so overlaps are computed per dim and then multiplied out.
+    Dims are cut independently of each other, so overlaps are computed per dim and then combined.
     """
     assert src.shape == dst.shape, (src, dst)
     if 0 in src.shape:  # a tensor without elements is saved once, by one rank
@@ -216,7 +216,7 @@ def overlaps(src: Layout, dst: Layout) -> Overlaps:
 
 
 def _along(src: DimBounds, dst: DimBounds) -> Overlaps:
-    """Returns the overlaps along one dim: every interval that neither side cuts further."""
+    """Returns the overlaps along one dim: the intervals between all cuts of both sides."""
     starts = np.union1d(src.lo, dst.lo)
     stops = np.append(starts[1:], src.hi[-1])
     return Overlaps(_holder(src, starts), _holder(dst, starts), stops - starts)
@@ -235,7 +235,7 @@ def _times(a: Overlaps, b: Overlaps) -> Overlaps:
 
 
 STEPS = 32
-"""The most visits per piece: a grid takes two per dim, slabs that end at different places any number."""
+"""The most visits per piece. A grid takes two per dim; irregular pieces can take any number."""
 
 
 class _Uneven(Exception):
@@ -252,16 +252,16 @@ def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     full = [box for box in boxes if not box.empty]
     for box in full:
         if (box & bounds) != box:
-            return f"its piece from {list(box.lo)} to {list(box.hi)} lies outside of {list(shape)}"
+            return f"its piece from {list(box.lo)} to {list(box.hi)} lies outside {list(shape)}"
 
     try:
         both = _overlap(full, 0, [STEPS * len(full)])
     except _Uneven:
-        return f"its {len(full)} pieces are cut too unevenly: no grid looks like this"
+        return f"its {len(full)} pieces are cut too unevenly: no grid cuts a tensor like this"
     if both:
         return f"its pieces at {list(both[0].lo)} and {list(both[1].lo)} overlap"
 
-    # boxes that do not overlap tile the tensor if they have as many elements as it
+    # boxes that do not overlap tile the tensor if they have as many elements as the tensor
     if sum(prod(box.shape) for box in full) != prod(shape):
         return f"its pieces do not add up to {list(shape)}"
     return None
@@ -271,7 +271,7 @@ def _overlap(boxes: Sequence[Box], dim: int, budget: list[int]) -> tuple[Box, Bo
     """Returns two boxes that share an element, or ``None``.
 
     The edges along ``dim`` make slabs; within each slab, boxes are compared along the dims after it.
-    ``budget`` holds how many visits of boxes remain; beyond that ``_Uneven`` is raised.
+    ``budget`` holds the number of visits of boxes that remain; ``_Uneven`` is raised when none remain.
     """
     budget[0] -= len(boxes)
     if len(boxes) < 2:

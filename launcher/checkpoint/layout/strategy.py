@@ -1,4 +1,4 @@
-"""The layout of every tensor."""
+"""Strategies: the layout of every tensor of a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def meaning(layout: Layout) -> list[object]:
 Kind = Literal["param", "buffer", "optim"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 STAGE = "pp"  # the axis whose coordinates are pipeline stages
-RANKS = 1 << 20  # ranks of the largest grid: an untrusted file that claims more would take forever
+RANKS = 1 << 20  # the most ranks of a grid: a file that claims more would take too long
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Strategy:
-    """The layouts of all tensors of a checkpoint. Raises ``ValueError`` with every flaw.
+    """The layouts of all tensors of a checkpoint. Raises ``ValueError`` that lists every flaw.
 
     ``entries`` are keyed by first name, in definition order. ``grid`` is the grid of most layouts; a layout
     may instead have another one, a device matrix, over the same ranks and with the same stages.
@@ -82,7 +82,7 @@ class Strategy:
 
     @cached_property
     def homes(self) -> Mapping[Grid, Mapping[tuple[tuple[str, int], ...], list[str]]]:
-        """The first names by grid, then by ``home`` of their layouts, so that a rank looks at few of them."""
+        """The first names by grid, then by ``home`` of their layouts: a rank needs few of these groups."""
         out: dict[Grid, dict[tuple[tuple[str, int], ...], list[str]]] = {}
         for name, entry in self.entries.items():
             of_grid = out.setdefault(entry.layout.grid, {})
@@ -97,7 +97,7 @@ class Strategy:
 
     @cached_property
     def digest(self) -> str:
-        """A digest that is equal for equal layouts, whatever their order."""
+        """A digest of the layouts, in any order."""
         rows = {name: row(entry) for name, entry in self.entries.items()}
         for name, entry in self.entries.items():
             if entry.layout.grid != self.grid:
@@ -108,8 +108,8 @@ class Strategy:
     def meaning(self) -> str:
         """A digest that is equal if two strategies put the same parts of the same tensors on the same ranks.
 
-        It does not depend on the names of axes, on aliases, or on the kinds of tensors, because other formats
-        of a strategy do not contain these.
+        It does not depend on the names of axes, on aliases, or on the kinds of tensors, because strategy
+        files of other programs do not contain these.
         """
         rows = {n: [e.dtype, list(e.layout.shape), meaning(e.layout)] for n, e in self.entries.items()}
         return xxhash.xxh3_128_hexdigest(json.dumps([self.grid.size, rows], sort_keys=True).encode())
@@ -120,7 +120,7 @@ class Strategy:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that have a tensor."""
+        """The kinds of which the checkpoint has a tensor."""
         kinds = {entry.kind for entry in self.entries.values()}
         return tuple(kind for kind in KINDS if kind in kinds)
 
@@ -177,8 +177,8 @@ def match(src: Strategy, dst: Strategy) -> dict[str, str]:
     for name, entry in dst.entries.items():
         firsts = sorted({src.named[n] for n in (name, *entry.aliases) if n in src.named})
         if len(firsts) > 1:
-            text = f"{len(firsts)} in the source: {', '.join(firsts)}"
-            differences.append(f"{name}: one tied tensor in the destination, {text}")
+            text = f"{len(firsts)} tensors in the source: {', '.join(firsts)}"
+            differences.append(f"{name}: one tied tensor in the destination, but {text}")
         elif firsts:
             out[name] = firsts[0]
             differences += _differences(name, src.entries[firsts[0]].spec, entry.spec)
@@ -192,7 +192,7 @@ def match(src: Strategy, dst: Strategy) -> dict[str, str]:
         differences.append(f"only in the destination: {', '.join(absent)}")
 
     if differences:
-        raise ValueError("the strategies do not fit:\n" + "\n".join(f"  {f}" for f in differences))
+        raise ValueError("the strategies do not match:\n" + "\n".join(f"  {f}" for f in differences))
     return out
 
 
@@ -202,7 +202,7 @@ def _differences(name: str, src: TensorSpec, dst: TensorSpec) -> list[str]:
         out.append(f"{name}: shape {list(src.shape)} in the source, {list(dst.shape)} in the destination")
     if src.dtype != dst.dtype:
         dtypes = f"{src.dtype} in the source, {dst.dtype} in the destination"
-        out.append(f"{name}: {dtypes}; a dtype is never changed here")
+        out.append(f"{name}: {dtypes}; dtypes cannot be changed here")
     return out
 
 
@@ -212,14 +212,14 @@ def _flaws(strategy: Strategy) -> Iterable[str]:
         yield f"grid {dict(strategy.grid.axes)}: axes need different names and sizes of at least 1"
         return
     if strategy.grid.size > RANKS:
-        yield f"grid {dict(strategy.grid.axes)}: {strategy.grid.size} ranks; at most {RANKS} are laid out"
+        yield f"grid {dict(strategy.grid.axes)}: {strategy.grid.size} ranks; at most {RANKS} are supported"
         return
 
     seen: set[str] = set()
     for name, entry in strategy.entries.items():
         for n in (name, *entry.aliases):
             if n in seen:
-                yield f"{n}: the name of two tensors"
+                yield f"{n}: two tensors have this name"
             seen.add(n)
         yield from (f"{name}: {flaw}" for flaw in _entry_flaws(entry, strategy.grid))
 
@@ -234,7 +234,7 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
             yield f"grid {over}: axes need different names and sizes of at least 1"
             return
         if layout.grid.size != grid.size or _stages_at(layout.grid) != _stages_at(grid):
-            yield f"laid out over {over}, the strategy over {dict(grid.axes)}: not the same ranks and stages"
+            yield f"its grid {over} has other ranks or stages than the strategy's grid {dict(grid.axes)}"
             return
 
     # its dtype, kind and rank
@@ -249,15 +249,15 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
     for axis in sorted({*layout.axes, *pinned} - sizes.keys()):
         yield f"axis {axis} is not in the grid {dict(layout.grid.axes)}"
     for axis in sorted({a for a in layout.axes if layout.axes.count(a) > 1 or a in pinned}):
-        yield f"axis {axis} cuts it and is used a second time"
+        yield f"axis {axis} cuts it and is used twice"
     for axis, coords in pinned.items():
         size = sizes.get(axis)
         if size is not None and (not coords or list(coords) != sorted({n for n in coords if n < size})):
-            yield f"at {axis} {list(coords)}: coordinates are ascending, below {size}, and at least one"
+            yield f"at {axis} {list(coords)}: it needs coordinates, in ascending order and below {size}"
 
 
 def _stages_at(grid: Grid) -> RankSpan:
-    """Returns how many ranks apart neighbouring stages are, and the number of stages."""
+    """Returns the number of stages, and how many ranks apart neighboring stages are."""
     return grid.spans.get(STAGE, RankSpan(grid.size, 1))
 
 

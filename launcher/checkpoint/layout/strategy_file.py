@@ -18,13 +18,13 @@ from launcher.untrusted.files import brief
 
 FORMAT, VERSION = "launcher.strategy", 2
 ONE_GRID = 1
-"""The version of files whose layouts all have one grid; every launcher reads it."""
+"""The version of files whose layouts all have one grid; every version of launcher reads it."""
 MOST_LISTED = 20  # the most missing stages that a message lists
 
 
 @dataclass(frozen=True)
 class StageStrategy:
-    """The content of one file: the tensors that ``stages`` hold. ``origin`` is the file, for messages."""
+    """The content of one file: the tensors that ``stages`` hold. ``origin`` names the file in messages."""
 
     origin: str
     stages: tuple[int, ...]
@@ -47,7 +47,7 @@ def dump(strategy: Strategy, folder: Path) -> tuple[Path, ...]:
 
 
 def load(path: Path) -> Strategy:
-    """Reads a merged file, or a folder with one file per stage. Raises ``ValueError`` if one is missing."""
+    """Reads a merged file, or a folder with one file per stage. Raises ``ValueError``, see ``merge``."""
     if not path.is_dir():
         return merge([read(path)])
     files = sorted(path.glob("*.json"))
@@ -67,7 +67,7 @@ def merge(parts: Sequence[StageStrategy]) -> Strategy:
     entries: dict[str, Entry] = {}
     origin: dict[str, str] = {}
 
-    # take each tensor from the first file that has it; all others must agree
+    # take each tensor from the first file that has it; all other files must agree
     for part in parts:
         if part.strategy.grid != first.strategy.grid:
             axes = [dict(p.strategy.grid.axes) for p in (first, part)]
@@ -108,7 +108,7 @@ def text(strategy: Strategy, of: tuple[int, ...]) -> str:
 
 
 def _row(entry: Entry, common: Grid) -> dict[str, Any]:
-    """Returns the entry as a JSON object, with its grid (outermost axis first) if that is not the file's."""
+    """Returns the entry as a JSON object, with its grid (outermost axis first) if the file's differs."""
     own = entry.layout.grid
     return row(entry) if own == common else {**row(entry), "grid": dict(own.axes)}
 
@@ -167,8 +167,8 @@ def _whole_number(value: Any) -> int:
 def _check_stages(parts: Sequence[StageStrategy], count: int) -> None:
     """Raises ``ValueError`` if a stage is missing.
 
-    It runs before any other loop over stages: afterwards there are no more stages than the files list,
-    whatever number they claim.
+    It runs before any other loop over stages: files may claim any number of stages, but once it has returned
+    there are no more than they list.
     """
     listed = {stage for part in parts for stage in part.stages}
     missing = list(islice((stage for stage in range(count) if stage not in listed), MOST_LISTED + 1))
@@ -183,7 +183,7 @@ def _check_home(part: StageStrategy) -> None:
     for name, entry in part.strategy.entries.items():
         home = list(stages(entry.layout))
         if not {*part.stages} & {*home}:
-            raise ValueError(f"{part.origin}: {name} belongs to stages {home}, not to this file's")
+            raise ValueError(f"{part.origin}: {name} belongs to stages {home}, which this file is not for")
 
 
 def _check_listed(part: StageStrategy, strategy: Strategy, origin: dict[str, str]) -> None:

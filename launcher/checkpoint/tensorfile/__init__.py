@@ -1,3 +1,3 @@
-"""One file on a disk: safetensors, encrypted or not, written durably, read through a bounded window."""
+"""Single files on disk: safetensors and encrypted files, durable writes, reads in bounded memory."""
 
 __all__ = ["disk", "encryption", "mmap_window", "safetensors", "watched_folder"]

@@ -1,4 +1,4 @@
-"""Writes that survive a crash, disk space that is reserved in advance, and JSON files."""
+"""Writes files so that they survive a crash, reserves disk space in advance, and parses JSON files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from launcher.user_errors import users_frame
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BROKEN = (errno.EROFS, errno.EIO, errno.ESTALE)
-BLOCK = 4096  # the fewest bytes that a file or a folder takes
+BLOCK = 4096  # the fewest bytes that a file or a folder takes on disk
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Unwritten(OSError, RunError):
     """Raised for a file of ours that cannot be written.
 
-    Its text contains all that the user needs; no traceback is shown.
+    Its text contains everything that the user needs; no traceback is shown.
     """
 
     def __str__(self) -> str:
@@ -43,8 +43,8 @@ class Unwritten(OSError, RunError):
 def named_errors(path: Path, needed: int, present: int = 0) -> Iterator[None]:
     """Turns an ``OSError`` of the block into ``Unwritten`` for ``path``.
 
-    If the disk is full, the message has the bytes ``needed`` and those that are free. ``present``: the bytes
-    that the file has already, if it is appended to; they count for the largest file that is allowed.
+    If the disk is full, the message has the bytes ``needed`` and the bytes that are free. ``present`` are the
+    bytes that a file already has if the block appends to it; they count towards the limit of a file's size.
     """
     try:
         yield
@@ -84,8 +84,8 @@ def _reason(code: int, path: Path, needed: int, present: int) -> str:
 def reserve(fd: int, size: int) -> None:
     """Extends an empty file to ``size`` bytes, and allocates them if the file system can.
 
-    A full disk is then noticed before the first byte is written, and ext4 writes allocated blocks in half the
-    time.
+    A full disk is then noticed before the first byte is written, and ext4 takes half the time to write
+    allocated blocks.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     take = getattr(libc, "fallocate", None)  # not posix_fallocate, which may write every block
@@ -108,7 +108,7 @@ def free(path: Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-COPIED = 1 << 30  # the most bytes of a file that is copied beside a model, such as a tokenizer
+COPIED = 1 << 30  # the most bytes of a file that is copied into a model folder, such as a tokenizer
 _AT_FDCWD, _EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -137,9 +137,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yields the hidden name beside ``path`` of its new content; when the block ends, that replaces ``path``.
+    """Yields a hidden path beside ``path``; the file written there replaces ``path`` when the block ends.
 
-    If the block raises, nothing is left. What a killed process has left under that name is replaced.
+    If the block raises, the hidden file is deleted. One that a killed process left there is deleted first.
     """
     watched_folder.check(path)
     new = hidden(path)
@@ -155,9 +155,10 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def hidden(path: Path) -> Path:
-    """The name of what becomes ``path``: hidden, as a user's own ``NAME.partial`` may be beside it.
+    """Returns the hidden path of a file or folder until it becomes ``path``.
 
-    It has the same suffix, by which writers choose a format.
+    It is hidden because a user's own ``NAME.partial`` may exist beside ``path``. It keeps the suffix, from
+    which writers choose a format.
     """
     return path.with_name(f".{path.stem}.partial{path.suffix}")
 
@@ -183,10 +184,10 @@ def sync(folder: Path) -> None:
 
 
 def publish(new: Path, final: Path, trash: Path | None = None) -> None:
-    """Gives the folder ``new`` its final name, replacing what has that name.
+    """Gives the folder ``new`` its final name, and replaces a folder that has this name.
 
     This is one atomic step if the kernel and the file system can swap two names. If not, a kill between two
-    renames leaves the old folder, complete, as ``trash``; ``None``: ``NAME.trash``.
+    renames leaves the old folder, complete, as ``trash`` (``NAME.trash`` by default).
     """
     watched_folder.check(final)
     trash = trash or _trash(final)
@@ -203,7 +204,7 @@ def publish(new: Path, final: Path, trash: Path | None = None) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Deletes a folder; what a crash leaves of it is named ``.trash``, never like a complete folder."""
+    """Deletes a folder, renamed to ``NAME.trash`` first: a crash leaves no partial folder of its name."""
     watched_folder.check(folder)
     clear(_trash(folder))
     clear(folder.rename(_trash(folder)))
@@ -223,18 +224,21 @@ def clear(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Deletes a folder that was not completed, as far as possible, and nothing where a moved run was."""
+    """Deletes a folder that was not completed, and ignores errors.
+
+    It deletes nothing below a run folder that was moved.
+    """
     with suppress(watched_folder.FolderMoved):
         watched_folder.check(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _swapped(a: Path, b: Path) -> bool:
-    swap = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28; not every file system can
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28; some file systems cannot
     return swap is not None and swap(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _EXCHANGE) == 0
 
 
-LONGEST_FILE = 1 << 28  # bytes; the manifest of 10000 ranks with 400 tensors each is shorter
+LONGEST_FILE = 1 << 28  # bytes; the manifest of 10000 ranks with 400 tensors each fits
 
 
 def read_bytes(path: Path, longest: int = LONGEST_FILE) -> bytes:
@@ -259,12 +263,12 @@ def parsed(path: Path, data: bytes, prefix: str = "") -> Any:
         raise ValueError(f"{path}: {prefix}{error}") from error
 
 
-AT_ONCE = 64  # the most calls that wait; each may hold a file that is open and not synced yet
+AT_ONCE = 64  # the most waiting calls; each may keep a file open that is not synced yet
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h
 
 
 class WriteBehind:
-    """Runs functions in one thread, in the order of ``do``. The block ends when all of them have returned."""
+    """Runs functions in one thread, in the order of ``do``. The block ends once all of them have returned."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -272,7 +276,7 @@ class WriteBehind:
         self._lock = Lock()
 
     def do(self, act: Callable[[], object]) -> None:
-        """Submits ``act``; blocks only if many are waiting. Raises what an earlier ``act`` has raised."""
+        """Submits ``act``; blocks only if many calls wait. Raises the error of an earlier ``act``."""
         with self._lock:
             self._reported.append(self._thread.submit(act))
             first = self._reported.popleft() if len(self._reported) > AT_ONCE else None
@@ -280,7 +284,7 @@ class WriteBehind:
             first.result()
 
     def wait(self) -> None:
-        """Waits until every ``act`` has returned. Raises what an ``act`` has raised."""
+        """Waits until every ``act`` has returned. Raises the error of the first one that failed."""
         while self._reported:
             self._reported.popleft().result()
 
@@ -294,7 +298,7 @@ class WriteBehind:
 
 
 def now(act: Callable[[], object]) -> None:
-    """Calls ``act`` at once: the replacement for ``WriteBehind.do`` if there is no thread."""
+    """Calls ``act`` at once; it replaces ``WriteBehind.do`` where no thread is used."""
     act()
 
 

@@ -1,10 +1,10 @@
-"""Encrypted blocks of files, and the keys.
+"""Encrypts files in blocks, and loads the keys.
 
-A file consists of the head and the blocks. The head is magic, key id, salt, size of the plain text and a tag
-over these. Each block is ``BLOCK`` bytes of plain text (the last one may be shorter), encrypted, and a tag.
-HKDF derives a key for each file from the user's key and the salt, so the number of a block can be its nonce:
-a block that was moved within its file cannot be decrypted. The head is authenticated with every block, so
-neither can a block of another file.
+A file consists of a head and blocks. The head is the magic, the key id, the salt, the size of the plain text
+and a tag over these. Each block is ``BLOCK`` bytes of plain text (the last one may be shorter), encrypted,
+and a tag. HKDF derives a key for each file from the user's key and the salt, so the number of a block can be
+its nonce: a block that was moved within its file cannot be decrypted. The head is authenticated with every
+block, so a block of another file cannot be decrypted either.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _HEAD_NONCE = b"\xff" * 12  # no block has this number
 
 
 class Encryptor:
-    """Writes an encrypted file in order. ``finish`` writes the last block; the caller syncs the file."""
+    """Writes an encrypted file from start to end. ``finish`` writes the last block; the caller syncs it."""
 
     def __init__(self, path: Path, fd: int, size: int, key: bytes) -> None:
-        """Writes the head. ``size`` is that of the plain text; the caller closes ``fd``."""
+        """Writes the head. ``size`` is the size of the plain text; the caller closes ``fd``."""
         self._path = path
         self._fd = fd
         self._size = size
@@ -51,7 +51,7 @@ class Encryptor:
         self._put(self._head + self._aead.encrypt(_HEAD_NONCE, b"", self._head))
 
     def write(self, at: int, data: memoryview) -> None:
-        """Writes the next bytes of the plain text, which begin at its byte ``at``."""
+        """Writes the next bytes of the plain text; ``at`` must be the number of bytes written before."""
         assert at == self._number * BLOCK + len(self._plain), (at, self._number, len(self._plain))
         while data:
             room = BLOCK - len(self._plain)
@@ -113,7 +113,7 @@ class EncryptedFile:
         expected = sealed_size(self.size)
         if expected != size:
             cut = "truncated" if size < expected else "bytes were added"
-            raise ValueError(f"{path}: {cut}: it is {expected} bytes by its header, it has {size}")
+            raise ValueError(f"{path}: {cut}: its header says {expected} bytes, but it has {size}")
         self._block = lru_cache(maxsize=4)(self._read)
 
     def read(self, start: int, stop: int) -> bytes:
@@ -194,7 +194,7 @@ def _nonce(number: int) -> bytes:
 
 
 ANOTHER = "LAUNCHER_CHECKPOINT_KEY"
-"""An environment variable: the place of the key now, if it has moved since the checkpoint was written."""
+"""An environment variable for the place of the key, if it has moved since the checkpoint was written."""
 KEY_SIZE = 32  # bytes of an AES-256 key
 FORMS = "env:NAME (an environment variable) or file:PATH"
 
@@ -218,7 +218,7 @@ def load_key(place: str) -> bytes:
     # read the key's bytes
     match = PLACE.fullmatch(place)
     if match is None:
-        raise ValueError(f"the place of a key is {FORMS}")
+        raise ValueError(f"the place of a key must be {FORMS}")
     raw = _of_variable(place, match[2]) if match[1] else _of_file(place, Path(match[4]))
 
     # 32 printable characters are a passphrase, not a key: 32 random bytes are practically never all printable

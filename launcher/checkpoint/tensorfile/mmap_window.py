@@ -1,4 +1,4 @@
-"""Reads memory-mapped files with a bound on how much of them is resident."""
+"""Reads memory-mapped files while only a bounded part of them is resident."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Window:
     """Reads many files of any size and keeps about ``2 * CHUNK`` bytes of them resident in this process."""
 
     def __init__(self, key: bytes | None = None) -> None:
-        """If a ``key`` is given, the files are encrypted; decrypted bytes stay in memory until copied."""
+        """With a ``key``, the files are encrypted; decrypted bytes stay in memory until they are copied."""
         self._encrypted = None if key is None else lru_cache(maxsize=OPEN_ENCRYPTED)(partial(_encrypted, key))
         self._map = lru_cache(maxsize=OPEN)(mapped)
         self._touched: dict[int, mmap.mmap] = {}
@@ -40,7 +40,7 @@ class Window:
         self._paced(data, words(data, slot.spec, slot.start)[where], out)
 
     def take(self, blob: Blob, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
-        """Copies as ``copy`` does, from a tensor in memory or in a file that is mapped for reading."""
+        """Copies as ``copy`` does, from a tensor in memory or in a mapped file."""
         owner = blob.data.obj
         file = owner if isinstance(owner, mmap.mmap) else None
         if not blob.data.readonly:
@@ -85,7 +85,7 @@ class Window:
         self._resident += nbytes
         if self._resident >= CHUNK:
             for file in self._touched.values():
-                file.madvise(mmap.MADV_DONTNEED)  # the pages stay in the page cache, not in this process
+                file.madvise(mmap.MADV_DONTNEED)  # drops the pages from this process, not from the page cache
             self._touched.clear()
             self._resident = 0
 

@@ -1,4 +1,4 @@
-"""Bytes of tensors in safetensors files."""
+"""Reads and writes safetensors files."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def described(spec: TensorSpec) -> str:
 def words(data: Bytes | Any, spec: TensorSpec, offset: int = 0) -> npt.NDArray[Any]:
     """Returns a view of the tensor at byte ``offset`` of ``data``; its elements are unsigned integers.
 
-    These have the size of the dtype, and serve for copies, not for arithmetic.
+    They have the size of the dtype. They are for copies, not for arithmetic.
     """
     flat = np.frombuffer(data, np.uint8, spec.nbytes, offset)
     return flat.view(f"u{ITEMSIZE[spec.dtype]}").reshape(spec.shape)
@@ -89,7 +89,7 @@ METADATA = "__metadata__"
 
 @dataclass(frozen=True)
 class ByteRange:
-    """A tensor's place: bytes ``start`` up to ``stop``, counted from the beginning of the file."""
+    """The bytes of a tensor: ``start`` up to ``stop``, counted from the beginning of the file."""
 
     spec: TensorSpec
     start: int
@@ -98,7 +98,7 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class Header:
-    """A parsed header. ``entries`` are in file order; ``size`` is the file's, ``digest`` the header's."""
+    """A parsed header. ``entries`` are in file order; ``size`` is of the file, ``digest`` of the header."""
 
     entries: Mapping[str, ByteRange]
     metadata: Mapping[str, str]
@@ -130,7 +130,7 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST_HEADER:
         raise ValueError(
-            f"{len(text)} bytes of header for {len(specs)} tensors in one file; "
+            f"the header of {len(specs)} tensors in one file would have {len(text)} bytes; "
             f"at most {LONGEST_HEADER} are read"
         )
     head = len(text).to_bytes(8, "little") + text
@@ -141,7 +141,7 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
 def read_header(path: Path, key: bytes | None = None) -> Header:
     """Reads the header of a file.
 
-    ``key`` decrypts an encrypted file; ``size`` of the header is then that of its plain text. Raises
+    ``key`` decrypts an encrypted file; the header's ``size`` is then the size of the plain text. Raises
     ``ValueError`` naming the file unless the tensors fill it exactly: without gap, overlap or truncation.
     """
     if key is not None:
@@ -239,9 +239,9 @@ STRETCH = 32 << 20  # bytes of a file after which the kernel is told to start wr
 class FileRecord:
     """The size and the digests of a written file; digests are hexadecimal.
 
-    For a tensor file ``digest`` is that of the header and ``tensors`` has one for each tensor (xxh3, 128
-    bits), both of the plain text. For any other file ``digest`` is that of all its bytes (SHA-256). ``salt``
-    is the salt of an encrypted file, which is unique to it, as ``salt_of`` returns it.
+    For a tensor file, ``digest`` covers the header and ``tensors`` has one digest for each tensor (xxh3, 128
+    bits); both are of the plain text. For any other file, ``digest`` covers all bytes (SHA-256). ``salt`` is
+    the salt of an encrypted file, as ``salt_of`` returns it; no other file has the same.
     """
 
     size: int
@@ -253,7 +253,7 @@ class FileRecord:
 class FileWriter:
     """A safetensors file that is created at its full size; its bytes can be written in any order.
 
-    It is synced to disk when the block ends without an error or, with ``behind``, later by its thread.
+    It is synced to disk when the block ends without an error or, with ``behind``, later by that thread.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class FileWriter:
         key: bytes | None = None,
         behind: WriteBehind | None = None,
     ) -> None:
-        """If a ``key`` is given, the file is encrypted, and its bytes must be written in order."""
+        """With a ``key``, the file is encrypted, and its bytes must be written in order."""
         self.path = path
         head, self.header = arrange(specs, metadata)
         self.size = self.header.size if key is None else sealed_size(self.header.size)
@@ -339,16 +339,16 @@ def write_stream(
     digested: bool = True,
     behind: WriteBehind | None = None,
 ) -> FileRecord:
-    """Writes a file whose tensors come in chunks, and digests each tensor on the way.
+    """Writes a file whose tensors come in chunks, and computes each tensor's digest.
 
-    The file is synced to disk on return or, with ``behind``, when that has done its work.
+    The file is synced to disk on return or, with ``behind``, once ``behind.wait`` returns.
 
     Args:
         path: The file.
         specs: The tensors by name.
-        chunks: Returns a tensor's bytes, in order; the next chunk may overwrite a chunk.
+        chunks: Returns a tensor's bytes, in order; each chunk is valid until the next one.
         metadata: The metadata in the header.
-        key: The key to encrypt the file with. Digests are those of the plain text.
+        key: The key to encrypt the file with. Digests are of the plain text.
         digested: False if the caller does not need the tensors' digests.
         behind: The thread that syncs the file.
     """
@@ -376,7 +376,7 @@ def sliced(data: memoryview) -> Iterator[memoryview]:
 
 
 def mapped(path: Path, access: int = mmap.ACCESS_READ) -> mmap.mmap:
-    """Maps a file into memory. It is closed when nothing refers to the map any more."""
+    """Maps a file into memory. The map is closed when nothing refers to it any more."""
     with opened(path) as file:
         return mmap.mmap(file.fileno(), 0, access=access)
 

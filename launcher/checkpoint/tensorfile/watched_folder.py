@@ -1,4 +1,4 @@
-"""A run folder that is moved or replaced during the run: nothing is written at its old path."""
+"""Refuses to write at the path of a run folder that was moved or replaced during the run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _watched: list[_Watched] = []
 
 
 def identity(folder: Path) -> Identity | None:
-    """The device and inode of a folder, which identify it while it exists; ``None`` if it does not exist."""
+    """Returns a folder's device and inode, which identify it while it exists; ``None`` if it does not."""
     try:
         about = os.stat(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -56,10 +56,10 @@ def still_there(folder: Path, began: Identity | None) -> None:
 
 @contextmanager
 def watched(folder: Path) -> Iterator[None]:
-    """Makes ``check`` and ``make_folder`` refuse paths below ``folder`` once that is moved or replaced.
+    """Makes ``check`` and ``make_folder`` refuse paths below ``folder`` once it was moved or replaced.
 
-    This holds in the block, and in processes that are forked in it. Raises ``FolderMoved`` if no folder
-    is at the path at the start.
+    They refuse them within the block and in processes that are forked in it. Raises ``FolderMoved`` if the
+    folder does not exist at the start.
     """
     began = identity(folder)
     if began is None:
@@ -79,7 +79,7 @@ def check(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes ``folder`` and those above it, as far as they do not exist; never a watched folder itself.
+    """Makes ``folder`` and its missing parents, but never a watched folder itself.
 
     Raises ``FolderMoved`` as ``check`` does.
     """
@@ -88,7 +88,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         return
 
-    # one level at a time, from the innermost watched folder on: ``parents=True`` would make that one again
+    # one level at a time below the innermost watched folder: ``parents=True`` would make that folder again
     check(folder)
     path = max((watch.absolute for watch in above), key=len)
     try:

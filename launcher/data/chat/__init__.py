@@ -1,6 +1,6 @@
-"""``data=chat``: conversations through the tokenizer's template; the loss counts the assistant's turns only.
+"""``data=chat``: conversations, rendered by the tokenizer's template; only assistant turns have a loss.
 
-Tokens are made once, before the ranks start. Nothing here imports torch but the samples themselves.
+Tokens are made once, before the ranks start. Only the module of the samples imports torch.
 """
 
 __all__ = ["checks", "tokens"]

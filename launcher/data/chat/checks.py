@@ -14,7 +14,7 @@ from launcher.errors import Problem, error_text
 from launcher.job.schema.data import Chat, Paths
 
 ROWS_CHECKED = 50
-"""The number of rows that are checked at the start of each path: a corpus of another form shows it there."""
+"""The number of rows that are checked at the start of each path. A corpus in another form shows it there."""
 
 
 def check_chat(settings: Chat) -> Iterator[Problem]:
@@ -35,7 +35,7 @@ def check_chat(settings: Chat) -> Iterator[Problem]:
 
 
 def learnt(settings: Chat) -> str:
-    """Describes which text of the first usable row is trained on; empty if no row is usable."""
+    """Describes the text of the first usable row that the model is trained on; empty if no row is usable."""
     try:
         by = chat_tokenizer(settings)
         for row in islice(read_rows(settings, settings.path), ROWS_CHECKED):
@@ -49,10 +49,10 @@ def learnt(settings: Chat) -> str:
 
 
 def _labelled(by: ChatTokenizer, row: DataRow) -> Labelled:
-    """The tokens of a row, and which are trained on. Raises ``BadRow`` if that is none."""
+    """Returns the tokens of a row, and which of them are trained on. Raises ``BadRow`` if none is."""
     ids, counted = by.labelled(conversation(row.data))
     if not counted[1:].any():
-        raise BadRow("the assistant says nothing in it")
+        raise BadRow("it has no assistant tokens to train on")
     return ids, counted
 
 
@@ -100,13 +100,13 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
         if settings.too_long == "error" and len(ids) > settings.seq_len + 1:
             room = f"data.seq_len={settings.seq_len} has room for {settings.seq_len + 1}"
             yield Problem(
-                "data.seq_len", f"{row.place}: {len(ids)} tokens, and {room}; {FIT}", "data.too_long=cut"
+                "data.seq_len", f"{row.place}: {len(ids)} tokens, but {room}; {FIT}", "data.too_long=cut"
             )
             return
     if endless and not ends:
         row, text = endless[0]
         why = "no trained turn ends with a special token, so the model would never learn to stop"
-        way = "the template has to write one where the assistant's turn ends (within {% generation %})"
+        way = "the template must write one where the assistant's turn ends (within {% generation %})"
         yield Problem("data.template", f"{why}: {row.place} trains {text}; {way}")
     if len(bad) == len(first):
         yield Problem(key, f"none of its rows can be trained on: {bad[0]}")

@@ -1,4 +1,4 @@
-"""Reads conversations from JSON lines, Parquet or Arrow: messages, or a prompt and its completion."""
+"""Reads conversations, or prompts and completions, from JSON lines, Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ LONGEST = 8 << 20
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
-"""The allowed roles. Another one may be one of these misspelt, and its message would not be trained on."""
+"""The allowed roles. Another role may be a misspelled one, whose message would not be trained on."""
 READ = "JSON lines (.jsonl, also .gz and .zst), .parquet and .arrow"
-FORMS = f"a row has {MESSAGES!r}, or {PROMPT!r} and {COMPLETION!r}"
+FORMS = f"a row must have {MESSAGES!r}, or {PROMPT!r} and {COMPLETION!r}"
 
 Message = Mapping[str, Any]
 
 
 class BadRow(ValueError):
-    """A row that cannot be trained on; the text says why."""
+    """Raised for a row that cannot be trained on; the text says why."""
 
 
 class OtherForm(BadRow):
-    """A row of another known form. All rows of its file have that form; one line of Python converts them."""
+    """Raised for a row of ShareGPT or Alpaca form. One line of Python converts all rows of its file."""
 
     def __init__(self, form: str, messages: str) -> None:
         self.form, self.messages = form, messages
-        super().__init__(f"a row of {form}; {FORMS}")
+        super().__init__(f"a row in {form} form; {FORMS}")
 
     def advice(self, path: Path) -> str:
         """Says how to convert ``path``, with a command to paste if it is a ``.jsonl`` file."""
@@ -46,7 +46,7 @@ class OtherForm(BadRow):
         new = f"{path.stem}-messages.jsonl"
         code = f"[print(json.dumps({{'messages': {self.messages}}})) for r in {rows}]"
         command = f'python -c "import json, sys; {code}"{opened} > {quote(new)}'
-        return f"{self}; this writes them as {new}: {command}"
+        return f"{self}; this command converts the file to {new}: {command}"
 
 
 _ROLES = "{'human': 'user', 'gpt': 'assistant'}"
@@ -69,8 +69,8 @@ def _other_form(keys: Collection[str]) -> OtherForm | None:
 class Conversation:
     """The ``messages`` of a conversation, or a ``prompt`` and its ``completion``.
 
-    Messages before index ``first`` are not trained on. ``tools``: what the assistant may call, as templates
-    expect it.
+    Messages before index ``first`` are not trained on. ``tools`` are the functions that the assistant may
+    call, in the form that templates expect.
     """
 
     messages: tuple[Message, ...] = ()
@@ -82,9 +82,10 @@ class Conversation:
 
 @dataclass(frozen=True)
 class DataRow:
-    """A line of a file, or a row of a table by its columns; ``place``: FILE:LINE, or FILE: row NUMBER.
+    """A line of a file, or a row of a table as a mapping of its columns.
 
-    ``file``: the index of its file. ``offset``: the bytes up to the end of this line; 0 in a table.
+    ``place`` is FILE:LINE, or FILE: row NUMBER for a table. ``file`` is the index of its file. ``offset`` is
+    the number of unpacked bytes up to the end of this line; it is 0 for a table.
     """
 
     place: str
@@ -94,7 +95,7 @@ class DataRow:
 
 
 def files(paths: Paths | None) -> list[CorpusFile]:
-    """The files of conversations at ``paths``; ``None`` means the file that ships with the launcher.
+    """Returns the files of conversations at ``paths``; ``None`` means the file that ships with launcher.
 
     Raises ``BadFile``, naming the path, for a file without conversations, and ``OSError``.
     """
@@ -103,7 +104,7 @@ def files(paths: Paths | None) -> list[CorpusFile]:
         try:
             file = corpus_file(path, "auto")
             if file.form == "text":
-                raise BadFile(f"text by its name; conversations are read from {READ}")
+                raise BadFile(f"a text file by its name; conversations are read from {READ}")
             if file.form != "jsonl":
                 _columns(file)
         except BadFile as error:
@@ -113,7 +114,7 @@ def files(paths: Paths | None) -> list[CorpusFile]:
 
 
 def _columns(file: CorpusFile) -> list[str]:
-    """The columns of a table that are read. Raises ``BadFile`` if the required ones are missing."""
+    """Returns the columns of a table to read. Raises ``BadFile`` if a required column is missing."""
     present = columns(file)
     if MESSAGES not in present and not {PROMPT, COMPLETION} <= {*present}:
         other = _other_form(present)
@@ -142,7 +143,7 @@ def read_rows(settings: Chat, paths: Paths | None) -> Iterator[DataRow]:
 
 
 def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
-    """Parses ``Row.data``. Raises ``BadRow``."""
+    """Parses ``DataRow.data``. Raises ``BadRow``."""
     row = _object(data) if isinstance(data, bytes) else data
     tools = row.get(TOOLS) or None
     if tools is not None and not isinstance(tools, list):
@@ -165,7 +166,7 @@ def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
 def _object(line: bytes) -> Mapping[str, Any]:
     """Parses a line of JSON. Raises ``BadRow`` if it is not an object."""
     if len(line) > LONGEST:
-        raise BadRow(f"a row of more than {LONGEST >> 20} MB")
+        raise BadRow(f"the row has more than {LONGEST >> 20} MB")
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -175,7 +176,7 @@ def _object(line: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadRow("not JSON within limits: too deep, or a number too long") from error
     if not isinstance(row, dict):
-        raise BadRow(f"no object; {FORMS}")
+        raise BadRow(f"not a JSON object; {FORMS}")
     return row
 
 

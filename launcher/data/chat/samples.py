@@ -1,4 +1,4 @@
-"""The samples of ``data=chat``: conversations, packed or one each, some of them held out."""
+"""The samples of ``data=chat``: one conversation each, or several that are packed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from launcher.job.schema.data import Chat
 from launcher.plan.values.class_dims import IGNORED
 
 Samples = tuple[Numbers, Numbers]
-"""The conversations, sorted so that those of a sample are adjacent, and where each sample begins and ends."""
+"""The indices of conversations, those of a sample adjacent, and the offsets at which samples begin."""
 
 
 class Conversations(Source):
-    """Sample ``i`` is a conversation, padded at its end; a target is the next token if it counts.
+    """Sample ``i`` is a conversation, padded at its end; a target is the next token if it is trained on.
 
-    No token attends to later ones, and padding has no target. If ``packed``, a sample contains several
-    conversations that fit into it; a second input numbers them, and the padding as one more.
+    No token attends to later tokens, and padding has no target. If ``packed``, a sample contains several
+    conversations; a second input numbers them, and gives the padding the next number.
     """
 
     def __init__(self, made: ChatTokens, seq_len: int, first: int, count: int, *, packed: bool) -> None:
@@ -64,7 +64,7 @@ class Conversations(Source):
         return torch.from_numpy(tokens), torch.from_numpy(numbers), torch.from_numpy(targets)
 
     def _conversations_of(self, index: int) -> list[int]:
-        """The indices of the conversations in a sample."""
+        """Returns the indices of the conversations in a sample."""
         order, first = self._samples
         rows: list[int] = order[first[index] : first[index + 1]].tolist()
         return rows
@@ -89,7 +89,7 @@ def best_fits(lengths: Numbers, seq_len: int) -> Samples:
 
 
 def open_chat(settings: Chat) -> Dataset:
-    """Opens the conversations, from the cache if they are in it. Raises ``RequestError``."""
+    """Opens the conversations, from the cache if possible. Raises ``RequestError``."""
     parts = chat_tokens.opened(settings) or _made(settings)
     train, n = parts["train"], len(parts["train"])
     held_out = 0 if "val" in parts else round(n * settings.val_fraction)

@@ -1,4 +1,4 @@
-"""Chat templates, and the tokenizer that has one."""
+"""Renders conversations by chat templates, and tokenizes them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ Real templates use milliseconds and kilobytes.
 """
 LARGEST_NUMBER = 1000
 START, END = "\ufdd0", "\ufdd1"
-"""Mark the start and end of generated text during rendering: code points that no text contains."""
+"""Code points that mark the start and end of generated text during rendering; no text contains them."""
 
 Span = tuple[int, int]
 
 
 class _Generation(Extension):
-    """The tag ``{% generation %}``, with which transformers marks what the assistant says."""
+    """The tag ``{% generation %}``, with which transformers marks the text that the assistant generates."""
 
-    tags = {"generation"}  # noqa: RUF012 (jinja2 has it so)
+    tags = {"generation"}  # noqa: RUF012 (as jinja2 requires)
     in_use = False  # set by the parser, so not for tags in comments or texts
     marks = True
 
@@ -55,7 +55,7 @@ class _Generation(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Refuses products and powers that make a huge value: no time limit can interrupt one operation."""
+    """Refuses products and powers with a huge result: a time limit cannot interrupt a single operation."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -80,10 +80,10 @@ def _beyond(error: BaseException) -> str:
 
 
 class ChatTemplate:
-    """A compiled chat template. ``special``: the texts of special tokens by name, such as ``bos_token``.
+    """A chat template. ``special`` has the texts of special tokens by name, such as ``bos_token``.
 
-    The environment is that of transformers, except that it has no current date: tokens must not change from
-    day to day.
+    The environment is the same as in transformers, except that it has no current date: tokens must not change
+    from day to day.
     """
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
@@ -102,19 +102,19 @@ class ChatTemplate:
             with bounded(SECONDS, ROOM):
                 template = env.from_string(self.source)
         except TemplateError as error:
-            raise ValueError(f"no template: {error.message}") from error
+            raise ValueError(f"not a template: {error.message}") from error
         except (RecursionError, MemoryError, TooLong, SyntaxError, OverflowError) as error:
-            raise ValueError(f"no template: {_beyond(error)}") from error
+            raise ValueError(f"not a template: {_beyond(error)}") from error
         generation = env.extensions[_Generation.identifier]
         assert isinstance(generation, _Generation)
         return template, generation
 
     def compile(self) -> None:
-        """Compiles the template now. Raises ``ValueError`` if it is not one."""
+        """Compiles the template now. Raises ``ValueError`` if it is not valid."""
         _ = self._compiled
 
     def spans(self, conversation: Conversation) -> tuple[str, list[Span]]:
-        """The rendered text, and the spans of the assistant's messages from ``conversation.first`` on.
+        """Returns the rendered text, and the spans of the assistant messages from ``conversation.first`` on.
 
         A span contains the content and the token that ends the turn, without the blanks after it. Raises
         ``BadRow``.
@@ -132,10 +132,10 @@ class ChatTemplate:
         return rendered, spans
 
     def _marked(self, conversation: Conversation, rendered: str) -> list[Span]:
-        """The spans of ``{% generation %}``. Raises ``BadRow`` if the marks change the text."""
+        """Returns the spans of ``{% generation %}``. Raises ``BadRow`` if the marks change the text."""
         text, spans = _unmarked(self._rendered(conversation, conversation.messages, marks=True))
         if text != rendered:
-            raise BadRow("the template changes what it has written in {% generation %}")
+            raise BadRow("the template changes the text that it has written in {% generation %}")
         before = (
             self._rendered(conversation, conversation.messages[: conversation.first], prompt=True)
             if conversation.first
@@ -146,9 +146,9 @@ class ChatTemplate:
         return [(a, b) for a, b in spans if a >= len(before)]
 
     def _span(self, rendered: str, conversation: Conversation, i: int) -> Span:
-        """The span of message ``i``: where renderings with and without it differ. Raises ``BadRow``."""
+        """Returns the span in which renderings with and without message ``i`` differ. Raises ``BadRow``."""
         if not i:
-            raise BadRow("the first message is the assistant's, so there is no prompt for it")
+            raise BadRow("the first message is the assistant's, so it has no prompt")
         before = self._rendered(conversation, conversation.messages[:i], prompt=True)
         after = self._rendered(conversation, conversation.messages[: i + 1])
         if not after.startswith(before):
@@ -188,10 +188,10 @@ class ChatTemplate:
                     **self._special,
                 )
         except (RecursionError, MemoryError, TooLong) as error:
-            self._endless = f"the template does not end: {_beyond(error)}"  # and on others: fail at once
+            self._endless = f"the template does not end: {_beyond(error)}"  # later conversations fail at once
             raise BadRow(self._endless) from error
         except Exception as error:  # a template's code can raise anything
-            raise BadRow(f"the template refuses it: {error or type(error).__name__}") from error
+            raise BadRow(f"the template raises an error: {error or type(error).__name__}") from error
 
 
 def _unmarked(text: str) -> tuple[str, list[Span]]:
@@ -215,7 +215,7 @@ def _as_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """``json.dumps`` as in transformers: without the HTML escapes that jinja2's own filter adds."""
+    """Calls ``json.dumps`` as transformers does: without the HTML escapes of jinja2's own filter."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -228,7 +228,7 @@ SPECIAL_TOKENS = "special_tokens_map.json"
 """The file in which earlier versions of transformers saved special tokens."""
 BYTES_END = 256
 SHOWN = 60
-"""The number of characters of a turn that a plan shows."""
+"""The most characters of a turn that a plan shows."""
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
     "'<|im_end|>' + '\n' }}{% endfor %}"
@@ -237,14 +237,15 @@ CHATML = (
 """The chat template of the byte tokenizer, which has no template itself."""
 
 Labelled = tuple[NDArray[np.int64], NDArray[np.bool_]]
-"""Token ids, and a mask of those that the assistant says."""
+"""Token ids, and a mask of the tokens that the assistant generates."""
 
 
 @dataclass(frozen=True)
 class ChatTokenizer:
     """A tokenizer with its chat template.
 
-    ``tokenizer``: ``None`` for bytes. ``end``: the token that ends a completion, if there is one.
+    ``tokenizer`` is ``None`` for bytes. ``size`` is the size of the vocabulary. ``end`` is the token that
+    ends a completion, if it is known.
     """
 
     tokenizer: Tokenizer | None
@@ -266,17 +267,17 @@ class ChatTokenizer:
         return ids, counted
 
     def ends_a_turn(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> bool:
-        """Whether a stretch that is trained on ends with a special token. Always true for bytes."""
+        """Whether a run of trained tokens ends with a special token. Always true for bytes."""
         if self.tokenizer is None:
             return True
         special = {self.end, *self.tokenizer.get_added_tokens_decoder()}
         return any(int(ids[stop - 1]) in special for _, stop in _runs(counted))
 
     def learnt(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> str:
-        """Describes the text of each stretch that is trained on, shortened for people."""
+        """Returns the first two runs of trained tokens as short texts, and the number of the others."""
         texts = [self._text(ids[start:stop]) for start, stop in _runs(counted)]
         short = [t if len(t) <= SHOWN else f"{t[: SHOWN // 2]} ... {t[-SHOWN // 2 :]}" for t in texts]
-        more = f" and {len(short) - 2} turns more" if len(short) > 2 else ""
+        more = f" and {len(short) - 2} more turns" if len(short) > 2 else ""
         return " and ".join(repr(t) for t in short[:2]) + more
 
     def _text(self, ids: NDArray[np.int64]) -> str:
@@ -287,7 +288,7 @@ class ChatTokenizer:
         return text
 
     def _completed(self, conversation: Conversation) -> Labelled:
-        """Encodes a prompt and its completion separately, as at inference."""
+        """Encodes a prompt and its completion separately, as inference does."""
         if self.end is None:
             raise BadRow("a completion must end with a token, but the tokenizer's eos_token is unknown")
         before, after = (self._encoded(text)[0] for text in (conversation.prompt, conversation.completion))
@@ -309,7 +310,7 @@ class ChatTokenizer:
 
 
 def _runs(counted: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The start and end of each run of true values."""
+    """Returns the start and end of each run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], counted, [False]]).astype(np.int8)))
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
@@ -337,8 +338,8 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
 def _without_truncation(tokenizer: Tokenizer) -> Tokenizer:
     """Disables truncation, padding and post-processing, so that offsets cover the full text.
 
-    Post-processors add special tokens, which the template already writes. Many also leave blanks out of the
-    offsets (``trim_offsets``): a token of blanks only would then belong to no message.
+    Post-processors add special tokens, which the template already writes. Many also exclude blanks from the
+    offsets (``trim_offsets``): a token that is only blanks would then belong to no message.
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -347,7 +348,7 @@ def _without_truncation(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _template(settings: Chat, config: dict[str, Any], other: str) -> str:
-    """The source of the template: that of ``data.template``, else ``other``, else that of the config."""
+    """Returns the source of the template: ``data.template``, else ``other``, else the one in ``config``."""
     if settings.template is not None:
         text = read_text(Path(settings.template), LONGEST_TEXT)
         return text if not settings.template.endswith(".json") else _named(_json(Path(settings.template)))
@@ -355,7 +356,7 @@ def _template(settings: Chat, config: dict[str, Any], other: str) -> str:
 
 
 def _named(config: dict[str, Any]) -> str:
-    """The template of a config; if it has several, the one named ``default``."""
+    """Returns the template of a config; if it has several, the one named ``default``."""
     template = config.get("chat_template") or ""
     if isinstance(template, list):
         by_name = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
@@ -374,7 +375,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _older(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The special tokens of a folder of earlier versions; as in transformers they win over ``config``."""
+    """Returns special tokens that earlier versions saved. As in transformers, they override ``config``."""
     file = path.with_name(SPECIAL_TOKENS)
     return _json(file) if file.is_file() and "added_tokens_decoder" not in config else {}
 
@@ -382,12 +383,12 @@ def _older(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     data = read_json(path)
     if not isinstance(data, dict):
-        raise ValueError(f"{path}: no object")
+        raise ValueError(f"{path}: not a JSON object")
     return data
 
 
 def _special(config: dict[str, Any]) -> dict[str, str]:
-    """The texts of special tokens. A config gives each as a string or as an object with settings."""
+    """Returns the texts of special tokens. A config has each as a string or as an object with settings."""
     texts = {
         k: v.get("content") if isinstance(v, dict) else v for k, v in config.items() if k.endswith("_token")
     }

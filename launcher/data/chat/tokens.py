@@ -1,4 +1,4 @@
-"""Conversations as labelled tokens, cut or left out where they are too long, and cached."""
+"""Tokenizes and labels conversations, cuts or skips those that are too long, and caches the tokens."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ FIT = "data.too_long=cut truncates them, skip leaves them out"
 
 @dataclass
 class RowCounts:
-    """Counts what became of rows: ``bad`` and ``long`` are left out, ``cut`` ones lose their ends.
+    """Counts of rows: ``bad`` and ``long`` rows are left out, ``cut`` rows are truncated.
 
-    ``why``: the reason for the first bad row.
+    ``why`` is the reason for the first bad row.
     """
 
     conversations: int = 0
@@ -61,7 +61,8 @@ class RowCounts:
         self.why = self.why or more.why
 
     def text(self) -> str:
-        """
+        """Returns the counts as text; counts of 0 are left out.
+
         >>> RowCounts(12, bad=2, cut=1).text()
         '12 conversations, 1 cut, 2 bad rows left out'
         """
@@ -78,7 +79,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class ChatTokens:
-    """The ``tokens`` of all conversations, which of them are ``counted``, and where each one ``ends``."""
+    """The ``tokens`` of all conversations, which of them are ``counted``, and where conversations end."""
 
     tokens: NDArray[np.uint32]
     counted: NDArray[np.uint8]
@@ -98,7 +99,7 @@ def labelled(
             ids, counted = by.labelled(conversation(row.data))
             if len(ids) > room:
                 if settings.too_long == "error":
-                    text = f"{len(ids)} tokens, and data.seq_len={settings.seq_len} has room for {room}"
+                    text = f"{len(ids)} tokens, but data.seq_len={settings.seq_len} has room for {room}"
                     raise BadFile(f"{row.place}: {text}; {FIT}")
                 if settings.too_long == "skip" or not counted[1:room].any():
                     counts.long += 1
@@ -106,7 +107,7 @@ def labelled(
                 ids, counted = ids[:room], counted[:room]
                 counts.cut += 1
             if not counted[1:].any():
-                raise BadRow("the assistant says nothing in it")
+                raise BadRow("it has no assistant tokens to train on")
         except BadRow as error:
             if settings.on_bad == "error":
                 raise BadFile(f"{row.place}: {error}; {SKIP}") from error
@@ -118,7 +119,7 @@ def labelled(
 
 
 def made(settings: Chat, by: ChatTokenizer, some: Iterable[DataRow], counts: RowCounts) -> ChatTokens:
-    """Concatenates the conversations in ``some`` rows that are trained on. Raises ``BadFile``."""
+    """Concatenates the conversations of all usable rows in ``some``. Raises ``BadFile``."""
     tokens, counted, ends = array("I"), bytearray(), array("q")
     for ids, mine in labelled(settings, by, some, counts):
         tokens.extend(ids.tolist())
@@ -147,9 +148,9 @@ BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """The tokens made from rows, or why they are ``refused``.
+    """The tokens of the rows of a task, or the reason why a row was ``refused``.
 
-    ``last``: the last row, without its data.
+    ``last`` is the last row, without its data.
     """
 
     made: ChatTokens | None
@@ -159,7 +160,7 @@ class LabelledRows:
 
 
 def labelled_rows(settings: Chat, rows: tuple[DataRow, ...]) -> LabelledRows:
-    """What a child process does with the rows of one task."""
+    """Tokenizes the rows of one task, in a child process."""
     counts, last = RowCounts(), replace(rows[-1], data=b"")
     try:
         tokens = made(settings, _tokenizer(settings), rows, counts)
@@ -214,7 +215,7 @@ def make(settings: Chat, say: Callable[[str], None], speed: ProgressReporter) ->
             summary = _make(settings, folder, speed)
         except BadFile as error:
             raise RunError(f"data.path: {error}") from error
-        say(f"data: {summary}, as tokens, once: {final}")
+        say(f"data: {summary}, tokenized once into {final}")
         shards.publish(folder, final, {"version": VERSION, "conversations": summary})
 
 
@@ -244,7 +245,7 @@ def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
 
 
 def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: ProgressReporter) -> RowCounts:
-    """Writes the answers in the order of the rows, whichever process encoded them. Raises ``BadFile``."""
+    """Writes the answers of all processes in the order of the rows. Raises ``BadFile``."""
     counts, size, before, last = RowCounts(), 0, 0, DataRow("", b"")
     with ExitStack() as stack:
         out = {name: stack.enter_context(_file(folder, part, name).open("wb")) for name in ARRAYS}
@@ -269,9 +270,9 @@ def _file(folder: Path, part: str, name: str) -> Path:
 
 
 def _folder(settings: Chat) -> Path:
-    """The cache folder, named by a digest of everything that the tokens depend on.
+    """Returns the cache folder, whose name is a digest of everything that the tokens depend on.
 
-    Reads the conversations and the tokenizer's files.
+    It reads the conversations and the tokenizer's files.
     """
     options = settings.model_dump(include={"seq_len", "too_long", "on_bad", "tokenizer"})
     val_files = [] if settings.val is None else files(settings.val)
@@ -288,7 +289,7 @@ def _folder(settings: Chat) -> Path:
 
 
 def vocabulary(settings: Chat) -> int | None:
-    """The tokenizer's number of tokens; ``None`` if the tokenizer cannot be read."""
+    """Returns the tokenizer's number of tokens; ``None`` if the tokenizer cannot be read."""
     try:
         return chat_tokenizer(settings).size
     except (ValueError, OSError):

@@ -1,7 +1,7 @@
-"""Makes ``.tokens`` files of text, JSON lines, Parquet and Arrow: over all cores, in bounded memory.
+"""Converts text, JSON lines, Parquet and Arrow files to ``.tokens`` files, on all cores in bounded memory.
 
-One process reads and writes in order, so the tokens do not depend on the number of encoding processes.
-Nothing here imports torch.
+One process reads and writes in order, so the tokens do not depend on the number of encoding processes. The
+package does not import torch.
 """
 
 __all__ = ["prepare", "progress", "text_cache"]

@@ -1,4 +1,4 @@
-"""``python -m launcher.data.prepare``: runs the step ``prepare`` without a run, a plan or torch."""
+"""``python -m launcher.data.prepare``: runs the step ``prepare`` alone, without a plan or torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USAGE = "python -m launcher.data.prepare src=FILES dst=FOLDER tokenizer_file=tok
 def main(words: Sequence[str]) -> int:
     """Runs the command; returns its exit code.
 
-    ``words`` are KEY=VALUE with the step's keys, with or without ``steps.prepare.`` before them.
+    ``words`` are KEY=VALUE with the step's keys, with or without the prefix ``steps.prepare.``.
     """
     if {"-h", "--help"} & {*words}:
         say(f"{USAGE}\n\n{(CONF / 'steps/prepare.yaml').read_text(encoding='utf-8')}".rstrip())

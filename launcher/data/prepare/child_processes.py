@@ -1,4 +1,4 @@
-"""The child processes that encode or train a tokenizer, one per core, and their tasks."""
+"""Child processes that encode text or train a tokenizer, and their tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launcher.workers import Interpreter, Workers, workers
 
 @dataclass(frozen=True)
 class Encode:
-    """Encodes a block; ``first`` and ``ends``: it is the first or last of its file. Answer: ``Encoded``."""
+    """Encodes a block, which may be the ``first`` of its file or the last (``ends``). Answer: ``Encoded``."""
 
     kind: Kind
     data: bytes | list[Any]
@@ -56,7 +56,7 @@ class TrainText:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The ``tokens``, the number of documents that ended, and the rows that were left out."""
+    """The ``tokens`` of a task, the number of ``documents`` that end in it, and the ``bad`` rows left out."""
 
     tokens: NDArray[np.uint32]
     documents: int
@@ -66,16 +66,16 @@ class Encoded:
 K = TypeVar("K")
 ENCODER = "a process that encodes"
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-"""The environment of a child: there is one per core."""
+"""The environment of a child, which has one core."""
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def encoders(count: int) -> AbstractContextManager[Workers]:
-    """``count`` child processes, which end with the block. If one ends earlier, ``RunError`` is raised."""
+    """Starts ``count`` child processes, which end with the block. Raises ``RunError`` if one ends earlier."""
     return workers(count, partial(Interpreter, module=__name__, environ=ONE_THREAD), ENCODER)
 
 
@@ -88,7 +88,7 @@ def train(crew: Workers, task: TrainTokenizer | TrainText) -> str:
 def encode(
     crew: Workers, recipe: Recipe, tasks: Iterable[tuple[K, Encode | EncodeLines]]
 ) -> Iterator[tuple[K, Encoded]]:
-    """Yields the key of each task and its answer, in order; reads only a few tasks ahead."""
+    """Yields the key of each task and its answer, in order. It reads only a few tasks ahead."""
     keyed, again = tee(tasks)
     answers = crew.map(partial(_encoded, recipe), (task for _, task in again))
     return zip((key for key, _ in keyed), answers, strict=True)
@@ -96,7 +96,7 @@ def encode(
 
 @cache
 def _encoder(recipe: Recipe) -> Encoder:
-    """The encoder of this child, which all its tasks of one ``recipe`` share."""
+    """Returns the encoder of this child, which all its tasks of one ``recipe`` share."""
     return Encoder(recipe)
 
 

@@ -18,13 +18,17 @@ from launcher.errors import RunError
 from launcher.job.schema.steps import Prepare
 from launcher.untrusted.files import opened
 
-VERSION = 1  # the version of the prepared format: folders of another one are made again
+VERSION = 1  # the version of the prepared format: folders of another version are made again
 CHUNK = 8 << 20  # bytes digested at once
 
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """A corpus. ``digest``: of all that the tokens depend on. ``seen``: size and mtime of each file."""
+    """A corpus.
+
+    ``digest`` covers everything that the tokens depend on. ``seen`` has the size and the modification time of
+    each file when its digest was computed.
+    """
 
     settings: Prepare
     files: tuple[CorpusFile, ...]
@@ -48,11 +52,11 @@ class TextCorpus:
         return self.settings.on_bad == "skip"
 
     def is_in(self, manifest: dict[str, Any]) -> bool:
-        """Whether ``manifest`` says that this corpus is in its folder."""
+        """Whether a folder with this ``manifest`` has the tokens of this corpus."""
         return manifest.get("digest") == self.digest and (self.skips or not manifest.get("skipped"))
 
     def check_unchanged(self) -> None:
-        """Raises ``RunError`` if a file has changed since its digest was taken."""
+        """Raises ``RunError`` if a file has changed since its digest was computed."""
         for file, seen in zip(self.files, self.seen, strict=True):
             if _seen(file.path) != seen:
                 raise RunError(f"{file.path}: it changed while it was read; start again")
@@ -61,7 +65,7 @@ class TextCorpus:
         return blocks(self.files, at, field=self.settings.field, documents=self.settings.documents)
 
     def task(self, block: TextBlock) -> Encode:
-        """The task that encodes a block."""
+        """Returns the task that encodes a block."""
         form = self.files[block.start.file].form
         kind: Kind = "jsonl" if form == "jsonl" else "values" if form not in LINES else "text"
         if form == "text" and self.settings.documents == "line":
@@ -70,19 +74,19 @@ class TextCorpus:
         return Encode(kind, block.data, self.settings.field, first=first, ends=block.ends)
 
     def place(self, block: TextBlock, row: int) -> str:
-        """Where a row of a block is: FILE:LINE, as editors read it, or FILE: row NUMBER of a table."""
+        """Returns the place of a row of a block: FILE:LINE or, for a table, FILE: row NUMBER."""
         file = self.files[block.start.file]
         number = block.start.row + row + 1
         return f"{file.path}:{number}" if file.form in LINES else f"{file.path}: row {number}"
 
 
 def settings_digest(settings: Prepare) -> str:
-    """xxh3 (128 bits) of the settings that the tokens depend on, the content of the tokenizer among them."""
+    """Returns the xxh3 (128 bits) of the settings that the tokens depend on, with the tokenizer's content."""
     return xxhash.xxh3_128_hexdigest(json.dumps([VERSION, _options(settings)]).encode())
 
 
 def _options(settings: Prepare) -> dict[str, Any]:
-    """The settings that the tokens depend on, besides the files of the corpus."""
+    """Returns everything that the tokens depend on, except the files of the corpus."""
     options = settings.model_dump(include={"field", "documents", "tokenizer", "vocab_size", "shard_tokens"})
     options["end"] = trained_end(settings) if settings.tokenizer == "bpe" else None
     if settings.tokenizer == "file":
@@ -92,7 +96,7 @@ def _options(settings: Prepare) -> dict[str, Any]:
 
 
 def content_digest(path: Path) -> str:
-    """xxh3 (128 bits) of a file's content, in bounded memory."""
+    """Returns the xxh3 (128 bits) of a file's content, in bounded memory."""
     digest = xxhash.xxh3_128()
     with opened(path) as stream:
         while chunk := stream.read(CHUNK):

@@ -1,4 +1,4 @@
-"""The formats of corpus files: form and compression by name, checked by the first bytes."""
+"""Determines the format and compression of corpus files by name, and checks their first bytes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ FORMS: dict[str, Form] = {
 }  # fmt: skip
 PACKINGS = {".gz": "gzip", ".zst": "Zstandard"}
 LINES = ("text", "jsonl")
-TEXT_HEAD = 64 << 10  # bytes at the start of a plain text; a NUL among them means that it is not text
+TEXT_HEAD = 64 << 10  # bytes at the start of a file; a NUL among them means that it is not plain text
 SUFFIXES = (*FORMS, *(f + p for f, form in FORMS.items() if form in LINES for p in PACKINGS))
 READ = (
     ".txt, .text, .jsonl, .ndjson, .json (one object per line), each also with .gz or .zst, .parquet, .arrow"
 )
 HEAD = 64  # bytes; a signature is shorter
-STATE = "state.json"  # where datasets.save_to_disk lists a folder's files; other JSON is beside it
+STATE = "state.json"  # lists the files of a folder of datasets.save_to_disk; other JSON files are metadata
 
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """A file of a corpus. ``packing``: its suffix for compression, or ``""``; ``size``: bytes on disk."""
+    """A file of a corpus. ``packing`` is the suffix of its compression, or ``""``; ``size`` is in bytes."""
 
     path: Path
     form: Form
@@ -44,7 +44,7 @@ class CorpusFile:
 
 
 def named(paths: Paths, form: str) -> list[Path]:
-    """The files that ``paths`` name; of a folder, only those of a kind that is read, whatever ``form`` is.
+    """Returns the files that ``paths`` name; of a folder, if ``form`` is auto, only those of known suffixes.
 
     Raises ``BadFile``, naming the path, and ``OSError``.
     """
@@ -60,9 +60,9 @@ def corpus_file(path: Path, form: str) -> CorpusFile:
     suffix = Path(path.name.removesuffix(path.suffix)).suffix.lower() if packing else path.suffix.lower()
     file_form = FORMS.get(suffix) if form == "auto" else cast(Form, form)
     if file_form is None:
-        raise BadFile(f"of unknown format by its name: {READ} are read; format=text or jsonl sets it")
+        raise BadFile(f"unknown format by its name: {READ} are read; set format=text or format=jsonl")
     if packing and file_form not in LINES:
-        raise BadFile(f"{file_form} packed as {packing}: unpack it first")
+        raise BadFile(f"{file_form} compressed as {packing}: unpack it first")
 
     with opened(path) as stream:
         head = stream.read(HEAD)
@@ -74,7 +74,7 @@ def corpus_file(path: Path, form: str) -> CorpusFile:
 
 @contextmanager
 def unpacked(file: CorpusFile) -> Iterator[BinaryIO]:
-    """Opens a file as uncompressed bytes. Reading damaged ones raises one of ``packing_errors``."""
+    """Opens a file as uncompressed bytes. Reading a damaged file raises one of ``packing_errors``."""
     with opened(file.path) as stream:
         if file.packing == ".gz":
             with gzip.GzipFile(fileobj=stream) as plain:
@@ -87,12 +87,12 @@ def unpacked(file: CorpusFile) -> Iterator[BinaryIO]:
 
 
 class _ZstandardFrames(io.RawIOBase):
-    """The uncompressed bytes of a file's frames. Reading raises ``EOFError`` if the last frame is cut short.
+    """Reads the uncompressed bytes of a file's frames. Raises ``EOFError`` if the last frame is truncated.
 
-    ``zstandard``'s own ``stream_reader`` ends there as if the file were complete.
+    ``zstandard``'s own ``stream_reader`` would end without an error, as if the file were complete.
     """
 
-    _READ = 1 << 10  # compressed bytes at once: four of them may become 128 KB
+    _READ = 1 << 10  # compressed bytes read at once: four of them may become 128 KB
 
     def __init__(self, stream: BinaryIO) -> None:
         import zstandard
@@ -128,7 +128,7 @@ class _ZstandardFrames(io.RawIOBase):
 def not_text(head: bytes) -> str | None:
     """Returns why a file that starts with ``head`` is not plain text; ``None`` if it is.
 
-    A text in UTF-16 whose characters are all ASCII is valid UTF-8, with a NUL beside each character.
+    A UTF-16 text of ASCII characters is valid UTF-8, in which each character has a NUL beside it.
     """
     at = head[:TEXT_HEAD].find(0)
     if at < 0:
@@ -137,7 +137,7 @@ def not_text(head: bytes) -> str | None:
 
 
 def packing_errors() -> tuple[type[Exception], ...]:
-    """The exceptions that reading a damaged compressed file raises."""
+    """Returns the exceptions that reading a damaged compressed file raises."""
     import zlib
 
     if find_spec("zstandard") is None:
@@ -148,7 +148,7 @@ def packing_errors() -> tuple[type[Exception], ...]:
 
 
 def _of_datasets(path: str) -> list[str]:
-    """The files of a folder that ``datasets`` wrote, in its order; empty for any other folder."""
+    """Returns the files of a folder that ``datasets`` wrote, in its order; empty for any other folder."""
     folder = Path(path)
     if not (folder / STATE).is_file():
         return []
@@ -169,11 +169,11 @@ def _check_start(head: bytes, form: Form, packing: str) -> None:
     if form == "arrow" and kind is None:
         return  # a stream of record batches has no signature
     if head and (kind.kind if kind else None) != expected:
-        actual = f"{kind.kind} by its first bytes" if kind else "its first bytes are not those of such a file"
+        actual = f"{kind.kind} by its first bytes" if kind else "its first bytes are not of this format"
         raise BadFile(f"{expected or form} by its name, but {actual}")
 
 
 def _check_installed(form: Form, packing: str) -> None:
     need = "pyarrow" if form in ("parquet", "arrow") else "zstandard" if packing == ".zst" else None
     if need is not None and find_spec(need) is None:
-        raise BadFile(f"{need}, which reads it, is not installed: {install_command('data')}")
+        raise BadFile(f"the package {need}, which reads it, is not installed: {install_command('data')}")

@@ -1,4 +1,4 @@
-"""Reads a text corpus block by block, and the documents and lines of a block; leaves out bad ones."""
+"""Reads a corpus block by block, and extracts the documents of each block, except bad ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from launcher.data.prepare.corpus_formats import LINES, CorpusFile, packing_erro
 from launcher.data.prepare.tables import column_values
 
 BLOCK = 1 << 20  # bytes
-LONGEST_LINE = 8 << 20  # bytes of a line, which is decoded at once, to four bytes per character at worst
+LONGEST_LINE = 8 << 20  # the most bytes of a line; it is decoded at once, to at most four bytes per character
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place in a corpus: in file number ``file``, after ``offset`` unpacked bytes and ``row`` rows.
+    """A place in a corpus: in file ``file`` (from 0), after ``offset`` unpacked bytes and ``row`` rows.
 
     In text, ``row`` counts lines.
     """
@@ -32,9 +32,10 @@ class Position:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Complete lines as bytes, or the values of a column, from ``start`` on; the next begins ``after`` it.
+    """A part of a corpus file: bytes of text, or the values of a column.
 
-    ``ends``: it is the last block of its file. ``bad``: why a line that is too long was left out.
+    It begins at ``start``; the next block begins at ``after``. ``ends`` says whether it is the last block of
+    its file. ``bad`` is the reason why a line was left out that is too long.
     """
 
     start: Position
@@ -52,9 +53,9 @@ def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: 
     """Yields the blocks from ``at`` to the end of the last file. Raises ``BadFile`` with the path.
 
     Args:
-        files: the files of the corpus.
-        at: where to begin.
-        field: the column of tables.
+        files: The files of the corpus.
+        at: Where to begin.
+        field: The column of tables.
         documents: ``"line"`` if each line of a text file is a document.
     """
     for index in range(at.file, len(files)):
@@ -74,10 +75,10 @@ def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: 
 
 
 def inside_text(data: bytes) -> int:
-    """Finds where a long text may be split so that a byte-level tokenizer sees the same words on both sides.
+    """Returns where to split a long text so that a byte-level tokenizer sees the same words on both sides.
 
-    That is before a letter or digit, after a line that does not end in a space. If there is no such line, the
-    split is before any line or word, or else before a character; there the tokens may change.
+    The split is after a line that does not end in a space, before a letter or digit. If no line is like this,
+    it is before any line or word, or else before a character; the tokens may then change there.
     """
     for mark in (_LETTER, _LINE, _WORD):
         at = _last(mark, data)
@@ -95,7 +96,7 @@ _LETTER, _LINE, _WORD = (
 
 
 def _last(mark: re.Pattern[bytes], data: bytes) -> int:
-    """The end of the last match, searching backwards; 0 if nothing matches."""
+    """Returns the end of the last match; 0 if nothing matches. It searches backwards."""
     size = 1 << 12
     while True:
         first = max(len(data) - size, 0)
@@ -110,7 +111,7 @@ def _behind_line(data: bytes) -> int:
 
 
 def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) -> Iterator[TextBlock]:
-    """Yields the blocks of a text. Where a block ends depends only on the bytes from its start."""
+    """Yields the blocks of a text. The end of a block depends only on the bytes from its start on."""
     _skip(stream, start.offset)
     data, size_needed = b"", BLOCK
     while True:
@@ -138,7 +139,7 @@ def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) ->
 
 
 def _to_line_end(stream: BinaryIO) -> tuple[int, bool]:
-    """Skips to the end of the line; returns the number of bytes, and whether the file ends there."""
+    """Skips to the end of the line; returns the number of bytes skipped, and whether the file ends there."""
     size = 0
     while line := stream.readline(BLOCK):
         size += len(line)
@@ -156,7 +157,7 @@ def _skip(stream: BinaryIO, offset: int) -> None:
 
 
 def _of_table(file: CorpusFile, start: Position, field: str) -> Iterator[TextBlock]:
-    """Yields the blocks of a table. ``offset`` counts bytes of text, as in a file of lines."""
+    """Yields the blocks of a table. ``offset`` counts the characters of the texts before a block."""
     waiting: TextBlock | None = None
     for values in column_values(file, field, start.row):
         nbytes = sum(len(v) for v in values if isinstance(v, str))
@@ -170,12 +171,12 @@ def _of_table(file: CorpusFile, start: Position, field: str) -> Iterator[TextBlo
 
 
 Kind = Literal["jsonl", "lines", "text", "values"]
-"""JSON lines, one document per line, part of one document, or a column of a table."""
+"""The content of a block: JSON lines, one document per line, a part of one document, or table values."""
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A ``row`` of the block, from 0, that is left out, and the reason."""
+    """A row that is left out: its number in the block, from 0, and the reason."""
 
     row: int
     why: str
@@ -188,7 +189,7 @@ class Documents:
 
 
 def documents(kind: Kind, data: bytes | list[Any], field: str, first: bool) -> Documents:
-    """The non-empty documents of a block. ``first``: the block is the first of its file."""
+    """Returns the non-empty documents of a block. ``first`` says whether it is the first of its file."""
     if isinstance(data, list):
         rows = [_of_value(value) for value in data]
     elif kind == "text":
@@ -202,7 +203,7 @@ def documents(kind: Kind, data: bytes | list[Any], field: str, first: bool) -> D
 
 
 def keys_of_text(data: bytes) -> list[str]:
-    """The keys that have text in each of the first JSON objects of ``data``, one object a line."""
+    """Returns the keys that have text in each of the first JSON objects of ``data``, one object per line."""
     objects = []
     for line in data.split(b"\n")[:_LOOKED]:
         with suppress(ValueError, RecursionError):
@@ -220,7 +221,7 @@ class _No:
 
 
 def _of_text(data: bytes) -> Documents:
-    """Decodes one text, without the lines that are not UTF-8."""
+    """Decodes a part of one document, and leaves out the lines that are not UTF-8."""
     try:
         return Documents([data.decode()], [])
     except UnicodeDecodeError:

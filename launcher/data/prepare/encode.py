@@ -18,10 +18,11 @@ PIECE = 1 << 20  # characters encoded at once
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to encode. ``tokenizer``: the content of a tokenizer.json; ``None`` for bytes.
+    """The settings of an encoder.
 
-    ``end``: the token that ends each document. ``cuts``: truncate what is longer than the tokenizer.json
-    allows, as ``data=text`` does with lines.
+    ``tokenizer`` is the content of a tokenizer.json, or ``None`` for bytes. ``end`` is the token that ends
+    each document. ``cuts`` keeps the truncation and padding that the tokenizer.json sets, as ``data=text``
+    does for lines.
     """
 
     tokenizer: str | None
@@ -30,7 +31,7 @@ class Recipe:
 
 
 class Encoder:
-    """Encodes documents of any length; needs memory for ``PIECE`` characters only."""
+    """Encodes documents of any length, about ``PIECE`` characters at a time."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._end = np.array([recipe.end], np.uint32)
@@ -53,7 +54,7 @@ class Encoder:
         return text_tokenizer.encode(self._tokenizer, text).astype(np.uint32)
 
     def _batch(self, batch: list[tuple[str, bool]], end: bool) -> NDArray[np.uint32]:
-        """Encodes pieces; the flag of each says whether its text ends there."""
+        """Encodes pieces; the flag of a piece says whether its text ends there."""
         parts = []
         for ids, (_, last) in zip(self._ids([piece for piece, _ in batch]), batch, strict=True):
             parts += [ids, self._end] if last and end else [ids]
@@ -68,7 +69,7 @@ class Encoder:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Batches of about ``PIECE`` characters; the flag of each piece says whether its text ends there."""
+    """Yields batches of about ``PIECE`` characters. The flag of a piece says whether its text ends there."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for text in texts:

@@ -1,4 +1,4 @@
-"""Locks the folder in which prepare works; another prepare waits."""
+"""Locks the folder in which ``prepare`` works, so that another ``prepare`` waits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ POLL_S = 0.1
 
 @contextmanager
 def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Creates and locks ``folder``; waits while another process works in it. That process may rename it."""
+    """Creates and locks ``folder``. Waits for a process that works in the folder and may then rename it."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             file = (folder / LOCK).open("w")
-        except FileNotFoundError:  # its maker has just finished
+        except FileNotFoundError:  # another process has just finished and renamed it
             continue
         with file:
             _wait(file.fileno(), folder, say)
@@ -37,7 +37,7 @@ def _wait(fd: int, folder: Path, say: Callable[[str], None]) -> None:
             return
         except BlockingIOError:
             if not announced:
-                say(f"another process is at work in {folder}: waiting for it")
+                say(f"another process works in {folder}: waiting for it")
             announced = True
             time.sleep(POLL_S)
 

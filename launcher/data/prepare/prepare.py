@@ -1,4 +1,4 @@
-"""steps=[prepare]: text files to token files."""
+"""Runs the step ``prepare``: converts text files to token files."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from launcher.job.schema.steps import Prepare
 Say = Callable[[str], None]
 OTHER_CORPUS = "it was made from another corpus, or with other settings"
 READ_BY_PLAN = 1 << 30
-"""The most bytes of a corpus that a plan reads to see whether the tokens at ``dst`` were made from it."""
+"""The most bytes of a corpus that a plan reads to find out whether ``dst`` was made from it."""
 
 
 @dataclass(frozen=True)
 class PreparedTokens:
-    """What ``dst`` contains. ``anew``: this start made it, from ``nbytes`` of text in ``seconds``."""
+    """A summary of ``dst``. If ``anew``, this start made it, from ``nbytes`` of text in ``seconds``."""
 
     tokens: int
     documents: int
@@ -56,8 +56,8 @@ class PreparedTokens:
     seconds: float = 0.0
 
     def text(self, dst: str) -> str:
-        """One line for people."""
-        summary = f"{self.tokens} tokens below {self.vocab_size}"
+        """Returns the summary as one line."""
+        summary = f"{self.tokens} tokens (ids below {self.vocab_size})"
         summary += f" of {self.documents} documents, each ended by {self.end}"
         skipped = f", {self.skipped} bad lines left out" if self.skipped else ""
         if not self.anew:
@@ -67,9 +67,9 @@ class PreparedTokens:
 
 
 def prepare(settings: Prepare, say: Say, speed: ProgressReporter) -> PreparedTokens:
-    """Prepares the corpus, unless ``dst`` already has it. Complete files are kept for the next start.
+    """Prepares the corpus, unless ``dst`` already has its tokens. The next start keeps complete files.
 
-    Raises ``BadFile`` for a corpus that cannot be read, and ``RunError`` for everything else.
+    Raises ``BadFile`` for a corpus that cannot be read, and ``RunError`` for all other errors.
     """
     files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
     corpus = TextCorpus.from_files(settings, files)
@@ -86,7 +86,7 @@ def prepare(settings: Prepare, say: Say, speed: ProgressReporter) -> PreparedTok
 
 
 def occupied(dst: Path, overwrite: bool) -> str | None:
-    """Returns why ``dst`` must not be replaced; ``None`` if it may."""
+    """Returns why ``dst`` must not be replaced; ``None`` if it may be."""
     if dst.exists() and not dst.is_dir():
         return f"{dst}: it is a file, not a folder"
     if not dst.is_dir() or not any(dst.iterdir()):
@@ -158,7 +158,7 @@ def _shard(
 
 
 def _from_manifest(manifest: dict[str, Any]) -> PreparedTokens:
-    """What a folder's manifest says."""
+    """Returns the summary that a folder's manifest contains."""
     counts = {key: int(manifest[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
     return PreparedTokens(**counts, end=str(manifest["end_of_document"]), anew=False)
 
@@ -170,7 +170,10 @@ def _listed(corpus: TextCorpus) -> str:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Reports ``OSError`` as ``RunError`` about ``folder``: errors of files that are read are ``BadFile``."""
+    """Turns ``OSError`` into ``RunError`` that says that a file cannot be written.
+
+    Errors of files that are read are ``BadFile``.
+    """
     try:
         yield
     except OSError as error:
@@ -178,13 +181,14 @@ def writing(folder: Path) -> Iterator[None]:
         raise RunError(f"{text}; the same command continues after the complete files") from error
 
 
-HEAD = 64 << 10  # bytes of a JSON lines file that are checked for bad lines
+HEAD = 64 << 10  # bytes of a JSON lines file that a plan checks for bad lines
 
 
 def problems(settings: Prepare, key: str) -> list[Problem]:
-    """Problems with ``settings``, section ``key``. Reads the tokenizer and the start of each file.
+    """Returns the problems of ``settings``; ``key`` is their key.
 
-    Of a ``dst`` that exists the plan reads the corpus, too, if it has at most ``READ_BY_PLAN`` bytes.
+    It reads the tokenizer and the start of each file. If ``dst`` exists, the corpus is read too, if it has at
+    most ``READ_BY_PLAN`` bytes.
     """
     of_request = [*_of_files(settings, key), *_of_tokenizer(settings, key), *_of_place(settings, key)]
     return of_request or [*_of_other_tokens(settings, key)]
@@ -239,13 +243,16 @@ def _of_columns(file: CorpusFile, field: str, key: str) -> Iterator[Problem]:
 
 
 def _only_field(fields: Sequence[str], key: str) -> str:
-    """The override for the only one of ``fields``; "" if there are several, or none that can be pasted."""
+    """Returns the override that selects the only one of ``fields``.
+
+    It returns "" if there is not exactly one, or its name cannot be pasted.
+    """
     good = len(fields) == 1 and re.fullmatch(r"[A-Za-z_]\w*", fields[0], re.ASCII)
     return f"{key}.field={fields[0]}" if good else ""
 
 
 def _of_first_lines(file: CorpusFile, field: str, key: str) -> Iterator[Problem]:
-    """Reports the first bad line that ends within ``HEAD`` bytes."""
+    """Yields a problem for the first bad line that ends within ``HEAD`` bytes."""
     with unpacked(file) as stream:
         head = stream.read(HEAD)
     end = len(head) if len(head) < HEAD else head.rfind(b"\n") + 1
@@ -275,17 +282,17 @@ def _of_tokenizer(settings: Prepare, key: str) -> Iterator[Problem]:
 
 
 def _of_place(settings: Prepare, key: str) -> Iterator[Problem]:
-    """Reports a ``dst`` that ``prepare`` did not make, so that it may not be replaced."""
+    """Yields a problem if ``prepare`` did not make ``dst``, so that it must not be replaced."""
     dst = Path(settings.dst)
     if reason := occupied(dst, overwrite=True):
         yield Problem(f"{key}.dst", f"{reason}; give another folder")
 
 
 def _of_other_tokens(settings: Prepare, key: str) -> Iterator[Problem]:
-    """Reports a ``dst`` that was made from another corpus or with other settings, unless it is replaced.
+    """Yields a problem if ``dst`` has another corpus or other settings and must not be replaced.
 
     A corpus of more than ``READ_BY_PLAN`` bytes is compared by its settings and the sizes of its files; the
-    step itself reads all of it.
+    step itself compares its content.
     """
     dst = Path(settings.dst)
     manifest = shards.published(dst)
@@ -303,7 +310,7 @@ def _of_other_tokens(settings: Prepare, key: str) -> Iterator[Problem]:
         yield Problem(f"{key}.src", error_text(error))
         return
     if not same:
-        way = f"name another folder, or {key}.overwrite=true replaces what is there"
+        way = f"name another folder, or set {key}.overwrite=true to replace it"
         yield Problem(f"{key}.dst", f"{dst}: {OTHER_CORPUS}; {way}")
 
 
@@ -316,7 +323,7 @@ UNKNOWN = 257
 
 
 def bound(settings: Prepare) -> int:
-    """A bound that every token is below. For BPE that is not trained yet, the upper limit."""
+    """Returns a bound that every token is below. For BPE that is not trained yet, it is ``vocab_size``."""
     return _bound_and_end(settings)[0]
 
 

@@ -1,4 +1,4 @@
-"""The progress of ``prepare``: a bar on a terminal, elsewhere a line every few seconds."""
+"""Shows the progress of ``prepare``: a bar on a terminal, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 Mode = Literal["auto", "bar", "plain", "off"]
-DUMB = ("dumb", "unknown")  # values of TERM: terminals on which nothing can be redrawn
+DUMB = ("dumb", "unknown")  # values of TERM for terminals that cannot redraw a line
 EVERY_S = 10.0  # seconds between lines
 DRAWN_S = 0.1  # seconds between updates of a bar
 MB = 1_000_000
@@ -25,7 +25,7 @@ MB = 1_000_000
 
 @dataclass(frozen=True)
 class Progress:
-    """What was done before ``position``. ``skipped``: rows that were left out; ``nbytes``: bytes of text."""
+    """The work done before ``position``. ``skipped`` counts rows left out, ``nbytes`` bytes of text."""
 
     position: Position = field(default_factory=Position)
     shards: int = 0
@@ -36,7 +36,7 @@ class Progress:
 
 
 class ProgressReporter:
-    """Reports the work done and MB of text per second; as a context manager it closes its bar."""
+    """Shows the work done and the MB of text per second. As a context manager, it closes its bar."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ProgressReporter:
         out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if out is None:  # a bar bypasses the console's copy that the run's leader keeps
+        if out is None:  # a bar is not written to the log that the run's leader keeps of the console
             out = getattr(sys.stdout, "terminal", sys.stdout)
         if mode == "auto":
             mode = "bar" if out.isatty() and os.environ.get("TERM") not in DUMB else "plain"
@@ -64,7 +64,7 @@ class ProgressReporter:
             self._bar.stop()
 
     def begin(self, files: Sequence[CorpusFile], done: Progress) -> None:
-        """Starts a report; ``done`` is the progress of an earlier start. A later call starts another one."""
+        """Starts a report; ``done`` is the progress of an earlier start. Each call starts a new report."""
         if self._bar is not None:
             self._bar.stop()
         self._sizes, self._before = [file.size for file in files], done.nbytes
@@ -74,7 +74,7 @@ class ProgressReporter:
             self._bar.start()
 
     def _new_bar(self) -> RichProgress:
-        from rich.console import Console  # without a terminal nothing needs rich
+        from rich.console import Console  # only a bar on a terminal needs rich
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 

@@ -1,4 +1,4 @@
-"""Output shards: recorded one by one so that prepare can be resumed, and published."""
+"""Records output shards one by one, so that ``prepare`` can continue, and publishes the folder."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from launcher.untrusted.files import read_json
 
 MANIFEST = "prepared.json"
 TOKENIZER = "tokenizer.json"
-BEGUN = "begun.json"  # the digest of the corpus; the folder is emptied for another one
+BEGUN = "begun.json"  # has the digest of the corpus; for another corpus the folder is emptied
 
 
 def working_folder(dst: Path) -> Path:
-    """The folder beside ``dst``, which replaces ``dst`` once it is complete."""
+    """Returns the folder beside ``dst`` that replaces ``dst`` once it is complete."""
     dst = Path(os.path.realpath(dst))
     return dst.with_name(f".{dst.name}.unfinished")
 
 
 def shard_name(number: int) -> str:
-    """The name of a file of tokens; names sort in the order of the corpus.
+    """Returns the name of a file of tokens. Names sort in the order of the corpus.
 
     >>> shard_name(7)
     '00007.tokens'
@@ -37,9 +37,10 @@ def shard_name(number: int) -> str:
 
 
 def kept(folder: Path, digest: str, skips: bool) -> Progress:
-    """Returns the progress of an earlier start on the same corpus; for another corpus, empties the folder.
+    """Returns the progress of an earlier start on the same corpus. For another corpus, it empties the folder.
 
-    Unless this start ``skips`` bad rows, the progress ends before the first file in which rows were skipped.
+    Unless this start ``skips`` bad rows, the progress ends before the first file with skipped rows. The files
+    of tokens after this point are deleted.
     """
     if _json(folder / BEGUN) != {"digest": digest}:
         empty(folder)
@@ -64,7 +65,7 @@ def record(folder: Path, done: Progress) -> None:
 
 
 def publish(folder: Path, dst: Path, manifest: dict[str, Any]) -> None:
-    """Replaces ``dst`` with ``folder``, which gets ``manifest`` as its ``MANIFEST``."""
+    """Writes ``manifest`` into ``folder``, and replaces ``dst`` with the folder."""
     dst = Path(os.path.realpath(dst))
     for path in folder.iterdir():
         if path.name == BEGUN or path.name.endswith(_RECORD):
@@ -103,7 +104,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def published(dst: Path) -> dict[str, Any] | None:
-    """The manifest of the prepared corpus at ``dst``; ``None`` if there is none."""
+    """Returns the manifest of the prepared corpus at ``dst``; ``None`` if it has none."""
     manifest = _json(dst / MANIFEST)
     return manifest if isinstance(manifest, dict) else None
 
@@ -116,7 +117,7 @@ def _record_name(shard: int) -> str:
 
 
 def _recorded(folder: Path, shard: int) -> Progress | None:
-    """The progress at the end of this file; ``None`` if the file is not complete."""
+    """Returns the progress at the end of this file; ``None`` if the file is not complete."""
     fields = _json(folder / _record_name(shard))
     try:
         token_file(folder / shard_name(shard), dtype="uint16")

@@ -1,4 +1,4 @@
-"""Reads Parquet and Arrow files in batches: one column of text, or several columns; needs pyarrow."""
+"""Reads columns of Parquet and Arrow files in batches; needs pyarrow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_column(file: CorpusFile, field: str) -> None:
 
 
 def _check_once(schema: Any, fields: Sequence[str]) -> None:
-    """Raises ``BadFile`` if several columns have the name of one that is read."""
+    """Raises ``BadFile`` if several columns have the same name in ``fields``."""
     for field in fields:
         if (count := len(schema.get_all_field_indices(field))) > 1:
             raise BadFile(f"{count} columns are named {field!r}: rename all but the one to read")
@@ -42,12 +42,12 @@ def _is_text(kind: Any) -> bool:
 
 
 def columns_of_text(file: CorpusFile) -> list[str]:
-    """The names of the columns that contain text. Raises ``BadFile``."""
+    """Returns the names of the columns that contain text. Raises ``BadFile``."""
     return [column.name for column in _schema(file) if _is_text(column.type)]
 
 
 def columns(file: CorpusFile) -> list[str]:
-    """The names of the columns. Raises ``BadFile``."""
+    """Returns the names of the columns. Raises ``BadFile``."""
     return list(_schema(file).names)
 
 
@@ -82,7 +82,7 @@ def _record_batches(file: CorpusFile, fields: list[str]) -> Iterator[Any]:
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a batch; raises ``UnicodeDecodeError`` at the first one that is not UTF-8."""
+    """Yields the rows of a batch. Raises ``UnicodeDecodeError`` at the first row that is not UTF-8."""
     try:
         rows = batch.to_pylist()
     except UnicodeDecodeError:
@@ -93,9 +93,8 @@ def _rows(batch: Any) -> Iterator[dict[str, Any]]:
 def column_values(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
     """Yields lists of the column's values, from row ``start`` on.
 
-    Null values are ``None``; a text that is not UTF-8 is ``bytes``.
-
-    ``start`` must be the first row of a list. Raises ``BadFile`` with the path.
+    Null values are ``None``; a text that is not UTF-8 is ``bytes``. ``start`` must be the first row of a
+    list. Raises ``BadFile`` with the path.
     """
     import pyarrow as pa
 
@@ -108,7 +107,7 @@ def column_values(file: CorpusFile, field: str, start: int) -> Iterator[list[Any
 
 
 def _parquet(file: CorpusFile) -> Any:
-    """Opens a Parquet file without prefetching complete column chunks, which may be of any size."""
+    """Opens a Parquet file, and prefetches no complete column chunks, which may be of any size."""
     from pyarrow import parquet
 
     check(file.path)
@@ -132,14 +131,14 @@ def _parquet_rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any
 
 
 def _rows_at_once(group: Any, field: str) -> int:
-    """The rows per batch, estimated from their mean size, so that a batch has about ``BATCH`` bytes."""
+    """Returns the rows per batch for about ``BATCH`` bytes, estimated from the mean size of a row."""
     chunks = (group.column(i) for i in range(group.num_columns))
     size = next((c.total_uncompressed_size for c in chunks if c.path_in_schema == field), 0)
     return max(1, min(ROWS, BATCH * int(group.num_rows) // max(int(size), 1)))
 
 
 def _schema(file: CorpusFile) -> Any:
-    """The schema of the file. Raises ``BadFile``."""
+    """Returns the schema of the file. Raises ``BadFile``."""
     import pyarrow as pa
 
     try:
@@ -157,7 +156,7 @@ def _arrow_schema(file: CorpusFile) -> Any:
 
 
 def _has_index(file: CorpusFile) -> bool:
-    """Whether it is Arrow's file format; its stream format, which ``datasets`` writes, has no signature."""
+    """Whether it is Arrow's file format. The stream format, which ``datasets`` writes, has no signature."""
     with opened(file.path) as stream:
         return stream.read(6) == b"ARROW1"
 
@@ -188,14 +187,14 @@ def _arrow_batches(file: CorpusFile) -> Iterator[Iterator[Any]]:
             _check_end(file)
 
 
-_CONTINUES = b"\xff\xff\xff\xff"  # before each message, since version 0.15 of Arrow
+_CONTINUES = b"\xff\xff\xff\xff"  # starts each message since version 0.15 of Arrow
 _ENDS = _CONTINUES + bytes(4)
 
 
 def _check_end(file: CorpusFile) -> None:
-    """Raises ``BadFile`` for a stream without the mark at its end: its writer may have been killed.
+    """Raises ``BadFile`` if a stream has no mark at its end: its writer may have been killed.
 
-    pyarrow takes the end of the file for the end of the stream, so later batches would be missing silently.
+    pyarrow treats the end of the file as the end of the stream, so later batches would be missing silently.
     """
     with opened(file.path) as stream:
         start = stream.read(len(_CONTINUES))
@@ -205,7 +204,7 @@ def _check_end(file: CorpusFile) -> None:
 
 
 def _parts(column: Any) -> Iterator[Any]:
-    """Splits a column into pieces of about ``BATCH`` bytes, the same ones wherever reading begins."""
+    """Splits a column into pieces of about ``BATCH`` bytes, the same ones for every start of reading."""
     for first in range(0, len(column), ROWS):
         some = column[first : first + ROWS]
         size = max(1, BATCH * len(some) // max(some.nbytes, 1))
@@ -214,7 +213,7 @@ def _parts(column: Any) -> Iterator[Any]:
 
 
 def _texts(column: Any) -> list[Any]:
-    """The values of a column of text. No writer of Parquet or Arrow must check that they are UTF-8."""
+    """Returns the values of a column of text, which writers of Parquet and Arrow do not check for UTF-8."""
     import pyarrow as pa
 
     try:

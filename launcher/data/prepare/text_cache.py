@@ -1,4 +1,4 @@
-"""Caches the tokens of ``data=text``, which one process makes before the ranks start."""
+"""Caches the tokens of ``data=text``; one process makes them before the ranks start."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from launcher.data.tokens.formats import TokenWriter, mapped, token_file
 from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 
-VERSION = 2  # the version of the cached tokens
+VERSION = 2  # the version of the cached tokens' format
 TRAIN, VAL = "train.tokens", "val.tokens"
-FOLDER = "tokens"  # beside the runs, as a hidden folder, or inside the run's folder
+FOLDER = "tokens"  # a hidden folder beside the runs, or a folder in the run's folder
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def makes_tokens(data: object) -> TypeGuard[Text | Chat]:
 
 
 def with_cache(job: Job) -> Job:
-    """Returns ``job`` with ``data.cache`` set, if its tokens are cached and it is null.
+    """Returns ``job`` with ``data.cache`` set, if its tokens are cached and ``data.cache`` is null.
 
-    The cache is beside the runs, or in the run's folder if the folder around it is not writable.
+    The cache is beside the runs, or in the run's folder if the folder that contains it is not writable.
     """
     data = job.data
     if not makes_tokens(data) or data.cache is not None:
@@ -78,7 +78,7 @@ def make(settings: Text, say: Callable[[str], None], speed: ProgressReporter) ->
 
 
 def opened(settings: Text) -> TextTokens | None:
-    """The tokens that ``make`` has cached; ``None`` if they are not cached."""
+    """Returns the tokens that ``make`` has cached; ``None`` if they are not cached."""
     if settings.cache is None:
         return None
     folder = _folder(settings)
@@ -89,9 +89,9 @@ def opened(settings: Text) -> TextTokens | None:
 
 
 def _folder(settings: Text) -> Path:
-    """The cache folder, named by a digest of everything that the tokens depend on.
+    """Returns the cache folder, whose name is a digest of everything that the tokens depend on.
 
-    Reads the text and the tokenizer's file.
+    It reads the text and the tokenizer's file.
     """
     options = settings.model_dump(include={"tokenizer", "val_fraction"})
     if settings.tokenizer_file is None:
@@ -111,7 +111,7 @@ def _make(
     settings: Text, folder: Path, final: Path, say: Callable[[str], None], speed: ProgressReporter
 ) -> None:
     path = text_files.where(settings)
-    say(f"data: {path} as tokens, once: {final}")
+    say(f"data: tokenizing {path} once, into {final}")
     shards.empty(folder)
     with encoders(cores()) as crew:
         if settings.tokenizer_file is None:

@@ -1,4 +1,4 @@
-"""Makes the vocabulary of a corpus; BPE is trained on a sample of its files, once."""
+"""Loads or trains the tokenizer of a corpus; BPE is trained once, on a sample of the files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launcher.untrusted.files import read_text
 from launcher.workers import Workers
 
 SAMPLE = 32 << 20  # bytes of text that BPE is trained on
-SAMPLED = 32  # the maximum number of files that they come from
+SAMPLED = 32  # the most files that this text comes from
 
 
 def corpus_vocabulary(corpus: TextCorpus, folder: Path, crew: Workers) -> Vocabulary:
-    """The vocabulary; writes its tokenizer.json to ``folder``. A trained tokenizer is trained only once."""
+    """Returns the vocabulary, and writes its tokenizer.json to ``folder``. BPE is trained only once."""
     file = folder / shards.TOKENIZER
     trained = None
     if corpus.settings.tokenizer == "bpe":
@@ -30,7 +30,7 @@ def corpus_vocabulary(corpus: TextCorpus, folder: Path, crew: Workers) -> Vocabu
 
 
 def _sample(corpus: TextCorpus) -> TrainTokenizer:
-    """A task that trains on the first bytes of up to ``SAMPLED`` files, equally many of each."""
+    """Returns a task that trains on the first bytes of up to ``SAMPLED`` files, equally many of each."""
     settings = corpus.settings
     assert settings.vocab_size is not None
     step = -(-len(corpus.files) // SAMPLED)

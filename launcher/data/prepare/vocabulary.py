@@ -12,14 +12,14 @@ from launcher.data import text_tokenizer
 from launcher.job.schema.steps import Prepare
 from launcher.untrusted.files import read_json
 
-TRAINED_END = "<|endoftext|>"  # of BPE trained here, unless the settings name another one
+TRAINED_END = "<|endoftext|>"  # ends documents if BPE is trained here and the settings name no other token
 BYTES_END = 256
 SHOWN = 6  # tokens listed in a message
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer. ``tokenizer``: its tokenizer.json; ``None`` for bytes. Every token is below ``size``."""
+    """A tokenizer.json, or ``None`` for bytes, and its end token. Every token is below ``size``."""
 
     tokenizer: str | None
     size: int
@@ -28,11 +28,11 @@ class Vocabulary:
 
 
 class NoEnd(ValueError):
-    """The token that ends a document is unknown."""
+    """Raised if the token that ends a document is unknown."""
 
 
 def vocabulary(settings: Prepare, trained: str | None = None) -> Vocabulary:
-    """The vocabulary of the tokenizer that ``settings`` name, or of the ``trained`` tokenizer.json.
+    """Returns the vocabulary of the tokenizer that ``settings`` name, or of the ``trained`` tokenizer.json.
 
     Raises ``ValueError`` for a file that is not a tokenizer, and ``NoEnd``.
     """
@@ -47,7 +47,7 @@ def vocabulary(settings: Prepare, trained: str | None = None) -> Vocabulary:
 
 
 def trained_end(settings: Prepare) -> str:
-    """The text of the end token of BPE that is trained here."""
+    """Returns the text of the end token if BPE is trained here."""
     return settings.end_of_document or TRAINED_END
 
 
@@ -60,7 +60,7 @@ def _vocabulary_of(tokenizer: Tokenizer, end: str, path: Path | None = None) -> 
 
 
 def _beside(path: Path, tokenizer: Tokenizer) -> str:
-    """The end-of-text token, according to the files of transformers beside ``path``. Raises ``NoEnd``."""
+    """Returns the end-of-text token that the files of transformers beside ``path`` name. Raises ``NoEnd``."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         beside = path.with_name(name)
         if beside.is_file():
@@ -68,16 +68,16 @@ def _beside(path: Path, tokenizer: Tokenizer) -> str:
             token = content.get("eos_token") if isinstance(content, dict) else None
             if text := _text(token):
                 if tokenizer.token_to_id(text) is None:
-                    raise NoEnd(f"null: {beside} says {text}, which {path} has not; {_special(tokenizer)}")
+                    raise NoEnd(f"null: {beside} names {text}, which {path} lacks; {_special(tokenizer)}")
                 return text
     files = "tokenizer_config.json with an eos_token"
     raise NoEnd(
-        f"null: no {files} is beside {path}, so name the token that ends a document; {_special(tokenizer)}"
+        f"null: {path} has no {files} beside it; name the token that ends a document; {_special(tokenizer)}"
     )
 
 
 def _text(token: Any) -> str:
-    """The text of a token that is given as a string or as an object with settings."""
+    """Returns the text of a token, which a file has as a string or as an object with settings."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""

@@ -1,3 +1,3 @@
-"""Files of tokens of any size and their mixtures, and the windows of them that are samples."""
+"""Token files of any size, their mixtures, and the windows that are samples."""
 
 __all__ = ["token_ids"]

@@ -1,4 +1,4 @@
-"""Which documents share a window: best fit decreasing, and the index of a file's windows."""
+"""Packs documents into windows by best fit decreasing, and indexes the windows of a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ Numbers = NDArray[np.int64]
 
 
 def best_fit(lengths: Numbers, capacity: int) -> Numbers:
-    """The bin of each piece by best-fit decreasing, as in arXiv 2404.10830; lengths are 1 to ``capacity``.
+    """Returns the bin of each piece by best-fit decreasing (arXiv 2404.10830).
+
+    ``lengths`` are from 1 to ``capacity``.
 
     >>> best_fit(np.array([3, 8, 5, 2, 2]), 8).tolist()
     [1, 0, 1, 2, 2]
@@ -37,7 +39,7 @@ def best_fit(lengths: Numbers, capacity: int) -> Numbers:
 
 
 class _Free:
-    """Bins by their free space; equal pieces are placed as many at once as possible."""
+    """The bins by their free space. Pieces of equal length are placed together, as many as possible."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.opened = capacity, 0
@@ -45,7 +47,7 @@ class _Free:
         self.bins: dict[int, Numbers] = {}
 
     def tightest(self, length: int, count: int) -> Numbers:
-        """Up to ``count`` of the fullest bins with room for a piece of ``length``; places one in each."""
+        """Places a piece of ``length`` in each of up to ``count`` fullest bins with room; returns them."""
         at = bisect_left(self.rooms, length)
         if at == len(self.rooms):
             new = -(-count // (self.capacity // length))  # ceil: enough for all pieces
@@ -69,16 +71,16 @@ class _Free:
 
 
 CHUNK = 1 << 24
-"""Tokens that are scanned at once."""
+"""The number of tokens that are scanned at once."""
 BLOCK = 1 << 20
-"""Pieces that are packed at once: more would hardly save space, and packing would take more memory."""
-FILES = 4096  # whose index is cached, by the planning process for the ranks that it forks
+"""The number of pieces that are packed at once. More would hardly save space but would take more memory."""
+FILES = 4096  # the most files whose index is cached; ranks that are forked share the planning process's cache
 Packing = Literal["best_fit", "single"]
 
 
 @dataclass(frozen=True, eq=False)
 class DocumentIndex:
-    """Window ``w`` has pieces ``[first[w], first[w + 1])``, piece ``p`` tokens ``[start[p], stop[p])``.
+    """Window ``w`` has pieces ``[first[w], first[w + 1])``; piece ``p`` has tokens ``[start[p], stop[p])``.
 
     A piece is a document, or up to ``seq_len`` tokens of a longer one.
     """
@@ -91,14 +93,14 @@ class DocumentIndex:
         return len(self.first) - 1
 
     def window(self, number: int) -> list[tuple[int, int]]:
-        """The start and stop of each piece of a window."""
+        """Returns the start and stop of each piece of a window."""
         mine = slice(self.first[number], self.first[number + 1])
         return [*zip(self.start[mine].tolist(), self.stop[mine].tolist(), strict=True)]
 
 
 @lru_cache(maxsize=FILES)
 def document_index(file: TokenFile, seq_len: int, packing: Packing) -> DocumentIndex:
-    """Reads the file once; takes at most 24 bytes per piece. Every process computes the same index."""
+    """Reads the file once. The index takes at most 24 bytes per piece; every process computes the same."""
     starts, stops, sizes = [], [], []
     for block, (start, stop) in enumerate(_blocks(_pieces(file, seq_len))):
         count = np.ones(len(start), np.int64)
@@ -116,10 +118,10 @@ def document_index(file: TokenFile, seq_len: int, packing: Packing) -> DocumentI
 
 
 def packed(lengths: Numbers, seq_len: int, block: int) -> tuple[Numbers, Numbers]:
-    """Packs pieces; returns their order, in which those of a window are adjacent, and how many each has.
+    """Packs pieces; returns their order by window, and the number of pieces of each window.
 
-    Windows are shuffled, independently of the job's seed: the last ones are for validation and must be like
-    the others.
+    Windows are shuffled, independently of the job's seed: the last windows are for validation and must be
+    like the others.
     """
     bins = best_fit(lengths, seq_len)
     places = permutation(0, block, int(bins.max()) + 1)[bins]
@@ -128,7 +130,7 @@ def packed(lengths: Numbers, seq_len: int, block: int) -> tuple[Numbers, Numbers
 
 
 def _blocks(pieces: Iterator[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
-    """Regroups the pieces, ``BLOCK`` at a time."""
+    """Regroups the pieces into blocks of ``BLOCK`` pieces."""
     start, stop = np.zeros((2, 0), np.int64)
     for more_start, more_stop in pieces:
         start, stop = np.concatenate((start, more_start)), np.concatenate((stop, more_stop))
@@ -140,7 +142,7 @@ def _blocks(pieces: Iterator[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers
 
 
 def _pieces(file: TokenFile, seq_len: int) -> Iterator[tuple[Numbers, Numbers]]:
-    """Where pieces start and stop, in order. Leaves out those without a target: a single last token."""
+    """Yields starts and stops of pieces, in order. A single last token has no target and is left out."""
     for start, stop in _documents(file):
         count = -(-(stop - start) // seq_len)  # ceil
         number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
@@ -151,7 +153,7 @@ def _pieces(file: TokenFile, seq_len: int) -> Iterator[tuple[Numbers, Numbers]]:
 
 
 def _documents(file: TokenFile) -> Iterator[tuple[Numbers, Numbers]]:
-    """Where documents start and stop, end token included; one chunk of the file at a time."""
+    """Yields the starts and stops of documents, end token included, for one chunk of the file at a time."""
     tokens, begun = mapped(file), 0
     for at in range(0, file.tokens, CHUNK):
         stop = np.flatnonzero(tokens[at : at + CHUNK] == file.end_of_document) + at + 1

@@ -1,4 +1,4 @@
-"""Token files as one corpus, and mixtures."""
+"""Opens token files as one corpus, and mixes sources by weight."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HELD_OUT = re.compile(r"(?<![a-z])(val|valid|validation|test|dev|eval)(?![a-z])
 
 
 def files_of(paths: Paths, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
-    """The files in the order of ``paths``; those of a folder or pattern by name, with ``suffixes`` only.
+    """Returns the files in the order of ``paths``; those of a folder or pattern by name, with ``suffixes``.
 
     Raises ``BadFile`` with the path.
     """
@@ -59,18 +59,18 @@ def _files_at(path: str, suffixes: tuple[str, ...]) -> list[Path]:
 def _matching(pattern: str, suffixes: tuple[str, ...]) -> list[Path]:
     files = sorted(Path(name) for name in glob.glob(pattern) if name.endswith(suffixes))
     if not files:
-        raise BadFile(f"{pattern}: no {' or '.join(suffixes)} file has such a name")
+        raise BadFile(f"{pattern}: no {' or '.join(suffixes)} file matches")
     return files
 
 
 def _in_folder(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a folder. Raises ``BadFile`` if only some are named as validation data."""
+    """Returns the files of a folder. Raises ``BadFile`` if only some have names of validation data."""
     files = sorted(f for f in folder.iterdir() if f.name.endswith(suffixes) and not f.name.startswith("."))
     if not files:
         raise BadFile(f"{folder}: no {' or '.join(suffixes)} file is in this folder")
     held_out = [f for f in files if _HELD_OUT.search(f.stem.lower())]
     if held_out and len(held_out) < len(files):
-        text = f"{folder}: {held_out[0].name} is named as held out, {_other(files, held_out).name} is not"
+        text = f"{folder}: by its name {held_out[0].name} is held out, {_other(files, held_out).name} is not"
         raise BadFile(f"{text}: name the files of each by a pattern, {folder}/NAME*{held_out[0].suffix}")
     return files
 
@@ -80,23 +80,24 @@ def _other(files: list[Path], held_out: list[Path]) -> Path:
 
 
 PERIOD = 1 << 16
-"""The maximum number of samples after which the order of sources repeats; weights are rounded to fit it."""
+"""The most samples after which the order of sources repeats; weights are rounded to this many parts."""
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """``counts[s]``: samples of source ``s`` in one period.
+    """A mixture of sources; ``counts[s]`` is the number of samples of source ``s`` in one period.
 
-    Of any first ``n`` samples, ``n * counts[s] / sum(counts)`` are of source ``s``, rounded up or down.
+    The first ``n`` samples have ``n * counts[s] / sum(counts)`` of source ``s``, rounded up or down, for any
+    ``n``.
     """
 
     counts: tuple[int, ...]
 
     @classmethod
     def from_weights(cls, weights: Sequence[float]) -> Mixture:
-        """From weights, which need not add up to 1. The count of a weight that is relatively tiny is 0.
+        """Returns the mixture of ``weights``, which need not add up to 1. A relatively tiny one counts 0.
 
         >>> Mixture.from_weights([0.7, 0.2, 0.1]).counts
         (7, 2, 1)
@@ -115,14 +116,14 @@ class Mixture:
         return cls(tuple(counts))
 
     def at(self, indices: Indices) -> tuple[Indices, Indices]:
-        """The source of each sample, and how many samples of that source come before it."""
+        """Returns the source of each sample, and the number of earlier samples of that source."""
         sources, before = _period(self.counts)
         periods, places = np.divmod(indices, len(sources))
         chosen = sources[places]
         return chosen, periods * np.array(self.counts)[chosen] + before[places]
 
     def epoch(self, sizes: Sequence[int]) -> int:
-        """The samples until all ``sizes[s]`` windows of every source have been read; small ones repeat.
+        """Returns the samples until all ``sizes[s]`` windows of every source are read; small ones repeat.
 
         >>> Mixture((1, 1)).epoch([10, 3])
         19
@@ -130,7 +131,7 @@ class Mixture:
         return max((self._index(s, n - 1) + 1 for s, n in enumerate(sizes) if n), default=0)
 
     def _index(self, source: int, ordinal: int) -> int:
-        """The index of the sample of ``source`` that ``ordinal`` samples of it precede."""
+        """Returns the index of sample number ``ordinal`` (from 0) of ``source``."""
         periods, rest = divmod(ordinal, self.counts[source])
         places = np.flatnonzero(_period(self.counts)[0] == source)
         return periods * sum(self.counts) + int(places[rest])
@@ -138,11 +139,11 @@ class Mixture:
 
 @lru_cache(maxsize=8)
 def _period(counts: tuple[int, ...]) -> tuple[Indices, Indices]:
-    """The sources of one period, and how many samples of the same source precede each place.
+    """Returns the sources of one period, and for each place the number of earlier samples of its source.
 
     The ``k``-th sample of a source comes no earlier than its share, rounded up, allows and no later than its
-    share, rounded down, requires; the earliest deadline comes first. This always works: it is a proportionate
-    fair schedule (Baruah et al. 1996) on one processor.
+    share, rounded down, requires. The sample with the earliest deadline comes first. This always works: it is
+    a proportionate fair schedule (Baruah et al. 1996) on one processor.
     """
     period = sum(counts)
     later = [(0, s, 0) for s, n in enumerate(counts) if n]  # earliest place, source, number
@@ -160,7 +161,7 @@ def _period(counts: tuple[int, ...]) -> tuple[Indices, Indices]:
 
 @dataclass(frozen=True)
 class FileWindows:
-    """``count`` windows of a file, starting with window number ``first``."""
+    """``count`` windows of a file, from window number ``first`` on."""
 
     file: TokenFile
     first: int
@@ -168,7 +169,7 @@ class FileWindows:
 
 
 def windows(files: Sequence[TokenFile], seq_len: int) -> list[FileWindows]:
-    """All windows of each file: ``seq_len`` tokens plus one; the rest of the file is not read."""
+    """Returns all windows of each file, of ``seq_len`` tokens plus one. The rest of a file is not read."""
     return [FileWindows(file, 0, max(file.tokens - 1, 0) // seq_len) for file in files]
 
 
@@ -177,14 +178,14 @@ def total(parts: Sequence[FileWindows]) -> int:
 
 
 def split(parts: Sequence[FileWindows], share: float) -> tuple[list[FileWindows], list[FileWindows]]:
-    """Splits windows: returns those for training, and the last ``share``, rounded up, for validation."""
+    """Splits windows into those for training and the last ``share``, rounded up, for validation."""
     end = total(parts)
     kept = end - ceil(end * share)
     return list(_cut(parts, 0, kept)), list(_cut(parts, kept, end))
 
 
 def _cut(parts: Sequence[FileWindows], start: int, stop: int) -> Iterator[FileWindows]:
-    """Windows ``[start, stop)`` of all ``parts``, counted from the first."""
+    """Yields windows ``[start, stop)`` of all ``parts``, counted from the first."""
     at = 0
     for part in parts:
         a, b = max(start - at, 0), min(stop - at, part.count)
@@ -198,7 +199,10 @@ END = "data.end_of_document"
 
 @dataclass(frozen=True)
 class Corpus:
-    """The windows of each source for training, which ``mixture`` mixes. Tokens are below ``vocab_size``."""
+    """The training windows of each source, which ``mixture`` mixes, and the validation windows.
+
+    Tokens are below ``vocab_size``.
+    """
 
     train: tuple[tuple[FileWindows, ...], ...]
     val: tuple[FileWindows, ...]
@@ -207,7 +211,10 @@ class Corpus:
 
 
 def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
-    """Opens every file, and reads headers and indices only. Returns no corpus if there is a problem."""
+    """Opens every file; reads only headers and indices, and all tokens if documents are packed.
+
+    Returns no corpus if it finds a problem.
+    """
     problems: list[Problem] = []
     named = {f"data.sources.{i}.path": source.path for i, source in enumerate(settings.sources)}
     if settings.path is not None:
@@ -232,13 +239,13 @@ def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
 
 
 def vocab_size(settings: Tokens) -> int | None:
-    """The vocabulary size by the files; ``None`` if they do not tell or have a problem."""
+    """Returns the vocabulary size that the files record; ``None`` if it is unknown or they have a problem."""
     made, _ = corpus(settings)
     return None if made is None else made.vocab_size
 
 
 def _token_files(key: str, paths: Paths, dtype: str, problems: list[Problem]) -> list[TokenFile]:
-    """The files that can be read; problems of the others are appended to ``problems``."""
+    """Returns the files that can be read, and appends the problems of the others to ``problems``."""
     out = []
     try:
         named = files_of(paths)
@@ -259,7 +266,7 @@ def _token_files(key: str, paths: Paths, dtype: str, problems: list[Problem]) ->
 
 
 def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list[Problem]]:
-    """The bound that every token is below: that of the settings, or else that of all files."""
+    """Returns the bound that every token is below, from the settings or else from the files."""
     key = "data.vocab_size"
     recorded = {f.vocab_size: f.path for f in files if f.vocab_size is not None}
     if settings.vocab_size is not None:
@@ -283,7 +290,10 @@ def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list
 def _ended(
     key: str, files: Sequence[TokenFile], settings: Tokens, problems: list[Problem]
 ) -> Iterator[TokenFile]:
-    """Yields the files with their end token, if it is needed; reports the first file without one."""
+    """Yields the files with their end token, if it is needed.
+
+    Appends a problem for each file with another end token than requested, and for the first file without one.
+    """
     if not settings.by_document:
         yield from files
         return
@@ -297,20 +307,20 @@ def _ended(
             silent = True
             text = f"{file.path} does not say which token ends its documents"
             example = f"give it, {END}=50256 for GPT-2"
-            problems.append(Problem(key, f"{text}, and {_why(settings)}; {example}"))
+            problems.append(Problem(key, f"{text}, which {_why(settings)} needs; {example}"))
         yield file if requested is None else replace(file, end_of_document=requested)
 
 
 def _why(settings: Tokens) -> str:
     if settings.document_mask:
-        return "data.document_mask=true keeps them apart"
-    return f"data.packing={settings.packing} takes them whole"
+        return "data.document_mask=true"
+    return f"data.packing={settings.packing}"
 
 
 def _windows(
     settings: Tokens, sources: dict[str, list[TokenFile]], held_out: Sequence[TokenFile]
 ) -> tuple[tuple[tuple[FileWindows, ...], ...], tuple[FileWindows, ...], list[Problem]]:
-    """The windows for training, by source; those for validation; and problems if there are none."""
+    """Returns the training windows by source, the validation windows, and problems if either has none."""
     problems: list[Problem] = []
     train, val = [], _all(settings, held_out)
     if settings.val is not None and not total(val):
@@ -327,7 +337,7 @@ def _windows(
 
 
 def _all(settings: Tokens, files: Sequence[TokenFile]) -> list[FileWindows]:
-    """All windows of each file."""
+    """Returns all windows of each file."""
     how, length = settings.packing, settings.seq_len
     if how == "windows":
         return windows(files, length)
@@ -350,7 +360,7 @@ def _twice(sources: dict[str, list[TokenFile]], held_out: Sequence[TokenFile]) -
 def _too_few(settings: Tokens, key: str, files: Sequence[TokenFile]) -> Problem:
     longest = max(files, key=lambda f: f.tokens)
     if settings.packing != "windows":
-        few = f"{longest.tokens} tokens: no document has the two tokens it needs"
+        few = f"{longest.tokens} tokens: no document has the two tokens that it needs"
         return Problem(key, f"{longest.path}: {few} for data.packing={settings.packing}")
     text = f"{longest.tokens} tokens"
     if key != "data.val" and settings.val is None and settings.val_fraction:

@@ -1,4 +1,4 @@
-"""Token files: our own, nanoGPT's and llm.c's."""
+"""Reads token files of launcher, nanoGPT and llm.c, and writes ours."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from launcher.untrusted.files import opened
 
 HEADER = 256 * 4  # bytes: 256 numbers of int32
 FORMS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
-"""The version, which is the header's second number, and the dtype, by its first number."""
+"""The version (the header's second number) and the dtype, by the header's first number."""
 ITEMSIZE = {"uint16": 2, "uint32": 4}
-LEAST = 64  # tokens that show a wider dtype
-UPPER = 3  # the upper bytes of tokens below 2**18; the largest vocabularies have as many
+LEAST = 64  # the fewest tokens that show a wider dtype
+UPPER = 3  # the upper bytes of tokens below 2**18, the size of the largest vocabularies
 
 
 def has_header(start: bytes) -> bool:
@@ -40,15 +40,15 @@ def with_header(path: Path, start: bytes, size: int) -> TokenFile:
     magic, version, tokens = struct.unpack_from("<3i", start)
     known, dtype = FORMS[magic]
     if version != known:
-        raise BadFile(f"version {version} of llm.c's files with {magic}; this launcher reads version {known}")
+        raise BadFile(f"version {version} of llm.c files with {magic}; this launcher reads version {known}")
     need = HEADER + tokens * ITEMSIZE[dtype]
     if tokens < 0 or size != need:
-        raise BadFile(f"its header promises {tokens} tokens of {dtype}, {need} bytes with it; it has {size}")
+        raise BadFile(f"its header promises {tokens} tokens of {dtype}, {need} bytes in all; it has {size}")
     return TokenFile(path, dtype, HEADER, tokens)
 
 
 def _wider(start: bytes, size: int, dtype: str) -> str:
-    """The wider dtype of which ``start`` must be: all its upper bytes are near 0; "" if it is of ``dtype``.
+    """Returns the wider dtype that ``start`` has if all upper bytes are near 0; "" if it has ``dtype``.
 
     Read as ``dtype``, every second token would be 0, and no error would say so.
     """
@@ -64,7 +64,7 @@ def _wider(start: bytes, size: int, dtype: str) -> str:
 
 
 def without_header(path: Path, start: bytes, size: int, dtype: str) -> TokenFile:
-    """A file of nanoGPT, which begins with ``start``: tokens only. Raises ``BadFile``."""
+    """Describes a file of nanoGPT, which has no header; ``start`` is its beginning. Raises ``BadFile``."""
     if size % ITEMSIZE[dtype]:
         raise BadFile(f"{size} bytes are not a whole number of tokens of data.dtype={dtype}")
     if wide := _wider(start, size, dtype):
@@ -76,7 +76,7 @@ def without_header(path: Path, start: bytes, size: int, dtype: str) -> TokenFile
 MAGIC = b"\x89TOKENS\n"  # the first byte is invalid in UTF-8, so no text starts like this
 VERSION = 1
 DTYPES = {2: "uint16", 4: "uint32"}
-"""The dtype by the bytes per token."""
+"""The dtype of tokens, by their bytes."""
 _FIELDS = struct.Struct("<8sIIQQq16s")
 _DIGEST = 8  # bytes; xxh3 (64 bits) of the fields, stored after them
 HEADER_SIZE = _FIELDS.size + _DIGEST
@@ -85,7 +85,7 @@ NO_END = -1  # stored if no token ends documents
 
 @dataclass(frozen=True)
 class TokenHeader:
-    """A header. ``itemsize``: bytes per token; ``digest``: xxh3 (128 bits) of the bytes of all tokens."""
+    """A header. ``itemsize`` is in bytes; ``digest`` is the xxh3 (128 bits) of the bytes of all tokens."""
 
     itemsize: int
     tokens: int
@@ -103,7 +103,7 @@ class TokenHeader:
 def parsed(data: bytes) -> TokenHeader:
     """Parses the first bytes of a file. Raises ``BadFile``."""
     if data[: len(MAGIC)] != MAGIC:
-        raise BadFile("not a .tokens file: it does not start as one")
+        raise BadFile("not a .tokens file: its first bytes differ")
     if len(data) < HEADER_SIZE:
         raise BadFile(f"cut off inside its header of {HEADER_SIZE} bytes")
     fields, digest = data[: _FIELDS.size], data[_FIELDS.size : HEADER_SIZE]
@@ -119,12 +119,12 @@ def parsed(data: bytes) -> TokenHeader:
     if not 1 <= vocab_size <= 256**itemsize:
         raise BadFile(f"vocab_size {vocab_size} does not fit tokens of {itemsize} bytes")
     if not NO_END <= end < vocab_size:
-        raise BadFile(f"token {end} ends documents, and vocab_size is {vocab_size}")
+        raise BadFile(f"token {end} ends documents, but vocab_size is {vocab_size}")
     return TokenHeader(itemsize, tokens, vocab_size, None if end == NO_END else end, payload)
 
 
 def own_token_file(path: Path, start: bytes, size: int) -> TokenFile:
-    """The tokens of a file of ``size`` bytes that begins with ``start``. Raises ``BadFile``."""
+    """Describes a .tokens file of ``size`` bytes that begins with ``start``. Raises ``BadFile``."""
     head = parsed(start)
     need = HEADER_SIZE + head.tokens * head.itemsize
     if size != need:
@@ -140,7 +140,7 @@ READ = ".tokens, .bin (nanoGPT, llm.c) and .bin with .idx (Megatron) are read"
 
 
 def token_file(path: Path, dtype: str) -> TokenFile:
-    """Checks the header and the size, not the tokens. ``dtype``: for files that do not store it.
+    """Checks the header and the size of a file, not the tokens. ``dtype`` is for files that do not store it.
 
     Raises ``BadFile`` and ``OSError``.
     """
@@ -169,7 +169,7 @@ def token_file(path: Path, dtype: str) -> TokenFile:
 
 @lru_cache(maxsize=OPEN)
 def mapped(file: TokenFile) -> NDArray[Any]:
-    """All tokens of a file, memory-mapped. Each process opens the file on first use.
+    """Returns all tokens of a file, memory-mapped. Each process opens the file on first use.
 
     Raises ``RunError`` if the file was truncated after it was checked.
     """
@@ -184,7 +184,7 @@ def mapped(file: TokenFile) -> NDArray[Any]:
 
 
 def window(file: TokenFile, start: int, stop: int, vocab_size: int) -> NDArray[Any]:
-    """Tokens ``[start, stop)``. Raises ``RunError`` if one is not below ``vocab_size``."""
+    """Returns tokens ``[start, stop)``. Raises ``RunError`` if one is not from 0 to ``vocab_size - 1``."""
     tokens = mapped(file)[start:stop]
     wrong = tokens >= vocab_size
     if tokens.dtype.kind == "i":
@@ -218,7 +218,7 @@ WRITE_CHUNK = 1 << 20  # tokens converted at once
 
 
 class TokenWriter:
-    """Writes a file; it appears only if the ``with`` block ends without error and all of it is on disk.
+    """Writes a file, which appears only when the ``with`` block ends without error and all of it is on disk.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -243,7 +243,7 @@ class TokenWriter:
         self._file.write(bytes(HEADER_SIZE))  # the header is known at the end
 
     def append(self, tokens: Sequence[int] | NDArray[Any]) -> None:
-        """Appends tokens. Raises ``ValueError``, writing none, if one is not below ``vocab_size``."""
+        """Appends tokens. If one is not below ``vocab_size``, raises ``ValueError`` and writes none."""
         array = np.asarray(tokens)
         if not array.size:
             return
@@ -289,7 +289,7 @@ class TokenWriter:
 
 
 def _sync(folder: Path) -> None:
-    """Makes the names in ``folder`` durable on the disk."""
+    """Syncs the names in ``folder`` to disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

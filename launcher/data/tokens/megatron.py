@@ -1,4 +1,4 @@
-"""Where tokens lie in a file, and Megatron's form."""
+"""Describes token files, and reads the indices of Megatron."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from launcher.untrusted.files import opened
 class TokenFile:
     """``tokens`` numbers of ``dtype``, little-endian, from byte ``offset`` of the file.
 
-    ``vocab_size``: every token is below it; ``digest``: xxh3 (128 bits) of their bytes, hexadecimal;
-    ``end_of_document``: the token that ends each document. ``None`` if the file does not store it.
+    Every token is below ``vocab_size``. ``digest`` is the xxh3 (128 bits) of their bytes, hexadecimal.
+    ``end_of_document`` is the token that ends each document. Each of them is ``None`` if it is unknown.
     """
 
     path: Path
@@ -43,35 +43,35 @@ FLOATS = {6: "float64", 7: "float32"}
 
 
 def token_file(path: Path, index: Path, size: int) -> TokenFile:
-    """The tokens of ``path``, of ``size`` bytes, as ``index`` describes them.
+    """Describes the tokens of ``path``, which has ``size`` bytes, by its ``index``.
 
     Reads the index in bounded memory. Its sequences must cover the file without gaps, in order, as Megatron
     writes them. Raises ``BadFile`` and ``OSError``.
     """
     with opened(index) as file:
         dtype, sequences, documents = _header(file)
-        if max(sequences, documents) > size + CHUNK:  # few are empty
-            raise BadFile(f"its .idx promises {sequences} sequences, of {size} bytes")
+        if max(sequences, documents) > size + CHUNK:  # few sequences are empty
+            raise BadFile(f"its .idx promises {sequences} sequences, but it has only {size} bytes")
         itemsize = np.dtype(dtype).itemsize
         at = 0
         for first in range(0, sequences, CHUNK):
             at = _chunk(file, first, sequences, itemsize=itemsize, at=at, size=size)
         if at != size:
-            raise BadFile(f"it has {size} bytes, and its .idx says {at}")
+            raise BadFile(f"it has {size} bytes, but its .idx says {at}")
         _documents(file, sequences, documents)
     return TokenFile(path, dtype, 0, size // itemsize)
 
 
 def _header(file: BinaryIO) -> tuple[str, int, int]:
-    """The dtype, and the numbers of sequences and of document ends. Raises ``BadFile``."""
+    """Returns the dtype and the numbers of sequences and of document ends. Raises ``BadFile``."""
     head = file.read(_FIELDS.size)
     if head[: len(MAGIC)] != MAGIC:
-        raise BadFile("its .idx is not one of Megatron: it does not start as one")
+        raise BadFile("its .idx is not an index of Megatron: its first bytes differ")
     if len(head) < _FIELDS.size:
         raise BadFile("its .idx is cut off inside its header")
     _, version, code, sequences, documents = _FIELDS.unpack(head)
     if version != VERSION:
-        raise BadFile(f"its .idx is of version {version}; this launcher reads version {VERSION}")
+        raise BadFile(f"its .idx has version {version}; this launcher reads version {VERSION}")
     if code not in DTYPES:
         raise BadFile(
             f"its .idx says dtype {code} ({FLOATS.get(code, 'not known')}), which tokens cannot have"
@@ -104,7 +104,7 @@ def _chunk(file: BinaryIO, first: int, sequences: int, *, itemsize: int, at: int
     if outside.any():
         k = int(outside.argmax())
         text = f"sequence {first + k} of its .idx, {lengths[k]} bytes from byte {pointers[k]} on"
-        raise BadFile(f"{text}, is outside of the file, which has {size} bytes")
+        raise BadFile(f"{text}, is outside the file, which has {size} bytes")
 
     # each must start where the one before it ends
     starts = at + np.cumsum(lengths) - lengths
@@ -112,19 +112,19 @@ def _chunk(file: BinaryIO, first: int, sequences: int, *, itemsize: int, at: int
     if apart.any():
         k = int(apart.argmax())
         text = f"sequence {first + k} of its .idx starts at byte {pointers[k]}, the one before it ends at"
-        raise BadFile(f"{text} byte {starts[k]}: only sequences in their order, without gaps, are read")
+        raise BadFile(f"{text} byte {starts[k]}: sequences must be in order and without gaps")
     return int(starts[-1] + lengths[-1])
 
 
 def _documents(file: BinaryIO, sequences: int, documents: int) -> None:
-    """Checks that the ends of documents are sequence numbers in ascending order, from 0 to ``sequences``."""
+    """Checks that the ends of documents are sequence numbers in ascending order from 0 to ``sequences``."""
     last = 0
     for first, ends in _document_chunks(file, sequences, documents):
         if first == 0 and ends[0] != 0:
             raise BadFile(f"the first document of its .idx starts at sequence {ends[0]}, not 0")
         steps = np.diff(ends, prepend=last)
         if (steps < 0).any() or ends[-1] > sequences:
-            raise BadFile(f"documents of its .idx point outside of its {sequences} sequences, or back")
+            raise BadFile(f"the documents of its .idx are not in order within its {sequences} sequences")
         last = int(ends[-1])
     if documents and last != sequences:
         raise BadFile(f"the last document of its .idx ends at sequence {last} of {sequences}")

@@ -1,4 +1,4 @@
-"""Packed documents of files of tokens as samples: a target is a token of the same document."""
+"""Samples of packed documents; a target is a token of the same document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.plan.values.class_dims import IGNORED
 class PackedDocuments(Source):
     """The packed windows of several files, in order; a target is the next token of the same document.
 
-    If ``apart``, a second input numbers the documents of a window, and its padding as one more.
+    If ``apart``, a second input numbers the documents of a window, and gives its padding the next number.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Checks that ids in files of tokens are below the vocabulary, where no header of the files promises it.
+"""Checks that ids in token files are below the vocabulary size, where no header guarantees it.
 
-A plan reads them before anything starts: at training an id without a row ends the run after hours, and on a
-GPU as an assertion of the device. Files of any size are read in bounded time: all of them up to ``READ``
-bytes, else so many bytes in blocks that are spread evenly. What a plan has not read, each rank checks when it
-reads it.
+The plan reads the ids before anything starts: in training, an id that is too large would end the run after
+hours, on a GPU with an assertion of the device. It takes bounded time: files of up to ``READ`` bytes together
+are read completely, of larger ones that many bytes in evenly spread blocks. The ranks check the rest as they
+read it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from launcher.untrusted.files import opened
 
 KEY = "data.vocab_size"
 READ = 1 << 28
-"""The most bytes that are read of all files together; a second from a slow disk."""
+"""The most bytes that are read of all files together. A slow disk takes about a second."""
 BLOCK = 1 << 20  # bytes read at once
 
 
 @dataclass(frozen=True)
 class IdRange:
-    """The smallest and the largest id among the tokens read, and the number of the first token of each."""
+    """The smallest and the largest id of the tokens read, and the number of the first token that has each."""
 
     least: int
     least_at: int
@@ -38,7 +38,7 @@ class IdRange:
 
 
 def check_ids(made: Corpus) -> Iterator[Problem]:
-    """Reports the first file with an id outside of the vocabulary. Raises ``OSError``."""
+    """Yields a problem for the first file with an id outside the vocabulary. Raises ``OSError``."""
     files = _unpromised(made)
     outside = [(file, ids) for file, ids in _ranges(files) if not _fits(ids, made.vocab_size)]
     if not outside:
@@ -50,7 +50,7 @@ def check_ids(made: Corpus) -> Iterator[Problem]:
         yield Problem(KEY, f"{text}; ids count from 0, so the file has another dtype or another format")
         return
 
-    # more rows are a cure only if all ids are known
+    # a larger vocabulary is a cure only if all ids are known
     need = 1 + max(ids.most for _, ids in outside)
     reason = f"{text}, and ids must be below {KEY}, the number of tokens of the tokenizer that wrote the file"
     known = all(ids.least >= 0 for _, ids in outside) and _bytes(files) <= READ
@@ -58,7 +58,7 @@ def check_ids(made: Corpus) -> Iterator[Problem]:
 
 
 def partly_checked(settings: Tokens) -> str:
-    """Returns the note on files that are too large to read all of their ids; "" for all others."""
+    """Returns a note if the files are too large to read all of their ids, else ""."""
     made, _ = corpus(settings)
     if made is None:
         return ""
@@ -66,12 +66,12 @@ def partly_checked(settings: Tokens) -> str:
     if size <= READ:
         return ""
     part = f"{READ / size:.1%} of {size / 1e9:.1f} GB"
-    text = f"{made.vocab_size}: no header promises that ids are below it; {part}"
-    return f"{text} were read, evenly spread, and have none above; the ranks check the rest as they read it"
+    text = f"{made.vocab_size}: no header guarantees that ids are below it; {part}"
+    return f"{text} were read, evenly spread, and have no larger id; the ranks check the rest as they read it"
 
 
 def _unpromised(made: Corpus) -> list[TokenFile]:
-    """The files whose header does not say how many tokens there are, and whose dtype allows too large ids."""
+    """Returns the files whose header records no vocabulary size and whose dtype allows ids outside it."""
     parts = [part for source in (*made.train, made.val) for part in source]
     files = dict.fromkeys(part.file for part in parts)
     return [file for file in files if file.vocab_size is None and _may_be_outside(file, made.vocab_size)]
@@ -91,7 +91,7 @@ def _bytes(files: Sequence[TokenFile]) -> int:
 
 
 def _ranges(files: Sequence[TokenFile]) -> Iterator[tuple[TokenFile, IdRange]]:
-    """The ids of each file; a file gets as large a part of ``READ`` as it has of all bytes."""
+    """Yields the range of ids of each file. The bytes read of a file are in proportion to its size."""
     share = min(READ / max(_bytes(files), 1), 1.0)
     for file in files:
         status = os.stat(file.path)
@@ -100,7 +100,10 @@ def _ranges(files: Sequence[TokenFile]) -> Iterator[tuple[TokenFile, IdRange]]:
 
 @lru_cache(maxsize=4096)
 def _range(file: TokenFile, share: float, size: int, changed: int) -> IdRange:
-    """The ids of a file; a sweep plans it often. ``size`` and ``changed`` tell a file that changed."""
+    """Returns the range of ids of a file, cached because a sweep plans it often.
+
+    ``size`` and ``changed`` are part of the cache's key, so that a changed file is read again.
+    """
     dtype = np.dtype(file.dtype).newbyteorder("<")
     step = BLOCK // dtype.itemsize
     blocks = -(-file.tokens // step)
@@ -124,7 +127,7 @@ def _wider(a: IdRange, b: IdRange) -> IdRange:
 
 
 def _spread(blocks: int, count: int) -> Sequence[int]:
-    """``count`` of ``blocks``, evenly spread, the first and the last among them.
+    """Returns ``count`` numbers of ``blocks``, evenly spread, the first and the last included.
 
     >>> [*_spread(9, 3)]
     [0, 4, 8]

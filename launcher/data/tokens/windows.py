@@ -1,4 +1,4 @@
-"""Windows of tokens as samples, and mixtures of them."""
+"""Samples that are windows of tokens, and mixtures of sources."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Windows(Source):
 
 
 class MixedSource(Source):
-    """Draws from sources by weight; a source that is exhausted starts again.
+    """Reads sources in the proportions of ``mixture``; a source that is exhausted starts again.
 
-    One epoch is long enough to read every source once.
+    One epoch is long enough to read all of every source.
     """
 
     def __init__(self, sources: Sequence[Source], mixture: Mixture) -> None:
@@ -64,7 +64,7 @@ class MixedSource(Source):
         return _merged(len(indices), [(rows, self.sources[s].targets(own)) for s, rows, own in parts])
 
     def _each(self, indices: Indices) -> list[tuple[int, Indices, Indices]]:
-        """For each source with samples among ``indices``: its number, their rows, their indices in it."""
+        """Returns the number of each source in ``indices``, its rows, and the indices of its samples."""
         chosen, before = self.mixture.at(indices)
         rows = [(int(s), np.flatnonzero(chosen == s)) for s in np.unique(chosen)]
         return [(s, mine, before[mine] % len(self.sources[s])) for s, mine in rows]
@@ -88,15 +88,15 @@ def numbered(ends: Tensor) -> Tensor:
 
 
 def within(targets: Tensor, ends: Tensor) -> Tensor:
-    """Masks the targets of tokens that end a document: they are the first tokens of the next one."""
+    """Masks the targets of tokens that end a document: these targets are the first tokens of the next one."""
     return targets.masked_fill(ends, IGNORED)
 
 
 class TokenWindows(Source):
     """The windows of several files, in order; a target is one token later.
 
-    If ``apart``, a second input numbers the documents of a window, and no target belongs to another document
-    than its token. Each process opens a file when it first reads a sample of it.
+    If ``apart``, a second input numbers the documents of a window, and a token has no target in another
+    document. Each process opens a file when it first reads a sample of it.
     """
 
     def __init__(
@@ -131,17 +131,17 @@ class TokenWindows(Source):
         return torch.from_numpy(out)
 
     def _ending(self, indices: Indices, tokens: Tensor) -> Tensor:
-        """Marks the tokens that end a document, by each file's own end token."""
+        """Marks the tokens that end a document, which each file defines."""
         ends = [self.parts[k].file.end_of_document for k in self._part(indices).tolist()]
         return tokens == torch.tensor(ends)[:, None]
 
     def _part(self, indices: Indices) -> Indices:
-        """The index of the part that contains each sample."""
+        """Returns the index of the part that contains each sample."""
         return np.searchsorted(self._ends, indices, side="right")
 
 
 def open_tokens(settings: Tokens) -> Dataset:
-    """Opens prepared tokens, without their entropy, which needs all of them. Raises ``RequestError``."""
+    """Opens prepared tokens, without the entropy, which needs all of them. Raises ``RequestError``."""
     made, problems = corpus(settings)
     if made is None:
         raise RequestError(tuple(problems))

@@ -1,4 +1,4 @@
-"""Reads the first samples of a user's data set: their shapes and dtypes, and what is wrong with them."""
+"""Reads the first samples of a user's data set, and determines and checks their shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.user_errors import owned
 
 SOME = 2
-"""The number of samples that are read from a user's class. Two are enough to find the batch dim."""
+"""The number of samples that are read from a user's class. Two are enough to check the batch dim."""
 
 
 def sample_specs(
     settings: Target, batch: int, allow: tuple[str, ...]
 ) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-    """The specs of the inputs and of the target, with a batch dim of ``batch``. Raises ``RequestError``."""
+    """Returns the specs of the inputs and of the target, for ``batch`` samples. Raises ``RequestError``."""
     opened = open_own(settings, seed=0, allow=allow)
     with owned("data._target_", f"{settings.target}: its samples cannot be counted"):
         samples = len(opened.train)
@@ -39,7 +39,7 @@ def sample_specs(
 
 
 def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-    """The specs of the first samples of ``source``, for batches of ``batch``. Raises ``RequestError``."""
+    """Returns the specs of ``batch`` samples, from the first ones of ``source``. Raises ``RequestError``."""
     with owned("data._target_", f"{name}: its samples cannot be counted"):
         n = min(SOME, max(1, len(source)))
     with owned("data._target_", f"{name}: its samples cannot be read"):

@@ -25,7 +25,7 @@ Item = tuple[Any, ...]
 
 
 class BadItem(RunError):
-    """A problem with a user's own data set; ``text`` does not contain its name."""
+    """Raised for a problem with a user's own data set; ``text`` does not contain its name."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"data._target_ = {name}: {text}")
@@ -33,7 +33,7 @@ class BadItem(RunError):
 
 
 class Items(Source):
-    """Reads inputs and targets of the same indices together; hands each of them out once."""
+    """Reads inputs and targets of the same indices together, and returns each of them once."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Items(Source):
 
     @abstractmethod
     def items(self, indices: Indices) -> list[tuple[int, Any]]:
-        """The items, each with the number by which the user knows it. May raise ``BadItem``."""
+        """Returns the items, each with its number in the user's data set. May raise ``BadItem``."""
 
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
         if self._inputs is None or self._read != indices.tobytes():
@@ -116,20 +116,20 @@ def _parts(name: str, number: int, item: Any) -> Item:
 
 
 def _of_keys(name: str, number: int, item: Mapping[Any, Any]) -> Item:
-    """The input and target of a dictionary; every key must be known and none may be left over."""
+    """Returns the input and the target of a dictionary, which must have one key of each and no others."""
     inputs, targets = ([k for k in item if k in known] for known in (INPUT_KEYS, TARGET_KEYS))
     others = [str(k) for k in item if k not in (*INPUT_KEYS, *TARGET_KEYS)]
     if not others and len(inputs) == len(targets) == 1:
         return item[inputs[0]], item[targets[0]]
-    known = f"one of {', '.join(INPUT_KEYS)} and one of {', '.join(TARGET_KEYS)}, and no more"
+    known = f"one of {', '.join(INPUT_KEYS)} and one of {', '.join(TARGET_KEYS)}, and no others"
     text = f"item {number} has the keys {', '.join(map(str, item))}; supported: {known}"
     if "input_ids" in others:
-        text += " (labels of transformers are those of the same tokens, here targets are one token later)"
+        text += " (labels of transformers are the input tokens; here, targets are one token later)"
     raise BadItem(name, f"{text}; return a tuple (inputs..., target), in the order of the model's forward")
 
 
 def _unlike(pairs: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
-    """Describes the first item whose number of parts or shapes differs from the first; empty if none does."""
+    """Describes the first item whose number of parts or shapes differ from those of item 0; else empty."""
     (first, _), shapes = pairs[0], [[tuple(np.shape(_sized(part))) for part in item] for item in items]
     for (number, _), item, have in zip(pairs, items, shapes, strict=True):
         if len(have) != len(shapes[0]):
@@ -145,12 +145,12 @@ def _unlike(pairs: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
 
 
 def _foreign(pairs: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
-    """Describes the first part of an item that no tensor can be made of; empty if there is none."""
+    """Describes the first part of an item that cannot become a tensor; empty if all can."""
     for (number, _), item in zip(pairs, items, strict=True):
         for at, part in enumerate(item):
             if isinstance(part, Tensor) and part.layout is not torch.strided:
                 kind = str(part.layout).removeprefix("torch.")
-                return f"{_part(at, item)} of item {number} is a {kind} tensor; return it .to_dense()"
+                return f"{_part(at, item)} of item {number} is a {kind} tensor; convert it with .to_dense()"
             if not isinstance(part, Tensor | np.ndarray | np.generic | Mapping | Sequence | int | float):
                 text = f"{_part(at, item)} of item {number} has type {type(part).__name__}"
                 return f"{text}, which cannot become a tensor; {RETURN}"

@@ -1,4 +1,4 @@
-"""Opens a user's Dataset."""
+"""Opens a user's own data set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPLIT_SEED = 0  # not the job's: every run is validated on the same samples
 TRAIN, VAL = 0, 1
 
 
-class UserData(ABC):  # noqa: B024 (others are registered)
+class UserData(ABC):  # noqa: B024 (the classes are registered below)
     """A user's own data set: a ``Source``, a torch ``Dataset`` or an ``IterableDataset``."""
 
 
@@ -39,7 +39,7 @@ UserData.register(torch_data.Dataset)
 class TrainValSplit:
     """The targets that build the training and the validation data.
 
-    ``val``: ``None`` if a ``fraction`` of the training data is used for validation.
+    ``val`` is ``None`` if a ``fraction`` of the training data is used for validation.
     """
 
     train: Target
@@ -50,8 +50,8 @@ class TrainValSplit:
 def halves(settings: Target, allow: tuple[str, ...]) -> TrainValSplit:
     """Determines how validation samples are obtained. Raises ``RequestError``.
 
-    ``val`` and ``val_fraction`` are settings of the launcher unless the constructor has such parameters. If
-    it has a parameter ``split`` or ``train`` that the request does not set, that one selects the data.
+    ``val`` and ``val_fraction`` are settings of launcher unless the constructor has such parameters. If it
+    has a parameter ``split`` or ``train`` that the request does not set, this parameter selects the data.
     """
     made, takes = _made(settings, allow)
     if inspect.isclass(made) and issubclass(made, Source):
@@ -62,11 +62,11 @@ def halves(settings: Target, allow: tuple[str, ...]) -> TrainValSplit:
         {"_target_": settings.target} | {k: v for k, v in arguments.items() if k not in ours}
     )
 
-    # the request tells, or the constructor's parameters
+    # the request says how, or the constructor's parameters do
     if len(ours) == 2:
         raise _error(
             "val_fraction",
-            f"{ours['val_fraction']}: data.val says what is held out; give one of them",
+            f"{ours['val_fraction']}: data.val already names the validation data; give only one of them",
             "~data.val_fraction",
         )
     if "val" in ours:
@@ -80,13 +80,13 @@ def halves(settings: Target, allow: tuple[str, ...]) -> TrainValSplit:
 
 
 def _made(settings: Target, allow: tuple[str, ...]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """The class or function of ``settings``, and its parameters by name. Raises ``RequestError``."""
+    """Returns the class or function of ``settings``, and its parameters by name. Raises ``RequestError``."""
     target: Any = factory(settings.target, allow, object, key=KEY)
     if inspect.isclass(target) and issubclass(target, torch_data.DataLoader | torch_data.Sampler):
         text = (
-            f"{settings.target}: is a {target.__name__}: the launcher makes batches, their order and workers"
+            f"{settings.target}: is a {target.__name__}, but launcher makes batches, their order and workers"
         )
-        raise RequestError((Problem(KEY, f"{text} itself; name the data set itself"),))
+        raise RequestError((Problem(KEY, f"{text} itself; name the data set"),))
     made = factory(settings.target, allow, UserData, key=KEY)
     return made, inspect.signature(made).parameters
 
@@ -96,9 +96,12 @@ def _with(settings: Target, **arguments: Any) -> Target:
 
 
 def _other(train: Target, arguments: Any) -> Target:
-    """The validation target. ``arguments``: a class with its own, or those that differ for validation."""
+    """Returns the validation target.
+
+    ``arguments`` are a class with its own arguments, or only the arguments that differ for validation.
+    """
     if not isinstance(arguments, Mapping):
-        text = f"{arguments}: should be the arguments that differ for held-out samples, as {{split: test}}"
+        text = f"{arguments}: must be the arguments that differ for validation, as {{split: test}}"
         raise _error("val", text)
     if "_target_" in arguments:
         return Target.model_validate(dict(arguments))
@@ -108,13 +111,13 @@ def _other(train: Target, arguments: Any) -> Target:
 def _fraction(ours: Mapping[str, Any]) -> float:
     fraction = ours.get("val_fraction", FRACTION)
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
-        text = f"{fraction}: should be a share of the samples, at least 0 and below 1"
+        text = f"{fraction}: must be a share of the samples, at least 0 and below 1"
         raise _error("val_fraction", text, f"data.val_fraction={FRACTION}")
     return fraction
 
 
 def open_own(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
-    """Opens the data. Raises ``RequestError``, and whatever the user's constructor raises."""
+    """Opens the data. Raises ``RequestError``, and any error of the user's constructor."""
     splits = halves(settings, allow)
     train = _opened(splits.train, seed, allow, TRAIN)
     if isinstance(train, Source):
@@ -145,13 +148,13 @@ def open_own(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
 
 
 def opened(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
-    """Like ``open_own``, but for planning: errors of the user's code become a ``RequestError``."""
+    """Opens as ``open_own`` does, for planning: errors of the user's code become a ``RequestError``."""
     with owned(KEY, f"{settings.target}: cannot be opened"):
         return open_own(settings, seed, allow)
 
 
 def _opened(settings: Target, seed: int, allow: tuple[str, ...], part: int) -> Any:
-    """Calls the constructor; random numbers that it draws are the same on all ranks."""
+    """Calls the constructor. It draws the same random numbers on all ranks."""
     with global_generators() as put:
         put(seed, part)
         return build(settings, allow, UserData, key=KEY)
@@ -170,17 +173,17 @@ def _source(made: Any, settings: Target | None, seed: int, allow: tuple[str, ...
 
 
 def _beside_stream(settings: Target, split: TrainValSplit, seed: int, allow: tuple[str, ...]) -> Source:
-    """The validation data of a stream; they must have a length. Empty if the request names none."""
+    """Returns the validation data of a stream, which must have a length; empty if the request names none."""
     if split.val is None:
         if "val_fraction" in settings.arguments:
-            text = f"{split.fraction}: {settings.target} is an IterableDataset, which has no share by index"
-            raise _error("val_fraction", f"{text}; name what is held out as data.val", "~data.val_fraction")
+            text = f"{split.fraction}: {settings.target} is an IterableDataset, which has no indices"
+            raise _error("val_fraction", f"{text}; name validation data as data.val", "~data.val_fraction")
         return _none(settings.target)
     val = _source(_opened(split.val, seed, allow, VAL), split.val, seed, allow, part=VAL)
     if len(val) < ENDLESS:
         return val
     if "val" in settings.arguments:
-        text = f"{split.val.target}: an IterableDataset without __len__, but held-out samples must be counted"
+        text = f"{split.val.target}: an IterableDataset without __len__, but validation samples are counted"
         raise _error("val", f"{text}; give it a __len__, or name a Dataset")
     return _none(settings.target)
 
@@ -201,7 +204,7 @@ def _length(dataset: Any, settings: Target) -> int:
 
 
 def _no_split(settings: Target) -> Source:
-    text = f'{settings.target}: makes a Source but has no parameter split; give it split, "train" or "val"'
+    text = f'{settings.target}: makes a Source but has no parameter split; add one for "train" and "val"'
     raise RequestError((Problem(KEY, text),))
 
 

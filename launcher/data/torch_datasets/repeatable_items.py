@@ -1,4 +1,4 @@
-"""Checks that items of a user's data set are the same when they are read again."""
+"""Checks that items of a user's data set are the same each time they are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.data.torch_datasets.stream import IndexedStream, MapStyle
 from launcher.errors import Problem
 
 ITEMS, TIMES = 4, 4
-"""The number of items read, and how often: a coin toss per item goes unnoticed once in 4000 times."""
+"""The number of items that are read, and how often. A coin toss per item is missed once in 4000 times."""
 
 
 DRAW = (
@@ -24,7 +24,7 @@ DRAW = (
 
 
 def unsteady(one: Dataset, other: Dataset) -> Iterator[Problem]:
-    """Yields a problem if items differ when they are read again, by this rank or another one.
+    """Yields a problem if items differ when this rank or another one reads them again.
 
     ``one`` and ``other`` are the same request, opened twice. Raises ``RequestError``.
     """
@@ -54,7 +54,7 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
 
 
 def _lost(stream: IndexedStream, items: list[Sequence[Tensor]]) -> Problem | None:
-    """Reports a stream with a ``state_dict`` that does not continue with the right item."""
+    """Returns a problem if a stream that is restored from its ``state_dict`` gives other items."""
     half = len(items) // 2
     one, other = stream.anew(), stream.anew()
     _read(one, half)
@@ -67,19 +67,20 @@ def _lost(stream: IndexedStream, items: list[Sequence[Tensor]]) -> Problem | Non
         return None
     text = f"restored from its state_dict after {half} items, it continues with a different item {half + at}"
     cure = (
-        "let it hold everything that the next items depend on, or remove it: then the stream is read forward"
+        "save everything in it that the next items depend on, or remove it: a resumed run then reads the "
+        "stream from its start"
     )
     return Problem(KEY, f"{stream.name}: {text}; {cure}")
 
 
 def _read(source: Source, n: int, first: int = 0) -> list[Sequence[Tensor]]:
-    """Reads item by item."""
+    """Reads the items from ``first`` up to ``n``, one by one."""
     rows = [np.arange(i, i + 1) for i in range(first, n)]
     return [(*source.inputs(row), source.targets(row)) for row in rows]
 
 
 def _differs(a: list[Sequence[Tensor]], b: list[Sequence[Tensor]]) -> int | None:
-    """The index of the first item that is not bitwise equal; ``None`` if all are."""
+    """Returns the index of the first item that is not bitwise equal; ``None`` if all are."""
     for at, (one, other) in enumerate(zip(a, b, strict=True)):
         if len(one) != len(other) or not all(map(_same, one, other)):
             return at

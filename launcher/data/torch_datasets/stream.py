@@ -1,4 +1,4 @@
-"""Streams of samples from users' data sets."""
+"""Reads items of users' torch data sets, in order or by index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Seed = Callable[..., None]
 
 @contextmanager
 def global_generators() -> Iterator[Seed]:
-    """Yields a function that seeds Python, numpy and torch (CPU) by a key; restores their state after it."""
+    """Yields a function that seeds Python, numpy and torch (CPU) by a key, and restores their states."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield _seed
@@ -35,21 +35,22 @@ def _seed(seed: int, *key: int) -> None:
     first, second = words.tolist()
     random.seed(first << 32 | second)
     np.random.seed(first)
-    torch.default_generator.manual_seed(first << 31 | second >> 1)  # not those of other devices
+    torch.default_generator.manual_seed(first << 31 | second >> 1)  # not the generators of other devices
 
 
 ENDLESS = 1 << 62
 """The length of a stream without ``__len__``."""
 LONGEST = 1 << 20
-"""The maximum number of characters of a state, which is saved in checkpoints' metadata."""
+"""The most characters of a state, which is saved in the metadata of checkpoints."""
 METHODS = ("state_dict", "load_state_dict")
 
 
 class IndexedStream(Items):
     """Index ``i`` is the ``i``-th item of an iterator over ``make()``; each rank reads all items up to it.
 
-    Going back builds the data set again and reads it from the start. What an item draws from the global
-    generators depends on ``key`` and its index. ``request``: text that identifies what its items depend on.
+    To go back, it builds the data set again and reads it from the start. The numbers that an item draws from
+    the global generators depend only on ``key`` and its index. ``request`` is a text that identifies
+    everything that the items depend on.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class IndexedStream(Items):
         return [(place, by_place[place]) for place in indices.tolist()]
 
     def _at(self, place: int, seed: Callable[..., None]) -> Any:
-        """Returns an item. Keeps the last one, because the padding of a batch repeats it."""
+        """Returns an item. It keeps the last one, because the padding of a batch repeats it."""
         if not self._begun or place < self._done - (self._last is not _END):
             self._begin(seed)
         while self._done <= place:
@@ -93,7 +94,7 @@ class IndexedStream(Items):
         return self._last
 
     def _begin(self, seed: Callable[..., None], state: Any = None) -> None:
-        """Begins at the first item, or where ``state`` continues."""
+        """Begins at the first item, or at the item at which ``state`` was saved."""
         seed(*self.key, 0)
         self._made = self.make()
         if state is not None and _stateful(self._made):
@@ -107,9 +108,10 @@ class IndexedStream(Items):
         return IndexedStream(self.make, self.name, self.key, self.length, self.request)
 
     def place(self) -> dict[str, Any] | None:
-        """The position for ``go_on``, in JSON; ``None`` if neither the data set nor its iterator has one.
+        """Returns the position for ``go_on``, in JSON; ``None`` if no position can be saved.
 
-        It comes from ``state_dict`` and ``load_state_dict``, as torchdata defines them.
+        It comes from the data set or its iterator, by ``state_dict`` and ``load_state_dict``, as torchdata
+        defines them.
         """
         known: tuple[Any, ...] = (self._made, self._items)
         one = next((one for one in known if _stateful(one)), None)
@@ -125,7 +127,7 @@ class IndexedStream(Items):
         return {"request": self.request, "items": self._done, "state": json.loads(text)}
 
     def go_on(self, place: Mapping[str, Any]) -> None:
-        """Continues at ``place``, if it is of the same request; otherwise reads from the start."""
+        """Continues at ``place`` if it is of the same request; otherwise, reading begins at the start."""
         items = place.get("items")
         if place.get("request") != self.request or not isinstance(items, int):
             return
@@ -138,7 +140,7 @@ class IndexedStream(Items):
 
     def _ended(self, place: int) -> None:
         n, self._begun = self._done, False
-        text = f"the stream ended after {n} items, and item {place} (from 0) is due"
+        text = f"the stream ended after {n} items, but item {place} (from 0) is needed"
         cure = f"let it start over by itself, or set train.steps to at most {n} // train.batch_size"
         raise BadItem(self.name, f"{text}; {cure}")
 
@@ -151,10 +153,10 @@ _END = object()
 
 
 class MapStyle(Items):
-    """The items ``part`` of ``dataset``; index ``i`` is sample ``i % len`` as it is in epoch ``i // len``.
+    """The items ``part`` of ``dataset``; index ``i`` is sample ``i % len`` in epoch ``i // len``.
 
-    What an item draws from the global generators depends only on ``key``, the epoch and the item, not on the
-    process or the order of reading.
+    The numbers that an item draws from the global generators depend only on ``key``, the epoch and the item,
+    not on the process or the order of reading.
     """
 
     def __init__(self, dataset: Any, part: Indices, name: str, key: tuple[int, ...]) -> None:

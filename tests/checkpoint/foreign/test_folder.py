@@ -95,7 +95,7 @@ def test_what_a_pickle_asks_to_run_is_not_run(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d", {"w": torch.ones(3)})
     path = folder / ".metadata"
     path.write_bytes(pickle.dumps(Evil(tmp_path / "harm")))
-    text = f"{path}: it asks for posix.mkdir, which is not on the list of harmless names"
+    text = f"{path}: it uses posix.mkdir, which is not on the list of harmless names"
     assert refusal(lambda: read_dcp(folder)) == text
     assert not (tmp_path / "harm").exists()
 
@@ -108,7 +108,7 @@ def test_nor_is_what_the_pickle_of_a_tensor_asks_for(tmp_path: Path) -> None:
     file.write_bytes(raw.replace(b"torch._utils\n_rebuild_tensor_v2", b"torch._utils\n_rebuild_tensor_v9"))
     text = f"{file}: tensor w: not what torch.save writes: Bad CRC-32 for file 'archive/data.pkl'"
     assert refusal(lambda: read_dcp(folder)) == text
-    text = "it asks for torch._utils._rebuild_tensor_v9, which is not on the list of harmless names"
+    text = "it uses torch._utils._rebuild_tensor_v9, which is not on the list of harmless names"
     assert refusal(lambda: read(b"ctorch._utils\n_rebuild_tensor_v9\n.", {}), RefusedPickle) == text
 
 

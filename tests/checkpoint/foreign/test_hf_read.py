@@ -111,17 +111,17 @@ def test_files_beside_the_model_come_along_and_may_be_overwritten(src: Path, tmp
 def test_a_folder_with_other_files_is_never_overwritten(src: Path, tmp_path: Path) -> None:
     write_hf(src, tmp_path / "hf")
     dst = tmp_path / "hf"
-    text = f"{dst}: the destination is not empty; give another, or overwrite: true"
+    text = f"{dst}: the destination is not empty; give another, or set overwrite: true"
     assert refusal(lambda: write_hf(src, dst), FileExistsError) == text
     (dst / "thesis.tex").touch()
-    text = f"{dst}: the destination is not empty and not a folder of a model alone, so it is never overwritten"
+    text = f"{dst}: the destination is not empty and not a folder with only a model, so it is never overwritten"
     assert refusal(lambda: write_hf(src, dst, overwrite=True), FileExistsError) == text
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("absent.json", "cannot be copied beside the model: no such file"),
-     (INDEX, f"the folder has a {INDEX} already; it cannot be copied beside the model")],
+    [("absent.json", "cannot be copied into the model's folder: no such file"),
+     (INDEX, f"cannot be copied into the model's folder: it has another {INDEX}")],
 )  # fmt: skip
 def test_files_beside_the_model_are_checked_first(src: Path, tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name

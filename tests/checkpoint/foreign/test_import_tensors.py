@@ -62,7 +62,7 @@ def test_a_tied_tensor_comes_under_either_name_or_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [bytes(96), bytes(48)], ids=["values", "dtype"])
 def test_tied_names_with_different_values_are_refused(tmp_path: Path, data: bytes) -> None:
     other = Blob.of("float32" if len(data) == 96 else "float16", (6, 4), data)
-    text = "head.weight: tied to embed.weight in the destination, but the source has other values for it"
+    text = "head.weight: tied to embed.weight in the destination, but their values differ in the source"
     assert refusal(lambda: import_full({**blobs(), "head.weight": other}, tmp_path / "b", model(), {})) == text
 
 
@@ -71,9 +71,9 @@ def test_every_name_shape_and_dtype_is_checked_before_anything_is_written(tmp_pa
     src["extra"] = src.pop("layer.mean")
     src["layer.weight"] = Blob.of("float16", (15,), filled(model())["layer.weight"])
     assert refusal(lambda: import_full(src, tmp_path / "b", model(), {})) == (
-        "the strategies do not fit:\n"
+        "the strategies do not match:\n"
         "  layer.weight: shape [15] in the source, [5, 3] in the destination\n"
-        "  layer.weight: float16 in the source, bfloat16 in the destination; a dtype is never changed here\n"
+        "  layer.weight: float16 in the source, bfloat16 in the destination; dtypes cannot be changed here\n"
         "  only in the source: extra\n"
         "  only in the destination: layer.mean"
     )
@@ -82,7 +82,7 @@ def test_every_name_shape_and_dtype_is_checked_before_anything_is_written(tmp_pa
 
 def test_a_checkpoint_is_overwritten_only_when_asked(tmp_path: Path) -> None:
     import_full(blobs(), tmp_path / "b", model(), {"step": 1})
-    text = f"{tmp_path / 'b'}: the destination is not empty; give another, or overwrite: true"
+    text = f"{tmp_path / 'b'}: the destination is not empty; give another, or set overwrite: true"
     assert refusal(lambda: import_full(blobs(), tmp_path / "b", model(), {}), FileExistsError) == text
     import_full(blobs(), tmp_path / "b", model(), {"step": 2}, overwrite=True)
     assert open_checkpoint(tmp_path / "b").state == {"step": 2}

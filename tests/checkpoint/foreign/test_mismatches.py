@@ -15,7 +15,7 @@ MODEL = Strategy(Grid(()), {"embed.weight": TABLE, **{f"layers.{k}.attn_norm.wei
 LLAMA = ["model.embed_tokens.weight", *(f"model.layers.{k}.input_layernorm.weight" for k in range(8))]
 NORMS = [f"layers.{k}.attn_norm.weight" for k in range(8)]
 BELOW = (
-    "they are below 'model', which a table of names takes away "
+    "they are below 'model', a prefix that a table of names removes "
     "(try: 'steps.import.names={model:\"\",optim:null,step:null}')"
 )
 PLACE = "steps.import.names: x: the model has no place for"
@@ -37,11 +37,11 @@ def told(names: list[str], table: NameTable, *, strict: bool = True, spec: Tenso
                 f"{PLACE} model.embed_tokens.weight, model.layers.0.input_layernorm.weight, "
                 "model.layers.1.input_layernorm.weight, model.layers.2.input_layernorm.weight, "
                 "model.layers.3.input_layernorm.weight, model.layers.4.input_layernorm.weight and 3 more; "
-                "these are a Llama's names as transformers has them (try: steps.import.names=llama)",
+                "these are Llama names as transformers writes them (try: steps.import.names=llama)",
                 "steps.import.names: x: it has no tensor for the model's embed.weight, layers.0.attn_norm.weight, "
                 "layers.1.attn_norm.weight, layers.2.attn_norm.weight, layers.3.attn_norm.weight, "
                 "layers.4.attn_norm.weight and 3 more; "
-                "these are a Llama's names as transformers has them (try: steps.import.names=llama)",
+                "these are Llama names as transformers writes them (try: steps.import.names=llama)",
             ],
         ),
         (
@@ -58,16 +58,16 @@ def told(names: list[str], table: NameTable, *, strict: bool = True, spec: Tenso
         (
             ["wte.weight", *NORMS],
             [
-                f"{PLACE} wte.weight; names is a table {{theirs: ours}} that maps them",
+                f"{PLACE} wte.weight; map them with names, a table {{theirs: ours}}",
                 "steps.import.names: x: it has no tensor for the model's embed.weight; "
-                "names is a table {theirs: ours} that maps them",
+                "map them with names, a table {theirs: ours}",
             ],
         ),
         (
             ["embed.weight", *NORMS[:-1]],
             [
                 "steps.import.names: x: it has no tensor for the model's layers.7.attn_norm.weight; "
-                "the sizes of the model must be those of the source"
+                "the model must have the sizes of the source"
             ],
         ),
         (
@@ -92,13 +92,14 @@ def test_names_that_do_not_fit_come_with_the_way_out(names: list[str], texts: li
 def test_everything_wrong_with_a_table_is_said_at_once_each_at_its_row() -> None:
     table = {"wte": "embed", "w2": "embed", "n": "layers.0.attn_norm", "b": "bias", "gone": "layers.1", "h": None}
     assert told(["wte.weight", "w2.weight", "n.weight", "b.weight", "h.weight", "odd"], table) == [
-        "steps.import.names.w2: wte.weight and w2.weight would both be embed.weight; null leaves one of them out",
+        "steps.import.names.w2: wte.weight and w2.weight would both become embed.weight; "
+        "set one to null to leave it out",
         "steps.import.names: no row of the table matches odd of x; add rows, with null to leave a tensor out "
         "(try: steps.import.strict=false)",
         "steps.import.names.b: x: the model has no place for bias.weight; set this row to null to leave them out",
         "steps.import.names: x: it has no tensor for the model's layers.1.attn_norm.weight, layers.2.attn_norm.weight, "
         "layers.3.attn_norm.weight, layers.4.attn_norm.weight, layers.5.attn_norm.weight, layers.6.attn_norm.weight "
-        "and 1 more; names is a table {theirs: ours} that maps them",
+        "and 1 more; map them with names, a table {theirs: ours}",
         "steps.import.names.gone: this row matches no tensor of x",
     ]
 

@@ -22,13 +22,13 @@ FLAWS: dict[str, tuple[Any, str]] = {
     "axis": (lambda: one(Layout(GRID, (4,), (("tp",),))), "w: axis tp is not in the grid {'pp': 2, 'dp_shard': 2}"),
     "twice": (
         lambda: one(Layout(GRID, (4, 4), (("dp_shard",), ("dp_shard",)))),
-        "w: axis dp_shard cuts it and is used a second time",
+        "w: axis dp_shard cuts it and is used twice",
     ),
     "cut and pinned": (
-        lambda: one(Layout(GRID, (4,), (("pp",),), (("pp", (0,)),))), "w: axis pp cuts it and is used a second time"
+        lambda: one(Layout(GRID, (4,), (("pp",),), (("pp", (0,)),))), "w: axis pp cuts it and is used twice"
     ),
     "coordinate": (
-        lambda: one(sharded(GRID, (4,), 2)), "w: at pp [2]: coordinates are ascending, below 2, and at least one"
+        lambda: one(sharded(GRID, (4,), 2)), "w: at pp [2]: it needs coordinates, in ascending order and below 2"
     ),
     "dtype": (
         lambda: one(sharded(GRID, (4,), 1), "float31"),
@@ -36,16 +36,16 @@ FLAWS: dict[str, tuple[Any, str]] = {
         "int16, float8_e4m3fn, float8_e5m2, int8, uint8, bool, uint16, uint32, uint64",
     ),
     "kind": (lambda: one(sharded(GRID, (4,), 1), kind="weight"), "w: kind weight is not one of param, buffer, optim"),
-    "names": (lambda: one(sharded(GRID, (4,), 1), aliases=("w",)), "w: the name of two tensors"),
+    "names": (lambda: one(sharded(GRID, (4,), 1), aliases=("w",)), "w: two tensors have this name"),
     "grid": (
         lambda: one(sharded(Grid.of(dp_shard=2, pp=2), (4,), 1)),
-        "w: laid out over {'dp_shard': 2, 'pp': 2}, the strategy over {'pp': 2, 'dp_shard': 2}: "
-        "not the same ranks and stages",
+        "w: its grid {'dp_shard': 2, 'pp': 2} has other ranks or stages than the strategy's grid "
+        "{'pp': 2, 'dp_shard': 2}",
     ),
     "ranks": (
         lambda: one(sharded(Grid.of(pp=2, dp_shard=4), (4,), 1)),
-        "w: laid out over {'pp': 2, 'dp_shard': 4}, the strategy over {'pp': 2, 'dp_shard': 2}: "
-        "not the same ranks and stages",
+        "w: its grid {'pp': 2, 'dp_shard': 4} has other ranks or stages than the strategy's grid "
+        "{'pp': 2, 'dp_shard': 2}",
     ),
     "own axes": (
         lambda: one(Layout(Grid.of(pp=2, x=2), (4,), (("dp_shard",),))),
@@ -77,8 +77,8 @@ def test_strategies_of_different_tensors_are_told_apart_name_by_name() -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         match(src, Strategy(src.grid, entries))
     assert str(caught.value) == (
-        "the strategies do not fit:\n"
-        "  layer.weight: bfloat16 in the source, float32 in the destination; a dtype is never changed here\n"
+        "the strategies do not match:\n"
+        "  layer.weight: bfloat16 in the source, float32 in the destination; dtypes cannot be changed here\n"
         "  only in the source: layer.mean, optim.step\n"
         "  only in the destination: new"
     )
@@ -92,8 +92,8 @@ def test_two_tensors_do_not_become_one_tied_tensor() -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         match(untied, src)
     assert str(caught.value) == (
-        "the strategies do not fit:\n"
-        "  embed.weight: one tied tensor in the destination, 2 in the source: embed.weight, head.weight"
+        "the strategies do not match:\n"
+        "  embed.weight: one tied tensor in the destination, but 2 tensors in the source: embed.weight, head.weight"
     )
     assert match(src, untied)["head.weight"] == "embed.weight"
 
@@ -102,7 +102,7 @@ def test_shapes_that_differ_are_named() -> None:
     src, dst = one(sharded(GRID, (4,), 1)), one(sharded(GRID, (5,), 1))
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         match(src, dst)
-    assert str(caught.value) == "the strategies do not fit:\n  w: shape [4] in the source, [5] in the destination"
+    assert str(caught.value) == "the strategies do not match:\n  w: shape [4] in the source, [5] in the destination"
 
 
 def test_single_is_everything_whole_on_one_rank() -> None:

@@ -144,7 +144,7 @@ def test_a_tied_tensor_that_one_of_its_stages_does_not_list_is_named(tmp_path: P
 def test_a_tensor_in_the_file_of_a_stage_that_does_not_hold_it_is_named(tmp_path: Path) -> None:
     _, b = dump(small(), tmp_path)
     edited(b, '"at": {"pp": [1]}, "kind": "buffer"', '"at": {"pp": [0]}, "kind": "buffer"')
-    assert load_refusal(tmp_path) == f"{b}: layer.mean belongs to stages [0], not to this file's"
+    assert load_refusal(tmp_path) == f"{b}: layer.mean belongs to stages [0], which this file is not for"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_tensor_in_the_file_of_a_stage_that_does_not_hold_it_is_named(tmp_path
          "embed.weight: split has 1 dims, shape [6, 4] has 2"),
         ('"dp_shard": 2', '"dp_shard": 99999999999',
          "grid {'pp': 2, 'dp_replicate': 1, 'dp_shard': 99999999999, 'tp': 1}: 199999999998 ranks; "
-         "at most 1048576 are laid out"),
+         "at most 1048576 are supported"),
     ],
     ids=["json", "format", "version", "version of no number", "field", "type", "list", "flaw", "ranks"],
 )  # fmt: skip

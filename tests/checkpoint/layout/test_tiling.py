@@ -16,7 +16,7 @@ WRONG = {
     "nothing": ((4,), [], "its pieces do not add up to [4]"),
     "twice": ((2, 2), [Box((0, 0), (2, 2)), Box((0, 1), (1, 2))], "its pieces at [0, 0] and [0, 1] overlap"),
     "as much as is missing": ((4,), [Box((0,), (2,)), Box((1,), (3,))], "its pieces at [0] and [1] overlap"),
-    "outside": ((4,), [Box((2,), (6,))], "its piece from [2] to [6] lies outside of [4]"),
+    "outside": ((4,), [Box((2,), (6,))], "its piece from [2] to [6] lies outside [4]"),
     "a number twice": ((), [Box((), ()), Box((), ())], "its pieces at [] and [] overlap"),
 }
 

@@ -99,7 +99,7 @@ def test_another_key_is_named_as_such(sealed: tuple[Path, Full], monkeypatch: py
     monkeypatch.setenv("CHECKPOINT_KEY", OTHER.hex())
     text = (
         f"{folder}: it is encrypted: {folder}/rank_0/extra.safetensors: wrong key: it is encrypted with key "
-        f"{key_id(KEY).hex()}, this is {key_id(OTHER).hex()}; {ANOTHER}={FORMS} says where the key is now"
+        f"{key_id(KEY).hex()}, this is {key_id(OTHER).hex()}; set {ANOTHER} to the place of the key: {FORMS}"
     )
     assert refusal(folder) == text
     assert verify(folder) == [text]
@@ -168,8 +168,8 @@ def test_a_key_that_has_moved_is_found_where_the_variable_says(
     monkeypatch.delenv("CHECKPOINT_KEY")
     assert refusal(folder) == (
         f"{folder}: it is encrypted: env:CHECKPOINT_KEY: this environment variable is not set; it must hold the key "
-        "(openssl rand -hex 32); LAUNCHER_CHECKPOINT_KEY=env:NAME (an environment variable) or file:PATH says where "
-        "the key is now"
+        "(openssl rand -hex 32); set LAUNCHER_CHECKPOINT_KEY to the place of the key: env:NAME (an environment "
+        "variable) or file:PATH"
     )
     (tmp_path / "key").write_bytes(KEY)
     monkeypatch.setenv(ANOTHER, f"file:{tmp_path}/key")
@@ -236,8 +236,8 @@ def test_a_file_cut_short_or_grown_is_named(tmp_path: Path) -> None:
     path = made(tmp_path / "a", bytes(2 * BLOCK))
     data = path.read_bytes()
     for cut, told in (
-        (data[:-STEP], f"truncated: it is {len(data)} bytes by its header, it has {len(data) - STEP}"),
-        (data + b"x", f"bytes were added: it is {len(data)} bytes by its header, it has {len(data) + 1}"),
+        (data[:-STEP], f"truncated: its header says {len(data)} bytes, but it has {len(data) - STEP}"),
+        (data + b"x", f"bytes were added: its header says {len(data)} bytes, but it has {len(data) + 1}"),
         (data[:30], f"truncated: an encrypted file has at least {HEAD + TAG} bytes, this one 30"),
         (b"plain", "it is not encrypted, but the manifest says that it is"),
     ):

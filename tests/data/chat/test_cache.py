@@ -30,7 +30,8 @@ def test_many_processes_make_what_one_makes(tokenizer: Tokenizer, tmp_path: Path
         assert [a.dtype for a in (part.tokens, part.counted, part.ends)] == [np.uint32, np.uint8, np.int64]
         assert all(np.array_equal(getattr(part, n), getattr(one, n)) for n in ("tokens", "counted", "ends"))
     assert len(one) == len(rows)
-    assert said[0].startswith(f"data: {len(rows)} conversations; {len(rows)} conversations held out, as tokens, once: ")
+    counts = f"{len(rows)} conversations; {len(rows)} conversations held out"
+    assert said[0].startswith(f"data: {counts}, tokenized once into ")
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
@@ -65,9 +66,9 @@ def test_bad_tables(
     monkeypatch.chdir(tmp_path)
     parquet.write_table(pa.table({"text": ["a"], "id": [1]}), "t.parquet")
     assert main([*asked(other), "show=plan"]) == 2
-    told = f"data.path = {other.path}: a row has 'messages', or 'prompt' and 'completion' (columns: text, id)\n"
+    told = f"data.path = {other.path}: a row must have 'messages', or 'prompt' and 'completion' (columns: text, id)\n"
     assert told in capsys.readouterr().err
     parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": ["c", None]}), "t.parquet")
     assert main([*asked(other), "show=plan"]) == 2
-    why = "a row has 'messages', or 'prompt' and 'completion' (keys: prompt)"
+    why = "a row must have 'messages', or 'prompt' and 'completion' (keys: prompt)"
     assert f"data.path = {other.path}: row 2: {why}; data.on_bad=skip" in capsys.readouterr().err

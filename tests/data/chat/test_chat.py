@@ -142,7 +142,7 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
         with ProgressReporter("off", said.append) as speed:
             tokens.make(kept, said.append, speed)
     (line,) = said
-    assert line.startswith("data: 2 conversations, as tokens, once: ")
+    assert line.startswith("data: 2 conversations, tokenized once into ")
     parts = tokens.opened(kept)
     assert parts is not None
     assert isinstance(parts["train"].tokens, np.memmap)
@@ -156,7 +156,7 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
 
 BAD = {
     "not JSON": ('{"messages": ', "not JSON: Expecting value at character 14"),
-    "keys": ('{"talk": []}', "a row has 'messages', or 'prompt' and 'completion' (keys: talk)"),
+    "keys": ('{"talk": []}', "a row must have 'messages', or 'prompt' and 'completion' (keys: talk)"),
     "no list": ('{"messages": "hi"}', "'messages' is not a list of messages"),
     "from": (
         '{"messages": [{"from": "human", "value": "hi"}]}', "messages[0] has no text 'role' (keys: from, value)",
@@ -170,9 +170,9 @@ BAD = {
         json.dumps(messages([("user", "Hi"), ("assistant", "\ud800")])),
         "it has half a surrogate pair, which UTF-8 cannot encode",
     ),
-    "no answer": (json.dumps(messages(TURNS[:1])), "the assistant says nothing in it"),
+    "no answer": (json.dumps(messages(TURNS[:1])), "it has no assistant tokens to train on"),
     "no question": (
-        json.dumps(messages(TURNS[1:2])), "the first message is the assistant's, so there is no prompt for it",
+        json.dumps(messages(TURNS[1:2])), "the first message is the assistant's, so it has no prompt",
     ),
 }  # fmt: skip
 
@@ -210,7 +210,7 @@ def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
     settings = written(tmp_path, CHATML, [OTHERS[form]])
     assert main([*asked(settings), "show=plan"]) == 2
     said = capsys.readouterr().err
-    assert f"a row of {form}; " in said
+    assert f"a row in {form} form; " in said
     assert "on_bad" not in said
 
     # the command, as it is shown
@@ -226,7 +226,10 @@ def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
 @pytest.mark.parametrize(
     ("template", "turns", "why"),
     [
-        (MISTRAL, [("system", "Be kind."), *TURNS], "the template refuses it: only user and assistant roles are known"),
+        (
+            MISTRAL, [("system", "Be kind."), *TURNS],
+            "the template raises an error: only user and assistant roles are known",
+        ),
         (
             FORGETFUL, TURNS,
             "message 1: the template renders it differently when other messages follow; mark it in the template with "
@@ -238,10 +241,10 @@ def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
              "prompt (add_generation_prompt); mark it in the template with "
              "{% generation %}"),
         ),
-        ("{{ 1 / 0 }}", TURNS, "the template refuses it: division by zero"),
+        ("{{ 1 / 0 }}", TURNS, "the template raises an error: division by zero"),
         (
             "{% set x %}{% generation %}{{ messages[1]['content'] }}{% endgeneration %}{% endset %}{{ x | length }}",
-            TURNS, "the template changes what it has written in {% generation %}",
+            TURNS, "the template changes the text that it has written in {% generation %}",
         ),
     ],
     ids=["raises", "rewrites", "asks otherwise", "fails", "changes what is marked"],
@@ -264,7 +267,7 @@ def test_tokenizers_and_templates_that_are_none(
 ) -> None:
     settings = written(tmp_path, "{% for m in messages %}", [messages()])
     assert main([*asked(settings), "show=plan"]) == 2
-    assert "data.tokenizer_file: no template: Unexpected end of template." in capsys.readouterr().err
+    assert "data.tokenizer_file: not a template: Unexpected end of template." in capsys.readouterr().err
     settings = written(tmp_path, "", [messages()])
     assert main([*asked(settings), "show=plan"]) == 2
     assert (

@@ -34,16 +34,17 @@ def found(tmp_path: Path, **settings) -> list[str]:
 
 FILES = {
     "none": (None, "a.jsonl: No such file or directory"),
-    "of another kind": (("a.csv", b"a,b"), f"a.csv: of unknown format by its name: {READ} are read; "
-                        "format=text or jsonl sets it"),
+    "of another kind": (("a.csv", b"a,b"), f"a.csv: unknown format by its name: {READ} are read; "
+                        "set format=text or format=jsonl"),
     "empty": (("a.txt", b""), "a.txt: empty, so there is nothing to tokenize"),
     "packed, by its bytes": (("a.jsonl", gzip.compress(b"{}")), "a.jsonl: jsonl by its name, but gzip by its first "
                              "bytes"),
-    "packed, by its name": (("a.txt.gz", b"text"), "a.txt.gz: gzip by its name, but its first bytes are not those of "
-                            "such a file"),
+    "packed, by its name": (("a.txt.gz", b"text"), "a.txt.gz: gzip by its name, but its first bytes are not of this "
+                            "format"),
     "a damaged pack": (("a.jsonl.gz", b"\x1f\x8b\x08\x00rest of it"), "a.jsonl.gz: cannot be unpacked: Error -3 while "
                        "decompressing data: invalid block type"),
-    "a packed table": (("a.parquet.gz", gzip.compress(b"")), "a.parquet.gz: parquet packed as .gz: unpack it first"),
+    "a packed table": (("a.parquet.gz", gzip.compress(b"")), "a.parquet.gz: parquet compressed as .gz: unpack it "
+                       "first"),
     "UTF-16 without a mark": (("a.txt", "all of it is ASCII".encode("utf-16-le")), "a.txt: byte 1 is NUL, so it is not "
                               "plain text: write the text to a UTF-8 file first"),
     "an array": (("a.json", b'[\n{"text": "a"}]'), "a.json:1: not JSON: Expecting value at character 1"),
@@ -105,7 +106,7 @@ def test_a_table_has_the_column_and_it_has_text(tmp_path):
 def test_what_is_not_installed_is_said_with_what_to_install(tmp_path, monkeypatch, name, head, need):
     monkeypatch.setattr(corpus_formats, "find_spec", lambda module: None)
     (tmp_path / name).write_bytes(head)
-    text = f"{need}, which reads it, is not installed: {install_command('data')}"
+    text = f"the package {need}, which reads it, is not installed: {install_command('data')}"
     assert found(tmp_path, src=str(tmp_path / name))[0] == f"steps.prepare.src: {name}: {text}"
 
 
@@ -118,13 +119,13 @@ def test_it_must_be_known_which_token_ends_a_document(tmp_path):
     ]
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"eos_token": "</s>"}))
-    text = "null: tokenizer_config.json says </s>, which tokenizer.json has not"
+    text = "null: tokenizer_config.json names </s>, which tokenizer.json lacks"
     assert found(tmp_path, tokenizer_file=str(file)) == [
         f"steps.prepare.end_of_document: {text}; its special tokens: {END}"
     ]
     config.unlink()
-    text = "null: no tokenizer_config.json with an eos_token is beside tokenizer.json"
-    text += ", so name the token that ends a document"
+    text = "null: tokenizer.json has no tokenizer_config.json with an eos_token beside it"
+    text += "; name the token that ends a document"
     assert found(tmp_path, tokenizer_file=str(file)) == [
         f"steps.prepare.end_of_document: {text}; its special tokens: {END}"
     ]
@@ -151,7 +152,7 @@ def test_tokens_of_another_corpus_or_of_other_settings_are_refused_before_anythi
     assert found(tmp_path) == []
 
     # other settings, and the same settings for another corpus
-    way = "name another folder, or steps.prepare.overwrite=true replaces what is there"
+    way = "name another folder, or set steps.prepare.overwrite=true to replace it"
     text = f"steps.prepare.dst: out: it was made from another corpus, or with other settings; {way}"
     assert found(tmp_path, shard_tokens=7) == [text]
     jsonl(src, ["one", "six"])
@@ -187,7 +188,7 @@ def test_the_command_says_all_of_it_at_once_with_cures_that_it_takes(tmp_path, c
     (tmp_path / "a.jsonl").write_text('{"text": 1}\n{"text": "a"}')
     assert main([*words, f"dst={tmp_path}/out", "steps.prepare.on_bad=skip"]) == 0
     end = "each ended by end of document, 1 bad lines left out"
-    assert capsys.readouterr().out.startswith(f"{tmp_path}/out: 2 tokens below 257 of 1 documents, {end}; ")
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/out: 2 tokens (ids below 257) of 1 documents, {end}; ")
     assert main(["--help"]) == 0
     assert "on_bad: error" in capsys.readouterr().out
 
@@ -198,7 +199,7 @@ def test_the_step_is_one_of_a_run(tmp_path, capsys):
     words += [f"{KEY}.tokenizer_file={file}", f"{KEY}.workers=1", f"run_dir={tmp_path}/run"]
     assert launcher(words) == 0
     assert tokens(tmp_path / "out") == expected(file, ["one", "two"])
-    assert f"prepare: {tmp_path}/out: 6 tokens below 600 of 2 documents" in capsys.readouterr().out
+    assert f"prepare: {tmp_path}/out: 6 tokens (ids below 600) of 2 documents" in capsys.readouterr().out
     assert '"prepared_tokens": 6' in (tmp_path / "run/status.json").read_text()
     assert launcher([*words, f"{KEY}.src={tmp_path}/b.csv", f"run_dir={tmp_path}/other"]) == 2
     assert not (tmp_path / "other").exists()

@@ -179,7 +179,7 @@ def test_the_same_corpus_is_prepared_once_and_another_is_not_put_over_it(tmp_pat
     assert prepared(workers=1, **common).anew
     again = prepared(workers=2, **common)  # how many processes is no matter
     assert not again.anew
-    assert again.text("out") == "out: it exists already: 6 tokens below 600 of 2 documents, each ended by <|end|>"
+    assert again.text("out") == "out: it exists already: 6 tokens (ids below 600) of 2 documents, each ended by <|end|>"
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
     jsonl(src, ["one", "six"])

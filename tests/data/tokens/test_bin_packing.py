@@ -103,7 +103,7 @@ def test_a_file_without_a_document_to_learn_from(tmp_path):
     with pytest.raises(RequestError) as refused:
         opened(path=str(path), packing="single")
     assert str(refused.value) == (
-        f"data.path: {path}: 4 tokens: no document has the two tokens it needs for data.packing=single"
+        f"data.path: {path}: 4 tokens: no document has the two tokens that it needs for data.packing=single"
     )
 
 
@@ -133,8 +133,8 @@ def test_ends_that_are_not_known_and_ends_that_are_others(tmp_path):
     cases = [
         (
             {},
-            f"data.path: {path} does not say which token ends its documents, and data.document_mask=true keeps them "
-            "apart; give it, data.end_of_document=50256 for GPT-2",
+            f"data.path: {path} does not say which token ends its documents, which data.document_mask=true "
+            "needs; give it, data.end_of_document=50256 for GPT-2",
         ),
         (
             {"end_of_document": 3},

@@ -64,7 +64,7 @@ def test_what_is_held_out_by_its_name_is_not_trained_on_by_mistake(tmp_path):
     for name in ("train.bin", "val.bin"):
         (tmp_path / name).write_bytes(bytes(100))
     assert said(tokens(tmp_path, vocab_size=9)) == (
-        f"data.path: {tmp_path}: val.bin is named as held out, train.bin is not: "
+        f"data.path: {tmp_path}: by its name val.bin is held out, train.bin is not: "
         f"name the files of each by a pattern, {tmp_path}/NAME*.bin"
     )
     assert check(tokens(f"{tmp_path}/train*", val=f"{tmp_path}/val*", vocab_size=9)) == []
@@ -100,7 +100,7 @@ def test_files_that_are_not_there_are_all_named(tmp_path):
     assert said(tokens([tmp_path / "a.tokens", tmp_path / "b.bin"], val=f"{tmp_path}/v*")) == (
         f"data.path: {tmp_path}/a.tokens: No such file or directory\n"
         f"data.path: {tmp_path}/b.bin: No such file or directory\n"
-        f"data.val: {tmp_path}/v*: no .tokens or .bin file has such a name"
+        f"data.val: {tmp_path}/v*: no .tokens or .bin file matches"
     )
 
 

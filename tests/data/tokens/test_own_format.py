@@ -122,15 +122,15 @@ def test_a_file_that_cannot_be_is_not_begun(tmp_path, settings, why):
 GOOD = own([1, 2, 3])
 BAD = {
     "empty": (b"", "the file is empty"),
-    "magic": (b"x" + GOOD[1:], "not a .tokens file: it does not start as one"),
+    "magic": (b"x" + GOOD[1:], "not a .tokens file: its first bytes differ"),
     "header cut off": (GOOD[:63], "cut off inside its header of 64 bytes"),
     "version": (own([1, 2, 3], version=2), "version 2 of .tokens files; this launcher reads version 1"),
     "header damaged": (GOOD[:16] + b"\x02" + GOOD[17:], "its header is damaged: its digest does not match"),
     "width": (own([1], width=3), "tokens of 3 bytes; only 2 and 4 are possible"),
     "no vocabulary": (own([1], 0), "vocab_size 0 does not fit tokens of 2 bytes"),
     "large vocabulary": (own([1], 65537), "vocab_size 65537 does not fit tokens of 2 bytes"),
-    "end": (own([1], 9, end=9), "token 9 ends documents, and vocab_size is 9"),
-    "other end": (own([1], 9, end=-2), "token -2 ends documents, and vocab_size is 9"),
+    "end": (own([1], 9, end=9), "token 9 ends documents, but vocab_size is 9"),
+    "other end": (own([1], 9, end=-2), "token -2 ends documents, but vocab_size is 9"),
     "cut off": (GOOD[:-1], "cut off: its header promises 3 tokens, 70 bytes with the header; it has 69"),
     "too long": (GOOD + b"\0", "too long: its header promises 3 tokens, 70 bytes with the header; it has 71"),
     "terabytes": (

@@ -74,13 +74,13 @@ def test_tokens_of_the_width_that_is_read_are_read(tmp_path, tokens):
 BAD_BIN = {
     "empty": (b"", "the file is empty"),
     "odd": (b"abc", "3 bytes are not a whole number of tokens of data.dtype=uint16"),
-    "version": (llm_c([1], version=2), "version 2 of llm.c's files with 20240520; this launcher reads version 1"),
+    "version": (llm_c([1], version=2), "version 2 of llm.c files with 20240520; this launcher reads version 1"),
     "header": (llm_c([])[:1023], "cut off inside its header of 1024 bytes"),
     "short": (
-        llm_c([1, 2])[:-1], "its header promises 2 tokens of uint16, 1028 bytes with it; it has 1027"
+        llm_c([1, 2])[:-1], "its header promises 2 tokens of uint16, 1028 bytes in all; it has 1027"
     ),
-    "long": (llm_c([1, 2], count=1), "its header promises 1 tokens of uint16, 1026 bytes with it; it has 1028"),
-    "negative": (llm_c([], count=-1), "its header promises -1 tokens of uint16, 1022 bytes with it; it has 1024"),
+    "long": (llm_c([1, 2], count=1), "its header promises 1 tokens of uint16, 1026 bytes in all; it has 1028"),
+    "negative": (llm_c([], count=-1), "its header promises -1 tokens of uint16, 1022 bytes in all; it has 1024"),
     "zip": (b"PK\x03\x04" + bytes(100), f"zip by its first bytes, not tokens alone: {READ}"),
     "numpy": (b"\x93NUMPY" + bytes(100), f"NumPy by its first bytes, not tokens alone: {READ}"),
     "index": (b"MMIDIDX\x00\x00" + bytes(99), f"tokens by its first bytes, not tokens alone: {READ}"),
@@ -124,16 +124,16 @@ def test_an_index_is_read_in_pieces(tmp_path, monkeypatch):
     megatron(path, [s.tolist() for s in sequences], pointers=[*starts[:7], starts[7] - 2, *starts[8:]])
     assert refused(path) == (
         f"sequence 7 of its .idx starts at byte {starts[7] - 2}, the one before it ends at byte {starts[7]}: "
-        "only sequences in their order, without gaps, are read"
+        "sequences must be in order and without gaps"
     )
 
 
 TWO = [[1, 2, 3], [4, 5]]
 SIZE = 34 + 2 * 12 + 3 * 8
-OUTSIDE = "is outside of the file, which has 10 bytes"
+OUTSIDE = "is outside the file, which has 10 bytes"
 BAD_INDEX = {
-    "magic": ({"magic": b"MMIDIDX\x00\x01"}, "its .idx is not one of Megatron: it does not start as one"),
-    "version": ({"version": 2}, "its .idx is of version 2; this launcher reads version 1"),
+    "magic": ({"magic": b"MMIDIDX\x00\x01"}, "its .idx is not an index of Megatron: its first bytes differ"),
+    "version": ({"version": 2}, "its .idx has version 2; this launcher reads version 1"),
     "float": ({"code": 7}, "its .idx says dtype 7 (float32), which tokens cannot have"),
     "dtype": ({"code": 9}, "its .idx says dtype 9 (not known), which tokens cannot have"),
     "other dtype": ({"code": 4}, f"sequence 0 of its .idx, 12 bytes from byte 0 on, {OUTSIDE}"),
@@ -147,20 +147,20 @@ BAD_INDEX = {
     "gap": (
         {"sizes": [2, 2]},
         "sequence 1 of its .idx starts at byte 6, the one before it ends at byte 4: "
-        "only sequences in their order, without gaps, are read",
+        "sequences must be in order and without gaps",
     ),
     "order": (
         {"sizes": [2, 3], "pointers": [6, 0]},
         "sequence 0 of its .idx starts at byte 6, the one before it ends at byte 0: "
-        "only sequences in their order, without gaps, are read",
+        "sequences must be in order and without gaps",
     ),
-    "less": ({"sizes": [3, 1]}, "it has 10 bytes, and its .idx says 8"),
+    "less": ({"sizes": [3, 1]}, "it has 10 bytes, but its .idx says 8"),
     "first document": ({"documents": [1, 1, 2]}, "the first document of its .idx starts at sequence 1, not 0"),
     "document back": (
-        {"documents": [0, 2, 1]}, "documents of its .idx point outside of its 2 sequences, or back"
+        {"documents": [0, 2, 1]}, "the documents of its .idx are not in order within its 2 sequences"
     ),
     "document outside": (
-        {"documents": [0, 1, 3]}, "documents of its .idx point outside of its 2 sequences, or back"
+        {"documents": [0, 1, 3]}, "the documents of its .idx are not in order within its 2 sequences"
     ),
     "last document": ({"documents": [0, 1, 1]}, "the last document of its .idx ends at sequence 1 of 2"),
 }  # fmt: skip
@@ -190,7 +190,7 @@ def test_an_index_of_nothing_again_and_again_is_not_read_for_hours(tmp_path):
     n = 1 << 38
     (tmp_path / "c.idx").write_bytes(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, n, 0))
     os.truncate(tmp_path / "c.idx", 34 + 12 * n)
-    assert refused(path) == f"its .idx promises {n} sequences, of 10 bytes"
+    assert refused(path) == f"its .idx promises {n} sequences, but it has only 10 bytes"
 
 
 def test_an_index_that_is_a_folder_or_leads_nowhere_is_not_left_out(tmp_path):

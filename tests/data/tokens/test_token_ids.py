@@ -71,8 +71,8 @@ def test_of_large_files_a_part_is_read_and_the_plan_says_which(tmp_path, monkeyp
     request = ("data=tokens", f"data.path={path}", "data.vocab_size=300", "data.seq_len=16", "model=lm_tiny")
     noted = [f"{note.key} {note.text}" for note in plan_job(job(*request, "steps=[train]")).notes]
     assert (
-        "data.vocab_size 300: no header promises that ids are below it; 10.0% of 0.0 GB were read, evenly spread, "
-        "and have none above; the ranks check the rest as they read it"
+        "data.vocab_size 300: no header guarantees that ids are below it; 10.0% of 0.0 GB were read, evenly spread, "
+        "and have no larger id; the ranks check the rest as they read it"
     ) in noted
 
     # the first and the last block are among those read; more rows may not be enough, so they are no cure

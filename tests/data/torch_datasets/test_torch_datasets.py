@@ -192,7 +192,7 @@ def test_certify_asks_for_the_same_by_its_own_order(data):
 
 
 NAME = "tests.data.torch_datasets.sets"
-KNOWN = "one of input, inputs, x, image, pixel_values and one of target, targets, y, label, labels, and no more"
+KNOWN = "one of input, inputs, x, image, pixel_values and one of target, targets, y, label, labels, and no others"
 DRAW = "draw from the global random streams of torch, numpy or Python, which are seeded by (seed, epoch, item)"
 EVALUATES: dict[str, Any] = {"steps": {"train": {"kind": "train"}, "evaluate": {"kind": "evaluate"}}}
 REFUSED = {
@@ -217,8 +217,8 @@ REFUSED = {
         trained(of("Kept", how="lost")),
         (
             f"data._target_: {NAME}.Kept: restored from its state_dict after 2 items, it "
-            "continues with a different item 2; let it hold everything that the next items "
-            "depend on, or remove it: then the stream is read forward"
+            "continues with a different item 2; save everything in it that the next items "
+            "depend on, or remove it: a resumed run then reads the stream from its start"
         ),
     ),
     "alone": (
@@ -233,13 +233,13 @@ REFUSED = {
     "tokens of transformers": (
         trained(of("Rows", samples=N, how="tokens")),
         f"data._target_: {NAME}.Rows: item 0 has the keys input_ids, labels; supported: {KNOWN} (labels of "
-        "transformers are those of the same tokens, here targets are one token later); return a tuple (inputs..., "
+        "transformers are the input tokens; here, targets are one token later); return a tuple (inputs..., "
         "target), in the order of the model's forward",
     ),
     "a loader": (
         trained(of("Loader")),
-        f"data._target_: {NAME}.Loader: is a Loader: the launcher makes batches, their order and workers "
-        "itself; name the data set itself",
+        f"data._target_: {NAME}.Loader: is a Loader, but launcher makes batches, their order and workers "
+        "itself; name the data set",
     ),
     "a model": (
         trained(of("Net")),
@@ -251,24 +251,25 @@ REFUSED = {
     ),
     "all held out": (
         trained(of("NoSplit", samples=N, val_fraction=1)),
-        "data.val_fraction: 1: should be a share of the samples, at least 0 and below 1 (try: data.val_fraction=0.1)",
+        "data.val_fraction: 1: must be a share of the samples, at least 0 and below 1 (try: data.val_fraction=0.1)",
     ),
     "held out twice": (
         trained(of("NoSplit", samples=N, val_fraction=0.5, val={"samples": 3})),
-        "data.val_fraction: 0.5: data.val says what is held out; give one of them (try: ~data.val_fraction)",
+        "data.val_fraction: 0.5: data.val already names the validation data; give only one of them "
+        "(try: ~data.val_fraction)",
     ),
     "val is a word": (
         trained(of("NoSplit", samples=N, val="test")),
-        "data.val: test: should be the arguments that differ for held-out samples, as {split: test}",
+        "data.val: test: must be the arguments that differ for validation, as {split: test}",
     ),
     "a share of a stream": (
         trained(of("Row", val_fraction=0.5)),
-        f"data.val_fraction: 0.5: {NAME}.Row is an IterableDataset, which has no share by index; name what is held out "
+        f"data.val_fraction: 0.5: {NAME}.Row is an IterableDataset, which has no indices; name validation data "
         "as data.val (try: ~data.val_fraction)",
     ),
     "held out of an endless stream": (
         trained(of("Row", val={"samples": 4})),
-        f"data.val: {NAME}.Row: an IterableDataset without __len__, but held-out samples must be counted; give it "
+        f"data.val: {NAME}.Row: an IterableDataset without __len__, but validation samples are counted; give it "
         "a __len__, or name a Dataset",
     ),
     "too short": (
@@ -313,7 +314,7 @@ LATER = {
     "the end": (
         of("Row", samples=3 * BATCH + 1),
         (
-            "Row: the stream ended after 13 items, and item 13 (from 0) is due; let it "
+            "Row: the stream ended after 13 items, but item 13 (from 0) is needed; let it "
             "start over by itself, or set train.steps to at most 13 // train.batch_size"
         ),
     ),

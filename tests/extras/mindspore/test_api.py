@@ -306,7 +306,7 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "dtype": (replaced(2, lambda t: t.update(w=Blob.of("int32", (2, 2), bytes(16)))), {},
               "{home}/a/rank_2/net-1_1.safetensors: tensor w is int32[2, 2], the strategy says float32[2, 2]"),
     "other model": (lambda home: strategy_text(home / "b.json", tp(2, "v")), {},
-                    "the strategies do not fit:\n  only in the source: w\n  only in the destination: v"),
+                    "the strategies do not match:\n  only in the source: w\n  only in the destination: v"),
     "loose": (lambda home: [replaced(r, lambda t, r=r: t.update(step=number(bytes([r > 1]))))(home)  # type: ignore[misc]
                             for r in range(4)], {},
               "{home}/a/rank_2/net-1_1.safetensors: step is in no strategy, and differs from its value on rank 0; "

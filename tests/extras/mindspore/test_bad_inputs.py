@@ -116,7 +116,7 @@ ROWS: dict[str, tuple[Damage, str]] = {
         "\n".join(UNLISTED % (rank, "emb.w") for rank in range(1, 4))),
     "20 the destination strategy leaves out what is trained": (
         lambda h: h.strategy("dst", without(h.dst, "l-1.w", "adam_m.l-1.w")),
-        "the strategies do not fit:\n  only in the source: adam_m.l-1.w, l-1.w"),
+        "the strategies do not match:\n  only in the source: adam_m.l-1.w, l-1.w"),
 }  # fmt: skip
 
 
