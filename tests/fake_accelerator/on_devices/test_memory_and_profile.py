@@ -21,8 +21,8 @@ def test_what_is_proposed_when_memory_is_out_trains_when_pasted(tmp_path: Path) 
     at = next(n for n, line in enumerate(said) if line.startswith("error: "))
     assert "out of memory" in said[at], "\n".join(said)
     assert re.fullmatch(
-        rf"error: rank ([01]): out of memory on fake:\1, {SIZE} more were asked for: "
-        rf"of 60\.0 MB its tensors held {SIZE}, its allocator kept {SIZE}, others held {SIZE}; {SIZE} were free",
+        rf"error: rank ([01]): out of memory on fake:\1, an allocation of {SIZE} failed: "
+        rf"of 60\.0 MB its tensors used {SIZE}, its allocator kept {SIZE}, others used {SIZE}; {SIZE} was free",
         said[at],
     )
     assert re.fullmatch(rf"  planned: {SIZE} \(activations {SIZE}, optimizer {SIZE}, params {SIZE}\)", said[at + 1])
