@@ -183,7 +183,7 @@ def rank_fixed(world: World, j: Job, plan: Plan, folder: Path) -> str:
 def test_an_overflow_at_a_fixed_scale_ends_the_run(tmp_path):
     j = job(train__precision="fp16", train__loss_scale=2.0**127)
     (said,) = on_ranks(1, rank_fixed, j, plan_job(j), tmp_path)
-    assert said.endswith("the gradients overflowed: train.loss_scale=null lowers the scale when they do")
+    assert said.endswith(". The gradients overflowed; train.loss_scale=null lowers the scale when they do")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
