@@ -17,7 +17,7 @@ SHORT = 10
 
 
 def commit(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of ``folder`` and whether it has changes; ``None`` without git, which is optional."""
+    """The commit of ``folder`` and whether it has changes; ``None`` for both if git reports no commit."""
     filters = _git(folder, FILTERS, OFF)
     if filters is None or filters.returncode not in (0, 1):  # 1: it has none
         return None, None

@@ -81,7 +81,7 @@ class ForkedChild:
         os.close(self.pidfd)
 
     def ended(self) -> str:
-        """How a child has ended that should not have. Only the server could learn its exit code."""
+        """Describes an unexpected end of the child. Only the server could learn its exit code."""
         return "has ended: a user or the system killed it (out of memory? see dmesg)"
 
 
@@ -200,7 +200,7 @@ def fork_from_here() -> None:
 
 
 def single_threaded() -> bool:
-    """Whether this process has a single thread, so that a fork copies all of it."""
+    """Returns true if this process has a single thread, so that a fork copies all of it."""
     return len(os.listdir("/proc/self/task")) == 1
 
 

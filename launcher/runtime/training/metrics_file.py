@@ -217,9 +217,8 @@ def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
     """
     names = list(dict.fromkeys(name for norms in every for name in norms))
     start = f"local_norm, step {step}: "
-    return [
-        f"{start}{name and f'{name} '}{_spread(name, every)}" for name in names
-    ]  # "" stands for all of them
+    # the name "" stands for all parameters
+    return [f"{start}{name and f'{name} '}{_spread(name, every)}" for name in names]
 
 
 def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:
