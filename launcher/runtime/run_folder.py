@@ -38,7 +38,7 @@ def check_writable(root: Path, key: str = "runs", label: str = "a run folder") -
     nearest = root
     while (
         not os.path.lexists(nearest) and nearest != nearest.parent
-    ):  # the root ends the loop, also if the working directory is unreadable
+    ):  # without the second condition an unreadable working directory would be tried forever
         nearest = nearest.parent
     if os.path.lexists(nearest) and not nearest.is_dir():
         return _problem(key, root, f"{nearest} is not a folder", label)

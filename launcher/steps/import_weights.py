@@ -76,7 +76,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     if wrong := misfits(run.name, step, run.plan):
         raise RequestError(tuple(wrong))
 
-    # The incoming tensors under our names; without ``strict``, those that the model lacks are left out.
+    # Open the incoming tensors under our names; without ``strict``, leave out those that the model lacks.
     make_folder(run.checkpoints)
     target = of_plan(run.plan)
     strategy = Path(step.strategy) if step.strategy else None

@@ -279,7 +279,7 @@ class NetworkView:
         return tuple(peer for peer in self.peers if peer.node == socket.gethostname())
 
     def lost(self) -> str:
-        """Why the rendezvous cannot be reached any more; "" if it can: a refused connection is an answer."""
+        """The reason why the rendezvous cannot be reached, else ""; a refused connection is an answer."""
         try:
             socket.create_connection((self.at.host, self.at.port), timeout=AFTERWARDS_S).close()
         except ConnectionRefusedError:

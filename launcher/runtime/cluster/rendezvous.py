@@ -23,8 +23,8 @@ from launcher.runtime.cluster.messages import CAUSE, Messages, interruptible, no
 from launcher.runtime.cluster.network import endpoint
 from launcher.runtime.run_folder import scratch
 
-SAY_S = 10.0  # before a message says who is waited for
-AGENT_S = 30.0  # for a store that existed before its ranks started
+SAY_S = 10.0  # seconds until a message names the ranks that are late
+AGENT_S = 30.0  # seconds for a store that exists before its ranks start
 _LOOK_S = 0.1
 _CONNECT_S = 2.0
 
@@ -220,7 +220,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What a rank needs to open the store: a private file in ``folder``, or a port of this machine."""
+    """The place of the store that ranks open: a private file in ``folder``, or a port of this machine."""
 
     folder: Path
     port: int | None = None

@@ -163,7 +163,7 @@ class ForkServer:
 
 
 def _memory_limit() -> str:
-    """Returns a text with the limit of ``ulimit -v``, of which the process may have died; "" without one."""
+    """Returns a text with the limit of ``ulimit -v``, which may have ended the process; "" without one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return ""
@@ -245,7 +245,7 @@ def start_here(function: Function, *args: object) -> ForkedChild:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What a child takes over from the process that starts it; ``locks``: how many descriptors follow."""
+    """The state that a child takes over from its starter; ``locks``: how many descriptors follow."""
 
     folder: str
     environ: dict[str, str]

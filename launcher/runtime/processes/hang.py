@@ -30,7 +30,7 @@ _ROUTES = (
     "/torch/_compile.py",
     "/torch/_dynamo/",
     "/torch/utils/",
-)  # on the way to a collective
+)  # frames between a call of a collective and torch's C++ code
 _FOR_DEVICE = "/launcher/parallel/mesh.py"
 
 

@@ -62,7 +62,7 @@ class RuntimeStage(Base):
 
     def clear_runtime_states(self) -> None:
         super().clear_runtime_states()
-        self.products.clear()  # of a step that failed
+        self.products.clear()  # a failed step may leave some
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         made = super()._prepare_forward_infra(*args, **kwargs)

@@ -71,7 +71,7 @@ def _changed(before: Digests, after: Digests) -> list[str]:
 def _digests(model: ParallelModel) -> Digests:
     """Returns a digest of each attribute with Python state, and of each buffer that checkpoints leave out.
 
-    Modules with a ``get_extra_state`` of their own decide themselves what checkpoints contain of them.
+    Modules that override ``get_extra_state`` are left out: they decide what checkpoints contain of them.
     """
     out: dict[str, list[str]] = {}
     buffers: dict[str, torch.Tensor] = {}

@@ -193,7 +193,7 @@ def stop(s: Session) -> NoReturn:
     dist.all_reduce(signals, dist.ReduceOp.MAX)
     signum = int(signals.item())
     if s.world.rank == 0:
-        # names no signal: the launcher may have received another one than it sent, and names that one itself
+        # does not name the signal: the launcher may have received another one, which it names itself
         s.emit({"text": f"stopping after {s.step} steps"})
     if s.average is not None:
         s.average.put_back()

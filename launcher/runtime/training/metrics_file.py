@@ -141,8 +141,8 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def _place(row: Mapping[str, Any]) -> Place:
     """The sort key of a row: a validation follows the row of its step.
 
-    A validation of the moving average follows that of the weights. One of an older checkpoint belongs to the
-    step of training at which it was loaded.
+    A validation of the moving average follows that of the weights. A validation of an older checkpoint
+    belongs to the training step after which that was loaded.
     """
     last = 2 * ("after" in row) + (f"val_loss{AVERAGED}" in row)
     return row.get("after", row.get("step", -1)), "loss" not in row, last

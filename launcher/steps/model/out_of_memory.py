@@ -210,7 +210,7 @@ def cure(at: InUse, rank: int, job: Job, plan: Plan, excess: float = 1.0) -> Cur
     """The first change to an equivalent layout whose plan saves enough memory, or ``None``.
 
     ``excess`` times its plan must fit, and it must save at least the missing bytes: the failed request may be
-    far from the planned peak.
+    far from the planned peak. No rank may need more than the largest rank is planned to need now.
     """
     began = time.monotonic()
     before = plan.estimate.memory
