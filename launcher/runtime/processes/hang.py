@@ -30,7 +30,7 @@ _ROUTES = (
     "/torch/_compile.py",
     "/torch/_dynamo/",
     "/torch/utils/",
-)  # frames between a call of a collective and torch's C++ code
+)  # inner frames of a collective, which are skipped
 _FOR_DEVICE = "/launcher/parallel/mesh.py"
 
 
