@@ -203,7 +203,7 @@ def aborted(rank: int, attempt: int, timeout_s: float, dump: Path) -> Fault:
     text = (
         f"waited for the other ranks in a collective that timed out after {timeout_s:g} s (launch.timeout_s)"
     )
-    return replace(silent(rank, attempt, "SIGABRT", f"{text}; its last ones: {dump}"), echo=True)
+    return replace(silent(rank, attempt, "SIGABRT", f"{text}; its last collectives: {dump}"), echo=True)
 
 
 def silent(rank: int, attempt: int, kind: str, message: str) -> Fault:
