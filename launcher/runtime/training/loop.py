@@ -291,7 +291,7 @@ def _skip(s: Session) -> None:
     s.scaling.overflowed()
     s.optimizer.zero_grad(set_to_none=True)
     if s.world.rank == 0:
-        text = f"skipped, as gradients overflowed at loss scale {was:g}; the scale is now {s.scaling.factor:g}"
+        text = f"skipped: gradients overflowed at loss scale {was:g}; the scale is now {s.scaling.factor:g}"
         s.emit({"text": f"step {s.step + 1}: {text}"})
 
 
