@@ -190,7 +190,7 @@ LATER = {
     ),
     "inputs of another shape": (
         {"shape": [3, 6, 4], "target": [6, 4]},
-        "the data returned inputs of shape (3, 6, 4) for a sample, but (3, 6, 5) was planned, as in the first one; "
+        "the data returned inputs of shape (3, 6, 4) for a sample, but the first had (3, 6, 5), which was planned; "
         "all samples must have one shape",
     ),
     "targets of another shape": (

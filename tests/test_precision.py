@@ -128,7 +128,7 @@ def rank_scaled(world: World, j: Job, plan: Plan, folder: Path) -> tuple[Any, ..
 def test_an_overflow_is_skipped_by_all_ranks_and_the_scale_goes_on_after_a_resume(tmp_path):
     j = job(parallel=LAYOUTS["level1"], train__precision="fp16", train__steps=3)
     found = on_ranks(2, rank_scaled, j, plan_job(j), tmp_path)
-    text = f"step 1: gradients overflowed at loss scale {2.0**127:g}: skipped, now {2.0**126:g}"
+    text = f"step 1: skipped: gradients overflowed at loss scale {2.0**127:g}; the scale is now {2.0**126:g}"
     assert found == [(False, True, 2.0**126, (1024.0, 0), True, said) for said in ([{"text": text}], [])]
 
 
@@ -183,7 +183,7 @@ def rank_fixed(world: World, j: Job, plan: Plan, folder: Path) -> str:
 def test_an_overflow_at_a_fixed_scale_ends_the_run(tmp_path):
     j = job(train__precision="fp16", train__loss_scale=2.0**127)
     (said,) = on_ranks(1, rank_fixed, j, plan_job(j), tmp_path)
-    assert said.endswith("the gradients overflowed: train.loss_scale=null lowers the scale when they do")
+    assert said.endswith(". The gradients overflowed; train.loss_scale=null lowers the scale when they do")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

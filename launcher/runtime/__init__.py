@@ -1,6 +1,6 @@
-"""Processes and time: start ranks, run the schedule, loop over steps, log, fail well.
+"""Runs ranks: starts processes, runs the schedule, loops over steps, logs, and reports failures.
 
-It carries the plan out; a choice made here is a bug. It knows no Hydra.
+It carries out the plan: a choice made here is a bug. It does not use Hydra.
 """
 
 __all__ = [

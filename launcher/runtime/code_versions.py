@@ -1,4 +1,4 @@
-"""Which code a run uses: versions of packages, a commit, digests of the user's modules."""
+"""Records which code a run uses: versions of packages, a commit, digests of the user's modules."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ UNINSTALLED = "not installed: run from a checkout"
 class CodeVersions:
     """The versions of the code that a run uses.
 
-    ``commit``: ``None`` if ``folder`` is in no git repository; ``dirty``: tracked files have changes.
-
+    ``commit``: ``None`` if it is unknown, as without a git repository; ``dirty``: tracked files have changes.
     ``modules``: the SHA-256 of each module file that contains a ``_target_``.
     """
 
@@ -64,7 +63,7 @@ def package_version(package: str) -> str:
 
 @cache
 def of_a_rank() -> dict[str, str]:
-    """What must be the same on all ranks of a run, by names for the user."""
+    """The versions that must be the same on all ranks of a run, by the names that messages show."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
@@ -103,7 +102,7 @@ def changes(before: CodeVersions, now: CodeVersions) -> str:
 def read(run: Path) -> tuple[CodeVersions, ...]:
     """The versions that the starts of ``run`` recorded, in their order.
 
-    Unreadable records count as none: they are for information, and nothing depends on them.
+    Returns nothing for unreadable records: they only inform the user.
     """
     path = run / NAME
     try:

@@ -2,7 +2,7 @@
 
 Standard output and error of the process that leads the run, and of rank 0, are copied as they are written.
 Before the run has a folder the copy is kept in memory. Progress bars write to the terminal itself, past the
-copy; the lines that stand for them in the file are those of ``logger.progress=plain``.
+copy; the file has the lines of ``logger.progress=plain`` instead.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def count(kind: str) -> int:
 
 
 def is_accelerator(device: torch.device | str) -> bool:
-    """Whether ``device`` has its own memory and collectives."""
+    """Returns true unless ``device`` is the CPU: it then has its own memory and collectives."""
     return torch.device(device).type != CPU
 
 
@@ -57,7 +57,7 @@ def own_backend(kind: str) -> str | None:
 
 
 def takes(backend: str, kind: str) -> bool:
-    """Whether a ``backend`` of torch supports tensors on a kind of device."""
+    """Returns true if a ``backend`` of torch supports tensors on a kind of device."""
     return kind in dist.Backend.backend_capability.get(backend, ())
 
 

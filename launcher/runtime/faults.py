@@ -50,14 +50,14 @@ ECHOES = (
 )
 
 DUMP_NS = 60_000_000_000
-"""How much older than the end of a rank its dump may be: NCCL's watchdog waits for the dumps of all ranks."""
+"""A dump may be this much older than the end of its rank: NCCL's watchdog waits for all ranks' dumps."""
 
 _HINTS = {
     "SIGKILL": "out of memory? see dmesg",
     "SIGSEGV": "a crash in native code; its stack is in the rank's log",
     "SIGABRT": "native code aborted, as it does when the shapes of tensors differ between ranks",
-    "SIGBUS": "a mapped file was cut short, or /dev/shm is full",
-    "SIGTERM": "somebody ended this rank alone",
+    "SIGBUS": "a mapped file was truncated, or /dev/shm is full",
+    "SIGTERM": "a user or the system ended only this rank",
 }
 
 
@@ -87,12 +87,12 @@ class Fault:
 
     @property
     def late(self) -> bool:
-        """Whether it waited for a peer until a timeout; a rank that lost a connection reports no timeout."""
+        """True if it waited for a peer until a timeout; a rank that lost a connection reports no timeout."""
         return self.echo and re.search("timeout|timed out", self.message, re.IGNORECASE) is not None
 
     @property
     def explains_itself(self) -> bool:
-        """Whether the message is ours and complete: the traceback into our code would not help the user."""
+        """True if the message is ours and complete: the traceback into our code would not help the user."""
         return self.type in (RunError.__name__, OutOfMemory.__name__)
 
 
@@ -127,7 +127,7 @@ class Interrupted(BaseException):
 
 
 class Preempted(Interrupted):
-    """The run was asked to stop and stopped where nothing is lost: the same command resumes it.
+    """The run was asked to stop, and stopped at a point where nothing is lost: the same command resumes it.
 
     ``saved``: the checkpoint that was written.
     """
@@ -145,10 +145,7 @@ class Preempted(Interrupted):
 
     @property
     def code(self) -> int:
-        """The exit code.
-
-        Shells know that of Ctrl-C; the other is ``EX_TEMPFAIL``, which means try again later.
-        """
+        """The exit code: after Ctrl-C the one that shells know, else ``EX_TEMPFAIL`` (try again later)."""
         return INTERRUPTED if self.signum == signal.SIGINT else REQUEUE
 
 
@@ -206,7 +203,7 @@ def aborted(rank: int, attempt: int, timeout_s: float, dump: Path) -> Fault:
     text = (
         f"waited for the other ranks in a collective that timed out after {timeout_s:g} s (launch.timeout_s)"
     )
-    return replace(silent(rank, attempt, "SIGABRT", f"{text}; its last ones: {dump}"), echo=True)
+    return replace(silent(rank, attempt, "SIGABRT", f"{text}; its last collectives: {dump}"), echo=True)
 
 
 def silent(rank: int, attempt: int, kind: str, message: str) -> Fault:
@@ -283,7 +280,7 @@ def _others(first: Fault, rest: list[Fault]) -> Iterator[str]:
 
 
 def _dumps(faults: tuple[Fault, ...], folder: Path) -> Iterator[str]:
-    """Where ranks that timed out have written their last collectives; ignores dumps of earlier runs."""
+    """A line with the files of the last collectives, if a rank timed out; ignores dumps of earlier runs."""
     since = min(f.time_ns for f in faults) - DUMP_NS
     if any(f.late for f in faults) and flight_recorder.written(folder, since):
         yield f"last collectives of each rank that waited: {folder / 'logs' / 'flight-*'}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.plan.fits_free_memory import Free
 
 NONE = 1 << 60
-"""A version 1 limit from this on means no limit: the largest number of pages."""
+"""A limit of version 1 that is this large means that there is no limit."""
 
 
 def available_memory(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
@@ -25,7 +25,7 @@ def available_memory(ranks: int, device: str, proc: Path = Path("/proc")) -> Fre
 
 
 def ram(proc: Path = Path("/proc")) -> Free | None:
-    """Bytes available without swapping, or the smaller rest that a control group of this process permits."""
+    """The memory available without swapping, or what a control group of this process leaves, if less."""
     try:
         match = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
     except OSError:

@@ -17,9 +17,9 @@ SHORT = 10
 
 
 def commit(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of ``folder`` and whether it has changes; ``None`` without git, which is optional."""
+    """The commit of ``folder`` and whether it has changes; ``None`` for both if git reports no commit."""
     filters = _git(folder, FILTERS, OFF)
-    if filters is None or filters.returncode not in (0, 1):  # 1: it has none
+    if filters is None or filters.returncode not in (0, 1):  # 1: no filter is set
         return None, None
     off = {name: "false" if name.endswith(".required") else "" for name in filters.stdout.split("\0") if name}
     done = _git(folder, STATUS, {**OFF, **off})

@@ -34,11 +34,11 @@ _log = logging.getLogger(__name__)
 
 
 def check_writable(root: Path, key: str = "runs", label: str = "a run folder") -> Problem | None:
-    """Why a folder cannot be created at ``root`` or below, if so; writes nothing."""
+    """Returns the problem if no folder can be created at ``root`` or below, else ``None``; writes nothing."""
     nearest = root
     while (
         not os.path.lexists(nearest) and nearest != nearest.parent
-    ):  # the loop also ends where the working directory is unreadable
+    ):  # without the second condition an unreadable working directory would be tried forever
         nearest = nearest.parent
     if os.path.lexists(nearest) and not nearest.is_dir():
         return _problem(key, root, f"{nearest} is not a folder", label)
@@ -48,7 +48,7 @@ def check_writable(root: Path, key: str = "runs", label: str = "a run folder") -
 
 
 def check_file(path: Path, key: str, label: str = "the folder of this file") -> Problem | None:
-    """Why a file cannot be written at ``path``, if so; writes nothing.
+    """Returns the problem if no file can be written at ``path``, else ``None``; writes nothing.
 
     A file is replaced by another that is renamed: a pipe or a device at ``path`` would be removed.
     """
@@ -78,7 +78,7 @@ LIBRARY_FOLDERS = ("loggers",)
 
 
 def check_entries(run: Path) -> Problem | None:
-    """The problem of links, or of entries of the wrong type, where a run would write in ``run``."""
+    """The problem of a folder ``run`` with links, or entries of the wrong type, where a run would write."""
     folders = [run / name for name in FOLDERS if os.path.lexists(run / name)]
     files = [run / name for name in FILES if os.path.lexists(run / name)]
     bad_links = list(dict.fromkeys(link for path in (*folders, *files) for link in _links(path)))
@@ -125,7 +125,7 @@ def reopen(run_dir: Path) -> Path:
 
 
 def write_command(run: Path, argv: Sequence[str]) -> None:
-    """Appends this start's command to ``command.txt``, for a shell; later starts resumed the first."""
+    """Appends this start's command, quoted for a shell, to ``command.txt``: one line for each start."""
     path = run / "command.txt"
     line = shlex.join(argv) + "\n"
     with _as_request_error("run_dir", run), named_errors(path, len(line)):
@@ -198,7 +198,7 @@ def status_of(path: Path) -> dict[str, Any]:
     """
     status = parsed(path, read_bytes(path, LONGEST_TEXT))
     if not isinstance(status, dict):
-        raise ValueError(f"{path}: no mapping")
+        raise ValueError(f"{path}: is not a mapping")
     content = {name: value for name, value in status.items() if name not in ("version", "digest")}
     if content != status and status != _digested(content):  # older versions wrote neither
         raise ValueError(f"{path}: its digest does not match its content")
@@ -344,9 +344,9 @@ def _wait_for_the_dead(file: TextIO, run: Path) -> None:
 
 
 def _works(pid: str, host: str, file: TextIO) -> bool:
-    """Whether the launcher that locked ``file`` is at work: on another machine, or in a process here.
+    """Returns true if the launcher that locked ``file`` is at work: on another machine, or in a process here.
 
-    An empty file is about to be written; it counts as held by no process.
+    An empty file is about to be written, so it does not count.
     """
     if not pid:
         return False

@@ -1,4 +1,4 @@
-"""Requests to stop: as an exception, or as a flag."""
+"""Turns signals that request a stop into an exception or a flag."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StopFlag:
 
 
 def polled(signums: tuple[signal.Signals, ...] = STOPS) -> StopFlag:
-    """From now on ``signums`` only set the flag; an ignored signal (``nohup``) stays ignored.
+    """Makes ``signums`` only set the returned flag; an ignored signal (``nohup``) stays ignored.
 
     For a rank whose supervisor handles a repeated request to stop.
     """

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, or files on a full disk: output that does not fit is dropped."""
+"""Opens closed standard streams, and drops output that does not fit on a full disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Lossy(io.FileIO):
 
 
 def lossy(fd: int) -> TextIO:
-    """A standard stream that is a file: a full disk does not end the run."""
+    """A stream for the file at ``fd`` that drops what does not fit: a full disk does not end the run."""
     file = io.BufferedWriter(_Lossy(fd, "wb", closefd=False))
     return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=fd == 2)
 

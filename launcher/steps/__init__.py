@@ -1,4 +1,4 @@
-"""One small file per verb: what refuses it before anything starts, and what happens, in order.
+"""One small file per verb: its checks before anything starts, and its work, in order.
 
 The work itself lives in ``runtime`` and ``checkpoint``. The row of a verb in ``launcher.plan.verbs`` names
 its module, and says which of the following functions the module has:

@@ -12,8 +12,8 @@ from launcher.runtime.training.session import Session
 def run_on_ranks(step: Broadcast, session: Session, job: Job) -> str:
     sent = state.broadcast(session)
     if not sent.collectives:
-        return "no rank has a replica"
+        return "no shard has replicas"
     return (
-        f"{many(sent.tensors, 'tensor')} from the first rank of each to its replicas in "
+        f"sent {many(sent.tensors, 'tensor')} from the first rank of each to its replicas in "
         f"{many(sent.collectives, 'collective')}, {bytes_text(sent.nbytes)}; all digests agree"
     )

@@ -88,7 +88,7 @@ def _there(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _tokenizer(path: Path, job: Job) -> tuple[str, ...]:
-    """The tokenizer files that the run has read text with; for data of tokens those of the model."""
+    """The tokenizer files that encoded the run's text; for other data those of the model's folder."""
     if not isinstance(job.data, Text | Chat):
         return _there(path, TOKENIZER)
     if job.data.tokenizer_file is None:
@@ -167,7 +167,7 @@ SUMS = ("float32", "float64")
 """Dtypes in which adapters are added to weights."""
 EXACT = 1e-5
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""How far the loss of what was written may differ from that of the run."""
+"""The allowed difference between the losses of the written model and of the run."""
 
 
 def check(step: Export, at: FileChecks) -> list[Problem]:
@@ -188,7 +188,7 @@ def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
     if step.lora == "separate" and at.job.model.lora is None:
         yield Problem(f"{at.key}.lora", "separate: model.lora is null, so there are no adapters")
     if _apart(step, at.job):
-        text = "adapters alone are two files of PEFT, by the names of modules here; leave it out"
+        text = "separate adapters are written as PEFT's two files, with this model's names; remove this key"
         for key in ("format", "names", "beside", "dtype"):
             if value := getattr(step, key):
                 yield Problem(f"{at.key}.{key}", f"{value}: {text}")
@@ -221,14 +221,14 @@ def plan_problems(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def _of_another_model(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
-    """Problems of a checkpoint to compare with the run that belongs to another model."""
+    """Problems of a checkpoint that is to be compared with the run, but belongs to another model."""
     if not step.check or step.src is None or not at.here(step.src):
         return
     strategy = open_checkpoint(Path(step.src), at.trust).strategy
     try:
         match(strategy.only("param", "buffer"), taken(plan, strategy.named))
     except ValueError as error:
-        text = f"{step.src} is of another model than this request, so nothing can be compared: "
+        text = f"{step.src} belongs to another model than this request, so they cannot be compared: "
         yield Problem(f"{at.key}.src", text + " ".join(str(error).split()), f"{at.key}.check=false")
 
 
@@ -245,7 +245,7 @@ def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
             text = f"merged: {module}.weight shares its tensor with {others[0]}, which would change too"
             yield Problem(key, text, cure)
         elif weight.spec.dtype not in (*SUMS, *(HALF if plan.dtypes.mixed else ())):
-            text = f"merged: {module}.weight is {weight.spec.dtype}; only {' and '.join(SUMS)} can be added"
+            text = f"merged: {module}.weight is {weight.spec.dtype}; only {' and '.join(SUMS)} can be merged"
             yield Problem(key, text, cure)
 
 
@@ -293,12 +293,12 @@ def _compared(
     if dtypes := _check_rounding(trained, there):
         # the run's loss is that of the weights before rounding
         made = weights_in_one_process.with_values(job, trained)
-        say(f"export: weights are rounded once, to the nearest in {dtypes} (steps.export.dtype)")
+        say(f"export: weights are rounded once, to the nearest {dtypes} value (steps.export.dtype)")
     of = AVERAGED if step.weights == "ema" else ""
     evaluated = f"val_loss{of}" in before and before.get(f"val_step{of}") == before.get("saved_step")
     if not evaluated or not _is_newest(step, run):
         loss = held_out_loss.held_out_loss(made, job, 1, terms)  # only shows that it runs
-        alone = "no 'evaluate' of these weights to compare with"
+        alone = "not compared: no 'evaluate' used these weights"
         say(f"export: validation loss {loss:.6f} of one batch in one process ({alone})")
         return {"exported_loss": loss}
 
@@ -309,13 +309,13 @@ def _compared(
     allowed = _tolerance(step, run.job) * terms
     if not gap <= allowed:
         text = f"export: {export_folder(run)} would have validation loss {loss:.8f}, the run had {was:.8f}"
-        raise RunError(f"{text}: {gap:.1e} apart, allowed {allowed:.0e} (steps.export.tolerance)")
-    say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
+        raise RunError(f"{text}: they differ by {gap:.1e}, allowed {allowed:.0e} (steps.export.tolerance)")
+    say(f"export: validation loss {loss:.6f} in one process, which differs by {gap:.1e} from the run's")
     return {"exported_loss": loss, "export_gap": gap}
 
 
 def _is_newest(step: Export, run: RunFiles) -> bool:
-    """Returns true if the step exports the run's newest checkpoint. The recorded loss belongs to that one."""
+    """Returns true if the step exports the run's newest checkpoint, to which the recorded loss belongs."""
     if step.src is None:
         return True
     src = source(step, run).absolute()
@@ -323,7 +323,7 @@ def _is_newest(step: Export, run: RunFiles) -> bool:
 
 
 def _check_rounding(trained: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
-    """The dtypes to which weights were rounded, empty if none was.
+    """The dtypes to which weights were rounded, as text; empty if none was rounded.
 
     Raises ``RunError`` unless each written value is the trained one, rounded once.
     """
@@ -347,7 +347,7 @@ def _trained(step: Export, run: RunFiles) -> dict[str, Tensor]:
 
 
 def _merged(step: Export, job: Job) -> bool:
-    """Return true if adapters are added to their base weights."""
+    """Returns true if adapters are added to their base weights."""
     return job.model.lora is not None and not _apart(step, job)
 
 
@@ -416,7 +416,7 @@ def _adapters(job: Job) -> Adapters | None:
 
 
 def _apart(step: Export, job: Job) -> bool:
-    """Return true if only adapters are written."""
+    """Returns true if only adapters are written."""
     return job.model.lora is not None and step.lora == "separate"
 
 
@@ -425,7 +425,7 @@ def exported(run: RunFiles) -> nn.Module:
     from launcher.steps.model import weights_in_one_process
 
     made = run.maker(EXPORTED)
-    assert made is not None, "the planner wants an export before what reads one"
+    assert made is not None, "the planner requires an export before a step that reads its result"
     at = replace(run, name=made[0])
     return weights_in_one_process.with_values(_exported_job(_step(at), run.job), read(at, export_folder(at)))
 
@@ -438,7 +438,7 @@ def _exported_job(step: Export, job: Job) -> Job:
 
 
 def read(run: RunFiles, path: Path) -> Mapping[str, Tensor]:
-    """What this step has written to ``path``, by our names, read by the format's own library."""
+    """The tensors that this step wrote to ``path``, under our names; the format's own library reads them."""
     from safetensors.torch import load_file
 
     step = _step(run)
@@ -463,7 +463,7 @@ def _one(there: dict[str, Tensor], parts: Pieces, shape: tuple[int, ...]) -> Ten
 
 
 def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The written adapters, with the base weights of their checkpoint."""
+    """The written adapters together with the base weights of their checkpoint."""
     from launcher.runtime.training.state import unpacked
 
     checkpoint = open_checkpoint(source(_step(run), run), run.trust)

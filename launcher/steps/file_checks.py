@@ -49,7 +49,7 @@ class FileChecks:
         return trust(self.job)
 
     def later(self, path: str | Path | None) -> bool:
-        """Return true if ``path`` may come into existence only when earlier steps write their files."""
+        """Returns true if ``path`` may exist only after earlier steps have written their files."""
         if path is None:
             return False
         if path == BEST and of_best(self.job.steps[self.name]):
@@ -58,7 +58,7 @@ class FileChecks:
         return any(here.is_relative_to(_real(p)) or _real(p).is_relative_to(here) for p in self.written)
 
     def here(self, path: str | None) -> bool:
-        """Return true if a path is named and can be checked now."""
+        """Returns true if ``path`` is named and can be checked now."""
         return path is not None and not self.later(path)
 
     def problems(self, field: str, look: Look) -> list[Problem]:
@@ -74,7 +74,10 @@ class FileChecks:
         return []
 
     def unwritable(self, field: str, path: str | None, kind: Kind) -> list[Problem]:
-        """Why no output can be written at ``path``, if one is named; what is in a folder is not checked."""
+        """Problems that prevent an output at ``path``; the content of an existing folder is not checked.
+
+        There are none without a path, or for a path in the run folder.
+        """
         if path is None or path.startswith(RUN):
             return []
         key, label = f"{self.key}.{field}", "the folder of this output"
@@ -88,17 +91,17 @@ class FileChecks:
         return [problem] if problem else self.problems(field, lambda: check_outside_checkpoints(Path(path)))
 
     def _overlaps(self, key: str, path: str, kind: Kind) -> Iterator[Problem]:
-        """Problems of an output at or around what else this request writes, or around where it runs.
+        """Problems of an output that overlaps other outputs of this request, or contains the current folder.
 
-        Only after the training the output would find files there, or replace them.
+        Without this check the step would fail, or replace those files, only after the training.
         """
         here, home = _real(path), _home(self.job)
         if kind == "folder" and _real(".").is_relative_to(here):
             yield Problem(
-                key, f"{path}: the current folder is in it, and a folder is replaced; name a new one"
+                key, f"{path}: this folder would be replaced, and the current folder is in it; name a new one"
             )
         if home.is_relative_to(here):
-            yield Problem(key, f"{path}: the folder of this run, {home}, is there; {_ANOTHER}")
+            yield Problem(key, f"{path}: the folder of this run, {home}, is in it; {_ANOTHER}")
         if here.is_relative_to(home) and _used_by_run(here.relative_to(home), self.job):
             yield Problem(key, f"{path}: this run writes its own files there; {_ANOTHER}")
         for other, there in self._earlier_outputs():
@@ -121,7 +124,7 @@ def _home(job: Job) -> Path:
 
 
 def _used_by_run(inside: Path, job: Job) -> bool:
-    """Return true if the run may write at ``inside``, a path in the folder ``_home``."""
+    """Returns true if the run may write at ``inside``, a path in the folder ``_home``."""
     if job.run_dir is None:
         return inside.name.isdecimal() and len(inside.parts) == 1 and not (_home(job) / inside).exists()
     if inside.parts[0] == "checkpoints" and any(VERBS[s.kind].checkpoints for s in job.steps.values()):
@@ -142,7 +145,7 @@ def _real(path: str | Path) -> Path:
 
 
 def no_manifest(key: str, error: NoManifest) -> Problem:
-    """The problem of a setting that should name a checkpoint, with the newest one if it names a run."""
+    """The problem of a setting that does not name a checkpoint; the cure is the newest one in the folder."""
     newest, text = newest_in(error.folder), "holds checkpoints, but is not one; the newest is"
     if newest is None:
         newest, text = newest_of_runs(error.folder), "holds runs; their newest checkpoint is"
@@ -186,7 +189,7 @@ class RunFiles:
         """The newest complete checkpoint of this run."""
         newest = latest(self.checkpoints, self.trust)
         if newest is None:
-            raise RunError(f"{self.checkpoints}: no complete checkpoint; the step 'save' makes one")
+            raise RunError(f"{self.checkpoints}: no complete checkpoint; the step 'save' writes one")
         return newest
 
     def source(self, named: str | None) -> Path:

@@ -71,12 +71,12 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     final = step_folder(run.checkpoints, 0)
     newest = None if run.job.checkpoint.resume == "never" else latest(run.checkpoints, run.trust)
     if newest is not None and newest != final:
-        run.say(f"import: not again, because the run is already at {newest.name}")
+        run.say(f"import: skipped, because the run already has {newest.name}")
         return {}
     if wrong := misfits(run.name, step, run.plan):
         raise RequestError(tuple(wrong))
 
-    # The incoming tensors under our names; without ``strict``, those that the model lacks are left out.
+    # Open the incoming tensors under our names; without ``strict``, leave out those that the model lacks.
     make_folder(run.checkpoints)
     target = of_plan(run.plan)
     strategy = Path(step.strategy) if step.strategy else None
@@ -95,9 +95,9 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     size = bytes_text(done.bytes_written)
     run.say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, {size}")
     if left_out:
-        run.say(f"import: left out, because this model has no place for it: {', '.join(left_out)}")
+        run.say(f"import: left out, because this model has no such tensors: {', '.join(left_out)}")
     if incoming.others:
-        run.say(f"import: left out, not a tensor: {', '.join(incoming.others)}")
+        run.say(f"import: left out, because they are not tensors: {', '.join(incoming.others)}")
     return {"saved_step": 0}
 
 
@@ -120,6 +120,6 @@ def _as_kept(tensors: FullTensors, target: Strategy, say: Callable[[str], None])
     into = differing(specs, {name: target.entries[first].spec for name, first in target.named.items()})
     pairs = Counter((specs[name].dtype, dtype) for name, dtype in into.items())
     for (old, new), count in pairs.items():
-        kept = "every number kept" if exact(old, new) else "each number rounded to the nearest"
+        kept = "all values kept" if exact(old, new) else "each value rounded to the nearest"
         say(f"import: {many(count, 'tensor')} cast from {old} to {new}, {kept}")
     return Cast(tensors, into)

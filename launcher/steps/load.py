@@ -21,12 +21,12 @@ def run_on_ranks(step: Load, session: Session, job: Job) -> str:
     path = latest(checkpoints, session.trust)
     if step.path is not None:
         path = best(checkpoints, session.trust) if of_best(step) else Path(step.path)
-    assert path is not None, "the planner wants a save before a load without a path"
+    assert path is not None, "the planner requires a save before a load without a path"
 
     session.passed = max(session.passed, session.step)
     state.load(session, path, broadcast=step.broadcast)
 
     read, kept = (bytes_text(int(session.results[f"load_bytes_{kind}"])) for kind in ("read", "held"))
-    spared = ", the rest broadcast, all digests agree" if step.broadcast else ""
+    spared = "; the rest was broadcast, all digests agree" if step.broadcast else ""
     doubt = unvouched(path, session.trust)
-    return f"took {path}, after {session.step} steps; {read} read for {kept} held{spared}{doubt}"
+    return f"loaded {path}, after {session.step} steps; ranks read {read} and hold {kept}{spared}{doubt}"

@@ -39,15 +39,15 @@ def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
 
 
 def work(world: World, todo: RankSteps, drawn: SharedMetaModels | None = None) -> dict[str, Any]:
-    """Runs the steps, and after a drill the undisturbed training. Returns the results of the steps.
+    """Runs the steps, and after a drill repeats the training undisturbed. Returns the results of the steps.
 
-    ``drawn``: meta models that the ranks share; without them each rank constructs its own.
+    ``drawn``: meta models constructed before the fork; without them each rank constructs its own.
     """
     drawn = drawn or SharedMetaModels()
     figures = _work(world, todo, drawn)
     if todo.undisturbed is not None:
         if world.rank == 0:
-            world.send({"text": "drill: the same training once more, undisturbed"})
+            world.send({"text": "drill: repeating the training without the fault"})
         _work(replace(world, send=_unheard), todo.undisturbed, drawn)
     return figures
 
@@ -112,20 +112,20 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
 def _again(live: Session, todo: RankSteps) -> Path | None:
     """The checkpoint that a restarted attempt resumes from: one of this training, else ``resume``.
 
-    It is the newest undamaged one if all checkpoints in the folder are of this training. Else only the newest
-    one is known to be, if it was saved after the start.
+    If all checkpoints in the folder belong to this training, it is the newest undamaged one. Otherwise only
+    the newest checkpoint is considered, if it was saved after the start.
     """
     newest = latest(todo.folder / "checkpoints", live.trust)
     own = (
         todo.before is None or todo.resume == todo.before
-    )  # those before the newest are of this training too
+    )  # the older checkpoints belong to this training too
     if newest is None or (newest == todo.before and not own):
         return todo.resume
 
     candidates = [newest, *older(newest)] if own else [newest]
     undamaged = newest_undamaged(live.world, candidates, live.trust, lambda text: live.emit({"text": text}))
     if undamaged is None and not own and live.world.rank == 0:
-        text = "older checkpoints in the folder may be of another training"
+        text = "older checkpoints in the folder may belong to another training"
         start = "training starts again" if todo.resume is None else f"this attempt starts from {todo.resume}"
         live.emit({"text": f"{text}: {start}"})
     return undamaged or todo.resume

@@ -77,7 +77,7 @@ def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
 
 
 def _outputs(session: Session, source: Samples, count: int) -> Iterator[Tensor]:
-    """Yields this rank's outputs for each batch, without padding; nothing on a rank that gets no outputs."""
+    """Yields this rank's outputs for each batch, without padding; yields nothing on ranks without outputs."""
     from launcher.runtime.training import loop
 
     for batch in session.feed.inputs_in_order(source, count, "predict"):
@@ -88,7 +88,7 @@ def _outputs(session: Session, source: Samples, count: int) -> Iterator[Tensor]:
 
 
 def _writes(plan: Plan, rank: int) -> bool:
-    """Return true if this rank writes outputs: tp rank 0 of the last stage, or of the first if all get it."""
+    """Returns true if this rank writes: tp rank 0 of the last stage; of the first if all get the output."""
     at = plan.sizes.grid.coords(rank)
     stage = 0 if plan.output_broadcast else plan.sizes.places[-1]
     return at["tp"] == 0 and at["pp"] == stage

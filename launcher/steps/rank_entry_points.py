@@ -1,6 +1,6 @@
-"""The functions that ranks run, for the process that starts them: it need not import the training engine.
+"""The functions that ranks run; the process that starts ranks sends them without the training engine.
 
-The functions of ``on_ranks`` cannot be sent to a rank without importing them, which takes a second and 60 MB.
+To send a function of ``on_ranks`` itself, that process would import it, which takes a second and 60 MB.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ def run_on_files(step: Sample, run: RunFiles) -> dict[str, float]:
 
 @torch.no_grad()
 def sampled(job: Job, step: Sample, model: torch.nn.Module) -> str:
-    """The prompt and its continuation. Draws from the job's seed: the same model generates the same text."""
-    assert isinstance(job.data, Text), "the planner lets only text be sampled"
+    """The prompt and its continuation. Tokens are drawn with the job's seed, so the text is repeatable."""
+    assert isinstance(job.data, Text), "the planner refuses to sample without text data"
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
     assert data.encode is not None
     assert data.decode is not None

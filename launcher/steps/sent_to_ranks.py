@@ -18,9 +18,9 @@ class RankSteps:
 
     ``resume``: the checkpoint to resume from, if any; ``before``: the newest one in ``folder`` at the start,
     as a restarted attempt resumes from a newer one. ``copies``: what steps that do not use the run's model
-    train instead; those run first, before there is a model. ``drill``: a fault that happens during these
-    steps; ``undisturbed``: the same training repeated without it, in a folder of its own. ``trial``: a trial
-    of a layout, after which others follow.
+    train instead; these steps run first, before the model is built. ``drill``: a fault that happens during
+    these steps; ``undisturbed``: the same training repeated without it, in a separate folder. ``trial``: this
+    is a trial of a layout, after which others follow.
     """
 
     job: Job

@@ -12,5 +12,5 @@ def run_on_ranks(step: SyncShared, session: Session, job: Job) -> str:
         tied.sync()
     count = len(session.plan.ties)
     if not count:
-        return "nothing is tied"
+        return "no parameters are tied"
     return f"{count} tied parameter{'s' if count > 1 else ''} made equal on all stages"

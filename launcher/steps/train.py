@@ -77,7 +77,7 @@ def _best(job: Job) -> Watched | None:
 
 
 def _rate(s: Session, job: Job, share: float) -> float:
-    """Sets the rate of each group; returns that of ``optim.lr``, for a user's class the first group's."""
+    """Sets the rate of each group; returns the scaled ``optim.lr``, for a user's class the first group's."""
     first = scale_lr(s.optimizer, share)
     return first if isinstance(job.optim, Target) else job.optim.lr * share
 

@@ -100,7 +100,7 @@ def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
     size = bytes_text(done.bytes_written)
     run.say(f"transform: {src.name} -> {ranks}, {size}{files}{clear}, {done.path}{doubt}")
     if done.left:
-        run.say(f"transform: left out, not a tensor: {', '.join(done.left)}")
+        run.say(f"transform: left out, because they are not tensors: {', '.join(done.left)}")
     return {}
 
 
@@ -118,7 +118,7 @@ def transformed(run: RunFiles) -> Path | None:
 
 
 def target(step: Transform, src: Strategy) -> Strategy:
-    """The requested layout: a strategy file's, which must fit the tensors of ``src``, or one in words."""
+    """The requested layout: the strategy file's, which must fit ``src``, or that of the step's other keys."""
     if step.strategy is None:
         return _in_words(step, src)
     requested = open_strategy("steps.transform.strategy", step.strategy)
@@ -200,15 +200,15 @@ def _ours(step: Transform, src: Path, trust: Trust) -> Strategy:
     strategy = open_checkpoint(src, trust).strategy
     if step.src_strategy is not None:
         raise ValueError(
-            f"{src}: a checkpoint of this launcher, which has its own layout; leave src_strategy out"
+            f"{src}: a checkpoint of this launcher, which records its layout; remove src_strategy"
         )
     return strategy
 
 
 def _to(step: Transform, src: Path) -> mindspore.StrategyInput | mindspore.Layouts:
-    """A MindSpore file unchanged, as the source determines whether it is of one stage or of all.
+    """For a foreign source the requested strategy file unchanged, else a function of the source's layout.
 
-    Any other layout is derived from the source.
+    A MindSpore strategy may describe one stage or all of them; the source shows which.
     """
     requested = open_strategy("strategy", step.strategy)
     if requested is None or not is_foreign(src, step.src_strategy):

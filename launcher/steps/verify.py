@@ -16,7 +16,7 @@ from launcher.steps.file_checks import FileChecks, RunFiles
 
 
 def check(step: Verify, at: FileChecks) -> list[Problem]:
-    """Checks only that there is a checkpoint that can be opened: the step itself finds the rest."""
+    """Checks only that the checkpoint can be opened; the step itself checks the rest."""
     if step.src is None or at.later(step.src):
         return []
     src = Path(step.src)
@@ -40,11 +40,11 @@ def run_on_files(step: Verify, run: RunFiles) -> dict[str, float]:
 
 
 def verified(folder: Path, trust: Trust) -> str:
-    """One line if the checkpoint is sound. Raises ``ValueError`` with all complaints and their files."""
+    """Returns one line if the checkpoint is undamaged. Raises ``ValueError`` with all problems."""
     if problems := verify(folder, trust):
         raise ValueError("\n".join(problems))
     checkpoint = open_checkpoint(folder, trust)
     entries, files = checkpoint.strategy.entries, checkpoint.manifest.files
     nbytes = bytes_text(sum(e.spec.nbytes for e in entries.values()))
     content = f"{many(len(entries), 'tensor')}, {nbytes}, in {many(len(files), 'file')}"
-    return f"{folder}: {content}: whole, every digest right"
+    return f"{folder}: {content}: complete, all digests match"

@@ -182,8 +182,8 @@ ENDS: dict[str, tuple[Job, str]] = {
     ),
     "a count that differs later": (
         asked(loss=own("LaterMiscounted"), parallel={}),
-        "step 1: the loss returns a count that is not its count(target), by which its sum is divided; the weights were "
-        "not touched. Look at the class of the loss",
+        "step 1: the count that the loss returns differs from its count(target), by which its sum is divided; the "
+        "weights were not touched. Look at the class of the loss",
     ),
     "a number that is no share": (
         asked(loss={"name": "bce"}, data=VALUES | {"wrong": 1.5}),

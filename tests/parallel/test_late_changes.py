@@ -171,9 +171,9 @@ def test_a_weight_that_a_later_call_makes_of_one_ranks_samples_is_not_saved(tmp_
     with pytest.raises(RanksFailed) as failed:
         on_ranks(2, saved, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
-        "after step 2 b.weight differs between the ranks 0, 1, which a step leaves equal: a forward, a hook, a "
-        "callback or the optimizer changed it by what only some of them have. No checkpoint of this step was "
-        "written; change it by what all ranks have, or train with one data-parallel rank"
+        "after step 2 b.weight differs between the ranks 0, 1, whose copies must be equal: a forward, a hook, a "
+        "callback or the optimizer changed it with values that only some ranks have. No checkpoint of this step was "
+        "written; use values that all ranks have, or train with one data-parallel rank"
     )
     assert not [*tmp_path.glob("checkpoints/*")]
 
@@ -207,10 +207,10 @@ def test_where_the_trained_weight_itself_is_used_it_is_frozen(layout: Layout, tm
 
 NOTE = (
     "{} changed after the first step, by a forward or a callback; no checkpoint contains it, so a resumed run resets "
-    "it; make a persistent buffer of it, or return it from get_extra_state"
+    "it; register it as a persistent buffer, or return it from get_extra_state"
 )
 APART = (
-    "{} differs between ranks that have the same module: if a forward reads it, this layout trains to other numbers "
+    "{} differs between ranks that have the same module: if a forward reads it, this layout trains other weights "
     "than one rank"
 )
 NOTED = {

@@ -143,7 +143,7 @@ def test_a_folder_comes_back_in_its_own_dtype(dtype: str, tmp_path: Path, capsys
     out = load_file(run / "exports/hf/model.safetensors")
     assert {t.dtype for t in out.values()} == {getattr(torch, dtype)}
     assert json.loads((run / "exports/hf/config.json").read_text())["dtype"] == dtype
-    rounded = f"export: weights are rounded once, to the nearest in {dtype} (steps.export.dtype)"
+    rounded = f"export: weights are rounded once, to the nearest {dtype} value (steps.export.dtype)"
     assert (rounded in capsys.readouterr().out) == (dtype != "float32")
 
     # each number is the nearest to the one that was trained; with the setting, that number
@@ -226,7 +226,7 @@ def test_a_folder_that_reads_back_as_another_model_is_not_left(
     monkeypatch.setattr(hugging_face, "config_text", lambda *a: right(*a).replace('"rope_theta": ', '"rope_theta": 7'))
     words = ("model.weights=false", "train.steps=1", "steps=[train,save,export]", "launch.nproc=1")
     assert main(typed(described("llama", tmp_path / "m"), tmp_path / "run", *words)) == 1
-    assert "the config.json that was written reads back as another model: rope_parameters" in capsys.readouterr().err
+    assert "the written config.json describes another model: rope_parameters" in capsys.readouterr().err
     assert [*(tmp_path / "run/exports").iterdir()] == []
 
 

@@ -112,7 +112,7 @@ def test_a_port_that_is_taken_is_said_by_rank_0(tmp_path):
         port = str(other.getsockname()[1])
         with tasks(2, *TWO, f"runs={tmp_path}/runs", only=[0], env={"MASTER_PORT": port}) as [first]:
             code, said = end(first)
-    text = f"rank 0 cannot listen on port {port}: Address already in use; MASTER_PORT chooses another"
+    text = f"rank 0 cannot listen on port {port}: Address already in use; set MASTER_PORT to another one"
     assert (code, [line.strip() for line in said if port in line]) == (2, [text])
 
 

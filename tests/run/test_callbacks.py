@@ -54,7 +54,7 @@ def test_a_class_that_says_so_is_called_on_every_rank_and_any_of_them_stops_all_
         calls = [line["hook"] for line in told(tmp_path / "diary", rank)]
         assert calls == ["on_start", "on_step", "on_step", "on_step", "on_save", "on_end"]
     assert (steps(done), checkpoints(done)) == ([1, 2, 3], ["step-000003"])
-    assert "stopping after 3 of 9 steps: a callback asked for it\n" in capsys.readouterr().out
+    assert "stopping after 3 of 9 steps: a callback requested it\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("hook", "step"), [("on_start", 0), ("on_step", 1), ("on_eval", 2), ("on_save", 4)])

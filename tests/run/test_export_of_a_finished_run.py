@@ -74,7 +74,7 @@ def test_a_checkpoint_of_another_model_is_refused_or_written_without_a_check(
     ]
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert f"steps.export.src: {src} is of another model than this request, so nothing can be compared: " in said
+    assert f"steps.export.src: {src} belongs to another model than this request, so they cannot be compared: " in said
     assert not (tmp_path / "run").exists()
     assert main([*words, "steps.export.check=false"]) == 0
     assert "layer1.weight" in read_full(tmp_path / "run/exports/model.safetensors")

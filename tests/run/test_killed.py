@@ -155,9 +155,9 @@ def test_a_restart_beside_another_training_passes_over_a_damaged_checkpoint(
     assert main([*TINY, f"run_dir={folder}", "train.steps=8", *EVERY, *words]) == 0
 
     told = capsys.readouterr().out.splitlines()
-    at = next(n for n, line in enumerate(told) if line.startswith(f"{last} is passed over: "))
+    at = next(n for n, line in enumerate(told) if line.startswith(f"{last} is damaged and skipped: "))
     goes_on = f"this attempt starts from {start}" if named else "training starts again"
-    assert told[at + 1] == f"older checkpoints in the folder may be of another training: {goes_on}"
+    assert told[at + 1] == f"older checkpoints in the folder may belong to another training: {goes_on}"
     assert tensors(folder, 8) == tensors(straight, 8)
     assert losses(folder)[2:] == losses(straight)[2:]  # the named checkpoint has no rows here
 

@@ -151,5 +151,5 @@ def test_settings_of_an_export_that_say_nothing_of_adapters_are_refused(
     told = "steps.export.lora = separate: model.lora is null, so there are no adapters\n"
     assert told in capsys.readouterr().err
     assert main([*words, separate, LORA, "steps.export.names=llama"]) == 2
-    told = "adapters alone are two files of PEFT, by the names of modules here; leave it out"
+    told = "separate adapters are written as PEFT's two files, with this model's names; remove this key"
     assert f"steps.export.names = llama: {told}\n" in capsys.readouterr().err

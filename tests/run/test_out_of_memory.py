@@ -27,8 +27,8 @@ def test_on_a_device_the_cure_passes_when_pasted_and_plans_for_less(
     assert main([*typed, f"run_dir={tmp_path}/run"]) == 1
     said = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"error: rank 1: out of memory on cpu, 2\.0 MB more were asked for: "
-        rf"its process had taken {SIZE}; {SIZE} were free",
+        r"error: rank 1: out of memory on cpu, an allocation of 2\.0 MB failed: "
+        rf"its process used {SIZE}; {SIZE} was free",
         said[0],
     )
     assert re.fullmatch(rf"  planned: {SIZE} \(.*params {SIZE}.*\)", said[1])
@@ -47,8 +47,9 @@ def test_what_no_layout_makes_room_for_says_that_the_plan_does_not_know_it(
 ) -> None:
     assert main([*words("cpu"), f"run_dir={tmp_path}/run"]) == 1
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("error: rank 1: out of memory on cpu, 1048576.0 TB more were asked for: its process had")
-    assert said[2] == "  most of it is not in the plan: it belongs to code of your own, or to the process itself"
+    start = "error: rank 1: out of memory on cpu, an allocation of 1048576.0 TB failed: its process used"
+    assert said[0].startswith(start)
+    assert said[2] == "  most of this memory is not in the plan: your own code uses it, or the process itself"
     assert "Traceback" not in "\n".join(said)
 
 
@@ -57,7 +58,7 @@ def test_code_of_the_user_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     typed = [*TINY, *shape(), hungry, "security.allow=[tests]", "train.steps=1"]
     assert main([*typed, f"run_dir={tmp_path}/run"]) == 1
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("error: rank 0: out of memory on cpu, 20.0 GB more were asked for: ")
+    assert said[0].startswith("error: rank 0: out of memory on cpu, an allocation of 20.0 GB failed: ")
     assert said[-2].startswith(
         "  callbacks.0 tests.run.callbacks.Hungry.on_step failed after step 1: OutOfMemoryError: "
     )
@@ -66,5 +67,5 @@ def test_code_of_the_user_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_of_another_training_there_is_no_plan_to_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words("a device", "steps=[certify]"), f"run_dir={tmp_path}/run"]) == 1
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("error: rank 1: out of memory on cpu, 2.0 MB more were asked for: ")
+    assert said[0].startswith("error: rank 1: out of memory on cpu, an allocation of 2.0 MB failed: ")
     assert not any("planned" in line for line in said)

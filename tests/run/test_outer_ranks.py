@@ -182,7 +182,7 @@ def test_ranks_that_nobody_has_told_where_to_meet_say_so(rank):
 error: 1 problem in this request; nothing was started
 
   launch.mode: RANK and WORLD_SIZE are set, but not LOCAL_RANK and MASTER_ADDR and MASTER_PORT: \
-torchrun sets them all; start the ranks with it, or unset RANK and WORLD_SIZE to have them started here
+torchrun sets them all; start the ranks with it, or unset RANK and WORLD_SIZE so that this command starts them
 """,
     )
 

@@ -64,7 +64,7 @@ def test_a_folder_of_torch_dcp_comes_in_too(trained: Path, tmp_path: Path, capfd
     words = ["steps=[import,evaluate]", f"steps.import.src={tmp_path}/dcp", "steps.import.names=llama", BATCH]
     folder = run(tmp_path / "run", *words)
     assert status(folder)["metrics"]["val_loss"] == status(trained)["metrics"]["val_loss"]
-    assert "import: left out, not a tensor: step\n" in capfd.readouterr().out
+    assert "import: left out, because they are not tensors: step\n" in capfd.readouterr().out
 
 
 def test_rank_folders_of_mindspore_come_in_with_their_strategy(trained: Path, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_weights_of_another_width_are_cast_to_what_the_run_keeps(
     ours = llama.write(tmp_path / "hf", dtype)
     words = ["recipe=smollm2_pp2_tp2", *llama.overrides(tmp_path / "hf"), "data.seq_len=16", "steps.export.check=false"]
     assert main([*words, "steps=[import,export]", f"run_dir={tmp_path}/run"]) == 0
-    kept = "every number kept" if dtype == torch.bfloat16 else "each number rounded to the nearest"
+    kept = "all values kept" if dtype == torch.bfloat16 else "each value rounded to the nearest"
     said = f"import: 20 tensors cast from {str(dtype).removeprefix('torch.')} to float32, {kept}\n"
     assert said in capsys.readouterr().out
     new = renamed(ours, TO_LLAMA).names
@@ -132,13 +132,13 @@ def test_a_killed_run_goes_on_from_its_own_checkpoint_not_from_the_import(
              "schedule=constant"]  # fmt: skip
     run(folder, *words, steps=2)
     run(folder, *words, steps=4)
-    assert "import: not again, because the run is already at step-000002" in capfd.readouterr().out
+    assert "import: skipped, because the run already has step-000002" in capfd.readouterr().out
     assert tensors(run(tmp_path / "straight", *words, steps=4), 4) == tensors(folder, 4)
 
 
 def test_verify_says_in_one_line_that_all_is_well(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, f"run_dir={trained.parent}/look", "steps=[verify]", f"steps.verify.src={last(trained)}"]) == 0
-    line = r"verify: \S+/step-000002: \d+ tensors, [\d.]+ KB, in \d+ files: whole, every digest right"
+    line = r"verify: \S+/step-000002: \d+ tensors, [\d.]+ KB, in \d+ files: complete, all digests match"
     assert re.search(line, capfd.readouterr().out)
 
 
@@ -225,7 +225,7 @@ def test_an_export_with_nothing_to_compare_with_tries_one_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path / "run", "steps=[train,save,export]", steps=1)
-    assert "of one batch in one process (no 'evaluate' of these weights to compare with)\n" in capsys.readouterr().out
+    assert "of one batch in one process (not compared: no 'evaluate' used these weights)\n" in capsys.readouterr().out
 
 
 def test_an_export_of_an_earlier_checkpoint_is_not_compared_with_the_loss_of_the_newest(
@@ -239,7 +239,7 @@ def test_an_export_of_an_earlier_checkpoint_is_not_compared_with_the_loss_of_the
         f"steps.export.src={earlier}",
     )
     run(tmp_path / "run", *words, steps=2)
-    assert "of one batch in one process (no 'evaluate' of these weights to compare with)\n" in capsys.readouterr().out
+    assert "of one batch in one process (not compared: no 'evaluate' used these weights)\n" in capsys.readouterr().out
     pieces = load_file(earlier / "rank_0/model.safetensors")
     exported = load_file(tmp_path / "run/exports/model.safetensors")
     assert exported

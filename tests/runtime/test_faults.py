@@ -61,7 +61,7 @@ ENDS = {
     ),
     "sigterm": (
         lambda: os.kill(os.getpid(), signal.SIGTERM),
-        "rank 1 was killed by SIGTERM (somebody ended this rank alone)",
+        "rank 1 was killed by SIGTERM (a user or the system ended only this rank)",
     ),
     "exit": (lambda: os._exit(3), "rank 1 ended with exit code 3 and no Python error"),
     "quiet exit": (lambda: os._exit(0), "rank 1 ended with exit code 0 and no Python error"),

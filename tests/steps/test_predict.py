@@ -106,17 +106,19 @@ def test_numbers_that_json_does_not_have_are_not_written(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="sample 1") as caught:
         join_parts(folder, SampleParts(2, 1, 2), tmp_path / "all.jsonl")
     assert str(caught.value) == (
-        "the output of sample 1 has numbers that are not finite, which JSON does not have; write a .safetensors file"
+        "the output of sample 1 has values that are not finite, which JSON cannot represent; write a .safetensors file"
     )
     assert not (tmp_path / "all.jsonl").exists()
 
 
 BAD = {
     "no such file": (None, "{path}: No such file or directory"),
-    "another kind": ({"x": torch.zeros(3, 4)}, "{path}: x is float32[3, 4], the model takes int64[4] a sample"),
-    "another length": ({"x": torch.zeros(3, 5).long()}, "{path}: x is int64[3, 5], the model takes int64[4] a sample"),
+    "another kind": ({"x": torch.zeros(3, 4)}, "{path}: x is float32[3, 4], but the model takes int64[4] per sample"),
+    "another length": (
+        {"x": torch.zeros(3, 5).long()}, "{path}: x is int64[3, 5], but the model takes int64[4] per sample",
+    ),
     "too many": (
-        {"x": torch.zeros(3, 4).long(), "y": torch.zeros(1)}, "{path}: has x, y, and the model takes 1: input0",
+        {"x": torch.zeros(3, 4).long(), "y": torch.zeros(1)}, "{path}: has x, y, but the model takes 1: input0",
     ),
     "none": ({"x": torch.zeros(0, 4).long()}, "{path}: has no samples"),
 }  # fmt: skip

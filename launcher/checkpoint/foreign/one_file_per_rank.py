@@ -72,7 +72,7 @@ def writer(
     if not is_foreign(src, strategy):
         if strategy is not None:
             raise ValueError(
-                f"{src}: a checkpoint of this launcher, which has its own layout; leave src_strategy out"
+                f"{src}: a checkpoint of this launcher, which records its layout; remove src_strategy"
             )
         return mindspore.of_checkpoint(src, None, to, trust)
     if src.is_dir() and form_of(src) == "mindspore":

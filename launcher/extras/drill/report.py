@@ -56,7 +56,7 @@ def watching(run: Path, fault: DrillFault, hear: Hear) -> Hear:
 def _names(news: Mapping[str, Any], fault: DrillFault) -> bool:
     if fault.kind == "slow_rank":
         return news.get("worst_rank") in fault.ranks and int(news["step"]) >= fault.step
-    words = {"disk_full": "was not written", "bitflip": "is passed over"}
+    words = {"disk_full": "was not written", "bitflip": "is damaged and skipped"}
     return fault.kind in words and words[fault.kind] in str(news.get("text"))
 
 

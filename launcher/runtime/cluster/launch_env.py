@@ -10,7 +10,7 @@ from typing import Literal
 
 from launcher.errors import Problem, problems
 
-DAMAGED = "the environment of torchrun or srun is damaged, or made by hand"
+DAMAGED = "the environment of torchrun or srun is damaged, or was set by hand"
 SECRET_FILE = "LAUNCHER_SECRET_FILE"
 """The name of a file with the secret that signs messages between ranks; only this user can read it."""
 
@@ -69,7 +69,7 @@ def _outer_launcher(read: _Reader) -> Literal["torchrun", "srun"] | None:
 
 
 class _Reader:
-    """Reads numbers from the environment; reports malformed ones as problems and uses the default instead."""
+    """Reads numbers from the environment; reports malformed ones as problems and uses defaults for them."""
 
     def __init__(self, env: Mapping[str, str], problems: list[Problem]) -> None:
         self.env = env
@@ -96,7 +96,7 @@ def _torchrun(read: _Reader) -> Place | None:
         they = " and ".join(lacking)
         text = (
             f"RANK and WORLD_SIZE are set, but not {they}: torchrun sets them all; "
-            "start the ranks with it, or unset RANK and WORLD_SIZE to have them started here"
+            "start the ranks with it, or unset RANK and WORLD_SIZE so that this command starts them"
         )
         read.problems.append(Problem("launch.mode", text))
         return None
@@ -127,7 +127,7 @@ def _srun(read: _Reader) -> Place | None:
     nodes = tasks_per_node(each)
     if sum(nodes) != size:
         tasks = f"the {size} tasks of SLURM_STEP_NUM_TASKS"
-        read.wrong(f"SLURM_STEP_TASKS_PER_NODE is {each!r}, which are not {tasks}")
+        read.wrong(f"SLURM_STEP_TASKS_PER_NODE is {each!r}, which does not add up to {tasks}")
         return None
     node = read.number("SLURM_NODEID", below=len(nodes))
     here = nodes[node] if node < len(nodes) else size
@@ -192,6 +192,6 @@ def job(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def again(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether the outer launcher has restarted this job."""
+    """Returns true if the outer launcher has restarted this job."""
     counts = (env.get("SLURM_RESTART_COUNT", ""), env.get("TORCHELASTIC_RESTART_COUNT", ""))
     return any(count.isdecimal() and int(count) > 0 for count in counts)

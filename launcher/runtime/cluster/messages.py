@@ -38,8 +38,8 @@ from launcher.runtime.cluster.launch_env import SECRET_FILE, Place
 VARIABLE = "LAUNCHER_SECRET"
 """An environment variable: a secret text that only the ranks of a job share."""
 CAUSE = (
-    "another program has written it, or ranks have other secrets; "
-    f"{VARIABLE}, the same for all ranks, gives them one"
+    "another program wrote it, or the ranks have different secrets; "
+    f"set {VARIABLE} to the same value on all ranks"
 )
 _REFUSED = "refused"
 _MAC = hashlib.sha256().digest_size
@@ -87,16 +87,16 @@ class Messages:
         return body
 
     def refuse(self, rank: int) -> None:
-        """Tells the other ranks that this ``rank`` has refused a message, and ends.
+        """Tells the other ranks that this ``rank`` has refused a message and will end.
 
-        The keys have no content, as the others may have another secret.
+        Only the existence of the keys counts, as the others may have another secret.
         """
         self.set(f"{_REFUSED}{rank}")
         self.set(_REFUSED)
 
     def first_refusing(self, ranks: Sequence[int]) -> int | None:
         """The first of ``ranks`` that has refused a message."""
-        if not self.check([_REFUSED]):  # one question while all is well
+        if not self.check([_REFUSED]):  # one request as long as no rank has refused
             return None
         return next((rank for rank in ranks if self.check([f"{_REFUSED}{rank}"])), None)
 
@@ -105,7 +105,7 @@ class Messages:
         return Messages(PrefixStore(corner, self._store), self._secret, f"{self._corner}/{corner}")
 
     def check(self, names: Sequence[str]) -> bool:
-        """Whether all of them exist, signed or not."""
+        """Returns true if all ``names`` exist, signed or not."""
         return bool(self._store.check(list(names)))
 
     def _mac(self, name: str, body: bytes) -> bytes:
@@ -137,7 +137,7 @@ def secret(at: Place, env: Mapping[str, str] = os.environ) -> Secret:
         except OSError as error:
             why += f", and {home / 'secret'} cannot be written ({error.strerror})"
     else:
-        why += f", and {home} is not known to be one folder for all nodes"
+        why += f", and {home} may not be shared by all nodes"
     return replace(of_several_nodes(at), why=why)
 
 
@@ -207,11 +207,11 @@ def _read(file: Path) -> bytes:
 
 
 def _bad_secret(file: Path, why: str) -> RequestError:
-    return RequestError((Problem("", f"{file}: {why}; remove it, and a new one is made"),))
+    return RequestError((Problem("", f"{file}: {why}; remove it, and the next start creates a new one"),))
 
 
 def _on_network(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Whether ``folder`` is on a file system that several nodes share."""
+    """Returns true if ``folder`` is on a file system that several nodes share."""
     try:
         lines = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
     except OSError:
@@ -338,7 +338,7 @@ def _union(members: Sequence[Any], module: str) -> _Codec:
     def got(data: Any) -> Any:
         i, value = data
         if type(i) is not int or not 0 <= i < len(laters):
-            raise Unsuitable(f"{i!r:.80} counts none of {members}")
+            raise Unsuitable(f"{i!r:.80} is not an index of {members}")
         return laters[i]().decode(value)
 
     return _Codec(lambda value: any(codec().fits(value) for codec in laters), put, got)
@@ -350,7 +350,7 @@ def _many(make: Callable[[Any], Any], each: Callable[[], _Codec], fits: Callable
 
     def put(value: Any) -> Any:
         if not fits(value):
-            raise Unsuitable(f"{type(value).__name__} where many values are expected")
+            raise Unsuitable(f"{type(value).__name__} where several values are expected")
         return [each().encode(one) for one in value]
 
     return _Codec(fits, put, got)
@@ -457,7 +457,7 @@ _Header = list[tuple[str, str, list[int]]]
 
 
 def all_gather(mine: object, kind: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """The values of all ranks of ``group``, encoded as ``kind`` by ``typed_json``. Every rank calls it."""
+    """The values of all ranks of ``group``; ``encode`` sends them as ``kind``. Every rank calls it."""
     return [decode(body, kind) for body in byte_collectives.all_gather(encode(mine, kind), group)]
 
 

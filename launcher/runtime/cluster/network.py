@@ -153,7 +153,7 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 ANSWER_S = 20.0
 """Seconds for the first connection to another node: five TCP attempts, as a bad link may lose some."""
 AFTERWARDS_S = 5.0
-"""Seconds for a connection after a failure, when only the reason is wanted."""
+"""Seconds for a connection after a failure, which is tried only to find the reason."""
 NO_PORT = 1
 """A port on which nothing listens: a node that refuses the connection has answered."""
 BACKLOG = 4096
@@ -279,7 +279,7 @@ class NetworkView:
         return tuple(peer for peer in self.peers if peer.node == socket.gethostname())
 
     def lost(self) -> str:
-        """Why the rendezvous cannot be reached any more; "" if it can: a refused connection is an answer."""
+        """The reason why the rendezvous cannot be reached, else ""; a refused connection is an answer."""
         try:
             socket.create_connection((self.at.host, self.at.port), timeout=AFTERWARDS_S).close()
         except ConnectionRefusedError:
@@ -322,7 +322,7 @@ def describe(failed: Sequence[Unreached], rendezvous: str) -> str:
     if by_user:
         nodes = " and ".join(dict.fromkeys(by_user))
         return f"{text}; {GLOO} is set on {nodes}: set it to the interface that reaches the other nodes"
-    return f"{text}; these interfaces reach MASTER_ADDR ({rendezvous}); {GLOO} and {NCCL} choose others"
+    return f"{text}; these interfaces reach MASTER_ADDR ({rendezvous}); set {GLOO} and {NCCL} to others"
 
 
 def _family(address: str) -> socket.AddressFamily:

@@ -1,4 +1,4 @@
-"""Where ranks meet: under an outer launcher, and on one machine."""
+"""Opens the store through which ranks meet: under an outer launcher, or on one machine."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from launcher.runtime.cluster.messages import CAUSE, Messages, interruptible, no
 from launcher.runtime.cluster.network import endpoint
 from launcher.runtime.run_folder import scratch
 
-SAY_S = 10.0  # before a message says who is waited for
-AGENT_S = 30.0  # for a store that existed before its ranks started
+SAY_S = 10.0  # seconds until a message names the ranks that are late
+AGENT_S = 30.0  # seconds for a store that exists before its ranks start
 _LOOK_S = 0.1
 _CONNECT_S = 2.0
 
@@ -59,7 +59,7 @@ def join_store(
         why = str(error).splitlines()[0]
         text = f"the process at {endpoint(place.host, place.port)} is not rank 0 of this job ({why})"
         raise RunError(
-            f"rank {place.rank}: {text}; set MASTER_ADDR and MASTER_PORT to its address"
+            f"rank {place.rank}: {text}; set MASTER_ADDR and MASTER_PORT to rank 0's address"
         ) from error
 
 
@@ -72,7 +72,7 @@ def _hosted(place: Place) -> Store:
         )
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        text = f"rank 0 cannot listen on port {place.port}: {why}; MASTER_PORT chooses another"
+        text = f"rank 0 cannot listen on port {place.port}: {why}; set MASTER_PORT to another one"
         raise RequestError((Problem("", text),)) from error
     with listener:
         own = os.dup(listener.fileno())  # the store closes the descriptor that it receives
@@ -156,7 +156,7 @@ class RendezvousRequest:
         return time.monotonic() - self._answered
 
     def wait(self, within_s: float) -> bool:
-        """Whether the key was set in time. Raises what the store raises."""
+        """Returns true if the key was set in time. Raises what the store raises."""
         end = time.monotonic() + within_s
         while not self._store.check([self._key]):
             self._answered = time.monotonic()
@@ -220,7 +220,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What a rank needs to open the store: a private file in ``folder``, or a port of this machine."""
+    """The place of the store that ranks open: a private file in ``folder``, or a port of this machine."""
 
     folder: Path
     port: int | None = None

@@ -81,7 +81,7 @@ class ForkedChild:
         os.close(self.pidfd)
 
     def ended(self) -> str:
-        """How a child has ended that should not have. Only the server could learn its exit code."""
+        """Describes an unexpected end of the child. Only the server could learn its exit code."""
         return "has ended: a user or the system killed it (out of memory? see dmesg)"
 
 
@@ -163,7 +163,7 @@ class ForkServer:
 
 
 def _memory_limit() -> str:
-    """Returns a text with the limit of ``ulimit -v``, of which the process may have died; "" without one."""
+    """Returns a text with the limit of ``ulimit -v``, which may have ended the process; "" without one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return ""
@@ -200,7 +200,7 @@ def fork_from_here() -> None:
 
 
 def single_threaded() -> bool:
-    """Whether this process has a single thread, so that a fork copies all of it."""
+    """Returns true if this process has a single thread, so that a fork copies all of it."""
     return len(os.listdir("/proc/self/task")) == 1
 
 
@@ -245,7 +245,7 @@ def start_here(function: Function, *args: object) -> ForkedChild:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What a child takes over from the process that starts it; ``locks``: how many descriptors follow."""
+    """The state that a child takes over from its starter; ``locks``: how many descriptors follow."""
 
     folder: str
     environ: dict[str, str]

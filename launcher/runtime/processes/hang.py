@@ -1,4 +1,4 @@
-"""Which rank keeps the others waiting."""
+"""Finds the rank that keeps the others waiting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUTES = (
     "/torch/_compile.py",
     "/torch/_dynamo/",
     "/torch/utils/",
-)  # on the way to a collective
+)  # inner frames of a collective, which are skipped
 _FOR_DEVICE = "/launcher/parallel/mesh.py"
 
 
@@ -45,7 +45,7 @@ _open: list[object] = []  # keeps the files open while the process lives
 
 
 def halted(pid: int) -> bool:
-    """Whether a signal (SIGSTOP, Ctrl-Z) or a debugger has stopped a process of this machine."""
+    """Returns true if a signal (SIGSTOP, Ctrl-Z) or a debugger has stopped a process of this machine."""
     return _state(pid) in ("T", "t")
 
 
@@ -62,7 +62,7 @@ def culprits(
     """The current work of each rank that is not waiting for another one; ``ask(rank)`` sends it ``ASK``.
 
     Returns the ranks that a signal has stopped; if there are none, those whose stack does not end in a
-    collective, where a rank that waits for another one ends.
+    collective, as the stack of a waiting rank does.
     """
     why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
     paused = {rank: why for rank, pid in pids.items() if halted(pid)}
@@ -81,7 +81,7 @@ def culprits(
 
 
 def _complete(text: str) -> bool:
-    """Whether a stack is complete: the main thread is written last."""
+    """Returns true if a stack is complete: the main thread is written last."""
     return bool(text) and text.endswith("\n") and bool(_FRAME.findall(text))
 
 
@@ -93,7 +93,7 @@ def _read(path: Path) -> str:
 
 
 def waits(text: str) -> bool:
-    """Whether a stack, or that of a thread which it waits for, ends in a collective."""
+    """Returns true if the main thread's stack, or that of a thread it waits for, ends in a collective."""
     blocks = [_FRAME.findall(block) for block in re.split(r"\n\n", text)]
     if not blocks or not blocks[-1]:
         return False
@@ -103,9 +103,9 @@ def waits(text: str) -> bool:
 
 
 def _collective(frames: list[tuple[str, str, str]]) -> bool:
-    """Whether a stack ends in a collective, or in the one place where a step waits for its device.
+    """Returns true if a stack ends in a collective, or in the one place where a step waits for its device.
 
-    A device waits in a collective of NCCL's.
+    With NCCL it is the device that waits in the collective.
     """
     file, _, name = next((f for f in frames if not any(route in f[0] for route in _ROUTES)), ("", "", ""))
     return "/torch/distributed/" in file or (file.endswith(_FOR_DEVICE) and name == to_host.__name__)
@@ -206,7 +206,7 @@ def _cut(rank_faults: list[Fault], world: World, timeout_s: float, network: Netw
     if len(late) > 1 and len(rank_faults) == world.size and all(f.late for f in rank_faults):
         text = f"and the other ranks, on {' and '.join(sorted(late))}, waited for each other {limit}"
         cause = "the network between these nodes, which answers again now, or ranks that do not call the same"
-        return _lost(world.rank, world, f"{text}: {cause} collectives")
+        return _lost(world.rank, world, f"{text}: the cause is {cause} collectives")
     return None
 
 
@@ -218,7 +218,7 @@ def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: fl
         host, _, pid = where(rank).partition(" ")
         here = host == socket.gethostname()
 
-        # only for a process of this machine more than its silence can be known
+        # the state of a process is known only on its own machine
         if here and not _lives(int(pid)):
             known.append(_lost(rank, world, "has died without a message (SIGKILL? out of memory? see dmesg)"))
         elif here and halted(int(pid)):
@@ -231,7 +231,7 @@ def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: fl
 
 
 def _lives(pid: int) -> bool:
-    """Whether the process is alive; a zombie, which its parent has not reaped yet, is not."""
+    """Returns true if the process is alive; a zombie, which its parent has not reaped yet, is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (OSError, IndexError):

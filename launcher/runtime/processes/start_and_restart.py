@@ -144,7 +144,7 @@ def run_outer_rank(
 
 
 def _judge(out: AttemptOutcome, task: AttemptTask) -> faults.RanksFailed | None:
-    """Raises what ends the run for the user; returns a failure, after which another attempt may follow."""
+    """Raises if the user stopped the run; returns a failure, after which another attempt may follow."""
     # stopped: all ranks agreed and saved, or had no time to
     stop = next((r for r in out.results.values() if isinstance(r, faults.Preempted)), None)
     if stop is not None and not out.faults:
@@ -175,7 +175,7 @@ def _attempt(
     elsewhere: Elsewhere = all_here,
 ) -> AttemptOutcome:
     """Runs one attempt of all ranks, or of ``ranks`` in this process."""
-    # a parent that user code has made unfit forks no rank: another one forks ranks that share nothing
+    # if user code makes the parent unfit, it forks no rank: another parent forks ranks that share nothing
     local_ranks = range(task.size) if ranks is None else ranks
     out = None
     if task.share is not None:

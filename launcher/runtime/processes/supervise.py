@@ -142,7 +142,7 @@ def _fork_all(line: Connection, task: AttemptTask, ranks: Sequence[int]) -> None
 
 
 def _shared(task: AttemptTask, share: Callable[[], Work]) -> tuple[AttemptTask, str]:
-    """Constructs what ranks share; returns the task that uses it, and why ranks cannot share it, if so."""
+    """Constructs what ranks share; returns the task that uses it, and why ranks cannot share it, or ""."""
     import torch
 
     torch.set_num_threads(task.threads)  # as in each rank, so that a constructor computes the same values
@@ -151,12 +151,12 @@ def _shared(task: AttemptTask, share: Callable[[], Work]) -> tuple[AttemptTask, 
     except Exception as error:  # each rank will report it when it constructs its own
         return task, f"{type(error).__name__}: {error}"
     if not single_threaded():
-        return task, "code of the user's has started threads"
-    return task, "user code has initialised a device" if _device_initialised() else ""
+        return task, "user code has started threads"
+    return task, "user code has initialized a device" if _device_initialised() else ""
 
 
 def _device_initialised() -> bool:
-    """Whether torch has initialized the accelerator in this process: its runtime does not survive a fork."""
+    """Returns true if torch has initialized the accelerator here: its runtime does not survive a fork."""
     import torch
 
     kind = torch.accelerator.current_accelerator()
@@ -227,9 +227,10 @@ class AttemptOutcome:
 
 @contextmanager
 def caught(signums: Sequence[int] = STOPS) -> Iterator[int | None]:
-    """A descriptor that yields a byte per signal; ``None`` outside the main thread, which alone receives any.
+    """Yields a descriptor from which each signal can be read as one byte.
 
-    Ignored signals stay ignored (``nohup``, a background job).
+    Yields ``None`` outside the main thread, as only that one receives signals. Ignored signals stay ignored
+    (``nohup``, a background job).
     """
     if threading.current_thread() is not threading.main_thread():
         yield None
@@ -281,7 +282,7 @@ def watch(
     """Supervises the ranks in ``live`` until it is empty: each child is removed when it is reaped.
 
     After a failure, here or ``elsewhere``, ranks have ``GRACE_S`` to end. A byte from ``stop`` is a signal of
-    the user: if ``task.polls``, ranks then take the time to save, else they have ``GRACE_S`` as well. Without
+    the user: if ``task.polls``, ranks then save before they end, else they have ``GRACE_S`` as well. Without
     ``on_message``, messages are dropped. A rank that is halted for ``task.timeout_s`` counts as hung.
     """
     return _Supervisor(live, task, stop, on_message, elsewhere).run()
@@ -334,7 +335,7 @@ class _Supervisor:
     def _look(self) -> None:
         """Checks folders, ranks elsewhere, and how long each rank here has been halted (SIGSTOP, debugger).
 
-        No collective times out for a halted rank unless another rank waits for it in one.
+        A halted rank causes a timeout only if another rank waits for it in a collective.
         """
         seconds = time.monotonic() - self._looked
         if seconds < TICK_S:
@@ -381,7 +382,7 @@ class _Supervisor:
         return [*self._out.faults.values(), *([] if self._peer is None else [self._peer])]
 
     def _accuse(self) -> None:
-        """Blames the ranks that caused the failure but report nothing: all known faults are echoes."""
+        """Adds faults of the ranks that caused the failure but report none: all known ones are echoes."""
         known = self._known()
         late = not known or root(known).late
         pids = {rank: child.pid for rank, child in self._live.items() if late or halted(child.pid)}

@@ -11,7 +11,7 @@ from launcher.parallel.split_backward import Deferral
 from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.runtime.torch_private.selftest import verify
 
-verify()  # first, as a failing import below would explain less
+verify()  # first, as its message explains more than a failed import below
 
 from torch.distributed.pipelining import schedules as torch_schedules  # noqa: E402
 from torch.distributed.pipelining.schedules import (  # noqa: E402

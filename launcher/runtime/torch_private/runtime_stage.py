@@ -24,12 +24,12 @@ Metas = Sequence[tuple[torch.Tensor, ...]]
 class RuntimeStage(Base):
     """A stage whose sharded gradients are reduced once a step, or (``reduce_each``) after every micro batch.
 
-    torch keeps them unsharded until the last micro batch, whatever FSDP2 was told. ``reshard_each``: weights
-    are resharded after every backward too. ``collect`` is called after every backward. If sequences are
-    divided, a micro batch of torch is a chunk of one of ours: ``takes`` and ``sends`` are the meta tensors of
-    every chunk in turn, and ``carry`` tells modules which chunk runs. ``order`` keeps the collectives of the
-    weights in the plan's order, ``prefetch`` gathers them before they are used, and ``reductions`` does the
-    reductions that run once a step.
+    torch's own stage keeps them unsharded until the last micro batch, whatever FSDP2 is set to.
+    ``reshard_each``: weights are resharded after every backward too. ``collect`` is called after every
+    backward. If sequences are divided, a micro batch of torch is a chunk of one of ours: ``takes`` and
+    ``sends`` have the meta tensors of every chunk in turn, and ``carry`` tells modules which chunk runs.
+    ``order`` keeps the collectives of the weights in the plan's order, ``prefetch`` gathers the weights
+    before they are used, and ``reductions`` does the reductions that run once a step.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RuntimeStage(Base):
 
     def clear_runtime_states(self) -> None:
         super().clear_runtime_states()
-        self.products.clear()  # of a step that failed
+        self.products.clear()  # a failed step may leave some
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         made = super()._prepare_forward_infra(*args, **kwargs)
@@ -91,10 +91,10 @@ class RuntimeStage(Base):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        """Runs a full backward even for a first half, but defers weight gradients to ``products`` then.
+        """Runs a full backward; without ``full_backward`` it defers weight gradients to ``products``.
 
-        What is sent back is made contiguous, however modules used their inputs. A missing gradient is sent as
-        zeros: torch would fail, send that of the first chunk, or read a stale one within a rank.
+        Gradients that are sent back are made contiguous. A missing gradient is sent as zeros: torch itself
+        would fail, send that of the first chunk, or read a stale one within a rank.
         """
         # the backward itself
         outputs = outputs_kept(self, bwd_chunk_id) if loss is None else (loss,)

@@ -126,7 +126,7 @@ def _missing(module: str, name: str, arguments: tuple[str, ...]) -> list[str]:
     except (ImportError, AttributeError):
         return [f"{module}.{name} does not exist"]
     known = inspect.signature(target).parameters if arguments else {}
-    return [f"{module}.{name} takes no {a!r}" for a in arguments if a not in known]
+    return [f"{module}.{name} has no argument {a!r}" for a in arguments if a not in known]
 
 
 class _Waited(threading.local):

@@ -17,7 +17,7 @@ class WeightAverage:
     """A moving average of each trained parameter's first copy on this rank.
 
     After every ``every``-th optimizer step it keeps ``decay`` of itself, and the weights contribute the rest.
-    It starts as the weights at its first use: those that training starts from.
+    It starts as the weights at its first use, which are those that training starts from.
     """
 
     def __init__(self, model: ParallelModel, decay: float, every: int) -> None:

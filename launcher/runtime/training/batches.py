@@ -89,8 +89,9 @@ class Feed:
     """The source of one rank's batches.
 
     ``order(step, batch_size, n)`` returns the global indices of one step. ``rank`` reads or receives its
-    samples as the plan says. ``floating``: the dtype of inputs that are not integers; ``exact``: that of such
-    targets. ``limit``: train on this many first samples only. ``stream``: ``train`` if it is a stream.
+    samples as the plan says. ``floating``: the dtype of floating-point inputs; ``exact``: the dtype of
+    floating-point targets. ``limit``: train on this many first samples only. ``stream``: ``train`` if it is a
+    stream.
     """
 
     train: Samples
@@ -176,7 +177,9 @@ class Feed:
         objective, at = self.plan.objective, SamplePlace(where, split)
         count = classes(self.plan, targets.shape)
         if count is not None:
-            check_classes(targets, read % len(source), count, objective.ignored, at)  # of one of many epochs
+            check_classes(
+                targets, read % len(source), count, objective.ignored, at
+            )  # indices go on over epochs
         elif objective.loss == "bce":
             check_probabilities(targets, read % len(source), at)
         return targets

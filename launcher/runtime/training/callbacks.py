@@ -36,7 +36,10 @@ class TrainingEvent:
 
 @dataclass
 class Callbacks:
-    """The callbacks of one rank, ``each`` with its name in errors; every rank has this if any has some."""
+    """The callbacks of one rank, ``each`` with its name in errors; some ranks may have none.
+
+    If the job has callbacks, every rank has this object, as ``agreed`` is a collective.
+    """
 
     each: Sequence[tuple[str, object]]
     steps: int
@@ -76,7 +79,7 @@ class Callbacks:
             self.stop_requested |= answer is True
 
     def agreed(self) -> bool:
-        """Whether a callback of any rank has asked to stop. Every rank calls it."""
+        """Returns true if a callback of any rank has asked to stop. Every rank calls it."""
         requests = torch.tensor(self.stop_requested, dtype=torch.int32)
         dist.all_reduce(requests)
         return bool(requests.item())

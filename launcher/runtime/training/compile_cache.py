@@ -30,6 +30,6 @@ def keep_compiled() -> None:
         if folder.stat().st_uid != os.getuid():
             raise PermissionError(f"{folder} belongs to another user")
     except OSError as error:
-        _log.warning("compiled code is not cached for the next start: %s; %s names a folder", error, FOLDER)
+        _log.warning("compiled code is not cached for the next start: %s; set %s to a folder", error, FOLDER)
         return
     os.environ[FOLDER] = str(folder)

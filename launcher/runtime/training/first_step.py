@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class FirstStep:
-    """Ranks wait for each other as long as the plan says while they compile, then as long as usual."""
+    """Sets the timeout of collectives: the plan's in the first step, which compiles; then the usual one."""
 
     def __init__(self, plan: Compilation | None) -> None:
         self.plan = plan

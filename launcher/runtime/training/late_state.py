@@ -22,8 +22,8 @@ Digests = dict[str, str]
 class LateState:
     """The state of a rank's modules after each of the first three steps.
 
-    An attribute that changes in the second step and in the third changes all the time, so the plan has seen
-    it change. ``known`` contains those attributes, and those that a note has named.
+    An attribute that changes both in the second step and in the third is assumed to change in every step, so
+    the plan has seen it change. ``known`` contains those attributes, and those that a note has named.
     """
 
     first: list[Digests] = field(default_factory=list)
@@ -57,10 +57,10 @@ class LateState:
 def _texts(names: list[str], apart: list[str]) -> list[str]:
     text = f"{listed(names)} changed after the first step, by a forward or a callback"
     lost = "no checkpoint contains it, so a resumed run resets it"
-    out = [f"{text}; {lost}; make a persistent buffer of it, or return it from get_extra_state"]
+    out = [f"{text}; {lost}; register it as a persistent buffer, or return it from get_extra_state"]
     if apart:
         text = f"{listed(apart)} differs between ranks that have the same module"
-        out.append(f"{text}: if a forward reads it, this layout trains to other numbers than one rank")
+        out.append(f"{text}: if a forward reads it, this layout trains other weights than one rank")
     return out
 
 
@@ -71,7 +71,7 @@ def _changed(before: Digests, after: Digests) -> list[str]:
 def _digests(model: ParallelModel) -> Digests:
     """Returns a digest of each attribute with Python state, and of each buffer that checkpoints leave out.
 
-    Modules with a ``get_extra_state`` of their own decide themselves what checkpoints contain of them.
+    Modules that override ``get_extra_state`` are left out: they decide what checkpoints contain of them.
     """
     out: dict[str, list[str]] = {}
     buffers: dict[str, torch.Tensor] = {}

@@ -49,9 +49,9 @@ class Loop:
 def train(s: Session, loop: Loop) -> None:
     """Runs optimizer steps from ``s.step`` up to ``loop.until``, or until a metric or a callback ends it.
 
-    Raises ``Preempted`` on all ranks, after a save, once any rank has been asked to stop. A validation that
-    was skipped for that is run after resuming. The row after a checkpoint reports how long it delayed
-    training, as ``save_stall_ms``.
+    Once any rank has been asked to stop, it saves and raises ``Preempted`` on all ranks. A validation that is
+    skipped then runs after resuming. The row after a checkpoint reports how long the save delayed training,
+    as ``save_stall_ms``.
     """
     try:
         _train(s, loop)
@@ -128,10 +128,10 @@ def _validation(s: Session, loop: Loop) -> bool:
 
 
 def _ended(s: Session, loop: Loop) -> bool:
-    """Whether a callback or early stopping ends training here; if so, saves. All ranks call it and agree."""
+    """Returns true, after a save, if a callback or early stopping ends training. All ranks call it."""
     text = ""
     if s.callbacks is not None and s.callbacks.agreed():
-        text = "a callback asked for it"
+        text = "a callback requested it"
     if monitored_metrics.out_of_patience(s, loop.early_stop):
         assert loop.early_stop is not None
         text = monitored_metrics.reason(s, loop.early_stop)
@@ -173,7 +173,7 @@ def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -
 
 
 def due(s: Session, loop: Loop) -> bool:
-    """Whether a validation follows the last step."""
+    """Returns true if a validation follows the step that has just finished."""
     if loop.eval_every is None or s.step == 0:
         return False
     return loop.watches if s.step == loop.until else s.step % loop.eval_every == 0
@@ -193,7 +193,7 @@ def stop(s: Session) -> NoReturn:
     dist.all_reduce(signals, dist.ReduceOp.MAX)
     signum = int(signals.item())
     if s.world.rank == 0:
-        # names no signal: the launcher may have received another one than it sent, and names that one itself
+        # does not name the signal: the launcher may have received another one, which it names itself
         s.emit({"text": f"stopping after {s.step} steps"})
     if s.average is not None:
         s.average.put_back()
@@ -242,7 +242,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
         text = f"the loss is {loss} and the gradient norm {norm}; the weights were not touched"
         cure = ". Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
         if s.scaling.factor > 1 and math.isfinite(loss):
-            cure = ": the gradients overflowed: train.loss_scale=null lowers the scale when they do"
+            cure = ". The gradients overflowed; train.loss_scale=null lowers the scale when they do"
         raise RunError(f"step {s.step + 1}: {text}{cure}")
 
     if measuring:
@@ -265,7 +265,7 @@ def _check_counted(s: Session) -> None:
     counted = torch.stack([s.pipeline.count.total().cpu(), wrong])
     dist.all_reduce(counted)
     if counted[1].item():
-        text = "the loss returns a count that is not its count(target), by which its sum is divided"
+        text = "the count that the loss returns differs from its count(target), by which its sum is divided"
         cure = "the weights were not touched. Look at the class of the loss"
         raise RunError(f"step {s.step + 1}: {text}; {cure}")
     if not counted[0].item():
@@ -275,7 +275,7 @@ def _check_counted(s: Session) -> None:
 
 
 def _nothing(s: Session, batch: str) -> str:
-    """Why the loss of ``batch`` is a mean over nothing."""
+    """The reason why no target of ``batch`` counts."""
     objective = s.plan.objective
     if objective.classes:
         return f"all targets of {batch} are {objective.ignored}, which are ignored"
@@ -291,14 +291,14 @@ def _skip(s: Session) -> None:
     s.scaling.overflowed()
     s.optimizer.zero_grad(set_to_none=True)
     if s.world.rank == 0:
-        text = f"gradients overflowed at loss scale {was:g}: skipped, now {s.scaling.factor:g}"
+        text = f"skipped: gradients overflowed at loss scale {was:g}; the scale is now {s.scaling.factor:g}"
         s.emit({"text": f"step {s.step + 1}: {text}"})
 
 
 def validate(s: Session, batches: int | None, suffix: str = "") -> float:
     """The loss over the held-out samples, each counted once, computed as in ``step``.
 
-    ``suffix``: what the names of the results end with, if other weights than the model's are evaluated.
+    ``suffix``: added to the names of the results, to tell other weights than the trained ones apart.
     """
     sums = torch.zeros(2 + 2 * len(s.pipeline.metrics), dtype=torch.float64)
     for batch in s.feed.held_out(batches):

@@ -25,7 +25,7 @@ class Scaling:
 
     @property
     def lowest(self) -> bool:
-        """Whether the scale cannot be lowered, so that an overflow is an error."""
+        """True if the scale cannot be lowered, so that an overflow is an error."""
         return not self.dynamic or self.factor <= 1.0
 
     def went_well(self) -> None:

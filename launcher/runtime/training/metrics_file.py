@@ -85,7 +85,7 @@ class Metrics:
                 self._waiting.clear()
                 raise
             if not waited:
-                _log.warning("%s; rows wait in memory until there is room", full)
+                _log.warning("%s; rows wait in memory until there is space", full)
 
     def _flush(self) -> None:
         """Writes all waiting rows, or none of them."""
@@ -141,8 +141,8 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def _place(row: Mapping[str, Any]) -> Place:
     """The sort key of a row: a validation follows the row of its step.
 
-    A validation of the moving average follows that of the weights. One of an older checkpoint belongs to the
-    step of training at which it was loaded.
+    A validation of the moving average follows that of the weights. A validation of an older checkpoint
+    belongs to the training step after which that was loaded.
     """
     last = 2 * ("after" in row) + (f"val_loss{AVERAGED}" in row)
     return row.get("after", row.get("step", -1)), "loss" not in row, last
@@ -184,7 +184,7 @@ class LocalNormLog:
     _file: Metrics | None = field(default=None, init=False)
 
     def tell(self, step: int, loud: bool, loss_scale: float = 1.0) -> None:
-        """Reports a step's norms; every rank calls this. ``loud``: the step is one of those to report.
+        """Reports a step's norms if ``loud``, otherwise drops them; every rank calls this.
 
         The step's gradients were multiplied by ``loss_scale``.
         """
@@ -201,7 +201,7 @@ class LocalNormLog:
                 self.emit({"text": "\n".join(lines(step, every))})
 
     def _write(self, folder: Path, step: int, norms: Mapping[str, float]) -> None:
-        """Appends to ``rank<N>.jsonl``; drops rows from this step on, of earlier runs or failed attempts."""
+        """Appends to ``rank<N>.jsonl``; first removes rows of this step and later, from earlier attempts."""
         if self._file is None:
             make_folder(folder)
             self._file = Metrics(folder / f"rank{self.world.rank}.jsonl", step)
@@ -217,7 +217,8 @@ def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
     """
     names = list(dict.fromkeys(name for norms in every for name in norms))
     start = f"local_norm, step {step}: "
-    return [f"{start}{name and f'{name} '}{_spread(name, every)}" for name in names]  # "": of all parameters
+    # the name "" stands for all parameters
+    return [f"{start}{name and f'{name} '}{_spread(name, every)}" for name in names]
 
 
 def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:

@@ -1,6 +1,6 @@
 """State of modules and of global random streams.
 
-A checkpoint contains nothing that runs code when it is read: numbers, texts, bytes, tensors, arrays, and
+Nothing in a checkpoint runs code when it is read. It contains numbers, strings, bytes, tensors, arrays, and
 lists, tuples, sets and dicts of those. Ranks with the same state share an entry.
 """
 
@@ -55,7 +55,7 @@ def gathered(model: ParallelModel) -> dict[str, Any] | None:
 def restore(model: ParallelModel, saved: Any, rank: int, same_layout: bool) -> list[str]:
     """Restores each module's state; in another layout the state from the first rank that had the module.
 
-    Returns the names of modules that the checkpoint has no state for.
+    Returns the names of modules for which the checkpoint has no state.
     """
     values: list[Mapping[str, Any]] = list(saved["values"]) if isinstance(saved, Mapping) else []
     if same_layout and values:
@@ -100,7 +100,7 @@ def _encoded(value: Any, name: str) -> Any:
     if type(value) in MAPPINGS.values():
         return {kind: [[_encoded(k, name), _encoded(v, name)] for k, v in value.items()]}
     text = f"{name or 'the model'}.get_extra_state() returns a {kind}, which checkpoints cannot store"
-    cure = "return numbers, texts, bytes, tensors, arrays, or lists and dicts of those"
+    cure = "return numbers, strings, bytes, tensors, arrays, or lists and dicts of those"
     raise RunError(f"{text}; {cure}")
 
 
@@ -163,7 +163,7 @@ def _blob(state: object) -> Blob:
 
 
 def told_again(s: Session, checkpoint: Checkpoint, same_layout: bool) -> None:
-    """Restores the extra state of modules; reports those that the checkpoint has none for."""
+    """Restores the extra state of modules; reports the modules for which the checkpoint has none."""
     missing = restore(s.model, checkpoint.state.get("modules"), s.world.rank, same_layout)
     if missing:
         text = f"{checkpoint.folder.name} has no extra state of {listed(missing)}: it is reset"

@@ -31,7 +31,7 @@ class Watched:
     patience: int = 0
 
     def better(self, value: float, before: float | None) -> bool:
-        """Whether ``value`` improves on ``before``; NaN and infinity never do."""
+        """Returns true if ``value`` improves on ``before``; NaN and infinity never do."""
         if not math.isfinite(value):
             return False
         if before is None:
@@ -47,7 +47,7 @@ def value(s: Session, watched: Watched) -> float:
         available = ", ".join(
             n for n in s.results if n == "loss" or (n.startswith("val_") and n != "val_step")
         )
-        raise RunError(f"{watched.key}: there is no metric {watched.metric!r}; there are {available}")
+        raise RunError(f"{watched.key}: {watched.metric!r} is not a metric; there are {available}")
     return number
 
 
@@ -61,7 +61,7 @@ def wait(s: Session, watched: Watched) -> None:
 
 
 def out_of_patience(s: Session, watched: Watched | None) -> bool:
-    """Whether the metric has not improved for ``patience`` validations."""
+    """Returns true if the metric has not improved for ``patience`` validations."""
     return watched is not None and s.results.get(STOP[1], 0) >= watched.patience
 
 
@@ -73,7 +73,7 @@ def reason(s: Session, watched: Watched) -> str:
 
 
 def is_best(s: Session, watched: Watched) -> bool:
-    """Whether the metric is better than ever before; records it if so."""
+    """Returns true, and records the metric, if it is better than ever before."""
     new, (kept, step) = value(s, watched), BEST
     if not watched.better(new, s.results.get(kept)):
         return False

@@ -149,7 +149,7 @@ class ProfileWindow:
         """Writes what was recorded; if nothing was, says why."""
         if self._trace is None:
             if not self._written and self.say is not None:
-                self.say("debug.profiler: no step of the window was trained in this start")
+                self.say("debug.profiler: this start trained no step of the window (debug.profiler.steps)")
             return
         trace = self._stopped()
         self.folder.mkdir(exist_ok=True)
@@ -192,8 +192,8 @@ class ProfileWindow:
             self._memory._record_memory_history(max_entries=ENTRIES)
         elif self.memory and self.say is not None:
             kind = self.device.type
-            hint = "" if is_accelerator(self.device) else "; the trace says what its allocator gave"
-            self.say(f"debug.profiler.memory: torch takes no snapshot of the memory of {kind}{hint}")
+            hint = "" if is_accelerator(self.device) else "; the trace shows its allocations"
+            self.say(f"debug.profiler.memory: torch has no memory snapshots for {kind}{hint}")
 
     def _save_memory(self) -> None:
         """Writes ``rank<N>-memory.pickle``, for https://pytorch.org/memory_viz."""

@@ -1,4 +1,4 @@
-"""Compares the weights that several ranks have a copy of: every step must leave them equal."""
+"""Compares the copies of weights on several ranks: they must be equal after every step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from launcher.runtime.cluster.messages import all_gather
 from launcher.runtime.training.session import Session
 
 AXES = ("dp_replicate", "dp_shard")
-"""Axes whose ranks get the same gradients, to the last bit.
+"""The axes whose ranks get the same gradients, bit for bit.
 
-Ranks of ``tp`` compute the gradient of a common weight each for itself, and some kernels of accelerators add
-in an order that changes from call to call.
+Ranks of ``tp`` each compute the gradient of a common weight, and some kernels of accelerators add in an order
+that changes from call to call.
 """
 
 
@@ -38,7 +38,7 @@ def check_replicas(s: Session) -> None:
     numbers = iter(digests(common).tolist() if common else [])
     own = {copies: {name: next(numbers) for name in tensors} for copies, tensors in groups.items()}
 
-    # one number for each group of ranks: nearly always they are equal
+    # compare one number for each group of ranks: they are nearly always equal
     mine = {copies: xxhash.xxh3_64_intdigest(repr(each).encode()) for copies, each in own.items()}
     every = all_gather(mine, dict[str, int])
     pairs = {pair for theirs in every for pair in theirs.items()}
@@ -46,7 +46,7 @@ def check_replicas(s: Session) -> None:
     if not odd:
         return
 
-    # by weight, the ranks that have each digest of it
+    # for each weight, find the ranks that have each of its digests
     shown = {copies: each for copies, each in own.items() if copies in odd}
     holders: dict[tuple[str, str], dict[int, list[int]]] = {}
     for rank, theirs in enumerate(all_gather(shown, dict[str, dict[str, int]])):
@@ -61,10 +61,10 @@ def check_replicas(s: Session) -> None:
             ranks.update(*by_digest.values())
     between = ", ".join(map(str, sorted(ranks)))
     text = f"after step {s.step} {listed([*wrong])} differs between the ranks {between}"
-    why = "a forward, a hook, a callback or the optimizer changed it by what only some of them have"
-    cure = "change it by what all ranks have, or train with one data-parallel rank"
+    why = "a forward, a hook, a callback or the optimizer changed it with values that only some ranks have"
+    cure = "use values that all ranks have, or train with one data-parallel rank"
     raise RunError(
-        f"{text}, which a step leaves equal: {why}. No checkpoint of this step was written; {cure}"
+        f"{text}, whose copies must be equal: {why}. No checkpoint of this step was written; {cure}"
     )
 
 

@@ -33,12 +33,12 @@ _Outcome = tuple[RankRecord | None, str | None, bool]
 
 
 class Unsaved(RunError):
-    """A checkpoint that the file system could not store: nothing of it is left, and all ranks know."""
+    """Raised on all ranks if the file system could not store a checkpoint; no part of it is left."""
 
 
 @dataclass(frozen=True)
 class CheckpointWriters:
-    """All ranks that write the checkpoint ``name``; ``group``: the group of their threads, if these write."""
+    """All ranks, which write the checkpoint ``name``; ``group``: that of their threads, if threads write."""
 
     world: World
     group: dist.ProcessGroup | None
@@ -97,9 +97,9 @@ class Snapshot:
     best: int | None
 
     def write(self) -> None:
-        """Writes the files of all ranks; then rank 0 writes the manifest and renames the folder; all return.
+        """Writes the files; once all ranks have, rank 0 writes the manifest and renames the folder.
 
-        If a rank fails, the files are removed, as the disk may be full.
+        Ranks return only after that. If a rank fails, the files are removed, as the disk may be full.
         """
         try:
             records = [r for r in self.ranks.all(self.put) if r is not None]
@@ -135,7 +135,7 @@ def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
 
 
 def save_unchecked(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
-    """Like ``save``, without comparing the ranks' copies: for a caller that compares all weights itself."""
+    """Like ``save``, but does not compare copies: the caller compares all weights itself."""
     finish(s)
     shot = _snapshot(s, keep, saver)
     if saver is None:
@@ -156,7 +156,7 @@ def report_late_state(s: Session) -> None:
 
 
 def _tell(s: Session) -> None:
-    """Notifies callbacks of a checkpoint once it is complete."""
+    """Notifies callbacks of the last checkpoint, if it is complete and they have not been notified."""
     if s.writing is None or (s.saver is not None and s.saver.busy):
         return
     saved, s.writing = s.writing, None

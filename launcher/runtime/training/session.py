@@ -1,4 +1,4 @@
-"""A model in training, with all that a rank trains it with."""
+"""A model in training, with all objects that a rank uses to train it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Session:
     encrypted; ``None``: they are not. ``on_stop`` saves the session when all ranks have agreed to stop, and
     returns the checkpoint's name. ``resumed``: the weights are from a checkpoint, which may have been saved
     before a validation that was due. ``stopping``: a rank had been asked to stop at the last step.
-    ``spare``: training continues if a checkpoint cannot be written; ``unsaved`` counts those. ``settings``:
-    recorded in checkpoints as what they were trained with. ``training``: an identifier that its checkpoints
-    share, also after a resume; ``None`` if an older version wrote them. ``passed``: the steps that were
+    ``spare``: training continues if a checkpoint cannot be written; ``unsaved`` counts these. ``settings``:
+    those of the training, which checkpoints record. ``training``: an identifier that its checkpoints share,
+    also after a resume; ``None`` if an older version wrote them. ``passed``: the steps that were
     trained before an older checkpoint was loaded. ``writing``: a checkpoint of which callbacks have not been
     notified. ``baseline``: the loss on held-out samples of the best model that ignores its input, if the data
     defines it. ``measured``: the metrics of the last step that was measured. ``times``: measures ranks, if

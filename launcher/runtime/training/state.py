@@ -35,9 +35,9 @@ Described = tuple[str, str, tuple[int, ...] | None, str]
 
 @dataclass(frozen=True)
 class State:
-    """One tensor of the optimizer's state, or of a moving average, which has the same layout.
+    """One tensor of the optimizer's state, or the moving average of a parameter, with the same layout.
 
-    It has its name in a checkpoint, and this rank's parameter that it belongs to.
+    ``name``: its name in a checkpoint; ``placed`` and ``param``: this rank's parameter that it belongs to.
     """
 
     name: str
@@ -103,7 +103,7 @@ def _laid_out(s: Session, param: Layout, key: str, shape: tuple[int, ...] | None
     own = factor(key, param) if s.plan.observed.optimizer is None else None
     if own is not None or shape is None:
         return own or param
-    assert not (shape and param.axes), f"{key}: the plan lets nothing of shape {shape} belong to a cut tensor"
+    assert not (shape and param.axes), f"{key}: the plan refuses states of shape {shape} for sharded tensors"
     return replace(param, shape=shape, split=((),) * len(shape))
 
 
@@ -260,7 +260,7 @@ def _read(
     broadcast: bool,
     kinds: tuple[Kind, ...] = KINDS,
 ) -> None:
-    """Reads tensors; records the bytes that all ranks read, and those that they then have."""
+    """Reads tensors; records the bytes that all ranks read, and the bytes that they then hold."""
     rank = s.world.rank
     unread = _averages_of(target).entries if s.average is None else {}
     layouts = {name: entry.layout for name, entry in target.entries.items() if name not in unread}

@@ -71,7 +71,7 @@ def peak_flops(device: str, dtype: str, tf32: bool = False) -> float | None:
 
 
 def _within(name: list[str], words: list[str]) -> bool:
-    """Whether the words of ``name`` appear in a row; a number may follow the last one, as in SXM2.
+    """Returns true if the words of ``name`` appear in a row; a number may follow the last one (SXM2).
 
     >>> _within(["V100", "SXM"], ["Tesla", "V100", "SXM2", "16GB"]), _within(["L4"], ["NVIDIA", "L40S"])
     (True, False)
@@ -84,7 +84,7 @@ def _within(name: list[str], words: list[str]) -> bool:
 
 
 def _numbered(name: str, word: str) -> bool:
-    """Whether only a number follows: ``SXM``, ``SXM4``; not ``L4``, ``L40``, which ends in a number."""
+    """Returns true if ``word`` is ``name`` and a number: SXM, SXM4; not L4, L40, as L4 ends in a number."""
     return word.startswith(name) and word[len(name) :].isdecimal() and not name[-1].isdecimal()
 
 
@@ -92,7 +92,7 @@ def _numbered(name: str, word: str) -> bool:
 class DeviceFigures:
     """Computes memory, tflops and mfu of a step.
 
-    ``flops``: a rank's share of those of a step. ``peak``: the most FLOP/s of its device, if known.
+    ``flops``: a rank's share of a step's FLOPs. ``peak``: the most FLOP/s of its device, if known.
     """
 
     device: torch.device
@@ -127,7 +127,7 @@ def device_figures(plan: Plan, device: torch.device) -> DeviceFigures:
 
 
 class RankTimes:
-    """Times the work of this rank; all ranks exchange their times in a collective that runs anyway.
+    """Times the work of this rank without its waits; ranks exchange times in a collective that runs anyway.
 
     In a synchronous step all ranks take the same wall-clock time: the slow one is the one that waits least. A
     step is measured from its start until its gradients have arrived.

@@ -1,1 +1,1 @@
-"""What `predict` reads and writes."""
+"""The files that `predict` reads and writes."""

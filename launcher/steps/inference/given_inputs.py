@@ -41,21 +41,21 @@ def misfits(file_specs: Mapping[str, TensorSpec], plan: Plan) -> Iterator[str]:
     order = in_order(file_specs, len(expected))
     if order is None:
         takes = f"the model takes {len(expected)}: {', '.join(names(len(expected)))}"
-        yield f"has {', '.join(sorted(file_specs)) or 'no tensor'}, and {takes}"
+        yield f"has {', '.join(sorted(file_specs)) or 'no tensors'}, but {takes}"
         return
     for name, want in zip(order, expected, strict=True):
         has = file_specs[name]
         floats = _floating(has) and _floating(want)
         if not has.shape or has.shape[1:] != want.shape[1:] or (has.dtype != want.dtype and not floats):
             sample = TensorSpec(want.shape[1:], want.dtype)
-            yield f"{name} is {described(has)}, the model takes {described(sample)} a sample"
+            yield f"{name} is {described(has)}, but the model takes {described(sample)} per sample"
     if len({file_specs[name].shape[:1] for name in order}) > 1:
-        yield f"not the same number of samples: {', '.join(f'{n} {described(file_specs[n])}' for n in order)}"
+        yield f"numbers of samples differ: {', '.join(f'{n} {described(file_specs[n])}' for n in order)}"
     elif file_specs[order[0]].shape[:1] == (0,):
         yield "has no samples"
     elif mixed and file_specs[order[0]].shape[0] % plan.sizes.micro_batch:
         text = f"{listed(mixed)} normalizes over the samples of a micro batch also in evaluation mode"
-        yield f"{text}, some with padding: give a multiple of {plan.sizes.micro_batch} samples"
+        yield f"{text}, and the last would be padded: give a multiple of {plan.sizes.micro_batch} samples"
 
 
 def _floating(t: TensorSpec) -> bool:

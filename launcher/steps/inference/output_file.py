@@ -59,7 +59,7 @@ def part_file(folder: Path, part: int) -> Path:
 
 
 def write_part(path: Path, rows: int, outputs: Iterable[Tensor]) -> None:
-    """Writes ``outputs`` with samples along dim 0, ``rows`` in total; no file if empty.
+    """Writes ``outputs``, which have ``rows`` samples in total along dim 0; no file if there are none.
 
     Raises ``OSError``.
     """
@@ -119,7 +119,8 @@ def _jsonl(path: Path, parts: SampleParts, blobs: Mapping[int, Blob]) -> None:
                 line = json.dumps({"sample": sample, OUTPUT: row}, allow_nan=False)
             except ValueError:
                 text = (
-                    f"the output of sample {sample} has numbers that are not finite, which JSON does not have"
+                    f"the output of sample {sample} has values that are not finite, "
+                    "which JSON cannot represent"
                 )
                 raise ValueError(f"{text}; write a .safetensors file") from None
             file.write(f"{line}\n")

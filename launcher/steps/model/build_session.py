@@ -58,7 +58,10 @@ from launcher.steps.model.shared_construction import SharedMetaModels
 
 @torch.no_grad()
 def read(s: Session, model: HuggingFace) -> None:
-    """Replaces the initial weights. Raises ``RunError`` for values that the model cannot represent."""
+    """Replaces the initial weights by those in the folder ``model.path``.
+
+    Raises ``RunError`` for values that the model cannot represent.
+    """
     blobs = Blobs(read_hf(Path(model.path)))
     target = taken(s.plan, blobs.specs)
     specs = {name: entry.spec for name, entry in target.entries.items()}
@@ -76,7 +79,7 @@ def read(s: Session, model: HuggingFace) -> None:
         raise RunError(f"model.path: {model.path}: {error}") from error
     state.same_copies(s)
     if s.world.rank == 0:
-        s.emit({"text": f"weights of {model.path}: rank 0 holds {bytes_text(size)} of them"})
+        s.emit({"text": f"loaded the weights of {model.path}; rank 0 has {bytes_text(size)} of them"})
 
 
 def build(
@@ -104,10 +107,10 @@ def build(
     data = _checked(data or open_data(job.data, seed=job.seed, allow=job.security.allow), job, plan)
     feed = _feed(world, job, plan, data)
 
-    # other needs of training: random states, a loss, an optimizer, a thread that writes checkpoints
+    # what else training needs: random states, an optimizer, a loss, a thread that writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     words = streams.generate_state(3)
-    torch.manual_seed(int(words[0]))  # for dropout and the like: each rank has its own
+    torch.manual_seed(int(words[0]))  # for dropout and the like; tp ranks draw the same
     module_state.seed(words[1:])
     optimizer = _optimizer(job, model)
     pipeline = _pipeline(job, model, data, device)
@@ -166,7 +169,7 @@ def _feed(world: World, job: Job, plan: Plan, data: Dataset) -> Feed:
 
 
 def _checked(data: Dataset, job: Job, plan: Plan) -> Dataset:
-    """Checks that ``data`` fits the plan and that user data is the same on all ranks; returns it."""
+    """Checks that ``data`` fits the plan, and that data in a user's order is the same on all ranks."""
     if data.reading != "shuffled":
         check(data)
     if uneven := outputs_and_targets.uneven(job, plan, len(data.val)):
@@ -175,7 +178,7 @@ def _checked(data: Dataset, job: Job, plan: Plan) -> Dataset:
 
 
 def _trust(job: Job) -> Trust:
-    """Checks that the key exists, as this rank may be on another machine."""
+    """Checks that the key can be read here, as this rank may be on another machine."""
     trusted = trust(job)
     try:
         if trusted.key is not None:

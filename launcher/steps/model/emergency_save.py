@@ -1,4 +1,4 @@
-"""Saves what was trained before an attempt ends because another rank has failed."""
+"""Saves a checkpoint before a run stops on request, so that no trained step is lost."""
 
 from __future__ import annotations
 

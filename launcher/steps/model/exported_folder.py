@@ -21,16 +21,14 @@ from launcher.plan.values.precision import DTYPE
 T = TypeVar("T")
 SAMPLES = 2
 EXACT = 1e-5
-"""The allowed share of the largest logit: both run the same kernels on the same values."""
+"""The allowed difference as a share of the largest logit: both run the same kernels on the same values."""
 
 
 def check_settings(trained: HuggingFace, folder: Path) -> None:
     """Raises ``RunError`` if the files beside the weights cannot be read or describe another model."""
     _tried(lambda: _read_beside(folder))
     if differences := _tried(lambda: unlike_settings(trained, str(folder))):
-        raise RunError(
-            f"export: the config.json that was written reads back as another model: {few(differences)}"
-        )
+        raise RunError(f"export: the written config.json describes another model: {few(differences)}")
 
 
 def _read_beside(folder: Path) -> None:
@@ -48,7 +46,7 @@ def check_logits(made: nn.Module, trained: HuggingFace, job: Job, folder: Path) 
     """Raises ``RunError`` unless the folder's model has the logits of ``made``, the trained model."""
     theirs, unlike = _tried(lambda: opened(trained, str(folder), dtype_of(DTYPE[job.train.precision])))
     if unlike:
-        text = "weights of the written folder do not fit the model that transformers makes of it"
+        text = "the written weights do not fit the model that transformers builds from the folder"
         raise RunError(f"export: {text}: {few(unlike)}")
 
     # the first held-out samples
@@ -58,8 +56,8 @@ def check_logits(made: nn.Module, trained: HuggingFace, job: Job, folder: Path) 
     ours, read = (_logits(model, inputs) for model in (made, theirs))
     gap, largest = float((ours - read).abs().max()), float(ours.abs().max())
     if not gap <= EXACT * largest:
-        text = f"export: transformers reads what was written as another model: logits are {gap:.1e} apart"
-        raise RunError(f"{text}, of at most {largest:.1e}")
+        text = f"export: transformers opens the written folder as another model: logits differ by {gap:.1e}"
+        raise RunError(f"{text}, the largest is {largest:.1e}")
 
 
 def _logits(model: nn.Module, inputs: list[Tensor]) -> Tensor:
@@ -72,4 +70,4 @@ def _tried(read: Callable[[], T]) -> T:
         return read()
     except Exception as error:  # any error of transformers or tokenizers, as none is documented
         message = " ".join(str(error).split())
-        raise RunError(f"export: transformers cannot read what was written: {message[:300]}") from error
+        raise RunError(f"export: transformers cannot read the written folder: {message[:300]}") from error

@@ -14,10 +14,10 @@ from launcher.runtime.cluster.world import World
 def newest_undamaged(
     world: World, candidates: Iterable[Path], trust: Trust, say: Callable[[str], None]
 ) -> Path | None:
-    """The first undamaged one of ``candidates``, the newest first, or ``None``. All ranks call it.
+    """Returns the first undamaged checkpoint of ``candidates`` (newest first), or ``None``.
 
-    No user watches a restart, so damage must be found here: each rank reads its part of the files before any
-    rank uses them.
+    All ranks call it. No user watches a restart, so this must detect damage: each rank reads its part of the
+    files before any rank uses them.
     """
     for path in candidates:
         every = all_gather(damaged(path, trust, world.rank, world.size), list[str])
@@ -25,5 +25,5 @@ def newest_undamaged(
         if not wrong:
             return path
         if world.rank == 0:
-            say(f"{path.name} is passed over: {wrong[0]}")
+            say(f"{path.name} is damaged and skipped: {wrong[0]}")
     return None

@@ -27,7 +27,7 @@ from launcher.runtime.device import JOINED, is_accelerator, memory_in_use
 from launcher.runtime.faults import OutOfMemory
 
 PATIENCE_S = 30.0
-"""No more lighter layouts are planned after this time: the other ranks wait for the message."""
+"""The time after which no further layout is planned: the other ranks wait for the message."""
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _REQUESTED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
 _ON_CPU = "DefaultCPUAllocator: can't allocate memory"
@@ -38,8 +38,8 @@ _PARTS = ("params", "grads", "optimizer", "gathered", "activations")
 class InUse:
     """Bytes of one device when it ran out of memory; for the CPU those of the machine.
 
-    ``tensors``: the peak of this rank's tensors; ``kept``: what the allocator had besides; ``requested``:
-    the size of the allocation that failed. ``total`` is 0 if unknown.
+    ``tensors``: the peak of this rank's tensors; ``kept``: what the allocator had reserved beyond them;
+    ``requested``: the size of the allocation that failed. ``total`` is 0 if unknown.
     """
 
     device: str
@@ -67,13 +67,13 @@ class InUse:
     def __str__(self) -> str:
         """
         >>> print(InUse("npu:1", 80 << 30, 1 << 30, 70 << 30, 4 << 30, 2 << 30))
-        of 80.0 GB its tensors held 70.0 GB, its allocator kept 4.0 GB, others held 5.0 GB; 1.0 GB were free
+        of 80.0 GB its tensors used 70.0 GB, its allocator kept 4.0 GB, others used 5.0 GB; 1.0 GB was free
         """
         if not self.total:
-            return f"its process had taken {bytes_text(self.tensors)}; {bytes_text(self.free)} were free"
-        used = f"of {bytes_text(self.total)} its tensors held {bytes_text(self.tensors)}"
-        more = f"its allocator kept {bytes_text(self.kept)}, others held {bytes_text(self.others)}"
-        return f"{used}, {more}; {bytes_text(self.free)} were free"
+            return f"its process used {bytes_text(self.tensors)}; {bytes_text(self.free)} was free"
+        used = f"of {bytes_text(self.total)} its tensors used {bytes_text(self.tensors)}"
+        more = f"its allocator kept {bytes_text(self.kept)}, others used {bytes_text(self.others)}"
+        return f"{used}, {more}; {bytes_text(self.free)} was free"
 
 
 @contextmanager
@@ -87,8 +87,8 @@ def explained(
     """Turns out-of-memory errors of the block into one message; other errors pass through.
 
     ``plan``: the plan of what the block trains; ``None`` if it trains something else. ``trial``: suggests no
-    lighter layout, as others are tried anyway. ``has_optimizer_state``: whether an update was made or loaded;
-    before that less memory is in use than is planned for the peak.
+    lighter layout, as the caller tries others anyway. ``has_optimizer_state``: whether an update was made or
+    loaded; before that less memory is in use than is planned for the peak.
     """
     try:
         yield
@@ -98,7 +98,7 @@ def explained(
             raise
         at = in_use(world.device, str(cause))
         lines = _message(at, world.rank, job, plan, trial, has_optimizer_state())
-        if isinstance(error, RunError):  # it says which code failed
+        if isinstance(error, RunError):  # its text names the code that failed
             lines.append(str(error))
         raise OutOfMemory("\n  ".join(lines)) from error
 
@@ -114,7 +114,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 def in_use(device: str, message: str) -> InUse:
-    """The memory of a device and its use; ``message``: the allocator's, which contains the requested size."""
+    """The memory of a device and its use; ``message``: the allocator's error, with the requested size."""
     match = _REQUESTED.search(message)
     requested = round(float(match[1]) * UNITS[match[2]]) if match else 0
     if not is_accelerator(device):
@@ -128,7 +128,7 @@ def in_use(device: str, message: str) -> InUse:
 def _message(
     at: InUse, rank: int, job: Job, plan: Plan | None, trial: bool, has_optimizer_state: bool
 ) -> list[str]:
-    request = f", {bytes_text(at.requested)} more were asked for" if at.requested else ""
+    request = f", an allocation of {bytes_text(at.requested)} failed" if at.requested else ""
     lines = [f"out of memory on {at.device}{request}: {at}"]
     if plan is None:
         return lines
@@ -142,16 +142,14 @@ def _message(
     if (change := cure(at, rank, job, plan, excess)) is not None:
         lines.append(f"try: {change.words} ({_planned(change.planned, excess)})")
     elif max(at.tensors, at.requested) > 2 * planned.total:
-        lines.append(
-            "most of it is not in the plan: it belongs to code of your own, or to the process itself"
-        )
+        lines.append("most of this memory is not in the plan: your own code uses it, or the process itself")
     else:
         lines.append(
-            "no lighter layout of these ranks makes room: take more ranks or a smaller train.batch_size"
+            "no layout on these ranks saves enough memory: use more ranks or a smaller train.batch_size"
         )
     joined = JOINED.get(at.device.partition(":")[0])
     if joined is not None and at.requested and at.kept > at.requested:
-        lines.append(f"its allocator kept more than that, in pieces: {joined} joins them")
+        lines.append(f"its allocator kept more free memory than that, in pieces: {joined} joins them")
     return lines
 
 
@@ -171,21 +169,21 @@ def _planned(nbytes: int, excess: float) -> str:
     >>> _planned(40 << 20, 1.0)
     'planned: 40.0 MB'
     >>> _planned(40 << 20, 1.25)
-    'planned: 40.0 MB; this run took 1.25 times its plan, which makes it 50.0 MB'
+    'planned: 40.0 MB; this run used 1.25 times its plan, so expect 50.0 MB'
     """
     text = f"planned: {bytes_text(nbytes)}"
     if excess < 1.005:
         return text
     likely = bytes_text(round(nbytes * excess))
-    return f"{text}; this run took {excess:.2f} times its plan, which makes it {likely}"
+    return f"{text}; this run used {excess:.2f} times its plan, so expect {likely}"
 
 
 def overhead(at: InUse, planned: Memory, has_optimizer_state: bool) -> float:
-    """How many times its planned memory this rank takes, as this run has shown; at least 1.
+    """The ratio of the memory that this rank used to the memory that was planned for it; at least 1.
 
-    There are two factors: its tensors, with the failed request, took more than is planned for that time; and
-    the allocator takes more from the device than tensors use. On the CPU the result is 1, as the known bytes
-    are those of the process.
+    It is the product of two ratios: the tensors and the failed request to what was planned for that time, at
+    least 1; and the memory that the allocator took from the device to the tensors in it. On the CPU the
+    result is 1, as only the bytes of the process are known.
 
     >>> from launcher.plan.memory.memory import Memory
     >>> plan = Memory(0, 10 << 30, grads=0, optimizer=20 << 30, gathered=0, activations=40 << 30)
@@ -209,10 +207,10 @@ class Cure:
 
 
 def cure(at: InUse, rank: int, job: Job, plan: Plan, excess: float = 1.0) -> Cure | None:
-    """The first equivalent layout whose plan saves enough memory.
+    """The first change to an equivalent layout whose plan saves enough memory, or ``None``.
 
-    ``excess`` times its plan must fit, and it must save what was missing: the failed request may be far from
-    the planned peak.
+    ``excess`` times its plan must fit, and it must save at least the missing bytes: the failed request may be
+    far from the planned peak. No rank may need more than the largest rank is planned to need now.
     """
     began = time.monotonic()
     before = plan.estimate.memory
@@ -236,7 +234,7 @@ def _most(memory: Sequence[Memory]) -> int:
 
 
 def _changes(job: Job, plan: Plan, target: int) -> Iterator[tuple[str, Job]]:
-    """Changes that train the same results in less memory: the words to type, and the changed job."""
+    """Changes that give the same results in less memory: the settings to add, and the changed job."""
     room = math.floor(target / GB * 1000) / 1000
     if job.parallel.recompute is None and room > 0:
         lean = LighterLayout("parallel.recompute=auto", {"recompute": Recompute(modules=AUTO)})

@@ -12,18 +12,18 @@ from launcher.runtime.cluster.messages import all_gather
 
 
 def check(data: Dataset) -> None:
-    """Raises ``RunError`` on every rank if lengths or the first sample differ. All ranks call it."""
+    """Raises ``RunError`` on every rank if lengths or the first samples differ. All ranks call it."""
     mine = len(data.train), len(data.val), _first(data)
     every = all_gather(mine, tuple[int, int, str])
     other = next((rank for rank, theirs in enumerate(every) if theirs != every[0]), None)
     if other is None:
         return
     (train, val, _), (their_train, their_val, _) = every[0], every[other]
-    text = "its first sample is another one"
+    text = "its first sample differs"
     if (train, val) != (their_train, their_val):
         text = f"it has {their_train} training and {their_val} held-out samples, rank 0 has {train} and {val}"
-    why = "every rank must see all samples, and gets its own: do not split the data by rank"
-    raise RunError(f"the data of rank {other} are not those of rank 0: {text}; {why}")
+    why = "every rank must open all samples, of which it then trains its share: do not split the data by rank"
+    raise RunError(f"rank {other} has other data than rank 0: {text}; {why}")
 
 
 def _first(data: Dataset) -> str:

@@ -24,9 +24,9 @@ def draw(job: Job, plan: Plan) -> Blueprint:
 
 
 class SharedMetaModels:
-    """Blueprints by plan; ranks that are forked afterwards each build from their own copy.
+    """Blueprints by plan; each rank that is forked afterwards builds from its own copy.
 
-    Each is constructed as if it were the first: counters of constructors in Python are reset.
+    Each blueprint is constructed as if it were the first: counters in the constructors' modules are reset.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class SharedMetaModels:
     def add(self, job: Job, plan: Plan, builds: int = 1) -> None:
         """Constructs blueprints for ``builds`` builds of ``plan``.
 
-        If that fails, each rank constructs its own, and reports why it cannot.
+        If that fails, each rank tries to construct its own, and reports the error.
         """
         try:
             self._of.append((plan, [self._drawn(job, plan) for _ in range(builds)]))

@@ -40,7 +40,7 @@ def with_values(job: Job, state_dict: Mapping[str, torch.Tensor]) -> torch.nn.Mo
         done.add(id(mine[name]))
     missing = [n for n in model.state_dict() if id(mine[n]) not in done]
     if missing:
-        raise ValueError(f"no numbers for {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}")
+        raise ValueError(f"no values for {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}")
     return model
 
 

@@ -333,8 +333,8 @@ def test_a_stream_that_splits_itself_by_rank_ends_the_run(tmp_path):
     with pytest.raises(RanksFailed) as failed:
         on_layout(trained(of("ByRank"), "hsdp2"), tmp_path)
     assert failed.value.fault.message == (
-        "the data of rank 1 are not those of rank 0: its first sample is another one; every rank must see all "
-        "samples, and gets its own: do not split the data by rank"
+        "rank 1 has other data than rank 0: its first sample differs; every rank must open all "
+        "samples, of which it then trains its share: do not split the data by rank"
     )
 
 

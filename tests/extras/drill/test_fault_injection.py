@@ -68,11 +68,10 @@ def test_the_undisturbed_run_is_the_run_without_the_drill(tmp_path):
 
 def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capfd):
     drilled(tmp_path / "run", "bitflip: {rank: 1, step: 5}")
-    (line,) = [line for line in capfd.readouterr().out.splitlines() if "passed over" in line]
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if "damaged and skipped" in line]
     where = f"{tmp_path}/run/checkpoints/step-000004/rank_1/model.safetensors"
-    assert re.fullmatch(
-        rf"step-000004 is passed over: {where}: tensor \S+ is damaged: its digest is \w+, the manifest says \w+", line
-    )
+    why = rf"{where}: tensor \S+ is damaged: its digest is \w+, the manifest says \w+"
+    assert re.fullmatch(f"step-000004 is damaged and skipped: {why}", line)
 
 
 LAYOUTS = {

@@ -111,7 +111,7 @@ def test_the_line_of_a_connection_that_fails() -> None:
     near, far = Listener(0, "a", "eth0", "10.0.0.1"), Listener(2, "b", "eth0", "10.0.0.2")
     text = "a (eth0, 10.0.0.1) cannot reach b (eth0, 10.0.0.2): No route to host"
     assert describe([Unreached(near, far, "No route to host")], "head") == (
-        f"{text}; these interfaces reach MASTER_ADDR (head); GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose others"
+        f"{text}; these interfaces reach MASTER_ADDR (head); set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to others"
     )
     set_by_user = Listener(2, "b", "eth0", "10.0.0.2", set_by_user=True)
     both = [Unreached(set_by_user, near, "why"), Unreached(near, set_by_user, "No route to host")]

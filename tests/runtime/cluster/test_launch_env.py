@@ -16,7 +16,7 @@ from launcher.runtime.cluster.rendezvous import open_store
 from tests.ports import free_port
 from tests.runtime.cluster.test_world import SRUN, TORCHRUN
 
-BAD = ": the environment of torchrun or srun is damaged, or made by hand"
+BAD = ": the environment of torchrun or srun is damaged, or was set by hand"
 
 
 def test_a_whole_environment_is_a_place():
@@ -56,7 +56,7 @@ SLURM = {
     ),
     "SLURM_STEP_TASKS_PER_NODE": (
         {"SLURM_STEP_TASKS_PER_NODE": "4(x"},
-        ["SLURM_STEP_TASKS_PER_NODE is '4(x', which are not the 7 tasks of SLURM_STEP_NUM_TASKS"],
+        ["SLURM_STEP_TASKS_PER_NODE is '4(x', which does not add up to the 7 tasks of SLURM_STEP_NUM_TASKS"],
     ),
     "SLURM_STEP_NODELIST": ({"SLURM_STEP_NODELIST": ""}, ["SLURM_STEP_NODELIST is '', which names no node"]),
     "MASTER_PORT": ({"MASTER_PORT": "p"}, ["MASTER_PORT is 'p', which is not a whole number from 0 on"]),
@@ -88,7 +88,7 @@ def test_half_an_environment_is_refused(env, lacking):
         place(env)
     assert str(refused.value) == (
         f"launch.mode: RANK and WORLD_SIZE are set, but not {lacking}: torchrun sets them all; "
-        "start the ranks with it, or unset RANK and WORLD_SIZE to have them started here"
+        "start the ranks with it, or unset RANK and WORLD_SIZE so that this command starts them"
     )
 
 

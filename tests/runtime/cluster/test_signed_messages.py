@@ -51,8 +51,8 @@ def test_any_other_is_refused(write):
     with pytest.raises(RunError) as caught:
         Messages(store, Secret(b"k")).within("launcher0").get("word0")
     assert str(caught.value) == (
-        "word0 in the store of this job is not signed with its secret: another program has written it, or ranks have "
-        "other secrets; LAUNCHER_SECRET, the same for all ranks, gives them one"
+        "word0 in the store of this job is not signed with its secret: another program wrote it, or the ranks have "
+        "different secrets; set LAUNCHER_SECRET to the same value on all ranks"
     )
 
 
@@ -83,7 +83,8 @@ def test_a_file_that_others_can_read_or_that_leads_elsewhere_is_refused(tmp_path
     file.chmod(0o640)
     with pytest.raises(RequestError) as caught:
         secret(ONE, env)
-    assert str(caught.value) == f"{file}: other users can read it, or own it; remove it, and a new one is made"
+    cure = "remove it, and the next start creates a new one"
+    assert str(caught.value) == f"{file}: other users can read it, or own it; {cure}"
     file.chmod(0o600)
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
@@ -120,7 +121,7 @@ def test_nodes_that_may_not_share_a_home_say_that_they_derive_it(tmp_path):
     found = secret(TWO, {"HOME": str(tmp_path)})
     home = tmp_path / ".local/state/launcher"
     assert (found.derived, found.why) == (
-        True, f"LAUNCHER_SECRET is not set, and {home} is not known to be one folder for all nodes",
+        True, f"LAUNCHER_SECRET is not set, and {home} may not be shared by all nodes",
     )  # fmt: skip
     assert not home.exists()
     assert secret(ONE, {}).why == "LAUNCHER_SECRET is not set, nor is HOME"

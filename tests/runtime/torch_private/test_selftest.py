@@ -28,7 +28,7 @@ def test_everything_that_is_missing_is_said_in_one_error():
     with pytest.raises(RequestError) as refused:
         verify(parts)
     assert str(refused.value) == (
-        f"this version cannot use torch {torch.__version__}: {schedules}._Action takes no 'colour'; "
+        f"this version cannot use torch {torch.__version__}: {schedules}._Action has no argument 'colour'; "
         f"{schedules}._Gone.method does not exist; torch.distributed.nowhere.thing does not "
         "exist (try: pip install 'torch>=2.11,<2.16')"
     )

@@ -93,4 +93,4 @@ def test_a_cache_that_cannot_be_written_is_told(
     assert FOLDER not in os.environ
     (said,) = caplog.messages
     assert said.startswith("compiled code is not cached for the next start: ")
-    assert said.endswith("; TORCHINDUCTOR_CACHE_DIR names a folder")
+    assert said.endswith("; set TORCHINDUCTOR_CACHE_DIR to a folder")
