@@ -262,7 +262,7 @@ exported model, which 'export' makes, but there is no 'export' step
   model.vocab_size: ${data.vocab_size}: cannot be resolved; there is no key 'data.vocab_size': this data \
 has none
     set in: conf/model/lm.yaml:3:1
-          | vocab_size: ${data.vocab_size}  # tokens, as the data has them
+          | vocab_size: ${data.vocab_size}  # tokens, as many as the data has
 
   steps.sample: continues text, but data is mnist5k
     set in: conf/steps/sample.yaml:2:1
