@@ -252,7 +252,7 @@ exported model, which 'export' makes, but there is no 'export' step
 
   model.channels: 3 does not fit data idx, whose images are 1 x 28 x 28
     set in: conf/model/resnet50.yaml:6:1
-          | channels: 3   # of the image
+          | channels: 3   # channels of the image
     try:    model.channels=1
 """,
     ),
