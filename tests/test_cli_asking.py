@@ -168,6 +168,6 @@ def test_ranks_after_the_first_do_not_wait_for_a_run_that_only_prints(argv, monk
 def test_help_lists_recipes_options_and_examples(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert "  lm_single             The same language model on one rank: what every layout must agree with.\n" in out
+    assert "  lm_single             The default language model on one rank: every layout must match it.\n" in out
     assert "  optim=     adafactor, adamw, lion, momentum, muon, sgd\n" in out
     assert "  python -m launcher recipe=lm_single train.steps=20 " in out

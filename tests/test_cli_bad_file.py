@@ -64,7 +64,7 @@ resnet34, resnet50, tied_pair)
 
   train.batch_size: needs a value
     set in: conf/config.yaml:30:3
-          |   batch_size: ???     # samples an optimizer step, over all ranks
+          |   batch_size: ???     # samples per optimizer step, over all ranks
 
   train.steps = null: train.steps or train.epochs must say how long to train; set one of them
     set in: conf/config.yaml:28:3
@@ -91,7 +91,7 @@ resnet34, resnet50, tied_pair)
         """
   train.batch_size: needs a value
     set in: conf/config.yaml:30:3
-          |   batch_size: ???     # samples an optimizer step, over all ranks
+          |   batch_size: ???     # samples per optimizer step, over all ranks
 
   train.steps = null: train.steps or train.epochs must say how long to train; set one of them
     set in: conf/config.yaml:28:3

@@ -252,7 +252,7 @@ exported model, but there is no 'export' step to make one
 
   model.channels: 3 does not fit data idx, whose images are 1 x 28 x 28
     set in: conf/model/resnet50.yaml:6:1
-          | channels: 3   # of the image
+          | channels: 3   # channels of the image
     try:    model.channels=1
 """,
     ),
@@ -262,7 +262,7 @@ exported model, but there is no 'export' step to make one
   model.vocab_size: ${data.vocab_size}: cannot be resolved; there is no key 'data.vocab_size': this data \
 has none
     set in: conf/model/lm.yaml:3:1
-          | vocab_size: ${data.vocab_size}  # tokens, as the data has them
+          | vocab_size: ${data.vocab_size}  # tokens, as many as the data has
 
   steps.sample: continues text, but data is mnist5k
     set in: conf/steps/sample.yaml:2:1

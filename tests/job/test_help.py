@@ -50,7 +50,7 @@ def test_a_section_has_all_of_its_keys_and_a_key_itself() -> None:
 
 def test_a_comment_of_two_lines_is_printed_to_its_end() -> None:
     assert explain("parallel.recompute", OURS).endswith(
-        "or auto: of each stage's blocks as few as make it fit cluster.memory_gb"
+        "or auto: as few blocks of each stage as let it fit cluster.memory_gb"
     )
 
 

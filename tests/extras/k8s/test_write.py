@@ -95,7 +95,7 @@ REFUSED = {
         "launch.k8s={kind: skypilot, gpus_per_node: 8}",
         "{k8s}.gpu = null: SkyPilot requests GPUs by name; give one, such as H100\n"
         "    set in: conf/launch/k8s.yaml:14:3\n"
-        "          |   gpu: null            # name of the GPUs for kind=skypilot: H100\n",
+        "          |   gpu: null            # name of the GPUs, for kind=skypilot: H100\n",
     ),
     "a Secret for SkyPilot": (
         "launch.k8s={kind: skypilot, env_from: keys}",
@@ -132,7 +132,7 @@ def test_a_current_folder_that_pods_would_not_see(place: Path, capsys: pytest.Ca
         "error: 1 problem in this request; nothing was started\n\n"
         f"  launch.k8s.workdir = null: the pods see only {here}\n"
         "    set in: conf/launch/k8s.yaml:10:3\n"
-        "          |   workdir: null        # folder that ranks start in; null: the current one, which is in mount\n"
+        "          |   workdir: null        # folder where ranks start; null: the current one, which must be in mount\n"
         f"    try:    launch.k8s.workdir={place}/data\n"
     )
 

@@ -131,7 +131,7 @@ def test_a_cell_that_waits_knows_its_job(place, capsys):
   launch.slurm.array = true: 4 cells of one size need an array, but this cluster allows at most 3 tasks \
 (MaxArraySize)
     set in: conf/launch/slurm.yaml:LINE
-          |   array: true          # a sweep is one array job for each size of cells; false: one allocation that all \
+          |   array: true          # a sweep is one array job per size of cells; false: one allocation that all \
 cells share
     try:    launch.slurm.array=false
 """,

@@ -50,7 +50,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
             """
   sweep.cells = null: set how many cells the sampler proposes, or set sweep.minutes
     set in: conf/config.yaml:LINE
-          |   cells: null     # number of cells that a sampler proposes; null: as many as the minutes allow
+          |   cells: null     # number of cells that a sampler proposes; null: as many as minutes allows
     try:    sweep.cells=20
 """,
         ),
