@@ -233,6 +233,14 @@ def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device =
     return out
 
 
+def unsplit(model: nn.Module, tracer: Tracer, device: torch.device = CPU) -> nn.Module:
+    """Return one module that runs the traced forward of ``model``."""
+    out, env = fx.Graph(), dict[fx.Node, Any]()
+    for node in tracer.graph.nodes:
+        env[node] = device if node.target is here else _copied(out, node, tracer, env)
+    return assembled(model, out, 0)
+
+
 def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any]) -> fx.Node:
     """Copy ``node`` with its inputs in ``env``, under the modes in which it ran."""
     modes = tracer.modes.get(node)

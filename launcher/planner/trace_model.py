@@ -232,6 +232,10 @@ def follow(
     if problems := problems or (sequence.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(problems))
 
+    # before operators are cut, the traced forward can run on values; the trace may have a clearer reason
+    tried = uncut is not None and isinstance(job.model, Target)
+    mistraced = _mistraced(model, frozenset(uncut or ()), specs) if tried else []
+
     # shard the model as for one rank of tp; sequence chunks are traced on an unsharded copy
     bare = copied(model) if count > 1 else model
     out = built.flows.get((operators, tp, specs)) or propagate.follow(model, operators, tp, specs)
@@ -248,6 +252,7 @@ def follow(
         graph = model_facts.single_node_graph(model, specs, ours=ours)
     else:
         graph = model_facts.graph(model, leaves, specs, ours=ours)
+    refuse(mistraced)
     refuse(compile.in_place_problems(job, axis.overwritten))
     if isinstance(job.loss, Target) and isinstance(job.model, Target):
         more = model_facts.one_sample_more(model, leaves, specs)
@@ -261,6 +266,20 @@ def follow(
     out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
     forward = _settled(out, recomputed, graph, skeleton)
     return replace(forward, pieces=sequence.graphs(model, leaves, specs, graph, lengths=lengths))
+
+
+def _mistraced(model: nn.Module, leaves: frozenset[str], specs: tuple[TensorSpec, ...]) -> list[Problem]:
+    """Returns a problem if the traced code between the modules computes something else."""
+    from launcher.parallel.trace.model_facts import meta
+    from launcher.parallel.traced_forward_check import differs
+
+    what = differs(model, leaves, meta(specs))
+    if not what:
+        return []
+    text = f"the code between the named modules of {type(model).__name__} computes something else while it is"
+    why = f"traced ({what} differs), as code does that asks for torch's modes or for the kind of a tensor"
+    cure = "name a larger module in stage_config, so that this code runs inside it"
+    return [Problem("parallel.pipeline.stage_config", f"{text} {why}; {cure}")]
 
 
 class Traces:

@@ -1,0 +1,43 @@
+"""Nets whose code between the modules asks how it is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.parallel.python_state_nets import Net
+
+
+class Asks(Net):
+    """A factor depends on ``way``, which a trace may answer in another way than a plain forward."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.b(self.a(x))
+        if WAYS[self.way](h):
+            h = h * 2
+        return self.head(h)
+
+
+WAYS: dict[str, Any] = {
+    "has_torch_function": lambda h: torch.overrides.has_torch_function((h,)),
+    "a function mode": lambda h: torch.overrides._get_current_function_mode() is not None,
+    "is_meta": lambda h: h.is_meta,
+    "device": lambda h: h.device.type == "meta",
+    "the default device": lambda h: torch.empty(0).device.type == "meta",
+    "is_compiling": lambda h: torch.compiler.is_compiling(),
+    "grad mode": lambda h: torch.is_grad_enabled(),
+}
+
+
+class Draws(Net):
+    """Noise between the modules, and a module that is called twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.a(x))
+        return self.head(self.b(h + torch.randn_like(h)))
