@@ -217,6 +217,8 @@ def advance(
     rates, theirs = _rates(optimizer), _members(optimizer)
     try:
         optimizer.step()
+    except RequestError:
+        raise
     except Exception as error:
         raise Broken(f"its step() without a closure fails on dense gradients: {user_error(error)}") from error
     if theirs != _members(optimizer):

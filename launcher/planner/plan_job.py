@@ -277,7 +277,7 @@ def _cut_model(resolved: Resolved, request: StageRequest, model: ModelRead, trac
     refuse([*user_classes.document_problems(resolved.job, model)])
     resolved = with_threshold(resolved, model.skeleton, request.sizes.grid)
     job = resolved.job
-    traits = _tried(job, model.skeleton)
+    traits = _tried(job, model)
     request, more = _unwrapped(request, model.skeleton)
     fine, kept = _undivided(job, request, model.skeleton, leaves(request, model.skeleton))
     more += kept
@@ -338,22 +338,26 @@ def _uncut_note(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Not
     return Note(written_stages.KEY, f"auto: {shut} stays in one piece, because it cannot be cut: {why.text}")
 
 
-def _tried(job: Job, skeleton: ModelStructure) -> OptimizerTraits | None:
+def _tried(job: Job, model: ModelRead) -> OptimizerTraits | None:
     """What the user's optimizer class does; ``None`` for built-in ones or if nothing is trained."""
+    skeleton = model.skeleton
     shapes = [p.spec.shape for p in skeleton.params if p.trainable and not p.buffer and p.same_as == p.name]
     if not isinstance(job.optim, Target) or not shapes:
         return None
     from launcher.optim.build import build_own
     from launcher.optim.dry_run import probe
+    from launcher.parallel.model_state.references import unmarked
 
     build = partial(build_own, job.optim, job.security.allow)
-    return probe(
-        build,
-        job.optim.target,
-        shapes,
-        device=device_kernels.planned_kind(),
-        dtype=DTYPE[job.train.precision],
-    )
+    cure = "give weights their own settings by name: optim.groups of a built-in optimizer"
+    with unmarked(model.marks, job.optim.target, cure, "optim._target_"):
+        return probe(
+            build,
+            job.optim.target,
+            shapes,
+            device=device_kernels.planned_kind(),
+            dtype=DTYPE[job.train.precision],
+        )
 
 
 def _schedule_problems(job: Job, steps: int, traces: Traces | None) -> list[Problem]:

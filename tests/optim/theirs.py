@@ -376,3 +376,14 @@ class Spare(Net):
     def __init__(self) -> None:
         super().__init__()
         self.spare = nn.Linear(2, 2)
+
+
+class Scaled(Base):
+    """Moves each weight by its attribute ``scale``; ``early``: which the constructor reads."""
+
+    def __init__(self, params: Params, lr: float = 0.01, early: bool = False) -> None:
+        params = list(params)
+        super().__init__([p for p in params if hasattr(p, "scale")] or params if early else params, lr)
+
+    def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
+        return g * (-group["lr"] * getattr(p, "scale", 1.0))

@@ -318,15 +318,20 @@ def marks(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 @contextmanager
-def unmarked(lost: dict[str, tuple[str, ...]]) -> Iterator[None]:
-    """Refuse code that reads an attribute in ``lost`` while entered."""
+def unmarked(
+    lost: dict[str, tuple[str, ...]],
+    reader: str = "the forward",
+    cure: str = "store it on the module",
+    key: str = "model",
+) -> Iterator[None]:
+    """Refuse code of the ``reader`` that reads an attribute in ``lost`` while entered."""
 
     def read(t: Tensor, name: str) -> Any:
         if name not in lost:
             raise AttributeError(f"'{type(t).__name__}' object has no attribute '{name}'")
-        text = f"the forward reads the attribute {name} of {lost[name][0]}"
+        text = f"{reader} reads the attribute {name} of {lost[name][0]}"
         why = "which is lost when the tensor is placed"
-        raise RequestError((Problem("model", f"{text}, {why}; store it on the module"),))
+        raise RequestError((Problem(key, f"{text}, {why}; {cure}"),))
 
     if not lost:
         yield

@@ -204,3 +204,16 @@ def test_the_known_modules_are_not_copied_for_each_attribute() -> None:
 
     known, new = nn.Linear(1, 1), nn.Identity()
     assert {*inside([known, new], Known())} == {known, new}
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_an_optimizer_that_reads_an_attribute_of_a_weight_is_refused(early):
+    model = {"_target_": "tests.parallel.reference_nets.Net", "middle": "Marked", "reads": False}
+    optim = {"_target_": "tests.optim.theirs.Scaled", "early": early}
+    job = own("reference_nets.Net", [6], stages=1, model=model, parallel=LAYOUTS["one"], optim=optim)
+    with pytest.raises(RequestError) as refused:
+        plan_job(job)
+    assert str(refused.value) == (
+        "optim._target_: tests.optim.theirs.Scaled reads the attribute scale of middle.lin.weight, which is lost when "
+        "the tensor is placed; give weights their own settings by name: optim.groups of a built-in optimizer"
+    )
