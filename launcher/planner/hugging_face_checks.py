@@ -215,7 +215,7 @@ def _misfit(model: HuggingFace, differences: Sequence[str]) -> Iterator[Problem]
     olds = " ".join(f"model.config.{k}={_json(v)}" for k, v in was.items() if v is not None)
     reads = f"; they fit {olds}" if None not in was.values() else ""
     values = ", ".join(f"{k}={_json(model.config[k])}" for k in changed)
-    if changed == [TIED]:
+    if changed == [TIED] and not model.config[TIED]:
         text = f"false: the weights in {model.path} do not fit: {differences[0]}"
         text = (
             f"{text}{reads}; to train a separate head, save the folder with a copy of the embedding as head"

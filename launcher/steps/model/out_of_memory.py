@@ -145,7 +145,8 @@ def _message(
         lines.append("most of this memory is not in the plan: your own code uses it, or the process itself")
     else:
         lines.append(
-            "no layout on these ranks saves enough memory: use more ranks or a smaller train.batch_size"
+            "found no layout on these ranks that saves enough memory: "
+            "use more ranks or a smaller train.batch_size"
         )
     joined = JOINED.get(at.device.partition(":")[0])
     if joined is not None and at.requested and at.kept > at.requested:
