@@ -37,7 +37,7 @@ OUT_OF_MEMORY = "this process is out of memory; it may have a limit (ulimit -v),
 
 
 _is_command = False
-"""True in the process of the command itself, before it has done anything but import."""
+"""True if ``script`` runs in this process, which then does nothing but import until it runs the request."""
 
 
 class _AlreadyReported(RequestError):
@@ -164,7 +164,7 @@ def _check_of_a_run(words: Sequence[str]) -> None:
 
 
 def _only_prints(args: Args) -> bool:
-    """Return true if rank 0 only prints. No other rank is needed then, unless a search measures layouts."""
+    """Return true if rank 0 only prints and needs no other rank; ``show=search`` may measure on all ranks."""
     return any(o.startswith("show=") and o not in ("show=null", "show=search") for o in args.overrides)
 
 

@@ -87,8 +87,9 @@ def cast_chunks(name: str, parts: Iterable[memoryview], src: str, dst: str) -> I
 
 
 def _rounded(label: str, old: npt.NDArray[Any], dst: str) -> npt.NDArray[Any]:
-    """Returns the nearest numbers of ``dst``, as bits for bfloat16. Raises ``ValueError``, naming ``label``,
-    for a number that is too large.
+    """Returns the nearest numbers of ``dst``, as bits for bfloat16.
+
+    Raises ``ValueError``, which names ``label``, for a number that is too large.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # overflow is checked below; NaN stays NaN
         new = old.astype("float32" if dst == "bfloat16" else dst)
@@ -106,7 +107,7 @@ def _rounded(label: str, old: npt.NDArray[Any], dst: str) -> npt.NDArray[Any]:
 def numbers(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     """Returns the numbers of ``dtype`` whose bits are in ``raw``, unsigned integers of the same size.
 
-    numpy has no bfloat16; it is returned as float32, whose upper half it is.
+    numpy has no bfloat16: its numbers are returned as float32, of which they are the upper half.
     """
     if dtype != "bfloat16":
         return raw.view(dtype)

@@ -41,7 +41,7 @@ def export(
     Args:
         src: The checkpoint.
         path: The file to write.
-        trust: The key that ``src`` must be authentic under.
+        trust: Says which key the MAC of ``src`` must be made with.
         averaged: Write the moving averages of weights instead of the weights.
         adapters: Adapters to add to the weights that they belong to.
         dtype_of: The dtype to write a tensor in, given its name and its dtype.

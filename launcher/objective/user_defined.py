@@ -119,7 +119,7 @@ def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tenso
 def number(value: object, name: str, near: Tensor) -> Tensor:
     """Return ``value`` as 0-d float64 on the device of ``near``.
 
-    Raises ``RunError``; ``name`` names the value.
+    Raises ``RunError``, which calls the value ``name``, if it is not one number.
     """
     if isinstance(value, Tensor) and not value.dim():
         return value.detach().to(near.device, torch.float64)
@@ -133,12 +133,12 @@ def _kind(value: object) -> str:
 
 
 FEW = 1 << 24
-"""The most elements of an output to try; larger outputs are first computed in the run."""
+"""A loss or metric is tried only if the outputs of all samples together have at most this many elements."""
 CLOSE, CLOSE_FP32 = 1e-9, 1e-6
 """Relative tolerances of sums and counts: additions in another order round differently.
 
-The second one is for float32; layouts promise it for fp32 training. It also applies to a loss that rounds to
-fewer bits: its sums would differ more between layouts.
+The second one is for float32: in fp32 training, layouts may differ by this much. A loss that rounds to fewer
+bits must meet it too, because otherwise its sums would differ more between layouts.
 """
 SAMPLES = 4
 
@@ -155,7 +155,7 @@ class Tried:
         call: returns a sum and a count.
         made: the specs of one sample's outputs, named by ``keys`` if the model returns several.
         targets: the targets of all samples that are tried.
-        pieces: whether sequences pass in pieces, so that sums over positions must be additive too.
+        pieces: whether sequences are cut into pieces, so that sums over positions must be additive too.
     """
 
     key: str
@@ -179,7 +179,7 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
     drawn = [_drawn(t, n, stream) for t in tried.made]
     wide = formed(drawn if tried.keys else drawn[0], tried.keys)
 
-    # as a run calls it
+    # the outputs as a run passes them: at least float32
     dtypes = [torch.promote_types(getattr(torch, t.dtype), torch.float32) for t in tried.made]
     narrow = [t.to(d) if t.is_floating_point() else t for t, d in zip(drawn, dtypes, strict=True)]
     output = formed(narrow if tried.keys else narrow[0], tried.keys)
@@ -195,7 +195,7 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
         except RunError as error:
             return Problem(tried.key, str(error))
 
-    # in float64, where rounding hides less; a class that is written for float32 may raise anything there
+    # again in float64, where rounding hides less; a class for float32 may raise any error there
     try:
         return next(_wrong(tried, wide, count), None)
     except Exception:
@@ -262,7 +262,7 @@ def _trained(t: Tensor) -> Tensor:
 
 
 def _cuts(output: Output, targets: Tensor, dim: int) -> Iterator[list[tuple[Output, Tensor]]]:
-    """Split the samples in two parts in several ways: a part may contain only targets that do not count."""
+    """Split ``dim`` into two parts in several ways, because one part may contain no target that counts."""
     size = targets.shape[dim]
     for first in sorted({1, size // 2, size - 1}):
         lengths = [first, size - first]

@@ -28,7 +28,7 @@ class LocalShards(torch.optim.Optimizer):
     ) -> None:
         """Build ``inner``.
 
-        The base class is not initialised, because groups, state and hooks are those of ``inner``.
+        The base class is not initialized, because groups, state and hooks are those of ``inner``.
         """
         self._own = {p: _piece(p) for p in params}
         self.inner = build(list(self._own.values()))
@@ -107,7 +107,7 @@ class TensorPieces:
         return self.layout.shape
 
     def axes(self, dims: Iterable[int] | None = None) -> tuple[str, ...]:
-        """Return the axes that split any of ``dims`` (may count from the end), or any dim for ``None``."""
+        """Return the axes that split any of ``dims``, or any dim for ``None``; dims may be negative."""
         split = self.layout.split
         return tuple(axis for d in (range(len(split)) if dims is None else dims) for axis in split[d])
 

@@ -1,4 +1,4 @@
-"""Notes changes to weights by a forward that would make ranks train other numbers.
+"""Records the changes that a forward makes to weights, if they would make ranks train other numbers.
 
 A step may compute with copies of the stored weights: gathered shards, half precision. The optimizer updates
 the stored weights, so changes of a copy would be lost.

@@ -47,7 +47,7 @@ class CutModel:
 
     @property
     def loss_compiled(self) -> bool:
-        """Whether the loss is compiled: a few kernels read the logits in their own dtype."""
+        """Whether the loss is compiled, so that a few kernels read the logits in their own dtype."""
         return self.compilation is not None and self.compilation.joins and self.compilation.loss
 
     @cached_property

@@ -82,8 +82,8 @@ class Estimate:
     """What a step will cost: simulated, and counted on meta tensors. Nothing that runs depends on it.
 
     ``flops`` are those of all ranks together. ``loads`` has one entry per pipeline rank; ``memory`` is
-    computed from it. ``room`` is the bytes of a rank's device, if the request states them. ``work`` is
-    everything that a step has to do; ``step`` predicts its time, if the request states the speeds of the
+    computed from it. ``room`` is the memory of a rank's device in bytes, if the request states it. ``work``
+    is everything that a step has to do; ``step`` predicts its time, if the request states the speeds of the
     hardware.
     """
 
@@ -111,10 +111,10 @@ class Observed:
 
     ``optimizer`` describes the user's optimizer class; ``None`` for one of ours. ``changed`` are parameters
     and buffers that a forward in training changes, ``restored`` those that one in evaluation mode changes,
-    under all their names; ``moves``: whether the latter changes Python state. ``unsteady`` is what evaluation
-    changes and its next forward depends on. ``mixed`` are modules that normalize over the samples of a micro
-    batch in evaluation mode. ``batch_dependent``: training depends on which samples share a micro batch.
-    ``lookups`` are inputs that index tables; each batch is checked against them.
+    under all their names. ``moves``: a forward in evaluation mode changes Python state. ``unsteady`` is the
+    state that evaluation changes and that its next forward depends on. ``mixed`` are modules that normalize
+    over the samples of a micro batch in evaluation mode. ``batch_dependent``: training depends on which
+    samples share a micro batch. ``lookups`` are inputs that index tables; each batch is checked against them.
     """
 
     optimizer: OptimizerTraits | None
@@ -391,7 +391,7 @@ def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, 
 def _request_problems(
     job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None
 ) -> Iterator[Problem]:
-    """Yields what would train other numbers than one process, or shard other parameters than requested."""
+    """Yields the reasons why a run would train other numbers than one process, or not shard as requested."""
     yield from settings.param_problems(job, at.params)
     yield from model_refusals.untrained(job, model.skeleton, model.graph)
     yield from model_refusals.layout_problems(job, at, model.skeleton, model.graph)

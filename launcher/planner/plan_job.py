@@ -157,7 +157,7 @@ def planning() -> Iterator[None]:
 def _dataset_strategy_problems(job: Job, own: bool) -> list[Problem]:
     """Problems of a dataset strategy that does not fit the tensors of a sample.
 
-    ``own``: checks only data of a user's class, which is opened for this; otherwise only all other data.
+    ``own``: checks only data of a user's class, which this opens; otherwise checks only built-in data.
     """
     strategy = job.parallel.dataset_strategy
     if isinstance(strategy, str) or isinstance(job.data, Target) is not own:
@@ -230,7 +230,7 @@ def _backend(job: Job) -> list[Problem]:
 
 
 def _made(resolved: Resolved, request: StageRequest, traces: Traces | None) -> Plan:
-    """The plan, after recomputation has been decided."""
+    """The plan: decides what is recomputed, and uses device matrices if operators do not fit one tp axis."""
     if recompute_auto.is_requested(resolved.job):
         once = traces or Traces(own=False)
 

@@ -213,7 +213,7 @@ def _rank_steps(run: Run, phase: Phase) -> RankSteps:
 
 
 def _undisturbed(run: Run, todo: RankSteps) -> RankSteps:
-    """The same training without the fault, from the request's start: the reference for the weights."""
+    """The same training without the fault, from where the request starts; its weights are the reference."""
     debug = run.job.debug.model_copy(update={"drill": None})
     folder = run.folder / UNDISTURBED
     named = run.job.checkpoint.resume
@@ -236,7 +236,7 @@ def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:
 
 
 def _from(run: Run) -> Path | None:
-    """The checkpoint that the ranks resume from: the imported one, unless a newer one exists."""
+    """The checkpoint that the ranks resume from, if any: ``run.resume``, else the imported one."""
     if run.resume is None and any(map(starts, run.job.steps.values())):
         return step_folder(run.folder / "checkpoints", 0)
     return run.resume
@@ -260,7 +260,7 @@ def _external(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
 
 
 def _tried(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
-    """Runs a trial in children of the ranks of an outer launcher."""
+    """Runs a trial in child processes of the ranks of an outer launcher."""
     from launcher.run.external_ranks.trial_layouts import ExternalTrial
 
     assert run.others is not None

@@ -80,7 +80,7 @@ SIGNAL_KEY = "launch.slurm.signal_s"
 USUAL = 300
 """The default in seconds, if nothing has been measured."""
 LEAST, TIMES = 30, 2
-"""The minimum in seconds, and a factor on the measured step and save, as later ones may take longer."""
+"""The minimum in seconds, and the factor on the measured step and save: later ones may take longer."""
 
 
 def resolved(slurm: Slurm, runs: Sequence[Path]) -> tuple[Slurm, Note | None]:

@@ -112,7 +112,7 @@ def peak_memory(device: torch.device) -> tuple[int, int]:
 
 
 def memory_in_use(device: torch.device) -> tuple[int, int, int, int]:
-    """An accelerator's bytes at this process's peak: total, free, its tensors, the rest of its allocator.
+    """An accelerator's bytes at this process's peak: total, free, in tensors, otherwise reserved by torch.
 
     Assumes that other processes used as much then as they do now.
     """
@@ -168,7 +168,7 @@ def forked_streams(device: torch.device) -> AbstractContextManager[None]:
 
 # copies between a device and the host
 def pinned(t: Tensor) -> Tensor:
-    """``t``, which is on the CPU, in pinned memory, from which an accelerator copies asynchronously."""
+    """The CPU tensor ``t`` in pinned memory, from which an accelerator can copy asynchronously."""
     return t.pin_memory()
 
 

@@ -22,8 +22,8 @@ Ints = npt.NDArray[np.int64]
 class DimBounds:
     """The non-empty parts of one dim, in order.
 
-    A part has the elements from ``lo`` up to ``hi``. The rank that saves a shard is a sum; ``rank`` is the
-    term of this part.
+    Part i has the elements from ``lo[i]`` up to ``hi[i]``. The rank that saves a shard is a sum with a term
+    for each dim; ``rank[i]`` is the term of part i.
     """
 
     lo: Ints
@@ -235,7 +235,7 @@ def _times(a: Overlaps, b: Overlaps) -> Overlaps:
 
 
 STEPS = 32
-"""The most visits per piece. A grid takes two per dim; irregular pieces can take any number."""
+"""The most visits in ``_overlap`` per piece. A grid takes two per dim; other pieces can take any number."""
 
 
 class _Uneven(Exception):

@@ -14,7 +14,7 @@ from launcher.errors import Problem, error_text
 from launcher.job.schema.data import Chat, Paths
 
 ROWS_CHECKED = 50
-"""The number of rows that are checked at the start of each path. A corpus in another form shows it there."""
+"""The number of rows that are checked at the start of each path; they suffice to recognize a wrong format."""
 
 
 def check_chat(settings: Chat) -> Iterator[Problem]:
@@ -35,7 +35,7 @@ def check_chat(settings: Chat) -> Iterator[Problem]:
 
 
 def learnt(settings: Chat) -> str:
-    """Describes the text of the first usable row that the model is trained on; empty if no row is usable."""
+    """Describes what the model is trained on in the first row that can be tokenized; empty if none can."""
     try:
         by = chat_tokenizer(settings)
         for row in islice(read_rows(settings, settings.path), ROWS_CHECKED):

@@ -35,7 +35,7 @@ class TextBlock:
     """A part of a corpus file: bytes of text, or the values of a column.
 
     It begins at ``start``; the next block begins at ``after``. ``ends`` says whether it is the last block of
-    its file. ``bad`` is the reason why a line was left out that is too long.
+    its file. ``bad`` is the reason if a line was left out because it is too long.
     """
 
     start: Position

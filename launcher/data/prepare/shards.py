@@ -117,7 +117,7 @@ def _record_name(shard: int) -> str:
 
 
 def _recorded(folder: Path, shard: int) -> Progress | None:
-    """Returns the progress at the end of this file; ``None`` if the file is not complete."""
+    """Returns the progress at the end of file number ``shard``; ``None`` if the file is not complete."""
     fields = _json(folder / _record_name(shard))
     try:
         token_file(folder / shard_name(shard), dtype="uint16")

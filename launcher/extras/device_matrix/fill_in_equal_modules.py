@@ -1,4 +1,4 @@
-"""Fills in equal modules that were left out of a recording with the operators of the one recorded."""
+"""Completes a recording that has one of several equal modules: copies its operators for the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, Value, renum
 from launcher.plan.cut.stages import covers
 
 MARK = "clone"
-"""The operator that stands for a module that was left out, with its only input."""
+"""The operator that stands for a module that was left out; it takes the module's only input."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _fits(graph: OpGraph, mark: OpNode, block: _Block) -> bool:
 
 
 class _Filled:
-    """Builds a graph with new numbers of values: parameters, inputs, then outputs of operators, in order."""
+    """Builds a graph and numbers its values anew: parameters, inputs, then outputs of operators, in order."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.old = graph

@@ -1,4 +1,4 @@
-"""The rule for how an operator may be cut, by letters of dims, and the strategy by which it is cut."""
+"""The rule for how an operator may be cut, with a letter for each dim, and the strategy that cuts it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Letters = tuple[str, ...]
 class OpRule:
     """The ways in which one operator may be cut.
 
-    ``ins`` and ``outs``: letters of the tensors it takes and makes. ``sizes``: for each letter, the number
-    that its slices have to divide. A letter of a dim that a view merges or splits stands for the outermost
+    ``ins`` and ``outs``: letters of the tensors it takes and makes. ``sizes``: the size of each letter, which
+    its number of slices must divide. A letter of a dim that a view merges or splits stands for the outermost
     part: in ``[8, 3 * 4] -> [8, 3, 4]``, dim 1 of both tensors has the same letter, of size 3. ``sums``:
     letters that are summed over: if one is cut, each rank has a term of the output. ``inside``: letters whose
     cut needs collectives inside of the operator (softmax over its classes). ``kernel``: what a rank runs on
-    its parts; "" is the operator itself, with the sizes of the parts among its arguments.
+    its parts; "" stands for the operator itself, called with the sizes of the parts.
 
     >>> OpRule((("m", "k"), ("n", "k")), (("m", "n"),), (("k", 4), ("m", 8), ("n", 2)), sums=("k",)).letters
     ('k', 'm', 'n')
@@ -72,7 +72,7 @@ class OpStrategy:
         return TensorLayout(self.matrix, tuple(self.of.get(letter, ()) for letter in letters))
 
     def takes(self, rule: OpRule, place: int) -> TensorLayout:
-        """The layout in which it takes tensor ``place``."""
+        """The layout in which the operator takes input ``place``."""
         return self.cut(rule.ins[place])
 
     def makes(self, rule: OpRule, place: int) -> TensorLayout:
@@ -82,15 +82,15 @@ class OpStrategy:
         return TensorLayout(out.matrix, out.dims, terms)
 
     def gradient_terms(self, rule: OpRule, place: int) -> tuple[int, ...]:
-        """The axes over which the gradient of tensor ``place`` consists of terms of a sum.
+        """The axes over which the gradient of input ``place`` consists of terms of a sum.
 
-        These are the axes that cut the operator but not this tensor.
+        These are the axes that cut the operator but not this input.
         """
         own = {a for axes in self.takes(rule, place).dims for a in axes}
         return tuple(a for a in self.used if a not in own)
 
     def fits(self, rule: OpRule) -> bool:
-        """Return true if the slices of each letter divide its size."""
+        """Return true if the number of slices of each letter divides its size."""
         return all(n % self.slices(letter) == 0 for letter, n in rule.sizes)
 
     def slices(self, letter: str) -> int:

@@ -27,8 +27,8 @@ Op = Literal["slice", "all_gather", "all_to_all", "reduce_scatter", "all_reduce"
 class Collective:
     """The collective that one rank calls among ``ranks`` ranks.
 
-    ``elements``: as torch counts them: the output of a gather, the input of a scatter; for an exchange, the
-    larger of the elements sent and received.
+    ``elements`` are counted as in torch: those of the output of a gather, or of the input of a scatter. For
+    an exchange, they are the larger of the elements sent and received.
     """
 
     op: str
@@ -57,7 +57,7 @@ class Step:
 
     @cached_property
     def exchange(self) -> Exchange:
-        """For an "exchange": the pieces that ranks send to each other."""
+        """The pieces that ranks send to each other, if this step is an "exchange"."""
         return exchange(self.before, self.after, self.shape)
 
     @cached_property
@@ -97,7 +97,7 @@ class Step:
 
 
 LATENCY = 1 << 19
-"""The fixed cost of a collective, in bytes: a small one takes 10 us, at 50 GB/s."""
+"""The fixed cost of a collective, as the bytes that a link of 50 GB/s sends in 10 us."""
 
 
 def cheapest(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int) -> tuple[Step, ...]:
@@ -135,7 +135,7 @@ def _least(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], itemsiz
         lacks = received(at, goal, shape)
         return lacks * itemsize + LATENCY if lacks else 0
 
-    # A rank lacks its entire part. A sum of n terms takes n - 1 receipts, and each further copy of it one.
+    # A rank lacks its entire part. A sum of n terms takes n - 1 receives, and each further copy one more.
     terms, needed = prod(at.matrix[a] for a in at.partial), prod(goal.local_shape(shape))
     copies = goal.ranks // prod(goal.slices)
     among_all = prod(shape) * (terms + copies - 2) // goal.ranks
@@ -178,8 +178,9 @@ def _places(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Returns the dims that ``axes`` may cut, each with an order of the axes.
 
-    These are all the cuts that ``goal`` has too, and one cut that is undone later. To undo a cut costs the
-    same on all dims that ``goal`` cuts no further, or else on all dims, so one such dim is enough.
+    These are all the cuts that ``goal`` has too, and one cut that is undone later. That one is on a dim that
+    ``goal`` cuts no further, if there is one. Undoing it costs the same on each of these dims, so the first
+    is enough.
     """
     n = prod(at.matrix[a] for a in axes)
     fits = [d for d, local in enumerate(at.local_shape(shape)) if local % n == 0]
@@ -197,7 +198,7 @@ def _places(
 
 
 def _towards(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
-    """Yields steps over one matrix that leave changed dims cut as in ``goal``, or by fewer of its axes."""
+    """Yields steps over one matrix after which all or the first of ``goal``'s axes cut each changed dim."""
     for d, (have, goal_axes) in enumerate(zip(at.dims, goal.dims, strict=True)):
         more = goal_axes[len(have) : len(have) + 1]
         if have == goal_axes[: len(have)] and more and more[0] in at.repeated:

@@ -24,8 +24,8 @@ class StageBytes:
     first backward, which allocates gradients, and of later ones; both include ``kept``, but not gradients
     that existed before. ``grads``: gradients of shards and unsharded parameters, ``gathered_grads``: those of
     gathered weights, both until the end of the step. ``reduced``: the peak of the reduction at the end,
-    without either. ``reduced_grads``: gradients after it. ``regathered``: how often the backward of a micro
-    batch gathers each parameter of the stage again.
+    without these gradients. ``reduced_grads``: gradients after it. ``regathered``: how often the backward of
+    a micro batch gathers each parameter of the stage again.
     """
 
     gathered: int

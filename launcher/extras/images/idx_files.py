@@ -21,7 +21,7 @@ TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 BYTES = 0x08
 INFLATED = 1 << 30
-"""The most bytes that a gzipped file unpacks to, in memory; the largest file of EMNIST has half as many."""
+"""The most bytes that a gzipped file may unpack to in memory; the largest file of EMNIST has half as many."""
 
 
 def find(root: str, name: str) -> Path | None:

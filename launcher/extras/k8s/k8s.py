@@ -98,7 +98,7 @@ class NodeVariables:
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """The command of each of the ``each`` ranks of a node, in ``folder``; ``setup``: lines to run first."""
+    """The command of every rank, ``each`` of them per node, in ``folder``; ``setup``: lines to run first."""
 
     words: Sequence[str]
     folder: str

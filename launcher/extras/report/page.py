@@ -100,7 +100,7 @@ def _head(content: PageContent) -> Iterator[str]:
 
 
 def _order(curves: Mapping[str, Curve]) -> list[str]:
-    """Known figures first, then the others in the order of their appearance."""
+    """The figures to show: known ones first, then the others in the order of their appearance."""
     shown = [key for key in curves if key not in LEFT_OUT and len(curves[key])]
     return [*(key for key in FIRST if key in shown), *(key for key in shown if key not in FIRST)]
 

@@ -74,7 +74,7 @@ def checked(path: str) -> str:
 
 
 def place(path: str, run: str) -> str:
-    """The path of ``path`` if the run folder is ``run``.
+    """Returns ``path`` with ``run:`` replaced by the run folder ``run``.
 
     >>> place("run:norms", "runs/digits/0001"), place("/data/norms", "runs/digits/0001")
     ('runs/digits/0001/norms', '/data/norms')

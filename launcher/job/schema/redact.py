@@ -10,11 +10,11 @@ from typing import Any
 
 HIDDEN = "***"
 _WORDS = "token|key|keys|password|passwd|passphrase|secret|secrets|credential|credentials|encrypt"
-# a whole word of the name (api_key, hf-token), or its end (apikey)
-# not data.tokenizer, not steps.sample.tokens
+# matches a whole word of the name (api_key, hf-token) or its end (apikey),
+# but neither data.tokenizer nor steps.sample.tokens
 _SECRET = re.compile(rf"(?:(?:^|[^a-z])(?:{_WORDS})(?:$|[^a-z])|(?:token|key|password|secret)$)")
 _MISSPELT = ("encrypt", "encryption", "password", "passphrase", "credential")
-"""Words of secrets that no other setting's name resembles."""
+"""Words for secrets whose misspellings are recognized: no other setting has a similar name."""
 
 _PAIR = re.compile(r"""(['"]?)([\w.-]+)\1(\s*[:=]\s*)(?=\S)(.*)""", re.DOTALL)
 
@@ -38,7 +38,7 @@ def _nearly(part: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _misspelt(word: str) -> bool:
-    """Return true if ``word`` resembles a word of secrets. Cached: a comparison takes 0.1 ms."""
+    """Return true if ``word`` resembles a word for a secret. Cached: a comparison takes 0.1 ms."""
     return bool(get_close_matches(word, _MISSPELT, 1, 0.75))
 
 
@@ -104,7 +104,7 @@ def values(data: Any, key: str = "") -> Any:
 def text(line: str) -> str:
     """A line of YAML or an override, truncated at the first key that names a secret.
 
-    Hides anything that looks like a key, unless the line calls it a digest.
+    Also hides anything that looks like an encryption key, unless the line calls it a digest.
 
     >>> text("model={lr: 1, api_key: abc, dim: 2}")
     'model={lr: 1, api_key: ***'
@@ -124,7 +124,7 @@ _NO_VALUE = {"env", "file", "oc.env", "null", "none", "true", "false"}
 
 
 def typed(words: Sequence[str]) -> frozenset[str]:
-    """The secrets on a command line: any word after the name of a secret, and what looks like a key.
+    """The secrets on a command line: words after the name of a secret, and what looks like an encryption key.
 
     >>> sorted(typed(["checkpoint={encryptt: hunter2}", "hub.token", "=", "abcde", "seed=1"]))
     ['abcde', 'hunter2']

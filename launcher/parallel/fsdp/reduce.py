@@ -22,7 +22,7 @@ from launcher.parallel.fsdp.shard import SUMS_APART
 from launcher.plan.plan import Plan
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-"""Its name since torch 2.13, which deprecates the older name."""
+"""The function has the first name since torch 2.13, which deprecates the second one."""
 
 
 class ReduceScatter:
@@ -45,7 +45,7 @@ class ReduceScatter:
         send_buffer = torch.empty(ranks * sum(self._kept), dtype=dtype, device=full_grads[0].device)
         torch._chunk_cat(full_grads, dim=0, num_chunks=ranks, out=send_buffer.view(ranks, -1))
 
-        # in flight; the transport reads the input until it is done
+        # the collective is in flight, and reads its input until it is done
         self._send_buffer: Tensor | None = send_buffer
         self._out = torch.empty(sum(self._kept), dtype=dtype, device=send_buffer.device)
         self._work: Any = _reduce_scatter(self._out, send_buffer, group=group, async_op=True)
@@ -80,7 +80,7 @@ class ReduceScatter:
 
 
 def _rows_first(p: Any, grad: Tensor, ranks: int) -> Tensor:
-    """Return the gradient with the dim along which it is split as rows, rank after rank."""
+    """Return the gradient's chunks, one per rank, concatenated along dim 0."""
     dim = p.fsdp_placement.dim
     return grad if dim == 0 else torch.cat(grad.chunk(ranks, dim), 0)
 
@@ -164,7 +164,7 @@ class ReduceOrder:
         self._under_way.clear()
 
     def _enter(self, i: int, register: Any, args: Any, kwargs: Any) -> Any:
-        """Run when a module of group ``i`` is called."""
+        """Count a call of a module of group ``i``, and register a hook for its backward."""
         registered = register(args, kwargs)
         micro = self._forward
         if micro is None:
@@ -179,7 +179,7 @@ class ReduceOrder:
         return registered
 
     def _past(self, micro: int, i: int, *grads: Any) -> None:
-        """Run when a backward has passed a call."""
+        """Note that the backward has passed a call, and send the buckets that are due."""
         if micro != self._backward:
             return
         self._calls[micro][i] -= 1
@@ -193,7 +193,7 @@ class ReduceOrder:
     def _send(self, bucket: _Bucket) -> None:
         """Send the gradients of a bucket and free the weights of its groups.
 
-        The bucket before may be in flight.
+        The previous bucket may still be in flight.
         """
         for i in bucket.groups:
             if i not in self._closed:

@@ -26,7 +26,7 @@ from launcher.parallel.model_state.python_state import MANY, PLAIN, library
 STORES = frozenset(dis.opmap[name] for name in ("STORE_ATTR", "DELETE_ATTR"))
 WIDER = dis.opmap["EXTENDED_ARG"]
 KEPT = (*PLAIN, np.ndarray, np.generic, torch.Tensor, torch.Generator)
-"""Values of libraries' classes that a model may keep."""
+"""Types of libraries whose values may be a model's state."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def library_attributes(
 ) -> Iterator[tuple[str, Any, str, Any]]:
     """Yield the existing attributes of libraries that the code of ``functions`` can assign.
 
-    Each is the name to show, its owner, its own name and its value. ``classes`` are those of the model's
-    files; their base classes may be a library's.
+    Each is a name for messages, the owner, the attribute's name and its value. ``classes`` are those of the
+    model's files; their base classes may be a library's.
     """
     functions = [*functions]
     words = [_words(f.__code__) for f in functions]

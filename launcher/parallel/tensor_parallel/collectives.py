@@ -19,7 +19,7 @@ from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperato
 
 
 class CollectiveResults:
-    """The results of a forward's collectives, in order, so that the forward is recomputed without sending."""
+    """The results of a forward's collectives, in order, so that a recomputation need not send."""
 
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
@@ -73,7 +73,7 @@ class Axis:
         log: collects what one pass would send, if a list is set.
         last: the last tensor that ``bring`` has converted, with its key and the result.
         results: collects the results of a forward's collectives, if they are kept for its recomputation.
-        overwritten: whether the tensor of ``last`` was changed in place and brought in again.
+        overwritten: whether the tensor of ``last`` was changed in place and then converted again.
         number: identifies the axis in this process.
     """
 
@@ -169,7 +169,7 @@ class Axis:
 
 
 AXES: WeakValueDictionary[int, Axis] = WeakValueDictionary()
-"""The axes by number: a graph contains an axis as its number."""
+"""The axes by number: a compiled graph refers to an axis by its number."""
 
 
 @torch.library.custom_op("launcher::tp_gather", mutates_args=())

@@ -99,7 +99,7 @@ class ModuleCall:
 
 
 class ForwardObserver(TorchFunctionMode):
-    """Records a forward of a model.
+    """Records a forward of a model. Its ``units`` are the modules whose calls are recorded one by one.
 
     Attributes:
         scopes: for each used parameter, the deepest module around it that was running at every use. A weight
@@ -235,7 +235,7 @@ class ForwardObserver(TorchFunctionMode):
         self.effects.look(values)
 
     def _region(self) -> int | None:
-        """Return the active checkpoint, if any; modules in it are recomputed before their backward."""
+        """Return the active call of torch's checkpoint, if any; the backward recomputes modules in it."""
         if self._reentrant:
             return self._reentrant[-1]
         now = _saving()
@@ -243,7 +243,7 @@ class ForwardObserver(TorchFunctionMode):
         return id(now[0]) if inside else None
 
     def recomputed(self) -> tuple[str, ...]:
-        """Return the deepest module around the units of each checkpoint that has several."""
+        """Return, for each call of torch's checkpoint with several units, the deepest module around them."""
         return tuple(dict.fromkeys(_around(names) for names in self._regions.values() if len(set(names)) > 1))
 
     def _learn(self, prefix: str, module: nn.Module) -> None:
@@ -272,7 +272,7 @@ class ForwardObserver(TorchFunctionMode):
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
         """Register ``copy``, which runs instead of ``module``.
 
-        Its parts may change before they run, or without running.
+        This registers all of its parts at once: they may change before they run, or without running.
         """
         path = self._paths[id(module)]
         for name, part in copy.named_modules():
@@ -423,7 +423,10 @@ class ForwardObserver(TorchFunctionMode):
         self.scopes[name] = min(self.scopes.get(name, seen[name]), seen[name], key=len)
 
     def chains(self) -> tuple[tuple[str, str], ...]:
-        """Return (a, b) if unit b ran once, right after a, on a's output: b's backward ends before a's."""
+        """Return pairs (a, b) of units that ran once, b right after a on its output.
+
+        The backward of b then ends before that of a.
+        """
         return tuple(
             (a.name, b.name)
             for a, b in zip(self.runs, self.runs[1:], strict=False)

@@ -30,11 +30,12 @@ ROUNDS = 3
 
 
 def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[MovingAttribute, ...]:
-    """Return the state that passes between forwards, each with whether it depends on the data.
+    """Return the state that passes between forwards, and whether each item depends on the data.
 
     The state is in attributes of modules and in variables of their files. ``model`` is not changed.
-    ``looks``: its Python reads values. Such a model, or one with its own generator, can run only in memory.
-    Nothing is found for a model that is too large for that, or that fails for the values tried.
+    ``looks``: the model's Python code reads values of tensors. Such a model, or one with its own generator,
+    can run only in memory, and variables are compared only there. Nothing is found where a model is too large
+    for that, or fails for the values tried.
     """
     small = sum(t.numel() for t in (*model.parameters(), *model.buffers())) <= FEW
     looks = looks or owns_generator(model)
@@ -215,7 +216,7 @@ def unentangled(model: nn.Module, calls: Mapping[str, tuple[Any, Any]], values: 
     """Refuse modules whose backward and other forwards affect each other.
 
     ``calls`` has the arguments of each call by the module's name. ``model`` is the original, because copies
-    have no hooks of parameters.
+    lack the hooks of its parameters.
     """
     for name, (args, kwargs) in calls.items():
         leaf = model.get_submodule(name)

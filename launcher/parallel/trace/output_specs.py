@@ -97,7 +97,10 @@ def returned(value: Any, deep: int = 3) -> str:
 
 
 def tensor_inside(value: Any) -> str:
-    """Return the Python text that selects the first tensor of a forward's result; "" if it has none."""
+    """Return the Python text that selects the first tensor of a forward's result.
+
+    It is "" if the result has no tensor, or is itself a plain tensor.
+    """
     if isinstance(value, torch.Tensor):
         return ".values()" if value.is_nested else ""
     if isinstance(value, Mapping):

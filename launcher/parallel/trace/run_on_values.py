@@ -1,4 +1,4 @@
-"""Runs modules that read values or use autocast on samples or zeros in memory, and others on meta tensors."""
+"""Runs modules on meta tensors, or in memory on samples or zeros if they read values or use autocast."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def _tried(call: InMemory, seen: Observers, watch: ForwardObserver) -> list[tupl
             args, kwargs = _others(call, trial, watch)
             since = len(watch.order)
             out = MISSING
-            with suppress(Exception), watch.looking():  # then the result is unknown
+            with suppress(Exception), watch.looking():  # if it fails, the result stays MISSING
                 out = call.real(*args, **kwargs)
             watch.effects.settle()
             outcomes.append((watch.ran(since), out))

@@ -162,7 +162,7 @@ class PartMemory:
         return state + flying + max(map(self._for_a_moment, runs)) + sum(map(self._buffers, runs))
 
     def _for_a_moment(self, run: Run) -> int:
-        """Returns the most bytes that a backward of ``run`` adds; it goes through the last part first."""
+        """Returns the most bytes that a backward of ``run`` adds; a backward begins with the last part."""
         _, start, end = run
         most = 2 * self.logits[1] if end == self.parts else 0
         for row in self.kept:

@@ -11,8 +11,8 @@ from launcher.plan.values.model_graph import Graph
 def components(graph: Graph, modules: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Groups ``modules`` so that data flows to later groups only.
 
-    ``modules`` are in the order of their first calls. If each is called once, each is a separate group and
-    the order stays the same.
+    ``modules`` are in the order of their first calls. If each is called once, and none must share a stage
+    with another, each is a separate group and the order stays the same.
     """
     needs = _needs(graph, modules)
     bit = {m: 1 << i for i, m in enumerate(modules)}
@@ -63,8 +63,8 @@ def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
 def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
     """Returns for each node the modules on whose stage it must be.
 
-    A module binds its own calls, glue that uses tensors of the module that glue changes, and whatever takes a
-    value from it that is not a tensor.
+    A module binds its own calls, glue that uses those of its tensors that glue changes in place, and every
+    node to which it passes a value that is not a tensor.
     """
     owners = _owners(graph, modules)
     carried: dict[str, tuple[str, ...]] = {}

@@ -95,7 +95,7 @@ def _placed(graph: Graph, requested: Mapping[str, int], last: int) -> tuple[dict
 
 
 def _latest_stage(graph: Graph, node: Node, requested: Mapping[str, int], changed: frozenset[int]) -> int:
-    """Returns the latest stage that glue must be on.
+    """Returns the latest stage that parameters and changed tensors require of glue.
 
     Glue must be on the stage of parameters that it uses, and of modules whose tensors it uses if glue changes
     them.
@@ -344,7 +344,7 @@ class BoundaryTensor:
         return tuple(permuted(s, dims) if dims else s for s, dims in pairs)
 
     def with_sent(self, sent: Iterable[TensorSpec]) -> BoundaryTensor:
-        """Returns it with ``sent`` as the specs of the tensors that are sent."""
+        """Returns a copy whose tensors have the specs ``sent`` while they are sent."""
         pairs = zip(sent, self.orders, strict=True)
         return replace(self, specs=tuple(permuted(s, inverse(dims)) if dims else s for s, dims in pairs))
 

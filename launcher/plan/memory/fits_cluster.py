@@ -1,4 +1,4 @@
-"""Whether ranks fit in the memory of their devices and on the nodes of the cluster."""
+"""Checks whether ranks fit in the memory of their devices and on the nodes of the cluster."""
 
 from __future__ import annotations
 

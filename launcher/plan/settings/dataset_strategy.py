@@ -91,7 +91,7 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     if isinstance(strategy, dict) or sizes is None or sizes.engine.over_matrices:
         return
 
-    # dim 0 (the samples) is cut into the same number of slices in all tensors, which divides the ranks
+    # all tensors cut dim 0 (the samples) into one number of slices, a divisor of the number of ranks
     counts = sorted({dims[0] for dims in strategy})
     fits = [n for n in range(1, sizes.replicas + 1) if sizes.replicas % n == 0]
     if len(counts) > 1:
@@ -121,7 +121,7 @@ def _form(strategy: Slices | dict[str, Any]) -> str:
 
 
 def param_problems(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> Problem | None:
-    """Returns a problem if ``strategy`` has another number of tensors, or of their dims, than a batch.
+    """Returns a problem unless ``strategy`` has as many tensors as a batch, each with as many dims.
 
     ``dims``: the number of dims of each tensor of a batch: its inputs, then its target.
     """
@@ -196,7 +196,7 @@ def reading(job: Job, sizes: Sizes) -> BatchReading:
 
 
 def setting_rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
-    """Yields the setting if it is not ``data_parallel``."""
+    """Yields the setting, unless it is ``data_parallel`` and no device matrices are used."""
     strategy = job.parallel.dataset_strategy
     if sizes.engine.over_matrices:
         why = "every rank of a stage reads full samples, and each operator takes its part of them"

@@ -67,7 +67,7 @@ def _row(o: Operator) -> dict[str, Any]:
 
 
 def _dims(axes: Axes) -> list[Any]:
-    """Returns ``axes`` in the form of a strategy by axis names."""
+    """Returns ``axes`` as a strategy writes them: per dim a name, a list of names, or ``None``."""
     out: list[Any] = []
     for dim in axes:
         if len(dim) > 1:

@@ -67,7 +67,7 @@ def follow(timeout_s: Seconds) -> int:
 
 @contextmanager
 def _answered(at: Place, used: NetworkView) -> Iterator[None]:
-    """Explains errors of the store: its host, rank 0 or the outer launcher, has ended too early."""
+    """Explains errors of the store: its host, rank 0 or the outer launcher, has ended or is unreachable."""
     try:
         yield
     except (DistError, TimeoutError) as error:

@@ -12,12 +12,15 @@ from launcher.errors import Problem, problems
 
 DAMAGED = "the environment of torchrun or srun is damaged, or was set by hand"
 SECRET_FILE = "LAUNCHER_SECRET_FILE"
-"""The name of a file with the secret that signs messages between ranks; only this user can read it."""
+"""The variable that names the file with the secret that signs messages between ranks.
+
+Only this user can read the file.
+"""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One process among ``size``. ``attempt`` counts restarts from 0.
+    """One of ``size`` processes. ``attempt`` counts restarts from 0.
 
     The shared store is at ``host`` and ``port``; ``hosted``: the outer launcher serves it, otherwise rank 0
     does.

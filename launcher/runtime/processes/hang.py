@@ -35,7 +35,7 @@ _FOR_DEVICE = "/launcher/parallel/mesh.py"
 
 
 def answer(path: Path) -> None:
-    """Makes ``ASK`` write the stacks of all threads to ``path``, even while native code holds the GIL."""
+    """Makes the signal ``ASK`` write all threads' stacks to ``path``, even if native code holds the GIL."""
     file = open(open_below(path.parent, path.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w")  # noqa: SIM115
     faulthandler.register(ASK, file=file, all_threads=True, chain=False)
     _open.append(file)
@@ -59,10 +59,11 @@ def _state(pid: int) -> str:
 def culprits(
     pids: Mapping[int, int], stack: Callable[[int], Path], ask: Callable[[int], None]
 ) -> dict[int, str]:
-    """The current work of each rank that is not waiting for another one; ``ask(rank)`` sends it ``ASK``.
+    """Returns the ranks that keep the others waiting, each with what it is doing.
 
-    Returns the ranks that a signal has stopped; if there are none, those whose stack does not end in a
-    collective, as the stack of a waiting rank does.
+    These are the ranks that a signal or a debugger has stopped. If there are none, they are the ranks whose
+    stack does not end in a collective, as the stack of a waiting rank does. ``stack(rank)`` is the file that
+    the rank writes its stack to when ``ask(rank)`` sends it the signal ``ASK``.
     """
     why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
     paused = {rank: why for rank, pid in pids.items() if halted(pid)}
@@ -81,7 +82,7 @@ def culprits(
 
 
 def _complete(text: str) -> bool:
-    """Returns true if a stack is complete: the main thread is written last."""
+    """Returns true if a text has frames and ends after a full line, so that a stack is probably complete."""
     return bool(text) and text.endswith("\n") and bool(_FRAME.findall(text))
 
 
@@ -112,7 +113,7 @@ def _collective(frames: list[tuple[str, str, str]]) -> bool:
 
 
 def _position(text: str, pid: int) -> str:
-    """The position of the main thread: its innermost frame outside torch and the standard library, if any."""
+    """The main thread's innermost frame, if possible outside of packages and the standard library."""
     frames = _FRAME.findall(text.split("\n\n")[-1])
     if not frames:
         return "it does not answer" + (", it waits for a disk or a device" if _state(pid) == "D" else "")
@@ -122,7 +123,7 @@ def _position(text: str, pid: int) -> str:
     return f"it is at {file}:{line}, in {name}"
 
 
-CAUSE_S = 2.0  # seconds until the first failed rank has written its fault, or all ranks their echoes
+CAUSE_S = 2.0  # the most seconds to wait for a fault that is not just an echo of another rank's
 
 
 HostAndPid = Callable[[int], str]
@@ -141,10 +142,10 @@ def failed(
 ) -> BaseException:
     """Writes this rank's fault, and returns the error to raise: a ``RanksFailed`` on the rank that reports.
 
-    Rank 0 reports; if it is dead or hangs, the first remaining rank does. ``network`` is the one between the
-    nodes of the run, which may be the cause.
+    Rank 0 reports; if it is dead or hangs, the first remaining rank does. ``network`` is the network between
+    the nodes of the run, which may be the cause.
     """
-    deafen()  # for good: the outer launcher ends us because of what we report
+    deafen()  # never undone: the outer launcher stops this process because of the fault that it reports
 
     # write this rank's fault for the others to read
     mine = None
@@ -190,8 +191,9 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
 def _cut(rank_faults: list[Fault], world: World, timeout_s: float, network: NetworkView) -> Fault | None:
     """The fault of a network that kept nodes waiting for each other; ``None`` if there is another cause.
 
-    The network is the cause if another node does not answer now and its ranks report at most a timeout. If
-    all nodes answer, it may have been the cause if every rank waited until its timeout.
+    If another node does not answer now, the cause is the network or, unless ranks of that node report a
+    timeout, that node itself. If all nodes answer, the network may have been the cause if every rank waited
+    until its timeout.
     """
     late = {network.nodes.get(f.rank, "") for f in rank_faults if f.late}
     limit = f"for {timeout_s:g} s (launch.timeout_s)"

@@ -149,8 +149,8 @@ def extra(s: Session) -> Mapping[str, Blob]:
 def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]:
     """Loads weights, optimizer state and step of a checkpoint; in the same layout also random states.
 
-    Returns the checkpoint's description of itself. ``broadcast``: one rank reads each shard for all that have
-    it; otherwise every rank reads its own shards.
+    Returns the ``state`` that the checkpoint records. ``broadcast``: one rank reads each shard for all that
+    have it; otherwise every rank reads its own shards.
     """
     checkpoint = open_checkpoint(folder, s.trust)
 
@@ -231,7 +231,10 @@ def _blank(s: Session, saved: Strategy) -> list[State]:
 
 
 def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
-    """A tensor where torch's optimizers keep it after loading: counters and Python numbers on the CPU."""
+    """Zeros for a saved state, on the device where torch's optimizers keep it after loading.
+
+    Counters and Python numbers are on the CPU, unless ``on_device`` returns true.
+    """
     alike = entry.layout.shape == p.spec.shape
     counts = not alike and (key == "step" or "/" in key) and not on_device(s.optimizer, t)
     device = torch.device("cpu") if counts else t.device

@@ -197,7 +197,7 @@ def _recorded(job: Job, plan: Plan, world: World) -> dict[str, Any]:
 def _local_norm(
     job: Job, world: World, model: ParallelModel, pipeline: PipelineRuntime, folder: Path
 ) -> LocalNormLog | None:
-    """The log of local norms; ``None`` unless requested, so that gradients are not examined."""
+    """The log of local norms; ``None`` unless requested: gradients are examined only for it."""
     settings = job.parallel.local_norm
     if not settings.print and settings.dump is None:
         return None
