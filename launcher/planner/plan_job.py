@@ -258,7 +258,7 @@ def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) 
         made = _cut(other, _ask(other))
     except RequestError:
         return None
-    text = f"uses device matrices, because the strategies do not fit one axis tp: {error.problems[0].text}"
+    text = f"uses device matrices, because the strategies do not fit one tp axis: {error.problems[0].text}"
     return replace(made, notes=(*made.notes, Note(device_matrix.OPERATORS, text)))
 
 

@@ -60,7 +60,7 @@ def inlined(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
         so_far = par.model_copy(update=changes)
         more, ranks, wrong = degrees(so_far, tp_from, apart=engine.over_matrices)
         if ranks is not None:
-            why = engine.why or "the layouts of a file fit no axis tp"
+            why = engine.why or "the layouts of a file fit no tp axis"
             engine = EngineChoice("device_matrix", why, ranks_at_least=ranks)
         changes |= more
         problems += wrong

@@ -163,6 +163,14 @@ def test_idx_files_cut_off(tmp_path, suffix, keep, why):
     assert said(idx(tmp_path)) == f"data.root: {tmp_path}/train-images-idx3-ubyte: {why}"
 
 
+def test_an_idx_file_that_is_too_long(tmp_path):
+    write_idx(tmp_path, "")
+    file = tmp_path / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes() + b"\0")
+    why = "too long: its header promises 6 x 4 x 4 bytes, 112 with the header; the file has 113"
+    assert said(idx(tmp_path)) == f"data.root: {file}: {why}"
+
+
 def test_idx_files_of_something_else(tmp_path):
     write_idx(tmp_path, "")
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x0d\x03 floats")

@@ -101,7 +101,7 @@ def _head(file: BinaryIO) -> Image:
 
     image = Image.open(file, formats=("PNG", "JPEG"))
     if image.mode not in MODES:
-        raise BadFile(f"pixel mode {image.mode} is not supported; use eight bits a channel")
+        raise BadFile(f"pixel mode {image.mode} is not supported; use eight bits per channel")
     return image
 
 
@@ -170,7 +170,7 @@ def _unfit(key: str, root: str) -> Iterator[Problem]:
         yield Problem(key, f"{root}: its folders are train and {held_out}, which are not classes", cure)
     elif not names:
         yield Problem(
-            key, f"{root}: no folders in it; put the images of each class into a folder of its name"
+            key, f"{root}: no folders in it; put the images of each class into a folder named after the class"
         )
 
 

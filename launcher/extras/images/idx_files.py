@@ -79,7 +79,8 @@ def complete_shape(root: str, name: str, dims: int) -> tuple[int, ...]:
     if have != expected:
         size = " x ".join(map(str, shape))
         reason = "its end is missing" if packed else f"the file has {have}"
-        raise BadFile(f"cut off: its header promises {size} bytes, {need} with the header; {reason}")
+        wrong = "too long" if have > expected and not packed else "cut off"
+        raise BadFile(f"{wrong}: its header promises {size} bytes, {need} with the header; {reason}")
     return shape
 
 

@@ -43,7 +43,8 @@ def local(path: str) -> str:
         raise ValueError("should be a path in UTF-8") from None
     if longest > LONGEST_NAME or len(path) > LONGEST_PATH:
         raise ValueError(
-            f"should be a path of at most {LONGEST_PATH} characters, with names of at most {LONGEST_NAME}"
+            f"should be a path of at most {LONGEST_PATH} characters, "
+            f"with names of at most {LONGEST_NAME} bytes"
         )
     if _UNEXPANDED.match(path):
         why = f"should be a path: {path.partition('/')[0]} is expanded only by the shell"

@@ -81,7 +81,7 @@ class _Reader:
     def number(self, name: str, default: int = 0, below: int | None = None) -> int:
         text = self.env.get(name, str(default))
         if re.fullmatch(r"[0-9]{1,18}", text) is None:
-            self.wrong(f"{name} is {text!r}, which is not a whole number from 0 on")
+            self.wrong(f"{name} is {text!r}, which is not a whole number of at least 0")
             return default
         if below is not None and int(text) >= below:
             self.wrong(f"{name} is {text}, which is not below {below}")

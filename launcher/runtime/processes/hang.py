@@ -207,7 +207,7 @@ def _cut(rank_faults: list[Fault], world: World, timeout_s: float, network: Netw
         return _lost(world.rank, world, f"{text}: {cause}: {ends}")
     if len(late) > 1 and len(rank_faults) == world.size and all(f.late for f in rank_faults):
         text = f"and the other ranks, on {' and '.join(sorted(late))}, waited for each other {limit}"
-        cause = "the network between these nodes, which answers again now, or ranks that do not call the same"
+        cause = "the network between these nodes, which works again now, or ranks that do not call the same"
         return _lost(world.rank, world, f"{text}: the cause is {cause} collectives")
     return None
 

@@ -272,7 +272,7 @@ def test_slices_that_fit_no_axis_tp_are_over_device_matrices_and_the_plan_says_w
     made = plan_job(job("launch.nproc=4", f"+{OPS}={ALONE}"))
     assert made.sharding is not None
     assert [str(n) for n in made.notes if n.key == OPS] == [
-        f"{OPS} uses device matrices, because the strategies do not fit one axis tp: {MISFIT}"
+        f"{OPS} uses device matrices, because the strategies do not fit one tp axis: {MISFIT}"
     ]
 
 

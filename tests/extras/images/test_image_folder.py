@@ -133,7 +133,10 @@ def bad(root: Path) -> dict[str, tuple[Data, list[str]]]:
         "no folder": (settings(root / "none"), [f"data.root: {root}/none: there is no such folder"]),
         "no classes": (
             settings(root / "good/cat"),
-            [f"data.root: {root}/good/cat: no folders in it; put the images of each class into a folder of its name"],
+            [
+                f"data.root: {root}/good/cat: no folders in it; put the images of each class into a folder named after "
+                "the class"
+            ],
         ),
         "splits": (
             settings(root / "both"),
@@ -163,7 +166,7 @@ def bad(root: Path) -> dict[str, tuple[Data, list[str]]]:
         "kinds and sizes": (
             settings(root / "odd"),
             [
-                f"data.root: {root}/odd/fox/000.png: pixel mode I;16 is not supported; use eight bits a channel",
+                f"data.root: {root}/odd/fox/000.png: pixel mode I;16 is not supported; use eight bits per channel",
                 f"data.resize: null: {root}/odd/fox/001.png has 5 x 4 pixels, and data.size is 6; choose how to "
                 "resize images (try: data.resize=bilinear)",
             ],

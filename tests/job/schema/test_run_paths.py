@@ -65,8 +65,8 @@ UNUSABLE = {
     "  ": "should not be empty",
     "a\x1bb": "should be a path without line breaks and other control characters",
     "\udcff": "should be a path in UTF-8",
-    "a" * 256: "should be a path of at most 4000 characters, with names of at most 255",
-    "a/" * 2001: "should be a path of at most 4000 characters, with names of at most 255",
+    "a" * 256: "should be a path of at most 4000 characters, with names of at most 255 bytes",
+    "a/" * 2001: "should be a path of at most 4000 characters, with names of at most 255 bytes",
     "~": "~ is expanded only by the shell; write the folder that it stands for, or ./~ for a folder of this name",
     "~/runs": "~ is expanded only by the shell; write the folder that it stands for, "
     "or ./~/runs for a folder of this name",

@@ -26,40 +26,40 @@ def test_a_whole_environment_is_a_place():
 
 
 CASES = {
-    "RANK": ({"RANK": ""}, ["RANK is '', which is not a whole number from 0 on"]),
-    "WORLD_SIZE": ({"WORLD_SIZE": "x"}, ["WORLD_SIZE is 'x', which is not a whole number from 0 on"]),
+    "RANK": ({"RANK": ""}, ["RANK is '', which is not a whole number of at least 0"]),
+    "WORLD_SIZE": ({"WORLD_SIZE": "x"}, ["WORLD_SIZE is 'x', which is not a whole number of at least 0"]),
     "a rank too high": ({"RANK": "8"}, ["RANK is 8, which is not below 8"]),
-    "a negative rank": ({"RANK": "-1"}, ["RANK is '-1', which is not a whole number from 0 on"]),
+    "a negative rank": ({"RANK": "-1"}, ["RANK is '-1', which is not a whole number of at least 0"]),
     "a local rank too high": ({"LOCAL_RANK": "4"}, ["LOCAL_RANK is 4, which is not below 4"]),
-    "MASTER_PORT": ({"MASTER_PORT": "http"}, ["MASTER_PORT is 'http', which is not a whole number from 0 on"]),
+    "MASTER_PORT": ({"MASTER_PORT": "http"}, ["MASTER_PORT is 'http', which is not a whole number of at least 0"]),
     "a port too high": ({"MASTER_PORT": "65536"}, ["MASTER_PORT is 65536, which is not below 65536"]),
     "two": (
         {"RANK": "a", "TORCHELASTIC_RESTART_COUNT": ""},
         [
-            "RANK is 'a', which is not a whole number from 0 on",
-            "TORCHELASTIC_RESTART_COUNT is '', which is not a whole number from 0 on",
+            "RANK is 'a', which is not a whole number of at least 0",
+            "TORCHELASTIC_RESTART_COUNT is '', which is not a whole number of at least 0",
         ],
     ),
 }
 SLURM = {
-    "SLURM_PROCID": ({"SLURM_PROCID": ""}, ["SLURM_PROCID is '', which is not a whole number from 0 on"]),
+    "SLURM_PROCID": ({"SLURM_PROCID": ""}, ["SLURM_PROCID is '', which is not a whole number of at least 0"]),
     "SLURM_NODEID": ({"SLURM_NODEID": "2"}, ["SLURM_NODEID is 2, which is not below 2"]),
     "SLURM_LOCALID": ({"SLURM_LOCALID": "9"}, ["SLURM_LOCALID is 9, which is not below 3"]),
-    "SLURM_JOB_ID": ({"SLURM_JOB_ID": "j"}, ["SLURM_JOB_ID is 'j', which is not a whole number from 0 on"]),
+    "SLURM_JOB_ID": ({"SLURM_JOB_ID": "j"}, ["SLURM_JOB_ID is 'j', which is not a whole number of at least 0"]),
     "SLURM_RESTART_COUNT": (
         {"SLURM_RESTART_COUNT": "x"},
-        ["SLURM_RESTART_COUNT is 'x', which is not a whole number from 0 on"],
+        ["SLURM_RESTART_COUNT is 'x', which is not a whole number of at least 0"],
     ),
     "SLURM_STEP_NUM_TASKS": (
         {"SLURM_STEP_NUM_TASKS": "many"},
-        ["SLURM_STEP_NUM_TASKS is 'many', which is not a whole number from 0 on"],
+        ["SLURM_STEP_NUM_TASKS is 'many', which is not a whole number of at least 0"],
     ),
     "SLURM_STEP_TASKS_PER_NODE": (
         {"SLURM_STEP_TASKS_PER_NODE": "4(x"},
         ["SLURM_STEP_TASKS_PER_NODE is '4(x', which does not add up to the 7 tasks of SLURM_STEP_NUM_TASKS"],
     ),
     "SLURM_STEP_NODELIST": ({"SLURM_STEP_NODELIST": ""}, ["SLURM_STEP_NODELIST is '', which names no node"]),
-    "MASTER_PORT": ({"MASTER_PORT": "p"}, ["MASTER_PORT is 'p', which is not a whole number from 0 on"]),
+    "MASTER_PORT": ({"MASTER_PORT": "p"}, ["MASTER_PORT is 'p', which is not a whole number of at least 0"]),
 }
 
 

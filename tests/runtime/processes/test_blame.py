@@ -51,7 +51,7 @@ def faults(*errors: Exception) -> list[Fault]:
         (
             Asked(), (LATE, LATE, LATE, LATE),
             "rank 0 and the other ranks, on a and b, waited for each other for 15 s (launch.timeout_s): the cause is "
-            "the network between these nodes, which answers again now, or ranks that do not call the same collectives",
+            "the network between these nodes, which works again now, or ranks that do not call the same collectives",
         ),
     ],
     ids=["cut", "cut, and the other node cannot tell", "cut for a time"],
