@@ -35,12 +35,12 @@ def check_chat(settings: Chat) -> Iterator[Problem]:
 
 
 def learnt(settings: Chat) -> str:
-    """Describes what the model is trained on in the first row that can be tokenized; empty if none can."""
+    """Describes what the first row with assistant tokens trains the model on; empty if there is none."""
     try:
         by = chat_tokenizer(settings)
         for row in islice(read_rows(settings, settings.path), ROWS_CHECKED):
             try:
-                return f"{Path(row.place).name} trains {by.learnt(*by.labelled(conversation(row.data)))}"
+                return f"{Path(row.place).name} trains {by.learnt(*_labelled(by, row))}"
             except BadRow:
                 continue
     except (BadFile, ValueError, OSError):

@@ -56,6 +56,13 @@ def test_a_turn_that_ends_with_a_special_token_is_taken_and_told(template: str, 
     assert learnt(of) == "c.jsonl:1 trains 'one<|im_end|>' and 'two<|im_end|>'"
 
 
+def test_what_is_learnt_is_told_of_the_first_row_that_has_an_answer(tmp_path: Path) -> None:
+    of = settings(tmp_path, next(iter(ENDED.values())))
+    rows = Path(of.path).read_text()
+    Path(of.path).write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n" + rows)
+    assert learnt(of) == "c.jsonl:2 trains 'one<|im_end|>' and 'two<|im_end|>'"
+
+
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=[*ENDLESS])
 def test_turns_of_which_none_ends_with_a_special_token_are_refused(template: str, tmp_path: Path) -> None:
     (problem,) = check_chat(settings(tmp_path, template))
