@@ -183,6 +183,19 @@ class GainByCall(GainOfModule):
         return self.head(h)
 
 
+class _Called(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = super().__call__(x * 1.5)
+        return y + 1
+
+
+class OwnCall(Net):
+    """A module has a ``__call__`` of its own."""
+
+    def more(self) -> None:
+        self.b = _Called(6, 6)
+
+
 class Slopes(Net):
     """A module draws slopes, which torch saves for the backward before it draws them."""
 

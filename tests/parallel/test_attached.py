@@ -113,6 +113,12 @@ def test_a_mode_that_a_layer_enters_itself_is_exact(layout):
     assert_parity(job, parts=2 if layout == "cut" else 1)
 
 
+@pytest.mark.parametrize("recompute", [["a", "b"], ["b"]])
+def test_a_module_with_a_call_of_its_own_is_recomputed_on_stages(recompute):
+    parallel = {**CUT, "recompute": {"modules": recompute}}
+    assert_parity(own("attached_nets.OwnCall", [6], stages=1, parallel=parallel, train__batch_size=4), parts=2)
+
+
 @pytest.mark.parametrize("layout", ["one", "cut", "sharded"])
 def test_an_ensemble_over_a_base_on_meta_is_exact(layout):
     job = own("attached_nets.Ensemble", [6], stages=1, parallel=LAYOUTS[layout], train__batch_size=4)

@@ -138,7 +138,8 @@ class Tracer(Capture):
         raise self.refuse(f"{leaf} returns {difference} for other data; return a tensor of a fixed shape")
 
     def over(self) -> None:
-        """Check the side channels at the end of the forward."""
+        """Check what modules leave at the end of the forward, while their calls are still captured."""
+        self.watch.settle()  # a class whose own __call__ is captured has another function in its place
         if self.side_channels is not None:
             self._unchanged(*self.side_channels.over())
             place, leaf = self.side_channels.taken()

@@ -347,9 +347,8 @@ class ForwardObserver(TorchFunctionMode):
 
     def settle(self) -> None:
         """Note, at the end of the forward, modules that ran with state that has another value by now."""
-        for name in self._between_calls.ended():
-            if place := self._between_calls.set_since(name):
-                self.under.setdefault(name, f"another value of {place}")
+        for name, place in self._between_calls.settled().items():
+            self.under.setdefault(name, f"another value of {place}")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -65,9 +65,11 @@ class StateBetweenCalls:
             reading = self._history.read() if name in self._read_files else None
             self._at_end[name] = snapshot(self._modules[name]), reading
 
-    def ended(self) -> list[str]:
-        """Return the names of the modules that have run."""
-        return [*self._at_end]
+    def settled(self) -> dict[str, str]:
+        """Return the modules for which ``set_since`` names a place at the end of the forward; forget all."""
+        places = {name: self.set_since(name) for name in self._at_end}
+        self._at_end.clear()
+        return {name: place for name, place in places.items() if place}
 
     def set_since(self, name: str) -> str:
         """Return a place whose value differs from when the module ``name`` last ended; "" for none."""
