@@ -16,7 +16,7 @@ from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.stages import unsplit
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
-from launcher.parallel.trace.code_between_modules import Tracer, follow
+from launcher.parallel.trace.code_between_modules import RUNNING, Tracer, follow
 from launcher.parallel.trace.mixing_samples import numbers_if_too_large
 from launcher.parallel.trace.run_on_values import in_memory, stand_ins
 from launcher.parallel.trace.sample_values import trying
@@ -41,7 +41,7 @@ def differs(model: nn.Module, leaves: frozenset[str], inputs: Sequence[Tensor]) 
         for each in around:
             stack.enter_context(each)
         tracer = follow(model, leaves, some)
-        stack.enter_context(default_dtype(torch.float64))
+        stack.enter_context(default_dtype(RUNNING))  # as on ranks: draws depend on it
         xs = [x.double() if x.is_floating_point() else x for x in stand_ins(some, 0)]
         own, again, traced = (_results(model, xs, by) for by in (None, None, tracer))
         if _first_difference(own, again):
