@@ -162,7 +162,7 @@ def here() -> torch.device:
     return torch.device("meta")
 
 
-def copy_in_place_of(t: torch.Tensor) -> torch.Tensor:
+def clone_with_strides(t: torch.Tensor) -> torch.Tensor:
     """Return a copy of ``t`` with the same strides, for code that asks for them: ``clone`` closes gaps.
 
     The copy of an expanded tensor is contiguous, because several of its elements share one place.

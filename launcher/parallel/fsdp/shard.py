@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
-from launcher.parallel.dispatch.containers import copy_in_place_of
+from launcher.parallel.dispatch.containers import clone_with_strides
 from launcher.parallel.dispatch.modes import tree_map_only
 from launcher.parallel.lost_changes import LostChanges, Used, state_of
 from launcher.parallel.mesh import Meshes, local
@@ -73,7 +73,7 @@ def _no_views(module: nn.Module, args: Any, output: Any) -> Any:
     """Copy outputs that are views: FSDP2 hooks their backward, and ``+=`` would drop that hook unnoticed."""
 
     def copy(t: torch.Tensor) -> torch.Tensor:
-        return copy_in_place_of(t) if t.requires_grad and t._is_view() else t
+        return clone_with_strides(t) if t.requires_grad and t._is_view() else t
 
     return tree_map_only(torch.Tensor, copy, output)
 

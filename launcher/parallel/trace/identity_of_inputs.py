@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from launcher.parallel.dispatch.containers import copy_in_place_of, filled, mapped, tensors
+from launcher.parallel.dispatch.containers import clone_with_strides, filled, mapped, tensors
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import AroundSnapshot, contents_put_back, files_of, put_back
@@ -237,7 +237,7 @@ def _as_gathered(given: Call, leaves: bool) -> Call:
     flat, tree = pytree.tree_flatten(given)
     places = [n for n, t in enumerate(flat) if isinstance(t, Tensor) and t.requires_grad]
     if places:
-        passed = _Passed.apply(*(copy_in_place_of(flat[n]) for n in places))  # type: ignore[no-untyped-call]
+        passed = _Passed.apply(*(clone_with_strides(flat[n]) for n in places))  # type: ignore[no-untyped-call]
         for n, t in zip(places, passed, strict=True):
             flat[n] = t
     args, kwargs = pytree.tree_unflatten(flat, tree)
