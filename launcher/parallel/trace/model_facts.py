@@ -397,7 +397,7 @@ def _effects(watch: ForwardObserver, output: Any, meter: Meter) -> Effects:
         mixed=tuple(watch.effects.mixed),
         draws=tuple(watch.effects.draws),
         dropouts=tuple(n for n in watch.effects.draws if n in watch.effects.dropouts),
-        late=tuple(watch.effects.late),
+        saves_unfilled=tuple(watch.effects.saves_unfilled),
         world=tuple(watch.world),
         global_draws=watch.global_draws,
         beyond=tuple((name, rows, most) for name, (rows, most) in watch.values.beyond.items()),

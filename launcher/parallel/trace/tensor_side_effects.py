@@ -29,7 +29,7 @@ STATISTICS = frozenset({
     "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
 })  # fmt: skip
 """Operations that change running mean and variance, arguments 3 and 4; their schema does not say so."""
-LATE = frozenset({"rrelu_with_noise", "rrelu_with_noise_"})
+SAVE_UNFILLED = frozenset({"rrelu_with_noise", "rrelu_with_noise_"})
 """Operations that save a tensor for the backward before they fill it: torch's checkpoint stops in between."""
 FRESH = torch.ops.aten.lift_fresh.default
 """The operation on a new ``torch.tensor``; since torch 2.15 it is seen on meta tensors too."""
@@ -116,7 +116,7 @@ class StateEffects(Dispatch):
         self.mixed: dict[str, None] = {}
         self.draws: dict[str, None] = {}
         self.dropouts: set[str] = set()
-        self.late: dict[str, None] = {}
+        self.saves_unfilled: dict[str, None] = {}
 
         # tensors by id and storage: their names, whether the model made them, and what they depend on;
         # the address of a storage is not reused while a weak reference to it exists
@@ -204,8 +204,8 @@ class StateEffects(Dispatch):
         if draws(func, args, kwargs):
             labels |= {DATA}
             self.draws[self.running()] = None
-            if packet in LATE:
-                self.late[self.running()] = None
+            if packet in SAVE_UNFILLED:
+                self.saves_unfilled[self.running()] = None
         if labels:
             for t in _tensors((out,)):
                 self._add(t, labels)

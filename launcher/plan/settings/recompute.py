@@ -171,7 +171,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
     for name, what in graph.effects.under:
         if name == module:
             yield f"it is called under {what}, which is no longer active when it runs again"
-    if any(map(here, graph.effects.late)):
+    if any(map(here, graph.effects.saves_unfilled)):
         yield "it calls rrelu, and torch's checkpoint ends the second forward before it has drawn its slopes"
     for name in graph.effects.grads:
         if here(name):

@@ -248,8 +248,8 @@ class Effects:
     description of it. ``evaluated``: what a forward in evaluation mode changes. ``mixed``: modules that
     normalize over the samples of their batch in evaluation mode. ``draws``: modules that draw random numbers
     from a torch generator in training. ``dropouts``: modules among these that draw for dropout only, which
-    can be switched off. ``late``: modules with an operation that saves a tensor for the backward before it
-    fills it. ``hooks``: modules that register a hook that uses weights. ``world``: modules that
+    can be switched off. ``saves_unfilled``: modules with an operation that saves a tensor for the backward
+    before it fills it. ``hooks``: modules that register a hook that uses weights. ``world``: modules that
     query the distributed processes, each with the query. ``global_draws``: whether it draws from the global
     random stream of Python or numpy. ``kept``: attributes that carry Python state from one forward to the
     next. ``resets``: attributes that make a resumed model compute other results, "" for unknown ones.
@@ -282,7 +282,7 @@ class Effects:
     mixed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     dropouts: tuple[str, ...] = ()
-    late: tuple[str, ...] = ()
+    saves_unfilled: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
     world: tuple[tuple[str, str], ...] = ()
     global_draws: bool = False
