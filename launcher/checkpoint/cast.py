@@ -25,7 +25,7 @@ INTO = ("float32", "float64")
 
 
 def exact(src: str, dst: str) -> bool:
-    """Whether a cast from ``src`` to ``dst`` keeps every bit of precision."""
+    """Returns true if a cast from ``src`` to ``dst`` keeps every bit of precision."""
     return WIDTHS[src] <= WIDTHS[dst]
 
 
@@ -39,7 +39,7 @@ def differing(specs: Mapping[str, TensorSpec], target: Mapping[str, TensorSpec])
 
 
 def castable(src: str, dst: str) -> bool:
-    """Whether tensors of dtype ``src`` may be cast to ``dst`` when they are imported."""
+    """Returns true if tensors of dtype ``src`` may be cast to ``dst`` when they are imported."""
     return src in WIDTHS and dst in INTO
 
 

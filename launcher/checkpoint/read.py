@@ -151,7 +151,7 @@ def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
 
 
 def _belongs(name: str, of_a_rank: tuple[str, ...], world: int) -> bool:
-    """Whether a checkpoint of ``world`` ranks, each with the files ``of_a_rank``, may list ``name``."""
+    """Returns true if a checkpoint of ``world`` ranks, each with files ``of_a_rank``, may list ``name``."""
     if name == STATE or name.startswith("strategy/"):
         return True
     match = re.fullmatch(r"rank_(\d+)/(.*)", name)

@@ -418,7 +418,7 @@ def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, 
 
 
 def _same_training(folder: Path, state: Mapping[str, Any]) -> bool:
-    """Whether a complete checkpoint is of the same training as ``state``; false if it cannot be read."""
+    """Returns true if a complete checkpoint can be read and is of the same training as ``state``."""
     try:
         return bool(_read_state(folder).get(TRAINING) == state.get(TRAINING))
     except (ValueError, OSError):

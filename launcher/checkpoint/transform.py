@@ -113,7 +113,7 @@ def check_places(src: Path, dst: Path, overwrite: bool) -> None:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether the folder has a manifest. The checkpoint may still be damaged."""
+    """Returns true if the folder has a manifest. The checkpoint may still be damaged."""
     return (folder / MANIFEST).is_file()
 
 

@@ -123,7 +123,7 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
 
 
 def _shipped(data: Chat) -> bool:
-    """Whether the conversations that ship can replace those of ``data``."""
+    """Returns true if the conversations that ship can replace those of ``data``."""
     return data.seq_len >= ROOM and (data.vocab_size or 0) >= BYTES
 
 

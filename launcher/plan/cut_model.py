@@ -47,7 +47,7 @@ class CutModel:
 
     @property
     def loss_compiled(self) -> bool:
-        """Whether the loss is compiled, so that a few kernels read the logits in their own dtype."""
+        """True if the loss is compiled, so that a few kernels read the logits in their own dtype."""
         return self.compilation is not None and self.compilation.joins and self.compilation.loss
 
     @cached_property
@@ -62,12 +62,12 @@ class CutModel:
 
     @property
     def mixed(self) -> bool:
-        """Whether the model runs in half precision."""
+        """True if the model runs in half precision."""
         return self.dtypes.mixed
 
     @property
     def split(self) -> bool:
-        """Whether backwards are split in two: gradients of inputs, then gradients of weights."""
+        """True if backwards are split in two: gradients of inputs, then gradients of weights."""
         return len(self.stages) > 1 and RULES[self.scheduler].split
 
     @property

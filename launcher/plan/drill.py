@@ -69,7 +69,7 @@ def _of_node(settings: NodeFault, job: Job, sizes: Sizes) -> Sequence[int]:
 
 
 def restarts(job: Job) -> bool:
-    """Whether the ranks have to be started again after the fault."""
+    """Returns true if the ranks have to be started again after the fault."""
     faults = _set(job)
     if "disk_full" in faults:
         return job.checkpoint.on_error == "stop"

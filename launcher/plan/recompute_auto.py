@@ -60,7 +60,7 @@ MOST_CHOICES = 1000
 
 
 def countable(groups: Sequence[EqualBlocks]) -> bool:
-    """Whether there are at most ``MOST_CHOICES`` choices."""
+    """Returns true if there are at most ``MOST_CHOICES`` choices."""
     return prod(comb(len(g.names) + len(g.ways) - 1, len(g.names)) for g in groups) <= MOST_CHOICES
 
 
@@ -179,7 +179,7 @@ def _steps(groups: Sequence[EqualBlocks], leaner: Sequence[Sequence[BlockPolicy]
 
 
 def _stands(steps: Sequence[_Step], without: _Step) -> bool:
-    """Whether the steps are still consistent: no block takes a later step without the one in ``without``."""
+    """Returns true if no block takes a later step without the one in ``without``."""
     here, after = (
         sum(s.group == without.group and s.leaner == without.leaner + i for s in steps) for i in (0, 1)
     )
@@ -263,7 +263,7 @@ class Trials:
 
     @cached_property
     def exact(self) -> bool:
-        """Whether ``choice`` is the optimum on every rank, because all choices can be compared."""
+        """True if ``choice`` is the optimum on every rank, because all choices can be compared."""
         return all(countable(list(self._groups(pp))) for pp in range(len(self.states)))
 
     def choice(self) -> Choice | None:
@@ -277,7 +277,7 @@ class Trials:
         return out
 
     def fits(self, pp: int, choice: Choice) -> bool:
-        """Whether pipeline rank ``pp`` fits in memory with each block under its policy in ``choice``."""
+        """Returns true if pipeline rank ``pp`` fits in memory, each block under its policy in ``choice``."""
         load = self.mixed(pp, choice)
         room = self.room - self.margin - self.states[pp]
         return _least_peak(load) <= room and load.fullest.total <= room

@@ -44,7 +44,7 @@ def phases(steps: Mapping[str, Step]) -> tuple[Phase, ...]:
 
 
 def alone(steps: Mapping[str, Step]) -> bool:
-    """Whether every step works on files that the request names, so that no model is needed."""
+    """Returns true if every step works on files that the request names, so that no model is needed."""
     return all(where(s) == "files" and not starts(s) and not needs(s) for s in steps.values())
 
 
@@ -72,7 +72,7 @@ def _makers(thing: str) -> list[str]:
 
 
 def _made(thing: str, done: Collection[str]) -> bool:
-    """Whether the verbs in ``done`` have produced ``thing``.
+    """Returns true if the verbs in ``done`` have produced ``thing``.
 
     ``import`` makes a checkpoint as ``save`` does, but it does not contain what is trained after it.
     """
@@ -146,7 +146,7 @@ def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:
 
 
 def _has_weights(step: Step) -> bool:
-    """Whether the step gives the model weights that are worth saving."""
+    """Returns true if the step gives the model weights that are worth saving."""
     return verb(step).trains or (verb(step).brings and not needs(step))
 
 
@@ -162,6 +162,6 @@ def _may_be_next(step: Step, remaining: Collection[Step], done: set[str]) -> boo
 
 
 def comes_after(job: Job, key: str, name: str) -> bool:
-    """Whether the step ``name`` comes after the step that ``key`` names."""
+    """Returns true if the step ``name`` comes after the step that ``key`` names."""
     names = list(job.steps)
     return names.index(key.removeprefix("steps.")) < names.index(name)

@@ -114,7 +114,7 @@ def where(step: Step) -> Where:
 
 
 def of_best(step: Step) -> bool:
-    """Whether the step reads the best checkpoint of the run."""
+    """Returns true if the step reads the best checkpoint of the run."""
     row = verb(step)
     return row.best and getattr(step, row.source) == BEST
 
@@ -134,26 +134,26 @@ def output(step: Step) -> str | None:
 
 
 def writes(step: Step) -> bool:
-    """Whether the step writes files that a later step may read."""
+    """Returns true if the step writes files that a later step may read."""
     row = verb(step)
     return row.checkpoints or bool(row.output)
 
 
 def goes_on(step: Step) -> bool:
-    """Whether the step writes checkpoints from the ranks, which may have resumed from another checkpoint."""
+    """Returns true if the ranks write checkpoints in this step; they may have resumed from another one."""
     return verb(step).checkpoints and where(step) == "ranks"
 
 
 def evaluates(step: Step) -> bool:
-    """Whether the step runs the model in evaluation mode, on held-out or other samples."""
+    """Returns true if the step runs the model in evaluation mode, on held-out or other samples."""
     return isinstance(step, steps.Evaluate | steps.Predict) or (isinstance(step, steps.Export) and step.check)
 
 
 def starts(step: Step) -> bool:
-    """Whether the ranks start from the weights that the step brings; it runs before the ranks exist."""
+    """Returns true if the ranks start from weights of this step, which runs before the ranks exist."""
     return verb(step).brings and where(step) != "ranks"
 
 
 def loads(step: Step) -> bool:
-    """Whether the step loads weights into ranks that are running."""
+    """Returns true if the step loads weights into ranks that are running."""
     return verb(step).brings and where(step) == "ranks"

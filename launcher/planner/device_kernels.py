@@ -67,7 +67,7 @@ def kernels_of(kind: str, here: bool) -> SupportedKernels:
     key = "PrivateUse1" if outside else kind.upper()
 
     def one_of(names: Sequence[str]) -> bool:
-        """Whether torch has a kernel of this device for any of these operators; skips unknown operators."""
+        """Returns true if torch has a kernel of this device for any of these operators that it knows."""
         operators = (getattr(torch.ops.aten, name, None) for name in names)
         return any(op.default.has_kernel_for_dispatch_key(key) for op in operators if op is not None)
 

@@ -80,7 +80,7 @@ def _recomputed(recompute: Recompute | None) -> dict[str, Any]:
 
 
 def _alike(settings: dict[str, Any], layers: int) -> bool:
-    """Whether the settings of every layer have the same values."""
+    """Returns true if the settings of every layer have the same values."""
     each: list[list[tuple[str, Any]]] = [[] for _ in range(layers)]
     for name, value in settings.items():
         match = LAYER.search(name)

@@ -85,7 +85,7 @@ def _degrees(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> tup
 
 
 def _over_matrices(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> bool:
-    """Whether parameters have device matrices of their own, or layouts that fit no ``tp``."""
+    """Returns true if parameters have device matrices of their own, or layouts that fit no ``tp``."""
     if isinstance(stored, Strategy) and stored.matrices:
         return True
     tp, _ = _degrees(stored, sharded=sharded)

@@ -166,7 +166,7 @@ def breaks(
 
 
 def keeps_messages() -> bool:
-    """Whether torch keeps messages between stages until the step ends, as it did before 2.15."""
+    """Returns true if torch keeps messages between stages until the step ends, as it did before 2.15."""
     import torch
 
     return torch.__version__ < "2.15"  # torch compares versions here, not strings

@@ -19,7 +19,7 @@ UNENDING = 1 << 53
 
 
 def steps_are_open(job: Job) -> bool:
-    """Whether the number of steps has still to be computed."""
+    """Returns true if the number of steps has still to be computed."""
     return job.train.steps is None
 
 

@@ -253,7 +253,7 @@ def pieces(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, Box]:
 
 
 def split(model_type: object, specs: Mapping[str, TensorSpec]) -> dict[str, Pieces]:
-    """Returns, for a model of this type, the pieces of each tensor that a folder has in pieces."""
+    """Returns the pieces of each tensor that folders of this model type store in pieces."""
     form = FORMS.get(str(model_type))
     if form is None:
         return {}
@@ -296,7 +296,7 @@ def joined(source: FullTensors, model_type: object, ours: Mapping[str, TensorSpe
 
 
 def _fits(specs: Mapping[str, TensorSpec], parts: Pieces) -> bool:
-    """Whether every piece exists with the right shape, and all have one dtype."""
+    """Returns true if every piece exists with the right shape, and all have one dtype."""
     if any(piece not in specs for piece in parts):
         return False
     shapes = all(specs[piece].shape == box.shape[-2:] for piece, box in parts.items())

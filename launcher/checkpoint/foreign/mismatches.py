@@ -45,7 +45,7 @@ class _Attempt:
 
     @cached_property
     def are_ours(self) -> bool:
-        """Whether the source has the model's own names, so that the table is the mistake."""
+        """True if the source has the model's own names, so that the table is the mistake."""
         olds = {*self.new.names, *self.new.unmatched, *self.new.dropped}
         return bool(self.gaps) and all({n, *e.aliases} & olds for n, e in self.target.entries.items())
 

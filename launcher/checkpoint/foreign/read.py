@@ -91,7 +91,7 @@ def form_of(path: Path) -> ForeignForm:
 
 
 def is_foreign(path: Path, strategy: str | None) -> bool:
-    """Whether ``foreign`` can read ``path``; false for an unfinished checkpoint of ours."""
+    """Returns true if ``foreign`` can read ``path``; false for an unfinished checkpoint of ours."""
     if is_checkpoint(path) or not path.exists():
         return False
     if strategy is None and any(path.glob("rank_*/model.safetensors")):

@@ -27,7 +27,10 @@ def open_strategy(key: str, value: str | os.PathLike[str] | None) -> Strategy | 
 
 
 def is_ours(path: Path) -> bool:
-    """Whether ``path`` is a strategy file of launcher or a folder of them; MindSpore has no such folders."""
+    """Returns true if ``path`` is a strategy file of launcher, or a folder of them.
+
+    MindSpore has no such folders.
+    """
     if path.is_dir():
         return True
     try:

@@ -155,7 +155,7 @@ def _check_key(path: Path, head: bytes, key: bytes) -> None:
 
 
 def is_sealed(head: bytes) -> bool:
-    """Whether a file that starts with ``head`` is encrypted in this format."""
+    """Returns true if a file that starts with ``head`` is encrypted in this format."""
     return head.startswith(MAGIC)
 
 
@@ -200,7 +200,7 @@ FORMS = "env:NAME (an environment variable) or file:PATH"
 
 
 def is_place(text: str) -> bool:
-    """Whether ``text`` says where a key is: ``env:NAME`` or ``file:PATH``."""
+    """Returns true if ``text`` says where a key is: ``env:NAME`` or ``file:PATH``."""
     return PLACE.fullmatch(text) is not None
 
 

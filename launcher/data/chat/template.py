@@ -267,7 +267,7 @@ class ChatTokenizer:
         return ids, counted
 
     def ends_a_turn(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> bool:
-        """Whether a run of trained tokens ends with a special token. Always true for bytes."""
+        """Returns true if a run of trained tokens ends with a special token. Always true for bytes."""
         if self.tokenizer is None:
             return True
         special = {self.end, *self.tokenizer.get_added_tokens_decoder()}

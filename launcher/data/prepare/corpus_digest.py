@@ -52,7 +52,7 @@ class TextCorpus:
         return self.settings.on_bad == "skip"
 
     def is_in(self, manifest: dict[str, Any]) -> bool:
-        """Whether a folder with this ``manifest`` has the tokens of this corpus."""
+        """Returns true if a folder with this ``manifest`` has the tokens of this corpus."""
         return manifest.get("digest") == self.digest and (self.skips or not manifest.get("skipped"))
 
     def check_unchanged(self) -> None:

@@ -156,7 +156,7 @@ def _arrow_schema(file: CorpusFile) -> Any:
 
 
 def _has_index(file: CorpusFile) -> bool:
-    """Whether it is Arrow's file format. The stream format, which ``datasets`` writes, has no signature."""
+    """Returns true for Arrow's file format. The stream format (of ``datasets``) has no signature."""
     with opened(file.path) as stream:
         return stream.read(6) == b"ARROW1"
 

@@ -43,7 +43,7 @@ class TextTokens:
 
 
 def makes_tokens(data: object) -> TypeGuard[Text | Chat]:
-    """Whether the tokens of this data set are cached."""
+    """Returns true if the tokens of this data set are cached."""
     return isinstance(data, Chat) or (isinstance(data, Text) and data.tokenizer != "bytes")
 
 

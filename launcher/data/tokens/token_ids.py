@@ -23,7 +23,7 @@ from launcher.untrusted.files import opened
 
 KEY = "data.vocab_size"
 READ = 1 << 28
-"""The most bytes that are read of all files together. A slow disk takes about a second."""
+"""The maximum number of bytes to read from all files together. A slow disk reads them in about a second."""
 BLOCK = 1 << 20  # bytes read at once
 
 

@@ -58,7 +58,7 @@ class Balanced:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What all cuts of a pipeline have in common, because it does not depend on their costs."""
+    """The values that all cuts of a pipeline share, because they do not depend on costs."""
 
     order: TopologicalOrder
     ahead: tuple[int, ...]

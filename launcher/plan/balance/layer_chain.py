@@ -121,7 +121,7 @@ class LayerChain:
         return max(self.bytes_of(cut, rank) for rank in range(len(self.ranks)))
 
     def may_fit(self, room: int) -> bool:
-        """Whether a cut may fit: if this is false, none does.
+        """Returns true if a cut may fit: if this is false, none does.
 
         This is a lower bound: each part is placed on its cheapest rank, in any order, and the bytes of a rank
         are weighted. It is the dual of a linear program, so any weights are valid; these are one over the

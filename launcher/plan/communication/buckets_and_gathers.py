@@ -232,7 +232,7 @@ def _units(skeleton: ModelStructure, graph: Graph, limits: Limits) -> list[str]:
 
 
 def _alone(unit: str, names: list[str], scopes: Mapping[str, str | None], *, looks: bool) -> bool:
-    """Whether ``unit`` runs whenever one of its parameters, whose names are ``names``, is used.
+    """Returns true if ``unit`` runs whenever one of its parameters, whose names are ``names``, is used.
 
     A group contains all parameters of its module, so a single one that other code uses excludes all of them.
     A module that ``looks`` at tensor values may have used none of them in the trace, whose inputs are zeros.
@@ -263,7 +263,7 @@ def _fused(gathers: list[_Gather], chains: set[tuple[str, str]], limit: int) -> 
 
 
 def _feeds(before: _Gather, gather: _Gather, chains: set[tuple[str, str]]) -> bool:
-    """Whether ``gather`` uses the output of the one before it; the rest of a stage always counts as such."""
+    """Returns true if ``gather`` uses the output of the one before it, or is the rest of a stage."""
     return gather.modules == ("",) or (before.modules[-1], gather.modules[0]) in chains
 
 
@@ -313,7 +313,7 @@ def _learning(stage_params: Mapping[int, list[Placed]], stage: Stage, sizes: Siz
 
 
 def _full(bucket: Bucket, alone: Bucket, number: dict[str, int], limits: Limits) -> bool:
-    """Whether ``alone``, the bucket of the next parameter, must not join ``bucket``.
+    """Returns true if ``alone``, the bucket of the next parameter, must not join ``bucket``.
 
     ``number``: the number of each trainable parameter.
     """

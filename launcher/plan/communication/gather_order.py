@@ -75,7 +75,7 @@ def gatherings(
 
 
 def _fits(sizes: list[int], ahead: int) -> bool:
-    """Whether groups of these sizes may all be gathered ahead at the same time."""
+    """Returns true if groups of these sizes may all be gathered ahead at the same time."""
     return len(sizes) == 1 or sum(sizes) <= ahead
 
 

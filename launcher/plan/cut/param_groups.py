@@ -92,12 +92,12 @@ def _usual(optim: AdamW | SGD | Momentum | Lion | Adafactor | Muon, key: str, p:
 
 
 def orthogonal(optim: Muon, p: Placed) -> bool:
-    """Whether Muon updates ``p``: a matrix, but an embedding or the head only if a group says so."""
+    """Returns true if Muon updates ``p``: a matrix, but an embedding or the head only if a group says so."""
     return _orthogonal(optim, next(iter(_keys(optim, p)), ""), p)
 
 
 def _orthogonal(optim: Muon, key: str, p: Placed) -> bool:
-    """Whether Muon updates ``p`` in the group ``key``."""
+    """Returns true if Muon updates ``p`` in the group ``key``."""
     use = optim.groups[key].use if key else None
     return len(p.spec.shape) == 2 and (p.role not in APART if use is None else use == "muon")
 

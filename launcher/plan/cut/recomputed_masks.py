@@ -34,7 +34,7 @@ def masks(graph: Graph) -> frozenset[str]:
 
 
 def _exact(node: Node, changed: frozenset[int]) -> bool:
-    """Whether ``node`` is exact: it returns integers, in memory that nothing writes to."""
+    """Returns true if ``node`` is exact: it returns integers, in memory that nothing writes to."""
     integers = node.out is not None and all(
         not t.dtype.startswith(("float", "bfloat", "complex")) for t in node.out
     )

@@ -36,7 +36,7 @@ class Stage:
 
 
 def covers(module: str, name: str) -> bool:
-    """Whether ``name`` is ``module`` or lies below it; the root "" covers everything."""
+    """Returns true if ``name`` is ``module`` or lies below it; the root "" covers everything."""
     return not module or name == module or name.startswith(module + ".")
 
 

@@ -42,12 +42,12 @@ class Placed:
 
     @property
     def half(self) -> bool:
-        """Whether it is kept in half precision, as frozen parameters may be: they are never updated."""
+        """True if it is kept in half precision, as frozen parameters may be: they are never updated."""
         return not self.trainable and not self.buffer and self.spec.dtype in HALF
 
     @property
     def sharded(self) -> bool:
-        """Whether it is sharded over data-parallel ranks, and so gathered before use."""
+        """True if it is sharded over data-parallel ranks, and so gathered before use."""
         return "dp_shard" in self.layout.axes
 
     @cached_property
@@ -197,7 +197,7 @@ def _placed(
 
 
 def _shards(p: Param, sizes: Sizes, hsdp: Hsdp | None, split: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether FSDP2 shards ``p``.
+    """Returns true if FSDP2 shards ``p``.
 
     Tensors below the threshold, 0-d tensors, empty tensors and buffers are not sharded. With
     ``uneven: whole``, neither are tensors that do not divide evenly.

@@ -64,7 +64,7 @@ def room(job: Job) -> int | None:
 
 
 def accelerators(job: Job) -> bool:
-    """Whether the plan is for ranks on accelerators, wherever it is made."""
+    """Returns true if the plan is for ranks on accelerators, wherever it is made."""
     if job.launch.device == "auto":
         return job.cluster.links is not None and job.cluster.cores_per_node is None
     return job.launch.device != "cpu"

@@ -163,7 +163,7 @@ def _gather(model: CutModel, g: GatherGroup, segments: list[str]) -> Gather:
 
 
 def _meet(group: str, segment: str) -> bool:
-    """Whether one of the two modules runs inside the other."""
+    """Returns true if one of the two modules runs inside the other."""
     return covers(group, segment) or (bool(segment) and covers(segment, group))
 
 

@@ -284,7 +284,7 @@ def id_problems(job: Job, graph: Graph) -> Iterator[Problem]:
 
 
 def _mixes(graph: Graph) -> bool:
-    """Whether samples of a batch depend on one another.
+    """Returns true if samples of a batch depend on one another.
 
     A model that remembers batches does not count: what it changes is checked instead.
     """

@@ -41,7 +41,7 @@ def problems(job: Job, traits: OptimizerTraits | None, model: CutModel, graph: G
 
 
 def keeps(job: Job) -> bool:
-    """Whether the request saves the optimizer's state or resumes from it."""
+    """Returns true if the request saves the optimizer's state or resumes from it."""
     kinds = {step.kind for step in job.steps.values()}
     resumes = job.checkpoint.resume not in ("auto", "never")
     return bool(kinds & {"save", "load", "broadcast"}) or job.checkpoint.every is not None or resumes
@@ -89,7 +89,7 @@ def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterat
 
 
 def _exact(traits: OptimizerTraits, p: Placed) -> bool:
-    """Whether pieces of ``p`` get the same update as the full tensor."""
+    """Returns true if pieces of ``p`` get the same update as the full tensor."""
     return traits.rows if not any(p.layout.split[1:]) else traits.elements
 
 
@@ -127,7 +127,7 @@ def _empty(traits: OptimizerTraits, trained: Sequence[Placed], sizes: Sizes) -> 
 
 
 def _empty_somewhere(p: Placed, sizes: Sizes) -> bool:
-    """Whether the piece of ``p`` on some rank has no elements."""
+    """Returns true if the piece of ``p`` on some rank has no elements."""
     boxes = (p.layout.box(rank) for rank in range(sizes.grid.size))
     return any(box is not None and box.empty for box in boxes)
 

@@ -118,7 +118,7 @@ def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Communic
 
 
 def _fitted(fusion: CommFusion, fused: Communication) -> bool:
-    """Whether ``auto`` decides the size of any collective of this plan."""
+    """Returns true if ``auto`` decides the size of any collective of this plan."""
     both = size(fusion.reducescatter) if fused.limits.scatter is None else None
     gathers = size(fusion.allgather) is None and both is None
     reduces = fusion.allreduce is None or fusion.allreduce.mode == "auto"

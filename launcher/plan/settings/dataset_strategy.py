@@ -106,7 +106,7 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
 
 
 def formed(strategy: Slices | dict[str, Any]) -> bool:
-    """Whether ``strategy`` has one non-empty list per tensor, or is a layout with one list per tensor."""
+    """Returns true if ``strategy`` has one non-empty list per tensor, or is a layout with one list each."""
     if isinstance(strategy, tuple):
         return bool(strategy) and all(strategy)
     tensors = strategy.get("in")

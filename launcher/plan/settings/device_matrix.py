@@ -72,14 +72,14 @@ def _why_matrices(job: Job) -> str:
 
 
 def _other_dims(strategy: Any) -> bool:
-    """Whether a dataset strategy cuts other dims than the samples, or names axes."""
+    """Returns true if a dataset strategy cuts other dims than the samples, or names axes."""
     if isinstance(strategy, str):
         return False
     return isinstance(strategy, Mapping) or any(n > 1 for dims in strategy for n in dims[1:])
 
 
 def _other_batches(job: Job, written: Iterable[strategy_reader.WrittenStrategy], tp: int) -> bool:
-    """Whether an operator cuts samples into a number of slices other than 1, dp, tp and dp times tp."""
+    """Returns true if an operator cuts samples into a number of slices not among 1, dp, tp and dp * tp."""
     if job.launch.nproc is None:
         return False
     dp = job.launch.nproc * job.launch.nnodes // (job.parallel.pipeline.stages * tp)

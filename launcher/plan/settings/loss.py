@@ -30,7 +30,7 @@ class Objective:
 
     @property
     def classes(self) -> bool:
-        """Whether targets are class numbers."""
+        """True if targets are class numbers."""
         return self.loss == "cross_entropy"
 
 

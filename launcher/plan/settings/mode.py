@@ -12,7 +12,7 @@ MODE_KEY = "parallel.mode"
 
 
 def searches(job: Job) -> bool:
-    """Whether a search finds the strategies of operators that have none."""
+    """Returns true if a search finds the strategies of operators that have none."""
     return job.parallel.mode != "semi_auto"
 
 

@@ -17,7 +17,7 @@ AT_USE = "each group of weights is gathered once a step, before its first use"
 
 
 def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
-    """Whether the reduction of gradients overlaps with the backward."""
+    """Returns true if the reduction of gradients overlaps with the backward."""
     if sizes.replicas == 1:
         return "satisfied", "one data-parallel rank: no gradient is sent"
 
@@ -47,7 +47,7 @@ def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
 
 
 def gathering(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
-    """Whether the gathering of weights overlaps with computation."""
+    """Returns true if the gathering of weights overlaps with computation."""
     if sizes.grid["dp_shard"] == 1 or (fused is not None and not fused.groups):
         return "satisfied", "no weight is sharded: nothing is gathered"
     assert job.parallel.hsdp is not None
@@ -64,7 +64,7 @@ def gathering(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
 
 
 def _ones(sizes: Sizes, together: Iterable[GatherGroup | Bucket]) -> bool:
-    """Whether each rank has at most one of ``together``."""
+    """Returns true if each rank has at most one of ``together``."""
     return all(n == 1 for n in Counter(sizes.places[t.stage] for t in together).values())
 
 
@@ -75,7 +75,7 @@ def _beside(job: Job, text: str) -> Outcome:
 
 
 def matmul(sizes: Sizes, fused: Communication | None, ops: Collection[str]) -> Outcome:
-    """Whether collectives ``ops`` send input gradients while weight gradients are computed."""
+    """Returns true if collectives ``ops`` send input gradients while weight gradients are computed."""
     if sizes.grid["tp"] == 1:
         return "satisfied", "no operator is cut over tp, so this plan has no such collective"
     if fused is None:

@@ -120,7 +120,7 @@ def candidates(job: Job, sizes: Sizes) -> tuple[str, ...]:
 
 
 def _suits(job: Job, sizes: Sizes, scheduler: str, rule: Rule) -> bool:
-    """Whether this scheduler can run ``job`` with its stages, micro batches and sequence chunks."""
+    """Returns true if this scheduler can run ``job`` with its stages, micro batches and sequence chunks."""
     pipe = job.parallel.pipeline.model_copy(update={"scheduler": scheduler})
     candidate = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pipeline": pipe})})
     if rule.v and sizes.chunks != 2:
@@ -156,7 +156,7 @@ class ScheduleChoice:
 
     @property
     def late(self) -> bool:
-        """Whether weight gradients are computed after the backward that sends the input gradients on."""
+        """True if weight gradients are computed after the backward that sends the input gradients on."""
         return any(a.kind == "W" for row in self.schedule for a in row)
 
 

@@ -162,17 +162,17 @@ def broadcast_level(job: Job) -> int:
 
 
 def swaps_bias(job: Job) -> bool:
-    """Whether a bias is added before an all-reduce."""
+    """Returns true if a bias is added before an all-reduce."""
     return asked_for(job).get(BIAS) is True
 
 
 def gathers_ahead(job: Job) -> bool:
-    """Whether weights are gathered ahead of their use; the default is yes."""
+    """Returns true if weights are gathered ahead of their use; the default is yes."""
     return asked_for(job).get(GATHERING, True) is True
 
 
 def reduces_early(job: Job) -> bool:
-    """Whether gradients are reduced during the backward; the default is yes."""
+    """Returns true if gradients are reduced during the backward; the default is yes."""
     return asked_for(job).get(REDUCING, True) is True
 
 

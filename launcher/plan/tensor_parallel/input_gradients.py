@@ -48,7 +48,7 @@ def named(value: bool | str) -> frozenset[str]:
 
 
 def known(value: str) -> bool:
-    """Whether ``value`` names at least one collective and nothing else."""
+    """Returns true if ``value`` names at least one collective and nothing else."""
     names = [name.strip() for name in value.split(",") if name.strip()]
     return bool(names) and all(name in COLLECTIVES for name in names)
 
@@ -99,7 +99,7 @@ def sends(s: ShardedOperator) -> str | None:
 
 
 def _learns(s: ShardedOperator, learn: Collection[str]) -> bool:
-    """Whether the layer has a weight gradient to compute meanwhile.
+    """Returns true if the layer has a weight gradient to compute meanwhile.
 
     The bias of a row-parallel layer does not count, because it is added after the sum.
     """

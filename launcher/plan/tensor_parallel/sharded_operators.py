@@ -39,7 +39,7 @@ class ShardedOperator:
 
 
 def all_reduced(spread: ShardedOperator) -> bool:
-    """Whether the output is summed over ``tp`` and each rank then has the full tensor."""
+    """Returns true if the output is summed over ``tp`` and each rank then has the full tensor."""
     return spread.sums and spread.gives is None
 
 

@@ -156,7 +156,7 @@ def degree(layouts: Iterable[Layout], *, sharded: bool) -> int:
 
 
 def fits_axes(layouts: Iterable[Layout], tp: int) -> bool:
-    """Whether ``tp`` consecutive ranks cut at most one dim of each layout, data-parallel ranks only dim 0.
+    """Returns true if ``tp`` consecutive ranks cut at most one dim of each layout, others only dim 0.
 
     >>> grid = Grid.of(x=2, y=4)
     >>> fits_axes([Layout(grid, (8, 8), (("x",), ("y",)))], tp=4)

@@ -207,7 +207,7 @@ def _ways(where: str, tensor: Any, axis_names: _AxisNames, wrong: list[str], *, 
 
 
 def _once(axes: Axes) -> bool:
-    """Whether no axis cuts two dims."""
+    """Returns true if no axis cuts two dims."""
     flat = [a for dim in axes for a in dim]
     return len(flat) == len(set(flat))
 

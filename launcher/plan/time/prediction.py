@@ -173,7 +173,7 @@ def transfers(work: StepWork, speeds: Speeds) -> tuple[float, ...]:
 
 
 def crosses_nodes(grid: Grid, speeds: Speeds) -> bool:
-    """Whether the stages of a pipeline are on several nodes."""
+    """Returns true if the stages of a pipeline are on several nodes."""
     return grid["pp"] > 1 and grid.size > speeds.per_node
 
 

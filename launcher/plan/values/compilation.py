@@ -30,5 +30,5 @@ class Compilation:
 
     @property
     def joins(self) -> bool:
-        """Whether the backend fuses kernels: inductor does; others may run each operation by itself."""
+        """True if the backend fuses kernels: inductor does; others may run each operation by itself."""
         return self.backend == INDUCTOR

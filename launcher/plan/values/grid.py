@@ -25,7 +25,7 @@ class RankSpan(NamedTuple):
         return self.stride * self.size
 
     def includes(self, other: RankSpan) -> bool:
-        """Whether ``other``, of the same chain of strides, is a part of this axis."""
+        """Returns true if ``other``, of the same chain of strides, is a part of this axis."""
         return self.stride <= other.stride and other.end <= self.end
 
 

@@ -66,7 +66,7 @@ class Layout:
     at: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def holds(self, rank: int) -> bool:
-        """Whether ``rank`` has this tensor at all (its piece may still be empty)."""
+        """Returns true if ``rank`` has this tensor at all (its piece may still be empty)."""
         where = self.grid.coords(rank)
         return all(where[axis] in places for axis, places in self.at)
 
@@ -110,7 +110,7 @@ class Layout:
 
     @property
     def even(self) -> bool:
-        """Whether all pieces have the same size.
+        """True if all pieces have the same size.
 
         >>> grid = Grid.of(dp_shard=2, tp=2)
         >>> [Layout(grid, (n,), (("tp", "dp_shard"),)).even for n in (8, 6)]

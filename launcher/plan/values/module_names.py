@@ -16,7 +16,7 @@ StageNames = str | Sequence[str] | Mapping[str, str]
 
 
 def is_glob(key: str) -> bool:
-    """Whether ``key`` contains a wildcard."""
+    """Returns true if ``key`` contains a wildcard."""
     return any(c in key for c in "*?[")
 
 
@@ -31,7 +31,7 @@ def prefixes(name: str) -> list[str]:
 
 
 def matches(key: str, name: str) -> bool:
-    """Whether ``key`` matches ``name`` or a module around it."""
+    """Returns true if ``key`` matches ``name`` or a module around it."""
     return any(fnmatchcase(p, key) for p in prefixes(name)) if is_glob(key) else key in prefixes(name)
 
 
@@ -142,7 +142,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _follows(name: str, other: str) -> bool:
-    """Whether ``other`` is ``name`` with the next number at its end.
+    """Returns true if ``other`` is ``name`` with the next number at its end.
 
     >>> _follows("layers.9", "layers.10"), _follows("layer9", "layer10"), _follows("a.1", "b.2")
     (True, False, False)

@@ -17,7 +17,7 @@ class Note:
 
     @property
     def default(self) -> bool:
-        """Whether the note says how the plan resolved a default.
+        """True if the note says how the plan resolved a default.
 
         >>> Note("parallel.hsdp.shard_size", "-1 -> 4: the data-parallel group").default
         True
