@@ -19,6 +19,6 @@ def check(step: Prepare, at: FileChecks) -> list[Problem]:
 
 def run_on_files(step: Prepare, run: RunFiles) -> dict[str, float]:
     with ProgressReporter(run.job.logger.progress, run.say) as speed:
-        done = prepare(step, run.say, speed)
+        done = prepare(step, f"steps.{run.name}", run.say, speed)
     run.say(f"prepare: {done.text(step.dst)}")
     return {"prepared_tokens": done.tokens, "prepared_documents": done.documents, "left_out": done.skipped}

@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
     try:
         settings = _settings(words)
         with ProgressReporter("auto", say) as speed:
-            say(prepare(settings, say, speed).text(settings.dst))
+            say(prepare(settings, KEY, say, speed).text(settings.dst))
     except RequestError as error:
         tell(render(error.problems, getattr(error, "origins", Origins()), typed(words)))
         return REFUSED

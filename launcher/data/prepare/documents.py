@@ -157,10 +157,10 @@ def _skip(stream: BinaryIO, offset: int) -> None:
 
 
 def _of_table(file: CorpusFile, start: Position, field: str) -> Iterator[TextBlock]:
-    """Yields the blocks of a table. ``offset`` counts the characters of the texts before a block."""
+    """Yields the blocks of a table. ``offset`` counts the bytes of the texts before a block, in UTF-8."""
     waiting: TextBlock | None = None
     for values in column_values(file, field, start.row):
-        nbytes = sum(len(v) for v in values if isinstance(v, str))
+        nbytes = sum(_utf8_size(v) for v in values if isinstance(v, str))
         after = replace(start, offset=start.offset + nbytes, row=start.row + len(values))
         if waiting is not None:
             yield waiting
@@ -168,6 +168,10 @@ def _of_table(file: CorpusFile, start: Position, field: str) -> Iterator[TextBlo
         start = after
     if waiting is not None:
         yield replace(waiting, ends=True)
+
+
+def _utf8_size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 Kind = Literal["jsonl", "lines", "text", "values"]

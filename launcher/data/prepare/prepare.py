@@ -66,37 +66,53 @@ class PreparedTokens:
         return f"{dst}: {summary}{skipped}; {rate}"
 
 
-def prepare(settings: Prepare, say: Say, speed: ProgressReporter) -> PreparedTokens:
+def prepare(settings: Prepare, key: str, say: Say, speed: ProgressReporter) -> PreparedTokens:
     """Prepares the corpus, unless ``dst`` already has its tokens. The next start keeps complete files.
 
-    Raises ``BadFile`` for a corpus that cannot be read, and ``RunError`` for all other errors.
+    ``key`` is the key of ``settings``. Raises ``BadFile`` for a corpus that cannot be read, and ``RunError``
+    for all other errors.
     """
     files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
     corpus = TextCorpus.from_files(settings, files)
     dst, folder = Path(settings.dst), shards.working_folder(Path(settings.dst))
     with writing(folder), lock.locked(folder, say):
-        said_so = shards.published(dst)
-        if said_so is not None and corpus.is_in(said_so):
+        manifest = _manifest(dst)
+        if manifest is not None and corpus.is_in(manifest):
             shards.remove_unused(folder)
-            return _from_manifest(said_so)
-        if reason := occupied(dst, settings.overwrite):
+            return _from_manifest(manifest)
+        reason = occupied(dst)
+        if manifest is not None and not settings.overwrite:
+            reason = f"{dst}: {OTHER_CORPUS}; {_replaces(key)}"
+        if reason:
             shards.remove_unused(folder)
             raise RunError(reason)
-        return _make(corpus, folder, say, speed)
+        return _make(corpus, key, folder, say, speed)
 
 
-def occupied(dst: Path, overwrite: bool) -> str | None:
-    """Returns why ``dst`` must not be replaced; ``None`` if it may be."""
+def occupied(dst: Path) -> str | None:
+    """Returns why ``dst`` must not be replaced; ``None`` if ``prepare`` made it, or it is empty."""
     if dst.exists() and not dst.is_dir():
         return f"{dst}: it is a file, not a folder"
     if not dst.is_dir() or not any(dst.iterdir()):
         return None
-    if shards.published(dst) is None:
+    if _manifest(dst) is None:
         return f"{dst}: it is not empty, but prepare did not make it"
-    return None if overwrite else f"{dst}: {OTHER_CORPUS}; overwrite=true replaces it"
+    return None
 
 
-def _make(corpus: TextCorpus, folder: Path, say: Say, speed: ProgressReporter) -> PreparedTokens:
+def _manifest(dst: Path) -> dict[str, Any] | None:
+    """Returns the manifest that ``prepare`` left in ``dst``; ``None`` if it is missing or incomplete."""
+    manifest = shards.published(dst)
+    if manifest is None or "end_of_document" not in manifest:
+        return None
+    return manifest if all(type(manifest.get(count)) is int for count in COUNTS) else None
+
+
+def _replaces(key: str) -> str:
+    return f"name another folder, or set {key}.overwrite=true to replace it"
+
+
+def _make(corpus: TextCorpus, key: str, folder: Path, say: Say, speed: ProgressReporter) -> PreparedTokens:
     settings = corpus.settings
     start = time.monotonic()
     begun = done = shards.kept(folder, corpus.digest, corpus.skips)
@@ -108,27 +124,27 @@ def _make(corpus: TextCorpus, folder: Path, say: Say, speed: ProgressReporter) -
         speed.begin(corpus.files, done)
         tasks = ((block, corpus.task(block)) for block in corpus.blocks(done.position))
         encoded = encode(crew, Recipe(made.tokenizer, made.end), tasks)
-        while (more := _shard(corpus, folder, made, encoded, done, speed)) is not None:
+        while (more := _shard(corpus, key, folder, made, encoded, done, speed)) is not None:
             done = more
 
     # the corpus is complete
     corpus.check_unchanged()
     if not done.tokens:
         raise RunError(f"{_listed(corpus)}: no document has any text ({done.skipped} left out)")
-    said_so = {
+    manifest = {
         "version": VERSION, "digest": corpus.digest, "tokens": done.tokens, "documents": done.documents,
         "skipped": done.skipped, "vocab_size": made.size, "end_of_document": made.end_text,
         "shards": done.shards, "files": [str(file.path) for file in corpus.files],
         "settings": corpus.settings_digest, "sizes": [file.size for file in corpus.files],
     }  # fmt: skip
-    shards.publish(folder, Path(settings.dst), said_so)
+    shards.publish(folder, Path(settings.dst), manifest)
     seconds = time.monotonic() - start
-    return replace(_from_manifest(said_so), anew=True, nbytes=done.nbytes - begun.nbytes, seconds=seconds)
+    return replace(_from_manifest(manifest), anew=True, nbytes=done.nbytes - begun.nbytes, seconds=seconds)
 
 
 def _shard(
-    corpus: TextCorpus, folder: Path, made: Vocabulary, encoded: Iterator[tuple[TextBlock, Encoded]],
-    done: Progress, speed: ProgressReporter,
+    corpus: TextCorpus, key: str, folder: Path, made: Vocabulary,
+    encoded: Iterator[tuple[TextBlock, Encoded]], done: Progress, speed: ProgressReporter,
 ) -> Progress | None:  # fmt: skip
     """Writes one more file of tokens; returns ``None`` if no block is left."""
     first = next(encoded, None)
@@ -139,7 +155,9 @@ def _shard(
             bad = [*([Bad(0, block.bad)] if block.bad else []), *got.bad]
             if bad and not corpus.skips:
                 where = corpus.place(block, bad[0].row)
-                raise RunError(f"{where}: {bad[0].why}; on_bad=skip leaves out bad rows and counts them")
+                raise RunError(
+                    f"{where}: {bad[0].why}; {key}.on_bad=skip leaves out bad rows and counts them"
+                )
             file.append(got.tokens)
             done = replace(
                 done,
@@ -159,7 +177,7 @@ def _shard(
 
 def _from_manifest(manifest: dict[str, Any]) -> PreparedTokens:
     """Returns the summary that a folder's manifest contains."""
-    counts = {key: int(manifest[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
+    counts = {key: manifest[key] for key in COUNTS}
     return PreparedTokens(**counts, end=str(manifest["end_of_document"]), anew=False)
 
 
@@ -179,6 +197,10 @@ def writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         text = f"{error.filename or folder}: cannot be written: {error.strerror or error}"
         raise RunError(f"{text}; the same command continues after the complete files") from error
+
+
+COUNTS = ("tokens", "documents", "skipped", "vocab_size")
+"""The numbers that a manifest contains."""
 
 
 HEAD = 64 << 10  # bytes of a JSON lines file that a plan checks for bad lines
@@ -284,7 +306,7 @@ def _of_tokenizer(settings: Prepare, key: str) -> Iterator[Problem]:
 def _of_place(settings: Prepare, key: str) -> Iterator[Problem]:
     """Yields a problem if ``prepare`` did not make ``dst``, so that it must not be replaced."""
     dst = Path(settings.dst)
-    if reason := occupied(dst, overwrite=True):
+    if reason := occupied(dst):
         yield Problem(f"{key}.dst", f"{reason}; give another folder")
 
 
@@ -295,7 +317,7 @@ def _of_other_tokens(settings: Prepare, key: str) -> Iterator[Problem]:
     step itself compares its content.
     """
     dst = Path(settings.dst)
-    manifest = shards.published(dst)
+    manifest = _manifest(dst)
     if manifest is None or settings.overwrite:
         return
     files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
@@ -310,8 +332,7 @@ def _of_other_tokens(settings: Prepare, key: str) -> Iterator[Problem]:
         yield Problem(f"{key}.src", error_text(error))
         return
     if not same:
-        way = f"name another folder, or set {key}.overwrite=true to replace it"
-        yield Problem(f"{key}.dst", f"{dst}: {OTHER_CORPUS}; {way}")
+        yield Problem(f"{key}.dst", f"{dst}: {OTHER_CORPUS}; {_replaces(key)}")
 
 
 def _named_files(files: Sequence[CorpusFile]) -> str:

@@ -65,7 +65,7 @@ def prepared(**settings) -> PreparedTokens:
 
 
 def quiet(settings: Prepare, lines: list[str]) -> PreparedTokens:
-    return prepare(settings, lines.append, ProgressReporter("off", lines.append))
+    return prepare(settings, "steps.prepare", lines.append, ProgressReporter("off", lines.append))
 
 
 def tokens(folder: Path) -> list[int]:

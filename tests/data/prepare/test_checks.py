@@ -145,6 +145,16 @@ def test_what_is_there_is_not_replaced(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("manifest", ["{}", '{"tokens": "6"}', "[]", "{"])
+def test_a_folder_whose_manifest_somebody_edited_is_not_replaced(tmp_path, manifest):
+    words = [f"src={jsonl(tmp_path / 'a.jsonl', ['one'])}", f"dst={tmp_path}/out", "tokenizer=bytes", "workers=1"]
+    assert main(words) == 0
+    (tmp_path / "out/prepared.json").write_text(manifest)
+    why = "it is not empty, but prepare did not make it; give another folder"
+    assert found(tmp_path, overwrite=True) == [f"steps.prepare.dst: out: {why}"]
+    assert main(words) == 2
+
+
 def test_tokens_of_another_corpus_or_of_other_settings_are_refused_before_anything_starts(tmp_path, monkeypatch):
     src = jsonl(tmp_path / "a.jsonl", ["one", "two"])
     words = [f"src={src}", f"dst={tmp_path}/out", "tokenizer=bytes", "workers=1"]

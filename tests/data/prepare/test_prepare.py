@@ -15,6 +15,9 @@ import pytest
 
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.corpus_formats import corpus_file, unpacked
+from launcher.data.prepare.documents import Position
+from launcher.data.prepare.documents import blocks as blocks_of
+from launcher.data.prepare.prepare import OTHER_CORPUS
 from launcher.data.prepare.shards import published, working_folder
 from launcher.data.tokens.corpus import corpus
 from launcher.errors import RunError
@@ -33,6 +36,7 @@ from tests.data.prepare.corpora import (
     tokens,
 )
 
+REPLACES = "name another folder, or set steps.prepare.overwrite=true to replace it"
 HAS_ARROW = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
 HAS_ZSTD = pytest.mark.skipif(find_spec("zstandard") is None, reason="zstandard is not installed")
 
@@ -135,7 +139,7 @@ def test_what_is_bad_is_named_with_its_line_or_left_out_and_counted(tmp_path):
     for why in whys:
         with pytest.raises(RunError) as error:
             prepared(**common)
-        cure = "on_bad=skip leaves out bad rows and counts them"
+        cure = "steps.prepare.on_bad=skip leaves out bad rows and counts them"
         assert str(error.value) == f"{src}:{why}; {cure}"
         row = int(why.partition(":")[0]) - 1
         src.write_bytes(b"\n".join([b"" if i <= row and i else line for i, line in enumerate(lines)]))
@@ -144,10 +148,7 @@ def test_what_is_bad_is_named_with_its_line_or_left_out_and_counted(tmp_path):
     done = prepared(on_bad="skip", **common)
     assert (done.documents, done.skipped) == (2, 7)
     assert tokens(tmp_path / "out") == expected(file, ["one", "two"])
-    with pytest.raises(
-        RunError,
-        match=f"^{tmp_path}/out: it was made from another corpus, or with other settings; overwrite=true replaces it$",
-    ):
+    with pytest.raises(RunError, match=f"^{tmp_path}/out: {OTHER_CORPUS}; {REPLACES}$"):
         prepared(**common)  # which does not leave out anything
 
 
@@ -183,10 +184,7 @@ def test_the_same_corpus_is_prepared_once_and_another_is_not_put_over_it(tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
     jsonl(src, ["one", "six"])
-    with pytest.raises(
-        RunError,
-        match=f"^{tmp_path}/out: it was made from another corpus, or with other settings; overwrite=true replaces it$",
-    ):
+    with pytest.raises(RunError, match=f"^{tmp_path}/out: {OTHER_CORPUS}; {REPLACES}$"):
         prepared(workers=1, **common)
     prepared(workers=1, overwrite=True, **common)
     assert tokens(tmp_path / "out") == expected(file, ["one", "six"])
@@ -266,6 +264,17 @@ def test_zstandard_is_unpacked_in_bounded_memory(tmp_path):
     with unpacked(corpus_file(src, "auto")) as stream:
         assert sum(len(block) for block in iter(lambda: stream.read(1 << 20), b"")) == 1 << 29
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+@HAS_ARROW
+def test_the_size_of_a_table_is_that_of_its_texts_in_utf8(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    texts = ["one", "grüße", "日本語", None]
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    blocks = list(blocks_of([corpus_file(tmp_path / "a.parquet", "auto")], Position(), field="text", documents="file"))
+    assert sum(block.nbytes for block in blocks) == sum(len((text or "").encode()) for text in texts)
 
 
 @HAS_ARROW
