@@ -26,10 +26,10 @@ CLOSE = 1e-9
 
 
 def differs(model: nn.Module, leaves: frozenset[str], inputs: Sequence[Tensor]) -> str:
-    """Return a result of the traced forward that differs from the model's own; "" for none.
+    """Return how the traced forward differs from the model's own: a result or an error; "" for no difference.
 
     ``inputs`` are on meta; their number of samples does not matter. Nothing is compared for a model that is
-    too large to try, whose equal forwards differ, or that fails for the values tried.
+    too large to try, whose equal forwards differ, or that itself fails for the values tried.
     """
     if not trying() or numbers_if_too_large(model) or any(not x.dim() for x in inputs):
         return ""
@@ -43,10 +43,15 @@ def differs(model: nn.Module, leaves: frozenset[str], inputs: Sequence[Tensor]) 
         tracer = follow(model, leaves, some)
         stack.enter_context(default_dtype(RUNNING))  # as on ranks: draws depend on it
         xs = [x.double() if x.is_floating_point() else x for x in stand_ins(some, 0)]
-        own, again, traced = (_results(model, xs, by) for by in (None, None, tracer))
+        own, again = (_results(model, xs, None) for _ in range(2))
         if _first_difference(own, again):
             return ""
-        return _first_difference(own, traced)
+        try:
+            traced = _results(model, xs, tracer)
+        except Exception as error:
+            return f"it raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        name = _first_difference(own, traced)
+        return f"{name} differs" if name else ""
     return ""
 
 
