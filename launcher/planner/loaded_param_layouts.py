@@ -86,7 +86,7 @@ def _degrees(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> tup
 
 def _over_matrices(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> bool:
     """Returns true if parameters have device matrices of their own, or layouts that fit no ``tp``."""
-    if isinstance(stored, Strategy) and stored.matrices:
+    if isinstance(stored, Strategy) and stored.other_grids:
         return True
     tp, _ = _degrees(stored, sharded=sharded)
     layouts = [entry.layout for entry in _entries(stored).entries.values() if entry.kind == "param"]
