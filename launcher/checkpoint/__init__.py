@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from launcher.checkpoint.export import export, read_full
+from launcher.checkpoint.export_one_file import export, read_full
 from launcher.checkpoint.foreign.hugging_face import HfFolder, read_hf, write_hf
 from launcher.checkpoint.foreign.names import Renamed, Table, renamed
 from launcher.checkpoint.foreign.read import import_full

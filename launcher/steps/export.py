@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.cast import WIDTHS
-from launcher.checkpoint.export import check_file, export
+from launcher.checkpoint.export_one_file import check_file, export
 from launcher.checkpoint.foreign.hugging_face import (
     CONFIG,
     Pieces,
