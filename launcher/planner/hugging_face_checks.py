@@ -22,7 +22,7 @@ from launcher.checkpoint.foreign.hugging_face import (
 from launcher.checkpoint.foreign.mismatches import few
 from launcher.checkpoint.foreign.read import unequal_ties
 from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
-from launcher.checkpoint.layout.derived import taken
+from launcher.checkpoint.layout.derive_strategy import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.errors import Problem, error_text

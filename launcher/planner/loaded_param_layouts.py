@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import of_plan
 from launcher.checkpoint.layout.strategy import Strategy, meaning, row, whole_specs
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.errors import Problem, RequestError

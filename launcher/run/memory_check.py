@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import of_plan
 from launcher.checkpoint.write import saved_boxes
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.checkpoint.layout.derived import of_plan, taken
+from launcher.checkpoint.layout.derive_strategy import of_plan, taken
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import Checkpoint, open_checkpoint

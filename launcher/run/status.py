@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import of_plan
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import error_text

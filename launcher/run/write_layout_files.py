@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import of_plan
 from launcher.checkpoint.layout.strategy import Strategy, stages
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.tensorfile.disk import write_bytes

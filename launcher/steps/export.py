@@ -35,7 +35,7 @@ from launcher.checkpoint.foreign.lora_adapters import (
     write_peft,
 )
 from launcher.checkpoint.foreign.names import from_ours, renamed
-from launcher.checkpoint.layout.derived import of_plan, sources, taken
+from launcher.checkpoint.layout.derive_strategy import of_plan, sources, taken
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match, single
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint, read_rank

@@ -12,7 +12,7 @@ from launcher.checkpoint.foreign.names import renamed, to_ours
 from launcher.checkpoint.foreign.read import form_of, import_whole, outline, read_incoming
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.full_tensors import FullTensors, RenamedTensors
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.store import latest, point, step_folder
 from launcher.checkpoint.tensorfile.watched_folder import make_folder

@@ -14,7 +14,7 @@ from launcher.checkpoint.foreign.one_file_per_rank import (
 )
 from launcher.checkpoint.foreign.read import aimed, is_foreign, to_checkpoint
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
-from launcher.checkpoint.layout.derived import followed, of_plan, target_strategy
+from launcher.checkpoint.layout.derive_strategy import followed, of_plan, target_strategy
 from launcher.checkpoint.layout.strategy import Strategy, match, whole_specs
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint

@@ -14,7 +14,7 @@ from torch import nn
 
 from launcher.checkpoint import build_searched_strategy
 from launcher.checkpoint.layout import strategy_file
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.errors import RunError
 from launcher.extras.mindspore.merge_strategies import merged_file

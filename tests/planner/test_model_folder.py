@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.checkpoint.foreign.read import form_of
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import of_plan
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.errors import RequestError
 from launcher.job.compose import compose

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.checkpoint import merge_pipeline_strategies
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import of_plan
 from launcher.checkpoint.layout.strategy import meaning
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.errors import RequestError

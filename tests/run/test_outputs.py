@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import of_plan
 from launcher.checkpoint.layout.strategy_file import load, text
 from launcher.errors import RequestError
 from launcher.extras.mindspore.merge_strategies import merged_file

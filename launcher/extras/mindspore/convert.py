@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
-from launcher.checkpoint.layout.derived import followed
+from launcher.checkpoint.layout.derive_strategy import followed
 from launcher.checkpoint.layout.strategy import Strategy, match, single, whole_specs
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import fresh

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.checkpoint.layout.derived import followed, of_plan, taken
+from launcher.checkpoint.layout.derive_strategy import followed, of_plan, taken
 from launcher.checkpoint.layout.strategy import KINDS, Entry, Kind, Strategy
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
 from launcher.checkpoint.tensorfile.safetensors import Blob

@@ -13,7 +13,7 @@ from launcher.checkpoint.cast import Cast, differing
 from launcher.checkpoint.foreign.hugging_face import joined, model_type, names_in_folder, read_hf
 from launcher.checkpoint.foreign.read import pieces_of_rank
 from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
-from launcher.checkpoint.layout.derived import taken
+from launcher.checkpoint.layout.derive_strategy import taken
 from launcher.checkpoint.tensorfile.encryption import load_key
 from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.file_digests import contents

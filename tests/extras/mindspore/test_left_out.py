@@ -9,7 +9,7 @@ import pytest
 
 from launcher.checkpoint import Blob, Strategy, open_checkpoint, rank_list_for_transform, transform_checkpoint_by_rank
 from launcher.checkpoint.foreign.read import read_incoming
-from launcher.checkpoint.layout.derived import followed
+from launcher.checkpoint.layout.derive_strategy import followed
 from launcher.checkpoint.layout.strategy import Entry
 from launcher.checkpoint.transform import transform
 from launcher.extras.mindspore.ckpt import write_ckpt

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import of_plan
 from launcher.checkpoint.layout.strategy import meaning
 from launcher.checkpoint.layout.strategy_file import text as strategy_text
 from launcher.errors import RequestError
