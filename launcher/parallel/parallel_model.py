@@ -19,7 +19,7 @@ from launcher.parallel.forward_changes import ForwardChanges, forward_changes
 from launcher.parallel.fsdp.gather import GatherOrder, Prefetch, agree
 from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import HalfWeights, half_weights, shard
-from launcher.parallel.gradient_buckets import Bucketed, fuse, sums
+from launcher.parallel.gradient_all_reduce import Bucketed, fuse, sums
 from launcher.parallel.half_precision import narrow_frozen
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.model_state.deep_copy import copied

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from launcher.parallel.gradient_buckets import total
+from launcher.parallel.gradient_all_reduce import total
 from launcher.parallel.mesh import Meshes, local
 from launcher.parallel.stages import StagePart
 from launcher.plan.plan import Plan

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from launcher.optim.build import build_optimizer
-from launcher.parallel.gradient_buckets import total
+from launcher.parallel.gradient_all_reduce import total
 from launcher.parallel.mesh import local
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, build, job, own, pieces, step, whole

@@ -18,7 +18,7 @@ from launcher.job.schema.components import Schedule
 from launcher.job.schema.steps import Certify
 from launcher.optim import build as optimizers
 from launcher.parallel import grad_norm, parallel_model, tied_parameters
-from launcher.parallel import gradient_buckets as fuse
+from launcher.parallel import gradient_all_reduce as fuse
 from launcher.parallel.deferred_init import fill
 from launcher.runtime.training import averaging, pipeline, state
 from launcher.runtime.training import batches as feed
