@@ -352,10 +352,11 @@ def test_a_norm_that_counts_replicas_twice_is_caught(monkeypatch):
 def test_a_bucket_that_skips_its_last_parameter_is_caught(monkeypatch):
     def wrong(part, plan, meshes):
         return [
-            gradient_all_reduce.Bucketed(b.tensors[:-1], b.group) for b in gradient_all_reduce.fuse(part, plan, meshes)
+            gradient_all_reduce.Bucketed(b.tensors[:-1], b.group)
+            for b in gradient_all_reduce.data_parallel_buckets(part, plan, meshes)
         ]
 
-    monkeypatch.setattr(parallel_model, "fuse", wrong)
+    monkeypatch.setattr(parallel_model, "data_parallel_buckets", wrong)
     caught("copies differ")
 
 

@@ -130,14 +130,14 @@ def tie_without_gradient(patch: Patch) -> None:
 
 def mean_for_sum(patch: Patch) -> None:
     """Gradients of replicas are averaged, although each is a share of the sum."""
-    real = gradient_all_reduce.total
+    real = gradient_all_reduce.all_reduce_gradients
 
     def wrong(tensors: Any, group: Any, dtype: Any = None) -> None:
         real(tensors, group, dtype)
         for t in tensors:
             t.grad /= torch.distributed.get_world_size(group)
 
-    patch.setattr(gradient_all_reduce, "total", wrong)
+    patch.setattr(gradient_all_reduce, "all_reduce_gradients", wrong)
 
 
 def asleep_after_a_validation(patch: Patch) -> None:
@@ -174,10 +174,10 @@ def sent_in_fewer_bits(patch: Patch) -> None:
     def wrong(part: Any, plan: Any, meshes: Any) -> list[gradient_all_reduce.Bucketed]:
         return [
             gradient_all_reduce.Bucketed(b.tensors, b.group, torch.float32)
-            for b in gradient_all_reduce.fuse(part, plan, meshes)
+            for b in gradient_all_reduce.data_parallel_buckets(part, plan, meshes)
         ]
 
-    patch.setattr(parallel_model, "fuse", wrong)
+    patch.setattr(parallel_model, "data_parallel_buckets", wrong)
 
 
 def mean_of_means(patch: Patch) -> None:
