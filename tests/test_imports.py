@@ -120,7 +120,8 @@ MUST_NOT_TOUCH = {
 # What others may open of the folders whose ``__all__`` has names for users; elsewhere ``__all__`` says it.
 OPEN = {
     "launcher.checkpoint": {
-        "cast", "chunked", "export", "full_tensors", "manifest", "read", "store", "transform", "verify", "write",
+        "cast", "chunked", "export_one_file", "full_tensors", "manifest", "read", "store", "transform", "verify",
+        "write",
     },
     "launcher.parallel": {
         "broadcast", "byte_collectives", "compile", "digests", "grad_norm", "half_precision", "mesh", "output_share",

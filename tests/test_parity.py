@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.parallel import grad_norm, gradient_buckets, parallel_model, tied_parameters
+from launcher.parallel import grad_norm, gradient_all_reduce, parallel_model, tied_parameters
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import pipeline
 from tests.parity import (
@@ -351,9 +351,12 @@ def test_a_norm_that_counts_replicas_twice_is_caught(monkeypatch):
 
 def test_a_bucket_that_skips_its_last_parameter_is_caught(monkeypatch):
     def wrong(part, plan, meshes):
-        return [gradient_buckets.Bucketed(b.tensors[:-1], b.group) for b in gradient_buckets.fuse(part, plan, meshes)]
+        return [
+            gradient_all_reduce.Bucketed(b.tensors[:-1], b.group)
+            for b in gradient_all_reduce.data_parallel_buckets(part, plan, meshes)
+        ]
 
-    monkeypatch.setattr(parallel_model, "fuse", wrong)
+    monkeypatch.setattr(parallel_model, "data_parallel_buckets", wrong)
     caught("copies differ")
 
 

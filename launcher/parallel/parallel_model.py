@@ -19,7 +19,7 @@ from launcher.parallel.forward_changes import ForwardChanges, forward_changes
 from launcher.parallel.fsdp.gather import GatherOrder, Prefetch, agree
 from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import HalfWeights, half_weights, shard
-from launcher.parallel.gradient_buckets import Bucketed, fuse, sums
+from launcher.parallel.gradient_all_reduce import Bucketed, data_parallel_buckets, tensor_parallel_buckets
 from launcher.parallel.half_precision import narrow_frozen
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.model_state.deep_copy import copied
@@ -214,7 +214,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     # what keeps copies equal: sums of gradients over replicas and tp, and over stages that share a tensor
     buckets = []
     for part in parts:
-        buckets += [*fuse(part, plan, meshes), *sums(part, plan, meshes)]
+        buckets += [*data_parallel_buckets(part, plan, meshes), *tensor_parallel_buckets(part, plan, meshes)]
     ties = tie(parts, plan, meshes)
 
     check(parts, plan, meshes.rank)

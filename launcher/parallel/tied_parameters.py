@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from launcher.parallel.gradient_buckets import total
+from launcher.parallel.gradient_all_reduce import all_reduce_gradients
 from launcher.parallel.mesh import Meshes, local
 from launcher.parallel.stages import StagePart
 from launcher.plan.plan import Plan
@@ -40,7 +40,7 @@ class Tied:
 
         # over the ranks, and back to every copy
         if self.group is not None:
-            total(tuple(same[0] for same in self.copies), self.group)
+            all_reduce_gradients(tuple(same[0] for same in self.copies), self.group)
         for first, *others in self.copies:
             for t in others:
                 t.grad = None if first.grad is None else first.grad.clone()

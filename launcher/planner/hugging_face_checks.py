@@ -22,7 +22,7 @@ from launcher.checkpoint.foreign.hugging_face import (
 from launcher.checkpoint.foreign.mismatches import few
 from launcher.checkpoint.foreign.read import unequal_ties
 from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
-from launcher.checkpoint.layout.derived import taken
+from launcher.checkpoint.layout.derive_strategy import strategy_to_load
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.errors import Problem, error_text
@@ -188,7 +188,7 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     path = Path(job.model.path)
-    strategy = taken(plan, read_hf(path).specs)
+    strategy = strategy_to_load(plan, read_hf(path).specs)
     source = joined(Blobs(read_hf(path)), model_type(path), {n: e.spec for n, e in strategy.entries.items()})
     if differences := [*_differences(source.specs, strategy)]:
         return [*_misfit(job.model, differences)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.layout.strategy import Strategy, meaning, row, whole_specs
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.errors import Problem, RequestError
@@ -86,7 +86,7 @@ def _degrees(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> tup
 
 def _over_matrices(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> bool:
     """Returns true if parameters have device matrices of their own, or layouts that fit no ``tp``."""
-    if isinstance(stored, Strategy) and stored.matrices:
+    if isinstance(stored, Strategy) and stored.other_grids:
         return True
     tp, _ = _degrees(stored, sharded=sharded)
     layouts = [entry.layout for entry in _entries(stored).entries.values() if entry.kind == "param"]
@@ -147,7 +147,7 @@ def check_stored_layouts(job: Job, plan: Plan) -> None:
     contain.
     """
     settings = job.parallel.param_strategy
-    mine = of_plan(plan, settings.only_trainable)
+    mine = strategy_of_plan(plan, settings.only_trainable)
     if settings.save is not None and settings.save.endswith(".ckpt"):
         _sayable(mine, settings.save)
     if settings.load is None:

@@ -38,11 +38,11 @@ from launcher.plan.values.precision import COMPUTE, DTYPE
 from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import (
-    config_overrides,
     device_kernels,
     extrapolated_layers,
     hugging_face_checks,
     hugging_face_operators,
+    hugging_face_stale_config,
     router_losses,
     train_steps,
     user_classes,
@@ -457,7 +457,7 @@ def _planned(
         notes.append(Note("debug.drill", str(fault)))
     notes += [*train_steps.steps_note(resolved), *hugging_face_checks.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, forward.graph)
-    notes += [*router_losses.untrained_losses(job), *config_overrides.notes(job)]
+    notes += [*router_losses.untrained_losses(job), *hugging_face_stale_config.notes(job)]
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"

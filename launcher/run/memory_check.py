@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.write import saved_boxes
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
@@ -117,7 +117,7 @@ def _fit(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> Fit | None
 
 def _copied(job: Job, plan: Plan, rank: int) -> int:
     """Bytes of the copy that ``checkpoint.async`` writes from: a rank's weights and optimizer states."""
-    layout, state = of_plan(plan), StateSize.from_job(job, plan.observed.optimizer)
+    layout, state = strategy_of_plan(plan), StateSize.from_job(job, plan.observed.optimizer)
     placed = {p.name: p for p in plan.params}
     total = 0
     for boxes in saved_boxes(layout, rank).values():

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.checkpoint.layout.derived import of_plan, taken
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan, strategy_to_load
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
@@ -240,12 +240,12 @@ def step(checkpoint: Path, job: Job) -> int:
 
 
 def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Problem]:
-    target = taken(plan, checkpoint.strategy.named)
+    target = strategy_to_load(plan, checkpoint.strategy.named)
     try:
         match(checkpoint.strategy.only("param", "buffer"), target)
     except ValueError as error:
         return [Problem(key, f"{checkpoint.folder} is of another model: {error}")]
-    if len(target.entries) < len(of_plan(plan).entries):  # no optimizer state is resumed
+    if len(target.entries) < len(strategy_of_plan(plan).entries):  # no optimizer state is resumed
         return []
     if wrong := _other_optimizer(job.optim, plan.observed.optimizer, checkpoint):
         which = "optim.name" if plan.observed.optimizer is None else "optim._target_"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import error_text
@@ -172,4 +172,4 @@ def write_start_files(run: Path, plan: Plan, command: Sequence[str], config: str
     for name, content in files.items():
         if _reads(run / name) != content:  # so that a resumed run needs no space for unchanged files
             write_text(run / name, content)
-    dump(of_plan(plan), run / "strategy")
+    dump(strategy_of_plan(plan), run / "strategy")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.layout.strategy import Strategy, stages
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.tensorfile.disk import write_bytes
@@ -70,7 +70,7 @@ def write(job: Job, plan: Plan, run: Path) -> None:
     """Writes the files, each atomically, before the first step."""
     par = job.parallel
     if (path := par.param_strategy.save) is not None:
-        strategy = of_plan(plan, par.param_strategy.only_trainable)
+        strategy = strategy_of_plan(plan, par.param_strategy.only_trainable)
         for name, rank in _each(path, plan):
             stage = None if rank is None else plan.sizes.grid.coords(rank)["pp"]
             _write(name, run, _layouts(strategy, stage, path))

@@ -13,7 +13,7 @@ import xxhash
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from launcher.checkpoint.export import export
+from launcher.checkpoint.export_one_file import export
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.data.open import open_data
 from launcher.data.source import Dataset

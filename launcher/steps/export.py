@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.cast import WIDTHS
-from launcher.checkpoint.export import check_file, export
+from launcher.checkpoint.export_one_file import check_file, export
 from launcher.checkpoint.foreign.hugging_face import (
     CONFIG,
     Pieces,
@@ -35,7 +35,7 @@ from launcher.checkpoint.foreign.lora_adapters import (
     write_peft,
 )
 from launcher.checkpoint.foreign.names import from_ours, renamed
-from launcher.checkpoint.layout.derived import of_plan, sources, taken
+from launcher.checkpoint.layout.derive_strategy import sources, strategy_of_plan, strategy_to_load
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match, single
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint, read_rank
@@ -216,7 +216,7 @@ def plan_problems(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
     if step.src is not None:
         return [*_of_another_model(step, at, plan)]
     step = settled(step, at.job)
-    problems = at.problems("names", lambda: check_names(step, at.job, "the run", of_plan(plan)))
+    problems = at.problems("names", lambda: check_names(step, at.job, "the run", strategy_of_plan(plan)))
     return [*problems, *_unmerged(step, at, plan)]
 
 
@@ -226,7 +226,7 @@ def _of_another_model(step: Export, at: FileChecks, plan: Plan) -> Iterator[Prob
         return
     strategy = open_checkpoint(Path(step.src), at.trust).strategy
     try:
-        match(strategy.only("param", "buffer"), taken(plan, strategy.named))
+        match(strategy.only("param", "buffer"), strategy_to_load(plan, strategy.named))
     except ValueError as error:
         text = f"{step.src} belongs to another model than this request, so they cannot be compared: "
         yield Problem(f"{at.key}.src", text + " ".join(str(error).split()), f"{at.key}.check=false")
@@ -238,7 +238,7 @@ def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
         return
     placed = {p.name: p for p in plan.params}
     key, cure = f"{at.key}.lora", f"{at.key}.lora=separate"
-    for name, module in bases(of_plan(plan)).items():
+    for name, module in bases(strategy_of_plan(plan)).items():
         weight = placed[name]
         if len(weight.names) != len(placed[f"{module}.lora_A"].names):
             others = [n for n in weight.names if n != f"{module}.weight"]

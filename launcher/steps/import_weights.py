@@ -12,7 +12,7 @@ from launcher.checkpoint.foreign.names import renamed, to_ours
 from launcher.checkpoint.foreign.read import form_of, import_whole, outline, read_incoming
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.full_tensors import FullTensors, RenamedTensors
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.store import latest, point, step_folder
 from launcher.checkpoint.tensorfile.watched_folder import make_folder
@@ -58,7 +58,7 @@ def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
         specs = outline(Path(step.src), strategy)
     except (ValueError, OSError) as error:
         return [Problem(f"steps.{name}.src", error_text(error))]
-    key, target = f"steps.{name}", of_plan(plan)
+    key, target = f"steps.{name}", strategy_of_plan(plan)
     return mismatches.problems(key, step.src, specs, step.names, target=target, strict=step.strict)
 
 
@@ -78,7 +78,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
 
     # Open the incoming tensors under our names; without ``strict``, leave out those that the model lacks.
     make_folder(run.checkpoints)
-    target = of_plan(run.plan)
+    target = strategy_of_plan(run.plan)
     strategy = Path(step.strategy) if step.strategy else None
     incoming = read_incoming(Path(step.src), to_ours(step.names), strategy=strategy, strict=step.strict)
     tensors, left_out = incoming.tensors, [*incoming.left]

@@ -14,7 +14,11 @@ from launcher.checkpoint.foreign.one_file_per_rank import (
 )
 from launcher.checkpoint.foreign.read import aimed, is_foreign, to_checkpoint
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
-from launcher.checkpoint.layout.derived import followed, of_plan, target_strategy
+from launcher.checkpoint.layout.derive_strategy import (
+    strategy_of_plan,
+    target_strategy,
+    with_left_out_tensors,
+)
 from launcher.checkpoint.layout.strategy import Strategy, match, whole_specs
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint
@@ -71,7 +75,7 @@ def plan_problems(step: Transform, at: FileChecks, plan: Plan) -> list[Problem]:
     """Problems of a layout that the run's own checkpoint cannot be converted to."""
     if step.src is not None or step.strategy is not None:
         return []
-    return at.problems("tp", lambda: target(step, of_plan(plan)))
+    return at.problems("tp", lambda: target(step, strategy_of_plan(plan)))
 
 
 def preview(step: Transform, at: FileChecks) -> list[str]:
@@ -124,7 +128,7 @@ def target(step: Transform, src: Strategy) -> Strategy:
     requested = open_strategy("steps.transform.strategy", step.strategy)
     assert requested is not None
     try:
-        to = followed(mindspore.of_whole(requested, whole_specs(src)), src)
+        to = with_left_out_tensors(mindspore.of_whole(requested, whole_specs(src)), src)
         match(src, to)
     except ValueError as error:
         raise ValueError(f"{step.strategy}: {error}") from error

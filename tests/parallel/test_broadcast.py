@@ -14,7 +14,7 @@ from torch import nn
 
 from launcher.checkpoint import build_searched_strategy
 from launcher.checkpoint.layout import strategy_file
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.errors import RunError
 from launcher.extras.mindspore.merge_strategies import merged_file
@@ -37,24 +37,24 @@ def of_the_plan(plan: Plan, folder: Path) -> Any:
 
 
 def of_our_file(plan: Plan, folder: Path) -> Any:
-    strategy = of_plan(plan)
+    strategy = strategy_of_plan(plan)
     (folder / "s.json").write_text(strategy_file.text(strategy, tuple(range(strategy.stages))))
     return build_searched_strategy(str(folder / "s.json"))
 
 
 def of_mindspores_file(plan: Plan, folder: Path) -> Any:
-    write_strategy(folder / "s.ckpt", merged_file(of_plan(plan)), "protobuf")
+    write_strategy(folder / "s.ckpt", merged_file(strategy_of_plan(plan)), "protobuf")
     return build_searched_strategy(str(folder / "s.ckpt"))
 
 
 def of_mindspores_json(plan: Plan, folder: Path) -> Any:
-    write_strategy(folder / "s.json", merged_file(of_plan(plan)), "json")
+    write_strategy(folder / "s.json", merged_file(strategy_of_plan(plan)), "json")
     return build_searched_strategy(str(folder / "s.json"))
 
 
 def of_matrices(plan: Plan, folder: Path) -> Any:
     """Each over a device matrix of its own, out of a file of ours."""
-    strategy = of_plan(plan)
+    strategy = strategy_of_plan(plan)
     moved = {}
     for i, (name, entry) in enumerate(strategy.entries.items()):
         axes = [(axis, n) for axis, n in strategy.grid.axes if n > 1 or axis == "pp"]
@@ -67,14 +67,14 @@ def of_matrices(plan: Plan, folder: Path) -> Any:
 
 
 def of_json(plan: Plan, folder: Path) -> Any:
-    return json.loads(strategy_file.text(of_plan(plan), tuple(range(plan.sizes.grid["pp"]))))
+    return json.loads(strategy_file.text(strategy_of_plan(plan), tuple(range(plan.sizes.grid["pp"]))))
 
 
 FORMS: dict[str, tuple[dict[str, Any], Callable[[Plan, Path], Any]]] = {
     "whole, of the plan": (TIED, of_the_plan),
     "sharded, of the plan": (SHARDED, of_the_plan),
-    "sharded, a strategy": (SHARDED, lambda plan, _: of_plan(plan)),
-    "sharded, its entries": (SHARDED, lambda plan, _: of_plan(plan).entries),
+    "sharded, a strategy": (SHARDED, lambda plan, _: strategy_of_plan(plan)),
+    "sharded, its entries": (SHARDED, lambda plan, _: strategy_of_plan(plan).entries),
     "sharded, a file": (SHARDED, of_our_file),
     "sharded, MindSpore's file": (SHARDED, of_mindspores_file),
     "sharded, MindSpore's JSON": (SHARDED, of_mindspores_json),

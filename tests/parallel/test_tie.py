@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from launcher.optim.build import build_optimizer
-from launcher.parallel.gradient_buckets import total
+from launcher.parallel.gradient_all_reduce import all_reduce_gradients
 from launcher.parallel.mesh import local
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, build, job, own, pieces, step, whole
@@ -113,7 +113,7 @@ def rank_total(world) -> list[Any]:
     a.grad = torch.full((3,), float(world.rank + 1))
     if world.rank == 0:
         b.grad = torch.ones(3)
-    total((a, b, c), None)
+    all_reduce_gradients((a, b, c), None)
     return [None if t.grad is None else t.grad.tolist() for t in (a, b, c)]
 
 

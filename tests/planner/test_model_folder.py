@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.checkpoint.foreign.read import form_of
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.errors import RequestError
 from launcher.job.compose import compose
@@ -224,9 +224,9 @@ def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
         ]
     ).job
     plan = plan_job(asked)
-    [(first, tied)] = [(n, e) for n, e in of_plan(plan).only("param").entries.items() if e.aliases]
+    [(first, tied)] = [(n, e) for n, e in strategy_of_plan(plan).only("param").entries.items() if e.aliases]
     names = (first, *tied.aliases)
-    specs = {n: e.spec for n, e in of_plan(plan).only("param", "buffer").entries.items()}
+    specs = {n: e.spec for n, e in strategy_of_plan(plan).only("param", "buffer").entries.items()}
     specs |= dict.fromkeys(names, tied.spec)
 
     def found(last: int) -> list[str]:
@@ -278,7 +278,7 @@ def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_refused_at_the_key_that_changes_the_model(tmp_path, config, changes, text):
     asked = compose(["recipe=lm_single", "model=lm_tiny", "data=random_tokens", "data.vocab_size=256", "steps=[train]"])
     plan = plan_job(asked.job)
-    specs = {n: e.spec for n, e in of_plan(plan).only("param", "buffer").entries.items()}
+    specs = {n: e.spec for n, e in strategy_of_plan(plan).only("param", "buffer").entries.items()}
     last = [*specs][-1]
     del specs[last]
     there = folder(tmp_path / "hf", {"model_type": "llama", **config})

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.checkpoint import merge_pipeline_strategies
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.layout.strategy import meaning
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.errors import RequestError
@@ -53,7 +53,7 @@ def norms(folder: Path) -> list[list[dict[str, object]]]:
 def test_its_files_are_in_the_run_folder_and_hold_the_next_run(first: Path, tmp_path: Path) -> None:
     assert {p.name for p in first.iterdir()} >= ASKED
     plan = plan_job(compose(WORDS).job)
-    assert load(first / "params.json") == of_plan(plan)
+    assert load(first / "params.json") == strategy_of_plan(plan)
     assert (first / "operators.json").read_text() == operator_strategy_file.as_json(
         plan.operators, plan.sizes.grid["tp"]
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from launcher.__main__ import main
-from launcher.checkpoint.export import read_full
+from launcher.checkpoint.export_one_file import read_full
 from launcher.errors import RunError
 from launcher.steps.export import _check_rounding
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.layout.strategy_file import load, text
 from launcher.errors import RequestError
 from launcher.extras.mindspore.merge_strategies import merged_file
@@ -36,7 +36,7 @@ def test_a_run_leaves_what_it_was_asked_for(tmp_path: Path, capsys: pytest.Captu
     run(tmp_path / "run", f"{SAVE}={layouts}", f"parallel.group_file={groups}", "parallel.local_norm.print=true",
         f"parallel.local_norm.dump={norms}", "parallel.dataset_strategy=full_batch", steps=2)  # fmt: skip
     said = capsys.readouterr().out
-    assert load(layouts) == of_plan(planned(), only_trainable=True)
+    assert load(layouts) == strategy_of_plan(planned(), only_trainable=True)
     plan = planned()
     assert groups.read_text() == as_json(plan.sizes.grid, plan.ties, plan.params)
     rows = [read(norms / f"rank{rank}.jsonl") for rank in range(4)]
@@ -104,7 +104,7 @@ FORMS = ("p.json", "p.ckpt", "mindspore.json")
 def cut_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Layouts of 2 stages x 2 shards x tp 2, in each form."""
     path = tmp_path / str(request.param)
-    strategy = of_plan(planned(*CUT), only_trainable=True)
+    strategy = strategy_of_plan(planned(*CUT), only_trainable=True)
     if path.name == "p.json":
         path.write_text(text(strategy, (0, 1)))
     else:
@@ -129,7 +129,7 @@ def operators_file(path: Path, *words: str) -> str:
 
 def test_operators_that_are_not_those_of_the_layouts_are_refused_with_both_names(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
-    path.write_text(text(of_plan(planned(*CUT), only_trainable=True), (0, 1)))
+    path.write_text(text(strategy_of_plan(planned(*CUT), only_trainable=True), (0, 1)))
     size = ("launch.nproc=8", "train.batch_size=8")
     up = "parallel.operators.layers.*.mlp.up"
     assert str(refusal(f"{LOAD}={path}", *size, f"{up}={{weight: [null, tp]}}")) == (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.checkpoint.export import read_full
+from launcher.checkpoint.export_one_file import read_full
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from tests.run.launching import TINY, checkpoints, metrics, run, say, shape, status, steps

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from launcher.parallel import grad_norm, gradient_buckets, parallel_model, stages, tied_parameters
+from launcher.parallel import grad_norm, gradient_all_reduce, parallel_model, stages, tied_parameters
 from launcher.parallel.deferred_init import compare_builds, constructor, fill, replay
 from launcher.parallel.dispatch.training_mode import Modes
 from launcher.plan.refusals import model as model_effects
@@ -130,14 +130,14 @@ def tie_without_gradient(patch: Patch) -> None:
 
 def mean_for_sum(patch: Patch) -> None:
     """Gradients of replicas are averaged, although each is a share of the sum."""
-    real = gradient_buckets.total
+    real = gradient_all_reduce.all_reduce_gradients
 
     def wrong(tensors: Any, group: Any, dtype: Any = None) -> None:
         real(tensors, group, dtype)
         for t in tensors:
             t.grad /= torch.distributed.get_world_size(group)
 
-    patch.setattr(gradient_buckets, "total", wrong)
+    patch.setattr(gradient_all_reduce, "all_reduce_gradients", wrong)
 
 
 def asleep_after_a_validation(patch: Patch) -> None:
@@ -171,13 +171,13 @@ def last_sample_left_out(patch: Patch) -> None:
 
 
 def sent_in_fewer_bits(patch: Patch) -> None:
-    def wrong(part: Any, plan: Any, meshes: Any) -> list[gradient_buckets.Bucketed]:
+    def wrong(part: Any, plan: Any, meshes: Any) -> list[gradient_all_reduce.Bucketed]:
         return [
-            gradient_buckets.Bucketed(b.tensors, b.group, torch.float32)
-            for b in gradient_buckets.fuse(part, plan, meshes)
+            gradient_all_reduce.Bucketed(b.tensors, b.group, torch.float32)
+            for b in gradient_all_reduce.data_parallel_buckets(part, plan, meshes)
         ]
 
-    patch.setattr(parallel_model, "fuse", wrong)
+    patch.setattr(parallel_model, "data_parallel_buckets", wrong)
 
 
 def mean_of_means(patch: Patch) -> None:

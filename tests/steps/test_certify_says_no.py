@@ -17,8 +17,7 @@ from launcher.data import source
 from launcher.job.schema.components import Schedule
 from launcher.job.schema.steps import Certify
 from launcher.optim import build as optimizers
-from launcher.parallel import grad_norm, parallel_model, tied_parameters
-from launcher.parallel import gradient_buckets as fuse
+from launcher.parallel import grad_norm, gradient_all_reduce, parallel_model, tied_parameters
 from launcher.parallel.deferred_init import fill
 from launcher.runtime.training import averaging, pipeline, state
 from launcher.runtime.training import batches as feed
@@ -72,10 +71,13 @@ def added_twice(patch: Patch) -> None:
 
 
 def last_skipped(patch: Patch) -> None:
-    def wrong(part: Any, plan: Any, meshes: Any) -> list[fuse.Bucketed]:
-        return [fuse.Bucketed(b.tensors[:-1], b.group) for b in fuse.fuse(part, plan, meshes)]
+    def wrong(part: Any, plan: Any, meshes: Any) -> list[gradient_all_reduce.Bucketed]:
+        return [
+            gradient_all_reduce.Bucketed(b.tensors[:-1], b.group)
+            for b in gradient_all_reduce.data_parallel_buckets(part, plan, meshes)
+        ]
 
-    patch.setattr(parallel_model, "fuse", wrong)
+    patch.setattr(parallel_model, "data_parallel_buckets", wrong)
 
 
 def clipped_by_its_own_norm(patch: Patch) -> None:

@@ -18,7 +18,7 @@ from launcher.checkpoint.chunked import slices
 from launcher.checkpoint.foreign.lora_adapters import Adapters, chunks, merged
 from launcher.checkpoint.foreign.names import Renamed, Table, renamed
 from launcher.checkpoint.full_tensors import FullTensors
-from launcher.checkpoint.layout.derived import sources
+from launcher.checkpoint.layout.derive_strategy import sources
 from launcher.checkpoint.layout.shards import full_box
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_apart, check_destination, fresh

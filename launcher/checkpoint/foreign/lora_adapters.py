@@ -12,7 +12,7 @@ import numpy as np
 
 from launcher.checkpoint.cast import numbers
 from launcher.checkpoint.chunked import BUFFER
-from launcher.checkpoint.layout.derived import sources
+from launcher.checkpoint.layout.derive_strategy import sources
 from launcher.checkpoint.layout.shards import full_box, slabs
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.read import Reader, open_checkpoint

@@ -58,10 +58,10 @@ def geometry(layout: Layout) -> Geometry:
         _cuts(n, tuple((layout.grid[axis], strides[axis]) for axis in axes))
         for n, axes in zip(layout.shape, layout.split, strict=True)
     )
-    return Geometry(sum(at * strides[axis] for axis, at in first(layout).items()), dims)
+    return Geometry(sum(at * strides[axis] for axis, at in lowest_coordinates(layout).items()), dims)
 
 
-def first(layout: Layout) -> dict[str, int]:
+def lowest_coordinates(layout: Layout) -> dict[str, int]:
     """Returns, by axis, the lowest coordinate whose ranks hold the tensor."""
     at = dict(layout.at)
     return {axis: min(at.get(axis, (0,))) for axis, _ in layout.grid.axes}
@@ -116,7 +116,7 @@ def home(layout: Layout) -> tuple[tuple[str, int], ...]:
     A tensor without elements is saved once, by the lowest of all ranks that hold it.
     """
     cutting = () if 0 in layout.shape else layout.axes
-    return tuple((axis, at) for axis, at in first(layout).items() if axis not in cutting)
+    return tuple((axis, at) for axis, at in lowest_coordinates(layout).items() if axis not in cutting)
 
 
 def saved(layout: Layout, rank: int) -> Box | None:
@@ -140,7 +140,7 @@ def saved_shards(layout: Layout) -> tuple[SavedShard, ...]:
     """Returns every saved shard, ordered by rank. They tile the tensor."""
     if 0 not in layout.shape:
         return tuple(piece for piece, _ in overlapping_shards(layout, full_box(layout.shape)))
-    lowest = layout.grid.rank(**first(layout))
+    lowest = layout.grid.rank(**lowest_coordinates(layout))
     box = layout.box(lowest)
     assert box is not None
     return (SavedShard(lowest, box),)
@@ -204,7 +204,7 @@ def overlaps(src: Layout, dst: Layout) -> Overlaps:
     """
     assert src.shape == dst.shape, (src, dst)
     if 0 in src.shape:  # a tensor without elements is saved once, by one rank
-        ranks = [np.array([layout.grid.rank(**first(layout))]) for layout in (src, dst)]
+        ranks = [np.array([layout.grid.rank(**lowest_coordinates(layout))]) for layout in (src, dst)]
         return Overlaps(ranks[0], ranks[1], np.array([0]))
 
     a = geometry(src)

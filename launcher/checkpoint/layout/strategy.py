@@ -90,7 +90,7 @@ class Strategy:
         return out
 
     @cached_property
-    def matrices(self) -> tuple[Grid, ...]:
+    def other_grids(self) -> tuple[Grid, ...]:
         """The grids of layouts that differ from the strategy's grid."""
         grids = dict.fromkeys(entry.layout.grid for entry in self.entries.values())
         return tuple(grid for grid in grids if grid != self.grid)

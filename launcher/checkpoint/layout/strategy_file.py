@@ -98,7 +98,7 @@ def text(strategy: Strategy, of: tuple[int, ...]) -> str:
 
     It has one tensor per line, so that a change of one layout changes one line.
     """
-    version = VERSION if strategy.matrices else ONE_GRID
+    version = VERSION if strategy.other_grids else ONE_GRID
     head = {"format": FORMAT, "version": version, "stages": of, "grid": dict(strategy.grid.axes)}
     lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
     listed = {name: json.dumps(_row(entry, strategy.grid)) for name, entry in strategy.entries.items()}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from launcher.data.chat import tokens as chat_tokens
 from launcher.data.chat.template import chat_tokenizer
-from launcher.data.chat.tokens import ChatTokens, in_memory
+from launcher.data.chat.tokens import TokenizedConversations, in_memory
 from launcher.data.file_kinds import BadFile
 from launcher.data.shuffle import Indices
 from launcher.data.source import Dataset, Source
@@ -28,7 +28,9 @@ class Conversations(Source):
     conversations; a second input numbers them, and gives the padding the next number.
     """
 
-    def __init__(self, made: ChatTokens, seq_len: int, first: int, count: int, *, packed: bool) -> None:
+    def __init__(
+        self, made: TokenizedConversations, seq_len: int, first: int, count: int, *, packed: bool
+    ) -> None:
         self.made, self.seq_len, self.first, self.packed = made, seq_len, first, packed
         self._samples = _in_order(count)
         if packed:
@@ -97,7 +99,7 @@ def open_chat(settings: Chat) -> Dataset:
         text = f"{n} conversations, of which {held_out} are held out, so none is left to train on"
         raise RequestError((Problem("data.path", text),))
 
-    def source(made: ChatTokens, first: int, count: int) -> Conversations:
+    def source(made: TokenizedConversations, first: int, count: int) -> Conversations:
         return Conversations(made, settings.seq_len, first, count, packed=settings.packing == "best_fit")
 
     val = source(parts["val"], 0, len(parts["val"])) if "val" in parts else None
@@ -108,7 +110,7 @@ def open_chat(settings: Chat) -> Dataset:
     )
 
 
-def _made(settings: Chat) -> dict[str, ChatTokens]:
+def _made(settings: Chat) -> dict[str, TokenizedConversations]:
     """Tokenizes the conversations in this process, without a cache."""
     by = chat_tokenizer(settings)
     paths = {"train": settings.path} | ({} if settings.val is None else {"val": settings.val})

@@ -78,7 +78,7 @@ class RowCounts:
 
 
 @dataclass(frozen=True)
-class ChatTokens:
+class TokenizedConversations:
     """The ``tokens`` of all conversations, which of them are ``counted``, and where conversations end."""
 
     tokens: NDArray[np.uint32]
@@ -118,21 +118,23 @@ def labelled(
         yield ids, counted
 
 
-def made(settings: Chat, by: ChatTokenizer, some: Iterable[DataRow], counts: RowCounts) -> ChatTokens:
+def made(
+    settings: Chat, by: ChatTokenizer, some: Iterable[DataRow], counts: RowCounts
+) -> TokenizedConversations:
     """Concatenates the conversations of all usable rows in ``some``. Raises ``BadFile``."""
     tokens, counted, ends = array("I"), bytearray(), array("q")
     for ids, mine in labelled(settings, by, some, counts):
         tokens.extend(ids.tolist())
         counted += mine.astype(np.uint8).tobytes()
         ends.append(len(tokens))
-    return ChatTokens(
+    return TokenizedConversations(
         np.frombuffer(tokens, np.uint32) if tokens else np.zeros(0, np.uint32),
         np.frombuffer(bytes(counted), np.uint8),
         np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64),
     )
 
 
-def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None) -> ChatTokens:
+def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None) -> TokenizedConversations:
     """Tokenizes all conversations into memory. Raises ``BadFile``."""
     counts = RowCounts()
     all_of_them = made(settings, by, read_rows(settings, paths), counts)
@@ -153,7 +155,7 @@ class LabelledRows:
     ``last`` is the last row, without its data.
     """
 
-    made: ChatTokens | None
+    made: TokenizedConversations | None
     last: DataRow
     counts: RowCounts = field(default_factory=RowCounts)
     refused: str = ""
@@ -219,12 +221,14 @@ def make(settings: Chat, say: Callable[[str], None], speed: ProgressReporter) ->
         shards.publish(folder, final, {"version": VERSION, "conversations": summary})
 
 
-def opened(settings: Chat) -> dict[str, ChatTokens] | None:
+def opened(settings: Chat) -> dict[str, TokenizedConversations] | None:
     """Returns the cached tokens of each part, mapped into memory; ``None`` if they are not cached."""
     if settings.cache is None or shards.published(folder := _folder(settings)) is None:
         return None
     return {
-        part: ChatTokens(*(np.memmap(_file(folder, part, name), kind, "r") for name, kind in ARRAYS.items()))
+        part: TokenizedConversations(
+            *(np.memmap(_file(folder, part, name), kind, "r") for name, kind in ARRAYS.items())
+        )
         for part in PARTS
         if _file(folder, part, "ends").exists()
     }

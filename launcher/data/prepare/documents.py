@@ -64,7 +64,7 @@ def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: 
         if file.form not in LINES:
             yield from _of_table(file, start, field)
             continue
-        cut = _behind_line if file.form == "jsonl" or documents == "line" else inside_text
+        cut = _behind_line if file.form == "jsonl" or documents == "line" else text_split_point
         try:
             with unpacked(file) as stream:
                 yield from _of_lines(stream, start, cut)
@@ -74,7 +74,7 @@ def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: 
             raise BadFile(f"{file.path}: cannot be read: {error.strerror or error}") from error
 
 
-def inside_text(data: bytes) -> int:
+def text_split_point(data: bytes) -> int:
     """Returns where to split a long text so that a byte-level tokenizer sees the same words on both sides.
 
     The split is after a line that does not end in a space, before a letter or digit. If no line is like this,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from launcher.data import text_tokenizer
-from launcher.data.prepare.documents import inside_text
+from launcher.data.prepare.documents import text_split_point
 
 PIECE = 1 << 20  # characters encoded at once
 
@@ -84,13 +84,13 @@ def _batches(texts: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """Splits a long text where ``inside_text`` allows it."""
+    """Splits a long text where ``text_split_point`` allows it."""
     if len(text) <= PIECE:
         yield text, True
         return
     data: Any = text.encode()
     while len(data) > PIECE:
-        at = inside_text(data[:PIECE])
+        at = text_split_point(data[:PIECE])
         yield data[:at].decode(), False
         data = data[at:]
     yield data.decode(), True

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
-from launcher.checkpoint.layout.derived import followed
+from launcher.checkpoint.layout.derive_strategy import with_left_out_tensors
 from launcher.checkpoint.layout.strategy import Strategy, match, single, whole_specs
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import fresh
@@ -156,7 +156,7 @@ def laid_out(dst: StrategyInput | Layouts | None, before: Strategy) -> Strategy:
     if dst is None:
         return single(before)
     if isinstance(dst, Strategy | StrategyFile):
-        return followed(of_whole(dst, whole_specs(before)), before)
+        return with_left_out_tensors(of_whole(dst, whole_specs(before)), before)
     return dst(before)
 
 
@@ -248,8 +248,9 @@ def _check_enough(
 def sides(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Strategy]:
     """Returns the layouts of source and destination from the strategies alone, without a checkpoint.
 
-    Both have the tensors of ``src``; those that ``dst`` leaves out are laid out by ``followed``. If ``dst``
-    lists more tensors, these are dropped: the ranks of ``src`` have full copies of them.
+    Both have the tensors of ``src``; those that ``dst`` leaves out are laid out by
+    ``with_left_out_tensors``. If ``dst`` lists more tensors, these are dropped: the ranks of ``src`` have
+    full copies of them.
     """
     before, after = on_paper(src, dst)
     if after is None:
@@ -261,7 +262,7 @@ def sides(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Stra
             if not before.named.keys().isdisjoint((name, *entry.aliases))
         }
         after = Strategy(after.grid, kept)
-    return before, followed(after, before)
+    return before, with_left_out_tensors(after, before)
 
 
 def _slices(files: Mapping[int, RankSource]) -> dict[str, TensorSpec]:

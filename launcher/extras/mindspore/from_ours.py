@@ -19,7 +19,7 @@ def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
     these are the innermost axes that cut no other dim. Raises ``ValueError`` with every tensor whose layout
     MindSpore cannot express: one that is ragged, or that only some ranks of a stage hold.
     """
-    axes = {grid: _axes(grid) for grid in (strategy.grid, *strategy.matrices)}
+    axes = {grid: _axes(grid) for grid in (strategy.grid, *strategy.other_grids)}
     problems: list[str] = []
     slicings: dict[str, Slicing] = {}
     for name, entry in strategy.entries.items():

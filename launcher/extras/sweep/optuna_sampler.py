@@ -24,8 +24,8 @@ from optuna.trial import TrialState
 from launcher.errors import RequestError
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.metrics_rows import Reports
+from launcher.extras.sweep.ranking import value
 from launcher.extras.sweep.requests import CheckedCell, SweepRequest, check, reason
-from launcher.extras.sweep.results import value
 from launcher.job import sweep_grid
 from launcher.job.schema import redact
 from launcher.job.schema.search import Sweep

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from launcher.checkpoint.tensorfile.disk import write_text
+from launcher.extras.sweep.ranking import ResultLine, Results
 from launcher.extras.sweep.requests import MEASURED
-from launcher.extras.sweep.results import ResultLine, Results
 from launcher.extras.sweep.summary import figure, number, short_text
 from launcher.optional import charts, run_page
 

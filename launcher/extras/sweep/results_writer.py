@@ -13,8 +13,8 @@ from launcher.extras.sweep import report, summary
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.forecast import Forecast
 from launcher.extras.sweep.loss_differences import Gap, gaps
+from launcher.extras.sweep.ranking import ResultLine, Results, curves, ranked_results
 from launcher.extras.sweep.requests import SweepRequest
-from launcher.extras.sweep.results import ResultLine, Results, curves, results
 from launcher.extras.sweep.summary import figure
 from launcher.job.schema import redact
 from launcher.job.schema.search import Sweep
@@ -75,7 +75,7 @@ class ResultsWriter:
 
     def _results(self, cell_results: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> Results:
         losses = dict(curves(self._folder, cell_results))
-        return results(cell_results, forecasts, self._metric, self._settings.goal, losses)
+        return ranked_results(cell_results, forecasts, self._metric, self._settings.goal, losses)
 
     def _gaps(self, results: Sequence[CellResult]) -> dict[str, Gap]:
         done = [r for r in results if r.status == "done" and not r.same_as]

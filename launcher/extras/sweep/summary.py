@@ -21,8 +21,8 @@ from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.loss_differences import Gap
 from launcher.extras.sweep.metrics_rows import Row
+from launcher.extras.sweep.ranking import ResultLine, Results
 from launcher.extras.sweep.requests import MEASURED, CheckedCell
-from launcher.extras.sweep.results import ResultLine, Results
 from launcher.job import sweep_grid
 from launcher.job.sweep_grid import Cell
 from launcher.runtime.training.progress import Pace, short, span

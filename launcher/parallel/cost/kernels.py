@@ -301,8 +301,8 @@ def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
     return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
 
 
-class Meter:
-    """Counts while entered; ``flops`` and ``saved`` (bytes) are running totals.
+class ForwardMeter:
+    """Counts forwards while entered; ``flops`` and ``saved`` (bytes) are running totals.
 
     A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``kept``
     has all saved storages, including those of ``own``; ``written`` has the storages that operations have

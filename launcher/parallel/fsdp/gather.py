@@ -217,7 +217,7 @@ class GatherOrder:
         group = self.groups[i]
         due = self._due(i) if group.reduce_grads else ""
         if due == "reduce":
-            self.fill(i)
+            self.fill_missing_gradients(i)
         if due == "pause":
             group.reduce_grads = False
         if not due and group.reduce_grads and any(unreduced(p) is not None for p in group.fsdp_params):
@@ -281,7 +281,7 @@ class GatherOrder:
             group = self.groups[before]
             group._prefetch_unshard(group, "backward")
 
-    def fill(self, i: int) -> None:
+    def fill_missing_gradients(self, i: int) -> None:
         """Add zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 requires."""
         # the gradients that exist
         params = [p for p in self.groups[i].fsdp_params if p.sharded_param.requires_grad]

@@ -197,7 +197,7 @@ class ReduceOrder:
         """
         for i in bucket.groups:
             if i not in self._closed:
-                self._order.fill(i)
+                self._order.fill_missing_gradients(i)
                 self._order.groups[i]._to_sharded()
                 self._closed.add(i)
         for before in self._under_way[-1:]:

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.cost.kernels import Meter
+from launcher.parallel.cost.kernels import ForwardMeter
 from launcher.parallel.dispatch.containers import tensors
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.dispatch.training_mode import evaluating
@@ -67,7 +67,7 @@ class Tracer(Capture):
     side_channels: SideChannels | None = None
     evaluation: Tracer | None = None
 
-    def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
+    def __init__(self, root: nn.Module, leaves: frozenset[str], meter: ForwardMeter) -> None:
         super().__init__(root, {id(m): n for n, m in reversed([*root.named_modules()]) if n in leaves})
         self.meter = meter
         self.costs: dict[fx.Node, Cost] = {}
@@ -283,7 +283,7 @@ def _follow(
 
     ``counted`` has attributes that only their own leaf may read.
     """
-    meter = Meter((*model.parameters(), *model.buffers()))
+    meter = ForwardMeter((*model.parameters(), *model.buffers()))
 
     # the tracer, and its inputs
     tracer = Tracer(model, leaves, meter)

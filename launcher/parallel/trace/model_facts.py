@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.cost.kernels import Meter
+from launcher.parallel.cost.kernels import ForwardMeter
 from launcher.parallel.cost.memory import BackwardMeter, Measured, product
 from launcher.parallel.dispatch.containers import NamedFunction, Rebuilt, tensors
 from launcher.parallel.dispatch.modes import default_dtype
@@ -343,7 +343,9 @@ def _loaded(known: ModelStructure, model: nn.Module) -> tuple[str, ...]:
     return tuple(dict.fromkeys(regions_of.values()))
 
 
-def _watched(watch: ForwardObserver, known: ModelStructure, output: Any, meter: Meter) -> dict[str, Any]:
+def _watched(
+    watch: ForwardObserver, known: ModelStructure, output: Any, meter: ForwardMeter
+) -> dict[str, Any]:
     """Return the fields of a graph that ``watch`` knows."""
 
     def among(seen: Collection[str]) -> tuple[str, ...]:
@@ -381,7 +383,7 @@ def _detached(output: Any) -> bool:
     return bool(floating) and not any(t.requires_grad for t in floating)
 
 
-def _effects(watch: ForwardObserver, output: Any, meter: Meter) -> Effects:
+def _effects(watch: ForwardObserver, output: Any, meter: ForwardMeter) -> Effects:
     return Effects(
         changes=watch.effects.changes(output, meter.kept),
         inner=tuple(dict.fromkeys(watch.taken)),
@@ -486,7 +488,7 @@ def _single(
     model: nn.Module, known: ModelStructure, inputs: Sequence[TensorSpec], run: Callable[..., Any]
 ) -> tuple[Graph, bool]:
     model, xs = copied(model), meta(inputs)  # a forward may count or cache
-    meter = Meter((*model.parameters(), *model.buffers()))
+    meter = ForwardMeter((*model.parameters(), *model.buffers()))
     with (
         refusing(model, xs),
         default_dtype(RUNNING),
@@ -499,7 +501,12 @@ def _single(
 
 
 def _node(
-    known: ModelStructure, inputs: Sequence[TensorSpec], value: Any, *, meter: Meter, watch: ForwardObserver
+    known: ModelStructure,
+    inputs: Sequence[TensorSpec],
+    value: Any,
+    *,
+    meter: ForwardMeter,
+    watch: ForwardObserver,
 ) -> Graph:
     made, packed, keys = output_specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.errors import RequestError
-from launcher.parallel.cost.kernels import Meter
+from launcher.parallel.cost.kernels import ForwardMeter
 from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.modes import tree_map_only
 from launcher.parallel.model_state.deep_copy import copied, hooks, keep
@@ -99,7 +99,7 @@ class Observers:
     ``report`` is called with each part of the result that depends on values and that Python can see.
     """
 
-    meter: Meter | None = None
+    meter: ForwardMeter | None = None
     watch: ForwardObserver | None = None
     report: Callable[[str], None] | None = None
 

@@ -14,7 +14,7 @@ from launcher.plan.balance.part_memory import (
     PartMemory,
     crossings,
     kept,
-    logits,
+    logits_nbytes,
     moments,
     tensor,
 )
@@ -233,7 +233,7 @@ def _memory(
         ),
         kept=tuple(tuple(kept([g[n] for n in part]) for part in nodes) for g in model.graphs),
         crossings=crossing,
-        logits=logits(model.graphs[-1]),
+        logits=logits_nbytes(model.graphs[-1]),
         places=sizes.places,
         moments=rows.moments,
         micros=sizes.micros,

@@ -264,7 +264,7 @@ def crossings(graph: Graph, at: Mapping[str, int], parts: int) -> tuple[Boundary
     return tuple(map(BoundaryBytes, nbytes, grads))
 
 
-def logits(graph: Graph) -> tuple[int, int]:
+def logits_nbytes(graph: Graph) -> tuple[int, int]:
     """Returns the bytes of the output, and of the copy that the loss keeps, in float32 at least."""
     specs = graph.nodes[-1].out or ()
     return sum(t.nbytes for t in specs), sum(prod(t.shape) * max(4, WIDTH[t.dtype]) for t in specs[:1])

@@ -11,7 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.checkpoint.layout.derived import followed, of_plan, taken
+from launcher.checkpoint.layout.derive_strategy import (
+    strategy_of_plan,
+    strategy_to_load,
+    with_left_out_tensors,
+)
 from launcher.checkpoint.layout.strategy import KINDS, Entry, Kind, Strategy
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
 from launcher.checkpoint.tensorfile.safetensors import Blob
@@ -88,7 +92,7 @@ def strategy(s: Session, optimizer_states: Sequence[State]) -> Strategy:
     every = all_gather({x.name: x.described for x in optimizer_states}, dict[str, Described])
 
     placed = {p.name: p.layout for p in s.plan.params}
-    entries = dict(of_plan(s.plan).entries)
+    entries = dict(strategy_of_plan(s.plan).entries)
     for theirs in every:
         for name, (param, key, shape, dtype) in theirs.items():
             entries[name] = Entry(_laid_out(s, placed[param], key, shape), dtype, "optim", ())
@@ -155,8 +159,8 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     checkpoint = open_checkpoint(folder, s.trust)
 
     # a checkpoint without adapters that the model has: load its weights, but no optimizer state
-    begins = taken(s.plan, checkpoint.strategy.named)
-    if len(begins.entries) < len(of_plan(s.plan).entries):
+    begins = strategy_to_load(s.plan, checkpoint.strategy.named)
+    if len(begins.entries) < len(strategy_of_plan(s.plan).entries):
         mine = {n: t for n, t in tensors(s, []).items() if n in begins.entries}
         _read(s, checkpoint, begins, mine, broadcast=broadcast, kinds=("param", "buffer"))
         same_copies(s)
@@ -181,7 +185,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     # a moving average that this run does not keep has the checkpoint's layout
     target = strategy(s, optimizer_states)
     if s.average is None:
-        target = followed(target, averages)
+        target = with_left_out_tensors(target, averages)
     _read(s, checkpoint, target, tensors(s, optimizer_states), broadcast=broadcast)
     _give_back(s, optimizer_states)
     if s.average is not None and not averages.entries:

@@ -13,7 +13,7 @@ from launcher.checkpoint.cast import Cast, differing
 from launcher.checkpoint.foreign.hugging_face import joined, model_type, names_in_folder, read_hf
 from launcher.checkpoint.foreign.read import pieces_of_rank
 from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
-from launcher.checkpoint.layout.derived import taken
+from launcher.checkpoint.layout.derive_strategy import strategy_to_load
 from launcher.checkpoint.tensorfile.encryption import load_key
 from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.file_digests import contents
@@ -63,7 +63,7 @@ def read(s: Session, model: HuggingFace) -> None:
     Raises ``RunError`` for values that the model cannot represent.
     """
     blobs = Blobs(read_hf(Path(model.path)))
-    target = taken(s.plan, blobs.specs)
+    target = strategy_to_load(s.plan, blobs.specs)
     specs = {name: entry.spec for name, entry in target.entries.items()}
     combined = joined(blobs, model_type(Path(model.path)), specs)
     source = RenamedTensors(combined, names_in_folder(combined.specs, target.named))

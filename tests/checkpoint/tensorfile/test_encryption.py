@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checkpoint import open_checkpoint, partial, read_extra, read_rank, single, transform, verify, write_rank
-from launcher.checkpoint.export import export
+from launcher.checkpoint.export_one_file import export
 from launcher.checkpoint.foreign.read import import_full
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.store import commit

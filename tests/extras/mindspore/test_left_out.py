@@ -9,7 +9,7 @@ import pytest
 
 from launcher.checkpoint import Blob, Strategy, open_checkpoint, rank_list_for_transform, transform_checkpoint_by_rank
 from launcher.checkpoint.foreign.read import read_incoming
-from launcher.checkpoint.layout.derived import followed
+from launcher.checkpoint.layout.derive_strategy import with_left_out_tensors
 from launcher.checkpoint.layout.strategy import Entry
 from launcher.checkpoint.transform import transform
 from launcher.extras.mindspore.ckpt import write_ckpt
@@ -147,13 +147,13 @@ def test_ranks_that_are_no_copies_of_each_other_are_refused_by_name(home: Home, 
 def test_a_checkpoint_of_ours_takes_a_strategy_of_its_trainable_parameters(tmp_path: Path) -> None:
     src, dst = net(2, 2, SHAPES), trainable(net(2, shapes=SHAPES))
     save(tmp_path / "a", src, filled(src))
-    target = followed(dst, src)
+    target = with_left_out_tensors(dst, src)
     transform(tmp_path / "a", tmp_path / "b", target)
     found = open_checkpoint(tmp_path / "b").strategy.entries
     assert {n: found[n].layout.split for n in LEFT} == {n: ((),) * len(SHAPES[n]) for n in LEFT}
 
 
 def test_what_is_left_out_is_on_the_stages_of_its_module() -> None:
-    target = followed(trainable(net(2, 2, SHAPES)), net(4, shapes=SHAPES))
+    target = with_left_out_tensors(trainable(net(2, 2, SHAPES)), net(4, shapes=SHAPES))
     at = {name: dict(target.entries[name].layout.at).get("pp") for name in LEFT}
     assert at == {"bn.moving_mean": (1,), "bn.moving_variance": (1,), "frozen.w": None}

@@ -9,7 +9,7 @@ import pytest
 from launcher.extras.sweep import summary
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.loss_differences import Gap
-from launcher.extras.sweep.results import results
+from launcher.extras.sweep.ranking import ranked_results
 from launcher.extras.sweep.summary import WIDTH
 from launcher.job.sweep_grid import Cell
 
@@ -23,7 +23,7 @@ def result(number: int, value: float | None = None, *, status: str = "done", rep
 
 
 def ranked(*found: CellResult, goal: str = "min"):
-    return results(found, {}, "val_loss", goal, {})
+    return ranked_results(found, {}, "val_loss", goal, {})
 
 
 def names(lines) -> list[str]:
@@ -88,7 +88,7 @@ def test_the_file_has_a_column_for_each_key_and_figure(tmp_path):
 
 def test_the_table_fits_a_terminal_whatever_varies():
     cells = [Cell(f"{n}-x", (), tuple(f"model.a_long_key_{k}={n}{'y' * 30}" for k in range(9))) for n in range(50)]
-    found = results(
+    found = ranked_results(
         [CellResult(c, "done", {"val_loss": 1.0, "step_ms": 5.0}) for c in cells], {}, "val_loss", "min", {}
     )
     shown = list(summary.printed(found, {}))

@@ -14,7 +14,7 @@ from PIL import Image
 
 from launcher.extras.sweep import report
 from launcher.extras.sweep.cell_process import CellResult
-from launcher.extras.sweep.results import Results, results
+from launcher.extras.sweep.ranking import Results, ranked_results
 from launcher.job.sweep_grid import Cell
 from launcher.run.curve import Curve
 
@@ -37,7 +37,7 @@ def some(count: int = 6) -> Results:
     cells = [cell(n, 0.01 * 3**n, ("1f1b", "gpipe")[n % 2]) for n in range(count)]
     found = [CellResult(c, "done", {"val_loss": 3.0 - 0.1 * n, "step_ms": 5.0}) for n, c in enumerate(cells)]
     found.append(CellResult(cell(count, 9.0, "<b>"), "failed", error="rank 1: out of <luck>"))
-    return results(found, {}, "val_loss", "min", {r.cell.name: curve(0.1 * n) for n, r in enumerate(found[:-1])})
+    return ranked_results(found, {}, "val_loss", "min", {r.cell.name: curve(0.1 * n) for n, r in enumerate(found[:-1])})
 
 
 def pictures(page: str) -> list[ElementTree.Element]:

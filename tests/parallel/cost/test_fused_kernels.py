@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.parallel.cost.kernels import Meter, SupportedKernels, counted_as
+from launcher.parallel.cost.kernels import ForwardMeter, SupportedKernels, counted_as
 from launcher.plan.plan import Plan
 from launcher.planner import device_kernels
 from launcher.planner.plan_job import plan_job
@@ -30,7 +30,7 @@ def saved(device: str, mask: Callable[[], Tensor | None]) -> int:
     """Bytes of attention from 40 positions to 64."""
     with torch.device(device):
         q, k, v = (torch.zeros(2, 4, n, 8, requires_grad=True) for n in (40, 64, 64))
-        with Meter(()) as meter:
+        with ForwardMeter(()) as meter:
             F.scaled_dot_product_attention(q, k, v, attn_mask=mask())
     return meter.saved
 
@@ -44,7 +44,7 @@ def norm(fused: bool, weight: torch.dtype = torch.bfloat16) -> tuple[int, Tensor
     """Bytes that the norm of 30 rows of 64 in bfloat16 keeps, its weight aside, and what comes of it."""
     with torch.device("meta"), counted_as(SupportedKernels(norms=fused)):
         x, scale = torch.zeros(2, 15, 64, dtype=torch.bfloat16, requires_grad=True), torch.ones(64, dtype=weight)
-        with Meter((scale,)) as meter:
+        with ForwardMeter((scale,)) as meter:
             out = F.rms_norm(x, (64,), scale)
     return meter.saved, out
 
@@ -117,7 +117,7 @@ def test_a_device_drops_out_and_reads_groups_in_one_kernel(more: dict[str, Any])
     with torch.device("meta"), counted_as(device_kernels.kernels_of("cuda", here=False)):
         q, k, v = (torch.zeros(2, h, 40, 8, requires_grad=True) for h in (4, 2 if "enable_gqa" in more else 4, 4))
         v = v[:, : k.shape[1]]
-        with Meter((q, k, v)) as meter:
+        with ForwardMeter((q, k, v)) as meter:
             F.scaled_dot_product_attention(q, k, v, is_causal=True, **more)
     assert meter.saved == 4 * 2 * 4 * 40 * (8 + 1)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.parallel.cost.kernels import Meter
+from launcher.parallel.cost.kernels import ForwardMeter
 
 
 def ones(*shape: int, wide: bool = False) -> Tensor:
@@ -48,25 +48,25 @@ def test_the_plan_notes_what_this_machine_refuses(name, wide):
     else:
         refused = False
     assert refused == wide
-    with torch.device("meta"), Meter(()) as meter:
+    with torch.device("meta"), ForwardMeter(()) as meter:
         OPERATIONS[name](wide)
     assert bool(meter.disagree) == wide
 
 
 def test_it_names_the_operation_the_dtypes_and_the_line():
     line = first.__code__.co_firstlineno + 5
-    with torch.device("meta"), Meter(()) as meter:
+    with torch.device("meta"), ForwardMeter(()) as meter:
         OPERATIONS["mm"](True)
     assert meter.disagree == (f"mm of float32 and float64 (test_kernel_dtypes.py:{line})",)
 
 
 def test_a_norm_of_narrow_numbers_may_have_wide_weights():
-    with torch.device("meta"), Meter(()) as meter:
+    with torch.device("meta"), ForwardMeter(()) as meter:
         F.layer_norm(ones(2, 2).bfloat16(), (2,), ones(2), ones(2))
     assert meter.disagree == ()
 
 
 def test_under_autocast_the_dtypes_are_torchs_to_choose():
-    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16), Meter(()) as meter:
+    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16), ForwardMeter(()) as meter:
         ones(2, 2).bfloat16() @ ones(2, 2)
     assert meter.disagree == ()

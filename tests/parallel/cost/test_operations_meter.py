@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from launcher.parallel.cost.kernels import Meter
+from launcher.parallel.cost.kernels import ForwardMeter
 from launcher.parallel.cost.memory import BackwardMeter
 from launcher.plan.values.operations import Operations, Product
 
 
 def forward(run: Callable[[], object]) -> Operations:
-    with torch.device("meta"), Meter(()) as meter:
+    with torch.device("meta"), ForwardMeter(()) as meter:
         run()
     return meter.operations.since(0)
 

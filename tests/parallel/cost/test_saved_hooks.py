@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from launcher.parallel.cost.kernels import Meter
+from launcher.parallel.cost.kernels import ForwardMeter
 
 W = torch.arange(8.0)
 
@@ -25,7 +25,7 @@ def curve(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("func", [slope, curve], ids=["once", "twice"])
 def test_torch_func_grad_runs_while_saved_tensors_are_counted(func):
     x = torch.ones(4, 8, requires_grad=True)
-    with Meter(()) as meter:
+    with ForwardMeter(()) as meter:
         found = func(x)
     assert torch.equal(found, func(x))
     assert meter.saved >= x.nbytes
@@ -33,7 +33,7 @@ def test_torch_func_grad_runs_while_saved_tensors_are_counted(func):
 
 def test_what_runs_after_it_is_counted_as_before():
     x = torch.ones(4, 8, requires_grad=True)
-    with Meter((x,)) as meter:
+    with ForwardMeter((x,)) as meter:
         slope(x)
         since = meter.saved
         x.tanh()
@@ -42,7 +42,7 @@ def test_what_runs_after_it_is_counted_as_before():
 
 def test_hooks_of_the_users_own_are_refused_as_torch_does():
     with (
-        Meter(()),
+        ForwardMeter(()),
         torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
         pytest.raises(RuntimeError, match="don't yet support saved tensor hooks"),
     ):
@@ -53,7 +53,7 @@ def test_hooks_of_the_users_own_are_refused_as_torch_does():
 
 def test_of_two_that_count_at_once_both_step_aside_and_come_back():
     x = torch.ones(4, 8, requires_grad=True)
-    with Meter(()) as outer, Meter(()) as inner:
+    with ForwardMeter(()) as outer, ForwardMeter(()) as inner:
         found = curve(x)
         since = outer.saved, inner.saved
         x.tanh()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.layout.strategy import meaning
 from launcher.checkpoint.layout.strategy_file import text as strategy_text
 from launcher.errors import RequestError
@@ -115,7 +115,7 @@ def test_what_is_wrong_in_a_file_is_said_of_the_file(tmp_path: Path, name: str, 
 
 def layouts_of(plan: Plan, path: Path) -> str:
     """A file with the layouts of all parameters of ``plan``."""
-    strategy = of_plan(plan)
+    strategy = strategy_of_plan(plan)
     path.write_text(strategy_text(strategy, tuple(range(strategy.stages))))
     return str(path)
 

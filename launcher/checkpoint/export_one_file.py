@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.checkpoint.cast import cast_chunks
 from launcher.checkpoint.foreign.lora_adapters import Adapters, chunks, merged
-from launcher.checkpoint.layout.derived import sources
+from launcher.checkpoint.layout.derive_strategy import sources
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_outside_checkpoints
 from launcher.checkpoint.tensorfile.disk import replaced

@@ -18,7 +18,7 @@ LARGE = 64 * 1024  # bytes; the default of parallel.hsdp.threshold
 REPLICAS = ("dp_replicate", "dp_shard")
 
 
-def of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
+def strategy_of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
     """Returns the layouts of every parameter and persistent buffer, or of trainable parameters only."""
     entries = {
         p.name: Entry(p.layout, p.spec.dtype, "buffer" if p.buffer else "param", p.names[1:])
@@ -28,20 +28,20 @@ def of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
     return Strategy(plan.sizes.grid, entries)
 
 
-def taken(plan: Plan, source: Collection[str]) -> Strategy:
+def strategy_to_load(plan: Plan, source: Collection[str]) -> Strategy:
     """Returns the tensors that a run of ``plan`` loads from a ``source`` with tensors of these names.
 
     These are all tensors, or all but the adapters if the source has none: they are then initialized as at
     step 0.
     """
-    everything = of_plan(plan)
+    everything = strategy_of_plan(plan)
     adapters = {p.name for p in plan.params if p.role == "adapter"}
     if not adapters or adapters.intersection(source):
         return everything
     return replace(everything, entries={n: e for n, e in everything.entries.items() if n not in adapters})
 
 
-def followed(target: Strategy, src: Strategy) -> Strategy:
+def with_left_out_tensors(target: Strategy, src: Strategy) -> Strategy:
     """Returns ``target`` with the tensors of ``src`` that a strategy may leave out.
 
     Buffers and parameters that are not trained are full on all ranks of the stages that have the other

@@ -85,7 +85,7 @@ class Results:
         return 1 if self.goal == "min" else -1
 
 
-def results(
+def ranked_results(
     results: Sequence[CellResult],
     forecasts: Mapping[str, Forecast],
     metric: str,

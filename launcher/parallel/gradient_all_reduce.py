@@ -23,17 +23,17 @@ class Bucketed:
 
     def reduce(self) -> None:
         """Sum the gradients over the group."""
-        total(self.tensors, self.group, self.dtype)
+        all_reduce_gradients(self.tensors, self.group, self.dtype)
 
 
-def sums(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
+def tensor_parallel_buckets(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
     """Return the buckets of ``part`` that are summed over ``tp``: each rank has a term of these gradients."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}
     own = [b for b in plan.sums if b.stage == part.stage.index]
     return [Bucketed(tuple(mine[n] for n in b.names), meshes.tp) for b in own]
 
 
-def fuse(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
+def data_parallel_buckets(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
     """Return the data-parallel buckets of ``part``."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}
     own = [b for b in plan.buckets if b.stage == part.stage.index]
@@ -43,7 +43,7 @@ def fuse(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
 
 
 @torch.no_grad()
-def total(
+def all_reduce_gradients(
     tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
 ) -> None:
     """Sum the local gradients of ``tensors`` over ``group`` in one collective, in ``dtype``.
