@@ -126,7 +126,7 @@ OPEN = {
     "launcher.parallel": {
         "broadcast", "byte_collectives", "compile", "digests", "grad_norm", "half_precision", "mesh", "output_share",
         "parallel_model", "recompute", "sequence", "split_backward", "stages",
-        "traced_forward_check",
+        "forward_comparison",
     },
 }  # fmt: skip
 WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint", "launcher.extras.mindspore")

@@ -37,6 +37,15 @@ def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> N
         vars(module)["forward"] = RecomputedForward(module, module.forward, r, axis)
 
 
+class NotRecomputable(RequestError):
+    """``module`` cannot be recomputed, because ``why``."""
+
+    def __init__(self, module: str, why: str) -> None:
+        text = f"{module} cannot be recomputed in the backward: {why}; leave {module} out"
+        super().__init__((Problem("parallel.recompute.modules", text),))
+        self.module, self.why = module, why
+
+
 @dataclass(frozen=True)
 class RecomputedForward:
     """The forward of a module that is recomputed in its backward, around its ``plain`` one.
@@ -89,9 +98,10 @@ class RecomputedForward:
         watched = not self.axis.planned and next(self.numbers) in (1, 2)
         before = self._state() if watched else ()
         yield
-        for was, now in zip(before, self._state() if watched else (), strict=True):
+        top = f"{self.recomputed.module}."
+        for was, now, prefix in zip(before, self._state() if watched else (), (top, ""), strict=False):
             if changes := changed(was, now):
-                raise self.not_recomputable(f"each of its forwards changes {changes[0][0]}")
+                raise self.not_recomputable(f"each of its forwards changes {prefix}{changes[0][0]}")
 
     def _state(self) -> tuple[PythonState, PythonState]:
         """Return the module's state in Python, and the state of its source files and of the process."""
@@ -99,9 +109,7 @@ class RecomputedForward:
 
     def not_recomputable(self, why: str) -> RequestError:
         """Return the error that the module cannot be recomputed."""
-        name = self.recomputed.module
-        text = f"{name} cannot be recomputed in the backward: {why}; leave {name} out"
-        return RequestError((Problem("parallel.recompute.modules", text),))
+        return NotRecomputable(self.recomputed.module, why)
 
 
 @contextmanager

@@ -183,11 +183,18 @@ class TracedForward:
 
 
 def _settled(
-    operators: TensorParallelPlan, recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: ModelStructure
+    operators: TensorParallelPlan,
+    recomputed: tuple[Recomputed, ...],
+    graph: Graph,
+    skeleton: ModelStructure,
+    tried: dict[str, str],
 ) -> TracedForward:
-    """A traced forward with the recomputation that ``graph`` permits. Raises ``RequestError``."""
-    recomputed, problems = recompute.settled(recomputed, graph, skeleton)
-    refuse(problems)
+    """A traced forward with the recomputation that ``graph`` permits. Raises ``RequestError``.
+
+    ``tried``: the modules that could not be recomputed on a few samples, and why.
+    """
+    recomputed = recompute.with_restored(recomputed, graph)
+    refuse(recompute.problems(recomputed, tried | recompute.not_repeatable(recomputed, graph, skeleton)))
     together = dict.fromkeys((*graph.recomputed, *(r.module for r in recomputed)))
     return TracedForward(operators, recomputed, replace(graph, recomputed=tuple(together)))
 
@@ -235,6 +242,7 @@ def follow(
     # before operators are cut, the traced forward can run on values; the trace may have a clearer reason
     tried = uncut is not None and isinstance(job.model, Target)
     mistraced = _mistraced(model, frozenset(uncut or ()), specs) if tried else []
+    not_repeated = _not_repeated(job, model, recomputed, specs)
 
     # shard the model as for one rank of tp; sequence chunks are traced on an unsharded copy
     bare = copied(model) if count > 1 else model
@@ -258,28 +266,40 @@ def follow(
         more = model_facts.one_sample_more(model, leaves, specs)
         refuse([*evaluation.shared(graph, more, request.sizes.micro_batch)])
     if leaves is None or count == 1:
-        return _settled(out, recomputed, graph, skeleton)
+        return _settled(out, recomputed, graph, skeleton, not_repeated)
 
     # trace one forward of each piece
     split = job.parallel.pipeline.seq_split
     lengths = sequence.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
     out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
-    forward = _settled(out, recomputed, graph, skeleton)
+    forward = _settled(out, recomputed, graph, skeleton, not_repeated)
     return replace(forward, pieces=sequence.graphs(model, leaves, specs, graph, lengths=lengths))
 
 
 def _mistraced(model: nn.Module, leaves: frozenset[str], specs: tuple[TensorSpec, ...]) -> list[Problem]:
     """Returns a problem if the traced code between the modules computes something else."""
+    from launcher.parallel.forward_comparison import traced_difference
     from launcher.parallel.trace.model_facts import meta
-    from launcher.parallel.traced_forward_check import differs
 
-    what = differs(model, leaves, meta(specs))
+    what = traced_difference(model, leaves, meta(specs))
     if not what:
         return []
     text = f"the code between the named modules of {type(model).__name__} computes something else while it is"
     why = f"traced ({what}), as code does that asks for torch's modes or for the kind of a tensor"
     cure = "name a larger module in stage_config, so that this code runs inside it"
     return [Problem("parallel.pipeline.stage_config", f"{text} {why}; {cure}")]
+
+
+def _not_repeated(
+    job: Job, model: nn.Module, recomputed: tuple[Recomputed, ...], specs: tuple[TensorSpec, ...]
+) -> dict[str, str]:
+    """Returns the modules that cannot be recomputed on a few samples, and why."""
+    if not recomputed or not isinstance(job.model, Target):
+        return {}
+    from launcher.parallel.forward_comparison import not_repeatable
+    from launcher.parallel.trace.model_facts import meta
+
+    return not_repeatable(model, recomputed, meta(specs))
 
 
 class Traces:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointError
 
+from launcher.errors import RequestError
 from launcher.parallel.cost.fusion_meter import FusionMeter
 from launcher.parallel.cost.kernels import FusedKernels, OperationsMeter, flops_of
 from launcher.parallel.cost.saved_hooks import AGAIN, PLAIN, SavedHooks, Sent
@@ -190,9 +191,12 @@ class BackwardMeter:
             tuple((r.keep, r.comm) for r in regions),
             tuple(map(_kind, arguments)),
         )
+        known = self._known.get(key)
         if key not in self._known:
-            self._known[key] = _tried(module, args, kwargs)
-        return self._known[key]
+            known = self._known[key] = _tried(module, args, kwargs)
+        elif known is not None and (known.backward.twice or known.backward.unlike):
+            return _tried(module, args, kwargs)  # equal modules may differ in what they do, and are named
+        return known
 
 
 def _text(module: nn.Module) -> object:
@@ -268,8 +272,11 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         except CheckpointError:
             unlike = tuple(m.forward.recomputed.module for m in regions)
             return Measured(Backward(twice=twice, unlike=unlike), Operations())
-        except (RuntimeError, NotImplementedError):
-            # it reads values, has no backward, or draws in a way that meta tensors do not support
+        except RequestError:
+            raise
+        except Exception:
+            # it reads values, has no backward, needs state that another module leaves, or draws in a way that
+            # meta tensors do not support
             twice = twice or tuple(n for m in regions for n in _drawn_from(m, meter.generators))
             seen = Backward(twice=twice) if twice or not regions else _again_in_memory(module, args, kwargs)
             return Measured(seen, Operations()) if seen.twice or seen.unlike else None

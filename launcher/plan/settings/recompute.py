@@ -96,31 +96,32 @@ def _key(policies: Mapping[str, str], patterns: Sequence[str], module: str) -> s
     return next((key for key in patterns if fnmatchcase(module, key)), None)
 
 
-def settled(
-    recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: ModelStructure
-) -> tuple[tuple[Recomputed, ...], list[Problem]]:
-    """Returns ``recomputed`` with the buffers to restore, and problems for modules that cannot run twice.
+def with_restored(recomputed: tuple[Recomputed, ...], graph: Graph) -> tuple[Recomputed, ...]:
+    """Returns ``recomputed`` with the buffers to restore."""
+    return tuple(replace(r, restored=_restored(r.module, graph)) for r in recomputed)
 
-    A module cannot run twice if its second forward would differ from the first.
-    """
+
+def not_repeatable(
+    recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: ModelStructure
+) -> dict[str, str]:
+    """Returns the modules whose second forward would differ from the first, and why."""
     weights = {p.name for p in skeleton.params if not p.buffer}
     compiled = skeleton.traits.compiled
-
-    # why each module cannot run twice; "" if it can
-    wrong = {
-        r: next(_unlike(r.module, graph, weights), "") or _compiled(r.module, compiled) or _once(r, graph)
+    reasons = {
+        r.module: next(_unlike(r.module, graph, weights), "")
+        or _compiled(r.module, compiled)
+        or _once(r, graph)
         for r in recomputed
     }
+    return {module: why for module, why in reasons.items() if why}
 
-    # the cure names only the modules that can run twice
-    others = [r.module for r, why in wrong.items() if not why]
+
+def problems(recomputed: tuple[Recomputed, ...], wrong: Mapping[str, str]) -> list[Problem]:
+    """Returns the problems of modules that are ``wrong``; the cure names all others."""
+    others = [r.module for r in recomputed if r.module not in wrong]
     cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
-    problems = [
-        Problem(MODULES, f"{r.module} cannot be recomputed in the backward: {why}", cure)
-        for r, why in wrong.items()
-        if why
-    ]
-    return tuple(replace(r, restored=_restored(r.module, graph)) for r in recomputed), problems
+    text = "cannot be recomputed in the backward"
+    return [Problem(MODULES, f"{module} {text}: {why}", cure) for module, why in wrong.items()]
 
 
 def _compiled(module: str, compiled: tuple[str, ...]) -> str:
