@@ -105,7 +105,7 @@ def why(graph: Graph, group: Sequence[str]) -> str:
             if n.target in seen and seen[-1] != n.target:
                 return f"{n.target!r} is called again after {seen[-1]!r}"
             seen.append(n.target)
-    return f"code between the modules needs {', '.join(map(repr, group))} on its own stage"
+    return f"code between the modules needs {', '.join(map(repr, group))} on the stage where it runs"
 
 
 def together(group: Sequence[str]) -> str:

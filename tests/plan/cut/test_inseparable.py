@@ -99,10 +99,10 @@ def test_stages_of_groups_in_their_order_are_never_against_the_flow(calls: list[
 def test_automatic_stages_keep_together_what_no_cut_can_separate_and_say_so() -> None:
     made = planned(again("a", "b", "c", "a", "d"), *PP2)
     assert [s.modules for s in made.stages] == [("a", "b", "c"), ("d",)]
-    assert f"{KEY} auto: 'a', 'b', 'c' on one stage, for 'a' is called again after 'c'" in map(str, made.notes)
+    assert f"{KEY} auto: 'a', 'b', 'c' on one stage, because 'a' is called again after 'c'" in map(str, made.notes)
 
 
-TOGETHER = "'a', 'b', 'c' must be on one stage, for 'a' is called again after 'c'"
+TOGETHER = "'a', 'b', 'c' must be on one stage, because 'a' is called again after 'c'"
 LEFT = f"the model has 4 modules with parameters; {TOGETHER}; that leaves 2 parts, too few for"
 TOO_FEW = {
     "interleave": (
