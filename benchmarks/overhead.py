@@ -175,7 +175,7 @@ def main() -> None:
         spread = f"min {min(ms):.1f}, max {max(ms):.1f}, {len(ms)} blocks of {args.steps}"
         print(f"{name:<9} {middle[name]:7.1f} ms a step  ({spread})")
     pairs = [a / b for a, b in zip(times["launcher"], times["by hand"], strict=True)]
-    print(f"ratio     {statistics.median(pairs):7.3f}  (median of {len(pairs)} neighbouring pairs)")
+    print(f"ratio     {statistics.median(pairs):7.3f}  (median of {len(pairs)} neighboring pairs)")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def refusal(path: str, allow: tuple[str, ...], ours: tuple[str, ...]) -> tuple[s
     """
     parts = path.split(".")
     if len(parts) < 2 or not all(p.isidentifier() for p in parts):
-        return "should be the dotted path of a class, as package.module.Class", ""
+        return "should be the dotted path of a class, such as package.module.Class", ""
     if any(p.startswith("_") for p in parts):
         return "a private name may not be used", ""
     if _own(path):

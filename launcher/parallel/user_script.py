@@ -91,7 +91,7 @@ def _numbers(model: nn.Module) -> fill.FullTensorOf:
     real = fill.tensors(model)
     lost = [name for name, t in real.items() if t.is_meta]
     if lost:
-        text = f"model: {lost[0]} is on the meta device and has no numbers"
+        text = f"model: {lost[0]} is on the meta device and has no values"
         raise ValueError(f"{text}; pass a function that builds the model")
     return lambda name: real[name].detach().cpu()
 

@@ -138,7 +138,7 @@ _EXPERTS = "expert parallelism is not supported; every rank of a stage has all e
 _OFFLOAD = "offloading to the memory of the host is not supported"
 
 
-_QUANTISED = "quantised weights are not supported"
+_QUANTISED = "quantized weights are not supported"
 
 
 UNLIKE = {
@@ -170,7 +170,7 @@ UNLIKE = {
     "parallel_optimizer_config": "its keys are shard_size, threshold and optimizer_level of parallel.hsdp",
     **dict.fromkeys(
         ("distributed_type", "strategy", "fsdp_sharding_strategy", "sharding_strategy"),
-        f"{_HSDP}; without it each rank keeps all of both",
+        f"{_HSDP}; without it each rank keeps all of them",
     ),
     **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), _OVERLAP),
     **dict.fromkeys(

@@ -143,7 +143,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
 def _blank_missing(name: str) -> str:
     """An explanation for ``nproc:4``, which is one word in YAML; "" for other names."""
     key, colon, value = name.partition(":")
-    return f": YAML needs a blank after the colon, as in {key}: {value}" if key and colon and value else ""
+    return f": YAML needs a space after the colon, as in {key}: {value}" if key and colon and value else ""
 
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:

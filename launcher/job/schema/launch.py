@@ -74,7 +74,7 @@ class Slurm(Settings):
     container: str | None = None
     array: Flag = Field(True, description="a sweep is an array; false: one allocation for all of its cells")
     array_parallel: Count | None = Field(
-        None, description="cells of a sweep that run at a time; null: in an array all, in an allocation one"
+        None, description="cells of a sweep that run at a time; null: all of an array, one in an allocation"
     )
     submit: Flag = Field(True, description="false: write the batch file only")
 

@@ -103,7 +103,9 @@ def test_a_node_that_listens_is_reached_and_one_that_has_gone_is_not() -> None:
 
 
 def test_an_interface_that_is_not_there_is_named() -> None:
-    with pytest.raises(OSError, match=r"GLOO_SOCKET_IFNAME is nosuchnet0, but the interfaces there are .*\blo\b"):
+    with pytest.raises(
+        OSError, match=r"GLOO_SOCKET_IFNAME is nosuchnet0, but the interfaces of this node are .*\blo\b"
+    ):
         NetworkView(at(), {GLOO: "nosuchnet0"}).listen()
 
 
