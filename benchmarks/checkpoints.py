@@ -86,7 +86,7 @@ def strategy(on: Grid, mib: int) -> Strategy:
 def values(name: str, box: Box, salt: str = "") -> npt.NDArray[Any]:
     """Return the values of ``box`` as float32.
 
-    Each value is finite, and a hash of the name and of the element's indices. So it is the same in any layout.
+    Each value is finite, and a hash of the name and of the element's indices, so it is equal in any layout.
     """
     out = np.full(box.shape, crc32((name + salt).encode()), np.uint32)
     for dim, (lo, hi, odd) in enumerate(zip(box.lo, box.hi, (2654435761, 2246822519), strict=False)):
