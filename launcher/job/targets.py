@@ -281,7 +281,7 @@ def _check_fit(
 def _bad_arguments(
     why: str, make: Callable[..., Any], arguments: Mapping[str, Any], key: str
 ) -> tuple[str, str]:
-    """Why ``make`` does not take the arguments, and the cure if a name is misspelt."""
+    """Why ``make`` does not take the arguments, and the cure if a name is misspelled."""
     text = f"its arguments do not fit: {why}"
     names = list(inspect.signature(make).parameters)
     wrong = next((name for name in arguments if name not in names), "")
