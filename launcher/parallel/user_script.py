@@ -56,7 +56,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
 
     Every rank of the process group calls this.
 
-    If ``model`` is a function that builds the model, its weights are initialised from ``plan.seed``, shard by
+    If ``model`` is a function that builds the model, its weights are initialized from ``plan.seed``, shard by
     shard. If it is a module, its values are kept, and it must not be used afterwards. Raises ``ValueError``
     if the group and the plan differ in the number of ranks, or if the module is on the meta device.
     """

@@ -176,7 +176,7 @@ def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_ze
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
         out = _observed(module, InMemory(module, real, args, kwargs, origins), seen)
 
-    # report what it changed as if it had run on meta
+    # report writes to the copies as writes to the originals
     if seen.meter is not None:
         written = seen.meter.written
         written.update([storages[w] for w in written if w in storages])
