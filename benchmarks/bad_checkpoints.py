@@ -1,7 +1,8 @@
-"""What programs that convert checkpoints say to bad ones: each input is made, given to each, and judged.
+"""Makes bad checkpoints, and shows how programs that convert checkpoints react to them.
 
-A checkpoint of four ranks becomes one of two (MindSpore, ours) or one file (DCP, DeepSpeed). What a program
-returns without complaint is compared with what it should have made. Run it in the folder above this one:
+The programs convert a checkpoint of four ranks to one of two ranks (MindSpore, ours) or to one file (DCP,
+DeepSpeed). If a program reports no error, its output is compared with the right one. Run it in the folder
+above this one:
 
     python -m benchmarks.bad_checkpoints [--write]
 """
@@ -54,7 +55,10 @@ LAST = net(grid(tp=2))
 
 @dataclass(frozen=True)
 class Row:
-    """``prefix`` of the files to write; ``crowded``: the destination has a rank of an older run."""
+    """One input, and the forms of checkpoints that it exists for.
+
+    ``prefix``: the prefix of the files to write. ``crowded``: the destination has a rank of an older run.
+    """
 
     text: str
     damage: Damage
@@ -81,7 +85,7 @@ def rows() -> Iterator[Row]:
 
 
 def make(home: Path, form: str, stages: int, salt: str, deepspeed: str | None) -> None:
-    """A good checkpoint; ``salt`` makes its values others."""
+    """Write a good checkpoint; another ``salt`` gives other values."""
     of = net(grid(tp=4) if stages == 1 else grid(pp=2, tp=2))
     home.mkdir(parents=True)
     save_strategy(home / "src.ckpt", of)
@@ -126,7 +130,7 @@ def _save_deepspeed(home: Path, salt: str, interpreter: str) -> None:
 
 
 def cell(row: Row, program: Program, made: Path, work: Path) -> str:
-    """What happened."""
+    """Return what happened, as a cell of the table."""
     if program.form not in row.forms:
         return "-"
     shutil.rmtree(work, ignore_errors=True)
@@ -142,7 +146,7 @@ def cell(row: Row, program: Program, made: Path, work: Path) -> str:
     ran = "**runs it**; " if (work / MARK).exists() else ""
     if said is not None:
         left = [p for p in out.rglob("*") if p.is_file() and p.parent.name != "rank_7"]
-        text = said[[0, *(m.start() for m in ERROR.finditer(said))][-1] :]  # the cause, which some tell last
+        text = said[[0, *(m.start() for m in ERROR.finditer(said))][-1] :]  # the cause, which some print last
         text = text.replace(f"{work}/", "").replace("|", "\\|").replace("`", "'")
         text = text if len(text) < 110 else f"{text[:107]}..."
         return f"{ran}error: `{text}`" + (f"; **{len(left)} files are left**" if left else "")
@@ -155,7 +159,7 @@ def cell(row: Row, program: Program, made: Path, work: Path) -> str:
 
 
 def flaws(form: str, out: Path) -> tuple[int, int]:
-    """How many tensors of the output are not what they should be, of how many."""
+    """Return the number of tensors of the output that are wrong or missing, and the number of all tensors."""
     if form in ("own", "ranks"):
         boxes = [
             saved_boxes(LAST, r)["model.safetensors"] if form == "own" else held_boxes(LAST, r)
@@ -174,7 +178,7 @@ def flaws(form: str, out: Path) -> tuple[int, int]:
 
 
 def programs() -> Iterator[Program | str]:
-    """Those that can be had, and for the others why not."""
+    """Yield the programs that can run here, and for each of the others a line that says why not."""
     for peer, name, form in ((MINDSPORE, "MindSpore", "ranks"), (DEEPSPEED, "DeepSpeed", "deepspeed")):
         found, why = python(peer)
         yield f"{name} was left out: {why}." if found is None else Program(name, peer.name, str(found), form)

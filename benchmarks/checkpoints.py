@@ -1,4 +1,4 @@
-"""A transformer's parameters in any layout on disk, for measurements: values are made from names."""
+"""Writes a transformer's parameters in any layout, for measurements; values are computed from names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYER = {
     "down": (HIDDEN, 4 * HIDDEN),
 }
 INNER = ("out", "down")
-"""Cut along their input, as tensor parallelism has it: their pieces are strided in the whole."""
+"""Weights that tensor parallelism cuts along their input; their pieces are strided in the full tensor."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Case:
 
 
 def grid(**sizes: int) -> Grid:
-    """Axes as the planner has them; those not given have size 1."""
+    """Return a grid with the axes of the planner; axes that are not passed have size 1."""
     return Grid.of(**{axis: sizes.get(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "tp")})
 
 
@@ -59,7 +59,7 @@ CASES = {
 
 
 def shapes(mib: int) -> dict[str, tuple[int, ...]]:
-    """As many layers as fit into ``mib`` MiB of float32, and an embedding that fills the rest."""
+    """Return the shapes of as many layers as fit into ``mib`` MiB of float32; an embedding fills the rest."""
     each = sum(rows * columns for rows, columns in LAYER.values()) + HIDDEN
     layers, rest = divmod(mib << 18, each)
     out: dict[str, tuple[int, ...]] = {"embed": (max(rest // HIDDEN // 64, 1) * 64, HIDDEN)}
@@ -84,7 +84,10 @@ def strategy(on: Grid, mib: int) -> Strategy:
 
 
 def values(name: str, box: Box, salt: str = "") -> npt.NDArray[Any]:
-    """Float32 of ``box``: each element a hash of its name and its indices, finite, whatever the layout."""
+    """Return the values of ``box`` as float32.
+
+    Each value is finite, and a hash of the name and of the element's indices, so it is equal in any layout.
+    """
     out = np.full(box.shape, crc32((name + salt).encode()), np.uint32)
     for dim, (lo, hi, odd) in enumerate(zip(box.lo, box.hi, (2654435761, 2246822519), strict=False)):
         out += (np.arange(lo, hi, dtype=np.uint32) * np.uint32(odd)).reshape(
@@ -99,14 +102,14 @@ def chunks(name: str, box: Box, salt: str = "") -> Iterator[memoryview]:
 
 
 def save_checkpoint(folder: Path, of: Strategy, salt: str = "") -> None:
-    """One of ours, with its manifest."""
+    """Write a checkpoint of the launcher, with its manifest."""
     new = unfinished(folder)
     records = [RankWriter(new, rank, of).write(partial(chunks, salt=salt)) for rank in range(of.grid.size)]
     commit(new, folder, records, {"step": 1})
 
 
 def save_rank_files(folder: Path, of: Strategy, salt: str = "") -> None:
-    """``rank_<k>/net.safetensors`` with all that each rank holds, as any program would write it."""
+    """Write ``rank_<k>/net.safetensors`` with all tensors of each rank, as any program would write it."""
     for rank in range(of.grid.size):
         home = folder / f"rank_{rank}"
         home.mkdir(parents=True)
@@ -124,7 +127,7 @@ def save_strategy(path: Path, of: Strategy) -> None:
 
 
 def wrong(path: Path, boxes: Mapping[str, Box]) -> int:
-    """How many tensors the file lacks or has with other values than ``boxes``; all if there is no file."""
+    """Return the number of tensors that the file lacks or has with wrong values; all if there is no file."""
     if not path.is_file():
         return len(boxes)
     header = read_header(path)
@@ -138,7 +141,7 @@ def wrong(path: Path, boxes: Mapping[str, Box]) -> int:
 
 
 def many(on: Grid, names: Sequence[str]) -> Strategy:
-    """Matrices spread over the stages, of which only the layout matters."""
+    """Return matrices that are spread over the stages; only their layouts matter."""
     entries = {}
     for i, name in enumerate(names):
         stage = i * on["pp"] // len(names)

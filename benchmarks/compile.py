@@ -1,7 +1,7 @@
-"""A step with compiled blocks beside the eager one, and what compiling takes: cold, and from its cache.
+"""Compares a step with compiled blocks with an eager one, and times compilation: cold, and from its cache.
 
-The same language model on one rank, eager and with ``train.compile={}`` (inductor), steps in turn:
-A B A B. The first step compiles: cold into an empty cache, then in a second start of the same job. Run it
+One language model runs on one rank, eager and with ``train.compile={}`` (inductor), in turn: A B A B. The
+first step compiles: with an empty cache, and again from the cache in a second start of the same job. Run it
 on an idle machine:
 
     python benchmarks/compile.py [--write benchmarks/results] [--blocks 6] [--steps 5] [override ...]
@@ -38,14 +38,14 @@ FIRST_S = 600
 
 @dataclass(frozen=True)
 class Found:
-    """Of one way in one start: seconds of the first step, and ms a step of every block."""
+    """One way in one start: the seconds of the first step, and the milliseconds per step of every block."""
 
     first_s: float
     ms: list[float]
 
 
 def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
-    """One optimizer step as ``runtime.training.loop`` does it."""
+    """Return a function that runs one optimizer step as ``runtime.training.loop`` does."""
     from launcher.runtime.training.loop import step
     from launcher.steps.model import build_session
 
@@ -60,7 +60,7 @@ def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
 
 
 def work(world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int) -> list[Found]:
-    """What each case took, block by block in turn."""
+    """Time each case; their blocks run in turn."""
     runs, first, ms = [], [], [list[float]() for _ in cases]
     for job, plan in cases:
         runs.append(one_step(world, job, plan))

@@ -1,6 +1,6 @@
 """Step time with every logger that is installed at work, against the same steps without any.
 
-The default recipe trains on four ranks; of neighbouring blocks of steps the rows of one are fed to
+The default recipe trains on four ranks; of neighboring blocks of steps the rows of one are fed to
 the loggers, as a run does, and those of the other to nobody. Run it on an idle machine:
 
     python benchmarks/loggers.py [--blocks 8] [--steps 12] [override ...]
@@ -99,7 +99,7 @@ def main() -> None:
         what = ", ".join(names) if logged else "none"
         print(f"{statistics.median(ms):7.1f} ms a step  ({spread})  loggers: {what}")
     pairs = [a / b for a, b in zip(times[True], times[False], strict=True)]
-    print(f"ratio {statistics.median(pairs):.3f}  (median of {len(pairs)} neighbouring pairs)")
+    print(f"ratio {statistics.median(pairs):.3f}  (median of {len(pairs)} neighboring pairs)")
 
 
 if __name__ == "__main__":

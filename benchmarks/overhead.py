@@ -1,4 +1,4 @@
-"""Steady step time of the launcher against a hand-written loop on the same torch parts.
+"""Compares the step time of the launcher with that of a hand-written loop on the same parts of torch.
 
 Both train the default recipe's model in the default recipe's layout (2 stages x 2-way FSDP2, 1F1B, tied
 embeddings) on the same batches, in the same four processes, in turn: A B A B. Run it on an idle machine:
@@ -25,7 +25,7 @@ from launcher.runtime.processes.start_and_restart import run_ranks
 
 
 def ours(world: World, job: Job, plan: Plan) -> Any:
-    """One optimizer step as ``runtime.training.loop`` does it."""
+    """Return a function that runs one optimizer step as ``runtime.training.loop`` does."""
     from launcher.optim.build import scale_lr
     from launcher.runtime.training.loop import step
     from launcher.steps.model import build_session
@@ -42,7 +42,7 @@ def ours(world: World, job: Job, plan: Plan) -> Any:
 
 
 def by_hand(world: World, job: Job, plan: Plan) -> Any:
-    """What a careful engineer writes for exactly this model and layout."""
+    """Return the same for a loop that is written for exactly this model and layout."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -81,7 +81,7 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
                 h = layer(h)
             return self.head(self.norm(h))
 
-    # one stage per rank, sharded over dp, but for what is too small to be
+    # one stage per rank, sharded over dp, except parameters that are too small
     stage: Any = Front() if pp == 0 else Back()
     small = {p for p in stage.parameters() if p.numel() * 4 < 64 * 1024}
     kw = {"mesh": mesh["dp"], "reshard_after_forward": False, "ignored_params": small}
@@ -131,7 +131,7 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
         dist.all_reduce(table.grad.to_local(), group=mesh.get_group("pp"))
         grads = [p.grad.to_local() for p in sharded]
 
-        # the norm of all gradients: the tied table counts once, whole parameters are on both ranks of dp
+        # the norm of all gradients: the tied table counts once, unsharded parameters are on both ranks of dp
         norms = torch.stack(torch._foreach_norm(grads)).square()
         square = norms.sum() - (norms[-1] if pp else 0)
         square += torch.stack(torch._foreach_norm([p.grad for p in whole])).square().sum() / 2
@@ -147,7 +147,7 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
 
 
 def work(world: World, job: Job, plan: Plan, blocks: int, steps: int) -> dict[str, list[float]]:
-    """Milliseconds a step of every block, after two blocks of warming up."""
+    """Return the milliseconds per step of every block, after two blocks that warm up."""
     runs = {"launcher": ours(world, job, plan), "by hand": by_hand(world, job, plan)}
     out: dict[str, list[float]] = {name: [] for name in runs}
     for block in range(blocks + 2):
@@ -175,7 +175,7 @@ def main() -> None:
         spread = f"min {min(ms):.1f}, max {max(ms):.1f}, {len(ms)} blocks of {args.steps}"
         print(f"{name:<9} {middle[name]:7.1f} ms a step  ({spread})")
     pairs = [a / b for a, b in zip(times["launcher"], times["by hand"], strict=True)]
-    print(f"ratio     {statistics.median(pairs):7.3f}  (median of {len(pairs)} neighbouring pairs)")
+    print(f"ratio     {statistics.median(pairs):7.3f}  (median of {len(pairs)} neighboring pairs)")
 
 
 if __name__ == "__main__":

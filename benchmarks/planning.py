@@ -1,4 +1,4 @@
-"""CPU seconds of a plan of Llama 3 405B on 16,384 ranks, beside those of importing torch alone.
+"""Measures the CPU seconds of planning Llama 3 405B on 16,384 ranks, and of importing torch alone.
 
 python benchmarks/planning.py [--times 3]
 """
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 GOAL = 10.0
-"""Seconds for whoever asks for a plan."""
+"""The CPU seconds that a plan on 16,384 ranks may take."""
 
 LLAMA = (
     "model.dim=16384", "model.layers=126", "model.heads=128", "model.kv_heads=8", "model.ffn_dim=53248",
@@ -35,7 +35,7 @@ CASES = {
 
 
 def seconds(command: tuple[str, ...]) -> float:
-    """CPU time of a whole command, in Python and in the kernel: others who use the machine count little."""
+    """Return the CPU seconds of a command, in user and kernel mode; other load changes it little."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

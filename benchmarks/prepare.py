@@ -1,9 +1,9 @@
-"""Text to tokens: a core of ours beside `tokenizers` alone, then a corpus over all cores, and its memory.
+"""Times tokenization: one core against `tokenizers` alone, then a corpus on all cores, with its memory.
 
 python benchmarks/prepare.py [--mb 64] [--tokenizer tokenizer.json]
 
-The corpus is real: paragraphs of the text that ships with the launcher, then the .py, .md, .txt and .rst
-files of installed packages, a document each. Without --tokenizer 32 000 byte pairs are trained on it.
+The corpus is real text. Its documents are paragraphs of the text that ships with the launcher, then the .py,
+.md, .txt and .rst files of installed packages. Without --tokenizer, 32 000 byte pairs are trained on it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from launcher.data.prepare.encode import Encoder, Recipe
 
 END = "<|endoftext|>"
 KINDS = {".py", ".md", ".txt", ".rst"}
-TIMED = 16 << 20  # bytes that a core is timed with
+TIMED = 16 << 20  # characters that one core is timed with
 TRAINED = 8 << 20
 
 
 def documents(most: int) -> Iterator[str]:
-    """Until they have so many bytes."""
+    """Yield documents until they have ``most`` bytes."""
     size = 0
     shipped = text_files.SHIPPED.read_text(encoding="utf-8").split("\n\n")
     packages = sorted(
@@ -48,7 +48,7 @@ def documents(most: int) -> Iterator[str]:
 
 
 def batches(texts: list[str], most: int) -> Iterator[list[str]]:
-    """As large as those that a process is given, of the first ``most`` characters."""
+    """Yield the first ``most`` characters, in batches as large as those of ``prepare``."""
     batch: list[str] = []
     for text in texts:
         most -= len(text)
@@ -63,7 +63,7 @@ def batches(texts: list[str], most: int) -> Iterator[list[str]]:
 
 
 def core(tokenizer: Tokenizer, texts: list[str]) -> None:
-    """CPU seconds, not those of the clock: others may be at work here."""
+    """Print the speed of one core in CPU seconds, because other programs may run on this machine."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core is compared with a core
     ours = Encoder(Recipe(tokenizer.to_str(), tokenizer.token_to_id(END)))
     spent = {"tokenizers alone": 0.0, "prepare": 0.0}
@@ -84,7 +84,7 @@ def core(tokenizer: Tokenizer, texts: list[str]) -> None:
 
 
 def whole(folder: Path, tokenizer: Path) -> None:
-    """The command itself, from its start to its end."""
+    """Run the command itself, and print its time and its memory."""
     words = [
         f"src={folder}/corpus.jsonl",
         f"dst={folder}/out",
@@ -109,7 +109,7 @@ def whole(folder: Path, tokenizer: Path) -> None:
 
 
 def memory(pid: int) -> int:
-    """Bytes of a process and its children, what they share once."""
+    """Return the bytes of a process and its children; memory that they share counts once."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         rows = [Path(f"/proc/{p}/smaps_rollup").read_text() for p in (str(pid), *children)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def pss(pid: int) -> int:
-    """Bytes resident; what several of them share counts once."""
+    """Return the resident bytes; memory that several processes share counts once."""
     return sum(_own(each) for each in _tree(pid))
 
 

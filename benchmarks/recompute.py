@@ -1,7 +1,8 @@
-"""Seconds of a step whose blocks run again in the backward, against the FLOPs that the plan says.
+"""Compares the seconds of a step with recomputed blocks with the FLOPs in its plan.
 
-A language model on one rank of one thread, its policies in turns: both ratios are to the step in which
-nothing runs again. A forward is 1, its backward 2; what keeps products (selective) runs none of them again.
+A language model runs on one rank with one thread, under each policy in turn. Both ratios are to the step
+without recomputation. A forward counts 1 and its backward 2. The policy selective keeps the results of matrix
+products, so it recomputes none of them.
 
     python benchmarks/recompute.py [--steps 5] [--blocks 5] [--write benchmarks/results] [override ...]
 """
@@ -38,7 +39,7 @@ POLICIES = {
 
 
 def measure(world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int) -> list[float]:
-    """Seconds a step of each case: the median of blocks that take turns."""
+    """Return the seconds per step of each case: the median of blocks that run in turn."""
     from launcher.runtime.training.loop import step
     from launcher.steps.model import build_session
 
@@ -56,7 +57,7 @@ def measure(world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int
 
 
 def flops(plan: Plan) -> int:
-    """Of one micro batch: forward, backward, and what runs again."""
+    """Return the FLOPs of one micro batch: forward, backward and recomputation."""
     return 3 * sum(s.flops for s in plan.stages) + sum(r.flops for r in plan.estimate.rerun)
 
 

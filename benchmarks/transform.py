@@ -1,8 +1,9 @@
-"""Seconds and memory of a change of layout: ours, MindSpore's, DCP's, and a plain copy of the same bytes.
+"""Measures seconds and memory of changes of layout: ours, MindSpore's, DCP's, and a plain copy of the bytes.
 
-All get the same model, in turn: A B C A B C, each call in a process of its own that has imported everything,
-with the source in the page cache. The first round is not timed: its memory is measured, and its output
-compared with what it should be. Run it on an idle machine, in the folder above this one:
+All of them convert the same model, in turn: A B C A B C. Each call runs in its own process, which has
+imported everything before, with the source in the page cache. The first round is not timed: its memory is
+measured, and its output compared with the expected one. Run it on an idle machine, in the folder above this
+one:
 
     python -m benchmarks.transform [--mib 1024] [--blocks 5] [--cases tp pp hsdp] [--folder DIR] [--write]
         [--without-mindspore]
@@ -43,14 +44,14 @@ HEAD = """# Changes of layout, {mib} MiB of float32
 Seconds within the call, imports excluded: the median of {blocks} rounds, then the shortest and the longest.
 Ratio: to the synced copy of the same bytes in the same round.
 MiB: what the call adds to the memory of its processes.
-MindSpore is 2.10.0 with numpy 1.26 and safetensors 0.7; it syncs nothing and looks at no digest."""
+MindSpore is 2.10.0 with numpy 1.26 and safetensors 0.7; it does not sync, and verifies no digest."""
 
 
 @dataclass(frozen=True)
 class Call:
     """One row: ``arguments`` of ``transform_calls``, run by ``python``.
 
-    ``form`` is that of what it writes.
+    ``form``: the form of the output.
     """
 
     name: str
@@ -82,7 +83,7 @@ def calls(work: Path, case: str, mib: int, mindspore: Path | None) -> Iterator[C
 
 
 def prepare(work: Path, case: str, mib: int) -> Strategy:
-    """The source in every form; the destination's strategy is returned."""
+    """Write the source in every form, and return the strategy of the destination."""
     src, dst = CASES[case].strategies(mib)
     save_checkpoint(work / "own", src)
     dump(dst, work / "target")
@@ -94,10 +95,10 @@ def prepare(work: Path, case: str, mib: int) -> Strategy:
 
 
 def run(call: Call, work: Path, *, sampled: bool = False) -> tuple[float, int]:
-    """Seconds within the call and, if ``sampled``, the bytes that its processes together grew by at most."""
+    """Return the seconds of the call and, if ``sampled``, the peak growth in bytes of its processes."""
     shutil.rmtree(work / "dst", ignore_errors=True)
     with tempfile.TemporaryDirectory() as made:
-        # it imports, says that it is ready, and waits for our word
+        # the process imports, creates the file ready, and waits for the file go
         signs, log = Path(made), Path(made) / "log"
         kind, *arguments = call.arguments
         command = [call.python, "-m", "benchmarks.transform_calls", kind, made, *arguments]
@@ -118,7 +119,7 @@ def run(call: Call, work: Path, *, sampled: bool = False) -> tuple[float, int]:
 
 
 def flaws(call: Call, work: Path, dst: Strategy) -> int:
-    """Tensors of the output that are not what they should be; DCP's are compared where they were loaded."""
+    """Return the number of wrong tensors in the output; the call of DCP compares its tensors itself."""
     if call.form == "own":
         boxes = {rank: saved_boxes(dst, rank)["model.safetensors"] for rank in range(dst.grid.size)}
     elif call.form == "ranks":
@@ -130,7 +131,7 @@ def flaws(call: Call, work: Path, dst: Strategy) -> int:
 
 
 def measured(work: Path, case: str, mib: int, blocks: int, mindspore: Path | None) -> Iterator[str]:
-    """The rows of the table."""
+    """Yield the rows of the table."""
     dst = prepare(work, case, mib)
     todo = list(calls(work, case, mib, mindspore))
 
@@ -157,7 +158,7 @@ def measured(work: Path, case: str, mib: int, blocks: int, mindspore: Path | Non
 
 
 def planned() -> float:
-    """Seconds to plan 1000 parameters from 4096 ranks to 512."""
+    """Return the seconds to plan 1000 parameters from 4096 ranks to 512."""
     names = [f"p{i}" for i in range(1000)]
     src = many(grid(pp=16, dp_shard=64, tp=4), names)
     dst = many(grid(pp=8, dp_shard=8, tp=8), names)
@@ -173,7 +174,7 @@ def report(args: argparse.Namespace) -> Iterator[str]:
         yield f"MindSpore was left out: {why}."
     for case in args.cases:
         yield f"\n## {CASES[case].name}\n"
-        yield "| call | s | from - to | ratio | MiB | what it does besides |"
+        yield "| call | s | from - to | ratio | MiB | what else it does |"
         yield "|---|---|---|---|---|---|"
         with tempfile.TemporaryDirectory(dir=args.folder, prefix="transform-") as made:
             yield from measured(Path(made), case, args.mib, args.blocks, mindspore)

@@ -1,4 +1,4 @@
-"""Prints to the user's console, which may be closed; colours errors on a terminal."""
+"""Prints to the user's console, which may be closed; colors errors on a terminal."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def tell(text: str) -> None:
 
 
 def _in_colours(stream: TextIO, env: Mapping[str, str]) -> bool:
-    """Return true if ``stream`` gets colours; like Python, obeys NO_COLOR first, then FORCE_COLOR."""
+    """Return true if ``stream`` gets colors; like Python, obeys NO_COLOR first, then FORCE_COLOR."""
     if env.get("NO_COLOR"):
         return False
     return bool(env.get("FORCE_COLOR")) or (env.get("TERM") != "dumb" and stream.isatty())
 
 
 def _painted(text: str) -> str:
-    """Colours the first word of an error, and keys and cures of a wrong request; other text is unchanged.
+    """Colors the first word of an error, and keys and cures of a wrong request; other text is unchanged.
 
     >>> _painted("error: rank 1 failed").replace("\\x1b", "^")
     '^[1;31merror:^[0m rank 1 failed'

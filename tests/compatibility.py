@@ -56,7 +56,7 @@ MATRICES = {
         "head": {"in": [[2, 1, 1], [2, 1]]},
     }
 }  # fmt: skip
-"""Neighbours disagree; what is not named goes by samples."""
+"""Neighbors disagree; what is not named goes by samples."""
 
 
 def _matrices(level: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Runs within a test are forked from its process: tests patch what is imported.
 importlib.import_module("launcher.runtime.processes.fork_server").fork_from_here()
 
-# What is told is compared as text, also where a CI service asks for colours.
+# What is told is compared as text, also where a CI service asks for colors.
 os.environ.pop("FORCE_COLOR", None)
 
 # A shell's background job ignores Ctrl-C, one under nohup hangups, and so would the launchers that tests send them to.

@@ -1,7 +1,7 @@
-"""``python -m WORDS`` as a process of its own that need not import torch again: a fork of this one.
+"""Runs ``python -m WORDS`` in a fork of this process, which need not import torch again.
 
-All that a test can see from outside is that of a fresh interpreter: arguments, environment, folder, streams, signals,
-session. What only a fresh one shows (imports, paths, the command as installed) has tests that start one.
+A test sees the same from outside as with a fresh interpreter: arguments, environment, folder, streams, signals and
+session. Tests of imports, paths and the installed command start a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ import launcher.steps.on_ranks  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 FIRST = 3
-"""The first file descriptor that is no standard stream."""
+"""The first file descriptor that is not a standard stream."""
 
 
 def python(*words: str, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
-    """In a session of its own, from the checkout; ``env``: what it has beside ours; ``options``: of ``Popen``."""
+    """Starts the process in a new session, in the folder of the checkout.
+
+    ``env``: variables in addition to those of this process. ``options``: further arguments of ``Popen``.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     return subprocess.Popen(
@@ -43,7 +46,10 @@ def python(*words: str, env: Mapping[str, str] | None = None, **options: Any) ->
 
 
 def _become(words: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Never comes back, so that nothing is executed; what waits for that hears of it when its pipe is closed."""
+    """Runs the module in the forked child, and exits; so ``Popen`` never executes a program.
+
+    ``Popen`` waits for the child on a pipe until the child closes it.
+    """
     code = 1
     try:
         gc.freeze()
@@ -69,7 +75,7 @@ def _as_at_the_start(env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None
-    resource_tracker._resource_tracker.__init__()  # of a test that spawned; its pipe is closed by now
+    resource_tracker._resource_tracker.__init__()  # an earlier test may have started one, whose pipe is closed by now
     sys.stdin = _stream(0, "r")
     sys.stdout = sys.__stdout__ = _stream(1, "w")
     sys.stderr = sys.__stderr__ = _stream(2, "w")
@@ -78,7 +84,7 @@ def _as_at_the_start(env: Mapping[str, str]) -> None:
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
     logging.getLogger("launcher").handlers.clear()
-    for logger in logging.root.manager.loggerDict.values():  # torch's write to a descriptor that is another's by now
+    for logger in logging.root.manager.loggerDict.values():  # torch's handlers have streams with closed descriptors
         for handler in getattr(logger, "handlers", ()):
             if type(handler) is logging.StreamHandler:
                 handler.setStream(sys.stderr)

@@ -87,7 +87,7 @@ HELP = {
 }
 """Modules of the launcher that ``--help`` may import."""
 JUDGES = ("job", "job.*", "run", "run.try_cures", "user_errors")
-"""Those that a misspelt request may import besides: what composes it, and what tries the cures."""
+"""Those that a misspelled request may import besides: what composes it, and what tries the cures."""
 LIBRARIES = {"_cython_*", "annotated_types", "antlr4", "cython_runtime", "hydra", "omegaconf", "packaging", "pydantic"}
 LIBRARIES |= {"pydantic_core", "typing_extensions", "typing_inspection", "yaml"}
 ALWAYS = {"__main__", "__mp_main__", "_distutils_hack", "launcher", "_sysconfigdata_*", "sitecustomize", "_virtualenv"}

@@ -1,4 +1,4 @@
-"""A reader that leaves early ends nothing; a line that others write beside is not torn; colours on terminals."""
+"""A reader that leaves early ends nothing; a line that others write beside is not torn; colors on terminals."""
 
 from __future__ import annotations
 

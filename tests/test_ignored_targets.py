@@ -1,4 +1,4 @@
-"""Targets of -100 count for nothing: the loss is the mean over all others of the global batch, under every layout."""
+"""Targets of -100 are ignored: in every layout the loss is the mean over all other targets of the global batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.ranks import DRAWN, on_ranks
 from tests.tiers import some
 
 Holes = Callable[[Plan, Tensor], Tensor]
-"""Which targets of a global batch are to be -100."""
+"""Returns true for the targets of a global batch that become -100."""
 
 
 def random(plan: Plan, y: Tensor) -> Tensor:
@@ -38,14 +38,14 @@ def random(plan: Plan, y: Tensor) -> Tensor:
 
 
 def a_rank(plan: Plan, y: Tensor) -> Tensor:
-    """All of the first data-parallel rank; where there is one only, the first half."""
+    """Also all targets of the first data-parallel rank; of the first half of the batch if there is one rank only."""
     holes = random(plan, y)
     holes[: min(plan.sizes.local_batch, len(y) // 2)] = True
     return holes
 
 
 def a_micro_batch(plan: Plan, y: Tensor) -> Tensor:
-    """The last one of every rank, but for the first sample where it is in that."""
+    """Also all of the last micro batch of every rank; but the first sample of the batch has no holes."""
     holes = random(plan, y)
     holes.view(plan.sizes.replicas, plan.sizes.micros, -1)[:, -1] = True
     holes[0] = False
@@ -53,7 +53,7 @@ def a_micro_batch(plan: Plan, y: Tensor) -> Tensor:
 
 
 def a_piece(plan: Plan, y: Tensor) -> Tensor:
-    """The first of every sequence."""
+    """Also all of the first piece of every sequence."""
     holes = random(plan, y)
     holes[:, : plan.pieces[0] if plan.pieces else y.shape[1] // 2] = True
     return holes
@@ -108,7 +108,7 @@ def holed(j: Job, plan: Plan, holes: Holes) -> tuple[tuple[Tensor, ...], Tensor]
 
 
 def rank_steps(world: World, j: Job, plan: Plan, every: tuple[Holes, ...]) -> list[Step]:
-    """A forward and backward for each way of making holes: loss, norm, and what the rank holds."""
+    """Runs a forward and backward for each way of making holes; returns loss, norm, and the pieces of the rank."""
     par, pipe = build(world, j, plan)
     at, n = place(plan, par.meshes), plan.sizes.local_batch
     mine = slice(at * n, (at + 1) * n)
@@ -124,7 +124,7 @@ def rank_steps(world: World, j: Job, plan: Plan, every: tuple[Holes, ...]) -> li
 
 
 def in_one_process(j: Job, plan: Plan, holes: Holes, times: int = 1) -> Outcome:
-    """What torch makes of the whole batch at once; of ``times`` the loss, but for the loss itself."""
+    """The outcome of plain torch on the full batch; gradients and norm are those of ``times`` the loss."""
     model = plain(j, plan)
     xs, y = holed(j, plan, holes)
     loss = F.cross_entropy(model(*xs).flatten(0, -2), y.flatten())
@@ -179,7 +179,7 @@ HALVES = [
 
 @pytest.mark.parametrize(("layout", "precision"), some(HALVES))
 def test_half_precision_is_near_and_never_nan(layout, precision):
-    """Near the fp32 of one process: whether it is right to a rounding is another test's business."""
+    """Compares with fp32 in one process, with a wide tolerance; other tests check half precision exactly."""
     j = tokens(LAYOUTS[layout], train__precision=precision, train__loss_scale=1.0)
     full = tokens(LAYOUTS[layout], train__precision="fp32")
     plan = plan_job(j)
@@ -196,7 +196,7 @@ def through_the_data(parallel: dict[str, Any], **arguments: Any) -> Job:
 
 
 def rank_session(world: World, j: Job, plan: Plan, folder: Path) -> tuple[float, float, float]:
-    """Of the loop itself: the loss of validation, then loss and norm of the first step."""
+    """Runs the training loop; returns the validation loss, then loss and norm of the first step."""
     s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     val = loop.validate(s, None)
     return val, *loop.step(s, None)
@@ -207,7 +207,7 @@ EVERYWHERE = [n for n in LAYOUTS if "tp" not in n and "classes" not in n]
 
 @pytest.mark.parametrize("layout", some(EVERYWHERE))
 def test_what_the_loop_reports_is_the_mean_over_all_that_counts(layout, tmp_path):
-    """All 8 samples of training make a batch; the 13 of validation fill none, and the padding counts for nothing."""
+    """The 8 training samples are one batch. The 13 validation samples do not fill theirs, and padding is ignored."""
     j = through_the_data(LAYOUTS[layout])
     plan = plan_job(j)
     model, train, val = plain(j, plan), Holed(8, "train"), Holed(8, "val")
@@ -226,7 +226,7 @@ SUMMED = {n: LAYOUTS[n] for n in ("one rank, 4 micro batches", "1f1b", "seqpipe"
 
 @pytest.mark.parametrize("layout", some(SUMMED))
 def test_a_loss_that_is_asked_for_as_a_sum_is_reported_as_one(layout, tmp_path):
-    """Of training and of validation: the sum over micro batches of what plain torch adds up and divides."""
+    """In training and in validation, it is the mean of plain torch times the number of micro batches."""
     pipe = LAYOUTS[layout]["pipeline"]
     j = through_the_data(LAYOUTS[layout] | {"pipeline": pipe | {"loss_reduction": "sum"}})
     plan = plan_job(j)
@@ -252,7 +252,7 @@ def test_a_loss_that_is_asked_for_as_a_sum_is_reported_as_one(layout, tmp_path):
     ("seqpipe", "fp16"),
 ])  # fmt: skip
 def test_a_batch_in_which_nothing_counts_ends_the_run(layout, precision, tmp_path):
-    """Also with dynamic loss scaling, which would skip the step and lower the scale for ever."""
+    """Also with dynamic loss scaling, which would skip the step and lower the scale forever."""
     j = through_the_data(LAYOUTS[layout], empty=1, val_samples=0)
     j = j.model_copy(update={"train": j.train.model_copy(update={"precision": precision})})
     plan = plan_job(j)

@@ -78,7 +78,10 @@ def test_a_square_has_its_classes_last_first():
 
 LOGITS = "return only the logits, such as out.logits or out['logits']"
 RETURNED = f"but loss=cross_entropy takes one tensor; {LOGITS}, or name a loss of your own in loss._target_"
-FIT = "an output must be (samples, ..., classes) or (samples, classes, ...), and targets all its dims but the classes"
+FIT = (
+    "an output must be (samples, ..., classes) or (samples, classes, ...), and targets must have all its dims except "
+    "the classes"
+)
 OWN = "tests.parallel.sources.Labelled"
 TOKENS = {"shape": [7, 6], "target": [7], "classes": 5}
 

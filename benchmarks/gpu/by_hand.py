@@ -1,4 +1,4 @@
-"""The loop that a careful engineer writes around the launcher's own model: ours must have its losses."""
+"""A hand-written loop around the launcher's own model; the launcher must reach the same losses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from launcher.plan.plan import Plan
 
 
 def by_hand(job: Job, plan: Plan, device: torch.device, start: dict[str, Tensor]) -> Callable[[], float]:
-    """One optimizer step of it, which returns its loss.
+    """Return a function that runs one optimizer step and returns its loss.
 
-    Weights, their gradients and the optimizer's state in fp32; a copy of the weights that computes, made once
-    a step; gradients of each micro batch added up in fp32; fused AdamW.
+    Weights, gradients and the optimizer's state are in fp32. At the start of each step, the weights are
+    copied to a model in the dtype that computes. The gradients of micro batches are added up in fp32. The
+    optimizer is the fused AdamW.
     """
-    # weights as they are kept, and a model of copies that computes: filled at the start of each step
+    # the weights in fp32, and the model that computes with copies of them
     low = dtype_of(plan.dtypes.compute)
     kept = {n: t.to(device).requires_grad_() for n, t in start.items()}
     with default_dtype(low), device:
@@ -34,7 +35,7 @@ def by_hand(job: Job, plan: Plan, device: torch.device, start: dict[str, Tensor]
     assert found.keys() == kept.keys()
     used = {n: found[n] for n in kept}
 
-    # what a step takes besides
+    # what else a step needs
     optimizer = _optimizer(job, kept)
     source = open_data(job.data, seed=job.seed).train
     size, micros, clip = job.train.batch_size, plan.sizes.micros, job.train.clip_norm
@@ -55,7 +56,7 @@ def by_hand(job: Job, plan: Plan, device: torch.device, start: dict[str, Tensor]
             total += loss.detach()
             _collect(kept, used)
 
-        # the CPU waits here, and only here
+        # the only place where the CPU waits for the device
         grads = [t.grad for t in kept.values()]
         norms = torch.stack(torch._foreach_norm(grads, 2, torch.float64))
         mean, square = torch.stack([total, norms.square().sum()]).tolist()
@@ -68,7 +69,7 @@ def by_hand(job: Job, plan: Plan, device: torch.device, start: dict[str, Tensor]
 
 
 def _optimizer(job: Job, kept: dict[str, Tensor]) -> torch.optim.Optimizer:
-    """As the job's; vectors do not decay."""
+    """Return the optimizer of the job; vectors have no weight decay."""
     assert isinstance(job.optim, AdamW)
     decayed = [t for t in kept.values() if t.dim() > 1]
     others = [t for t in kept.values() if t.dim() <= 1]
@@ -84,7 +85,7 @@ def _optimizer(job: Job, kept: dict[str, Tensor]) -> torch.optim.Optimizer:
 
 @torch.no_grad()
 def _collect(kept: dict[str, Tensor], used: dict[str, Tensor]) -> None:
-    """Gradients of one micro batch to where they are added up."""
+    """Add the gradients of one micro batch to the sums, and clear them."""
     new = [t.grad for t in used.values()]
     sums = [t.grad for t in kept.values()]
     if sums[0] is None:

@@ -1,4 +1,4 @@
-"""What one device can do, a kernel or a module at a time: products by size, copies, the blocks of a model."""
+"""Times single kernels and modules on one device: products by size, copies, the blocks of a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BACKENDS = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is: the tiny one is for a CPU."""
+    """The sizes of everything that is timed; those of ``TINY`` are for a CPU."""
 
     squares: tuple[int, ...]
     copied: int
@@ -55,7 +55,7 @@ TINY = Size(squares=(16, 64), copied=1 << 20, times=3)
 
 @dataclass(frozen=True)
 class Product:
-    """(m x k) times (k x n)."""
+    """A matrix product: (m x k) times (k x n)."""
 
     m: int
     n: int
@@ -83,7 +83,10 @@ class Block:
 
 
 def seconds(act: Callable[[], object], device: torch.device, times: int) -> float:
-    """The median of so many calls, after some that warm up; between events on a device, which never idles."""
+    """Return the median of ``times`` calls, after a warm-up.
+
+    On a device, events between the calls measure the time, so that the device never idles.
+    """
     for _ in range(WARM_UP):
         act()
     if device.type == "cpu":
@@ -107,12 +110,12 @@ def _on_cpu(act: Callable[[], object]) -> float:
 def product(device: torch.device, dtype: torch.dtype, shape: Sequence[int], times: int) -> Product:
     m, n, k = shape
     a = torch.randn(m, k, device=device).to(dtype)
-    b = torch.randn(n, k, device=device).to(dtype)  # as a linear layer has its weight
+    b = torch.randn(n, k, device=device).to(dtype)  # the layout of a linear layer's weight
     return Product(m, n, k, seconds(lambda: torch.mm(a, b.t()), device, times))
 
 
 def copies(device: torch.device, size: Size) -> Iterator[Copy]:
-    """Within the device, and to and from host memory that is pinned or not; on a CPU all are the same."""
+    """Yield copies within the device, and to and from pinned or pageable memory; on a CPU all are alike."""
     near, other = (torch.zeros(size.copied, dtype=torch.uint8, device=device) for _ in range(2))
     yield Copy("within the device", size.copied, seconds(lambda: other.copy_(near), device, size.times))
     for pinned in (True, False):
@@ -127,7 +130,7 @@ def copies(device: torch.device, size: Size) -> Iterator[Copy]:
 def blocks(
     settings: LanguageModel, shape: tuple[int, int], device: torch.device, dtype: torch.dtype, times: int
 ) -> Iterator[Block]:
-    """Of one micro batch, each kind of module by itself; weights and inputs get their gradients."""
+    """Yield each kind of module, timed alone on one micro batch; weights and inputs get gradients."""
     with default_dtype(dtype), device:
         model = build_model(settings)
     tokens = torch.randint(0, settings.vocab_size, shape, device=device)
@@ -143,7 +146,7 @@ def blocks(
 
 
 def _arguments(model: nn.Module, names: Sequence[str], tokens: Tensor) -> dict[str, tuple[Any, ...]]:
-    """What the model's forward calls each of the modules with; floating-point tensors get a gradient."""
+    """Return the arguments that the forward passes to each module; floating-point tensors get a gradient."""
     seen: dict[str, tuple[Any, ...]] = {}
 
     def keep(name: str, args: tuple[Any, ...]) -> None:
@@ -182,9 +185,10 @@ def _block(
 def attention(
     shape: tuple[int, int], heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype, times: int
 ) -> Iterator[dict[str, Any]]:
-    """Causal attention of one micro batch by each of torch's kernels, with keys shared and written out.
+    """Yield causal attention of one micro batch by each of torch's kernels, with keys shared or repeated.
 
-    ``heads``: of queries, of keys, and the size of one. A kernel that refuses says so.
+    ``heads``: the number of query heads, the number of key heads, and the size of a head. A kernel that
+    refuses has its message in its row.
     """
     samples, positions = shape
     queries, keys, size = heads
@@ -218,7 +222,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, shared: bool) -> Tensor:
 
 
 def kernels(bench: Bench) -> None:
-    """The part of the lab: all of these, each told as soon as it is known."""
+    """Run this part of the lab; every group of results is reported as soon as it is known."""
     job, plan = planned(bench)
     s = shape(job, plan)
     assert isinstance(job.model, LanguageModel)

@@ -1,4 +1,4 @@
-"""Runs the parts of the lab: side by side what is not timed, one at a time what is, each within its limit."""
+"""Runs the parts of the lab, each within its time limit: timed parts alone, the others side by side."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from typing import Any
 
 POLL_S = 0.05
 PREPARE_S = 180.0
-"""The longest that a timed part may import and plan, before it waits for its turn."""
+"""The most seconds that a timed part may take to import and plan, before it waits for its turn."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """``limit_s`` counts from its turn. ``processes``: how many of it compute. ``timed``: it runs alone."""
+    """One part of the lab.
+
+    ``limit_s``: the time limit in seconds, counted from its turn. ``processes``: the number of its processes
+    that compute. ``timed``: it runs alone.
+    """
 
     name: str
     limit_s: float
@@ -28,13 +32,13 @@ class Part:
     timed: bool = False
 
     def chosen(self, words: Sequence[str]) -> bool:
-        """Whether one of ``words`` names it, or its first names: ``train`` is all of ``train.eager``, ..."""
+        """Return true if one of ``words`` is its name or a prefix: ``train`` chooses ``train.eager`` too."""
         return not words or any(self.name == w or self.name.startswith(f"{w}.") for w in words)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a part came to; ``why`` it failed, or was not tried."""
+    """The result of a part. ``why``: the reason if it failed or was not started."""
 
     part: str
     ok: bool
@@ -49,7 +53,10 @@ class Row:
 
 @dataclass
 class Child:
-    """The process of one part. Its values come through a file, a JSON object a line; ``began``: its turn."""
+    """The process of one part, which writes its values to a file, one JSON object per line.
+
+    ``began``: the time at which its turn began.
+    """
 
     part: Part
     folder: Path
@@ -59,7 +66,7 @@ class Child:
 
     @property
     def ready(self) -> bool:
-        """It has prepared and waits for its turn."""
+        """True if the part has prepared and waits for its turn."""
         return (self.folder / "ready").exists()
 
     def go(self) -> None:
@@ -67,7 +74,7 @@ class Child:
         (self.folder / "go").touch()
 
     def overdue(self) -> str:
-        """Why it is to be ended now; empty while it is not."""
+        """Return why the process must be ended now; "" if it may continue."""
         now = time.monotonic()
         if self.began is not None and now - self.began > self.part.limit_s:
             return f"cut off at its limit of {self.part.limit_s:g} s"
@@ -76,13 +83,13 @@ class Child:
         return ""
 
     def end(self) -> None:
-        """Kill it with every process that it started."""
+        """Kill the process, and every process that it started."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
     def row(self, why: str = "") -> Row:
-        """Everything it has told, and how it ended."""
+        """Return all values that the part has reported, and how it ended."""
         values: dict[str, Any] = {}
         told = self.folder / "told"
         for line in told.read_text().splitlines() if told.exists() else []:
@@ -99,7 +106,11 @@ class Child:
 
 @dataclass
 class Lab:
-    """``command``: what starts a part, without its name and folder. ``seconds``: of all parts together."""
+    """All parts, and how they are run.
+
+    ``command``: the command that starts a part, without the part's name and folder. ``seconds``: the time
+    limit of all parts together.
+    """
 
     parts: Sequence[Part]
     command: Sequence[str]
@@ -108,7 +119,7 @@ class Lab:
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     def run(self) -> Iterator[Row]:
-        """Rows as parts end; those that the time was too short for come last."""
+        """Yield a row when a part ends; parts that did not end in time come last."""
         until = time.monotonic() + self.seconds
         waiting = list(self.parts)
         live: list[Child] = []
@@ -135,7 +146,11 @@ class Lab:
         yield from (Row(part.name, False, 0.0, {}, late) for part in waiting)
 
     def _start(self, waiting: list[Part], live: list[Child]) -> None:
-        """As many as there are cores for; of timed ones the next few, which prepare and then wait."""
+        """Start the next parts.
+
+        Parts that are not timed use up to two processes per core, and start only while no timed part runs.
+        The next few timed parts start early, because they first prepare and then wait for their turn.
+        """
         for part in list(waiting):
             busy = [c for c in live if not c.part.timed]
             if part.timed:
@@ -149,7 +164,7 @@ class Lab:
                 live.append(self._child(part))
 
     def _give_turns(self, live: list[Child], waiting: list[Part]) -> None:
-        """A timed part begins when nothing else runs: no part that is not timed, no other timed one."""
+        """Let the next timed part begin, once all untimed parts and the timed part before it have ended."""
         if any(not part.timed for part in waiting):
             return
         running = [c for c in live if not c.part.timed or c.began is not None]
@@ -176,9 +191,10 @@ class Lab:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a part works: in a process of its own. ``device``: ``cpu`` or an accelerator's kind.
+    """What a part knows while it runs in its own process.
 
-    ``cluster``: the option of ``cluster`` that describes the device; ``cores``: what the machine has.
+    ``device``: ``cpu`` or the type of the accelerator. ``dry``: the part only tries everything, with tiny
+    sizes. ``cluster``: the option of ``cluster`` that describes the device. ``cores``: the machine's cores.
     """
 
     name: str
@@ -189,7 +205,7 @@ class Bench:
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     def tell(self, **values: Any) -> None:
-        """Values that are known from now on, also if this part is cut off."""
+        """Report values; they are kept even if this part is cut off later."""
         with (self.folder / "told").open("a") as file:
             file.write(json.dumps(values) + "\n")
 

@@ -1,4 +1,4 @@
-"""What is trained: the 1.1B Llama on a device, and a tiny one where everything is only tried."""
+"""The request that is trained: a Llama of 1.1B parameters on a device, or a tiny one in a dry run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FULL = "parallel.recompute={modules: layers.*, policy: full}"
 SELECTIVE = "parallel.recompute={modules: layers.*, policy: selective}"
 COMPILE = "train.compile={modules: layers.*, backend: BACKEND}"
 ONE_MICRO = "parallel.pipeline.micro_batch_num=1"
-"""The batch in one piece: no gradient is added to an earlier one, and weights are cast once.
+"""The batch is one micro batch: gradients are not accumulated, and weights are cast once.
 
-With compiled blocks a plan takes 65 of an H100's 76 GB for it.
+With compiled blocks, its plan needs 65 of an H100's 76 GB.
 """
 
 
@@ -55,12 +55,12 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Of an optimizer step."""
+        """Tokens per optimizer step."""
         return self.batch * self.time
 
 
 def backend(bench: Bench) -> str:
-    """Of ``torch.compile``: what is compiled for a CPU takes too long to be tried."""
+    """The backend of ``torch.compile``; a dry run avoids inductor, which takes too long on a CPU."""
     return "aot_eager" if bench.dry else "inductor"
 
 

@@ -1,7 +1,7 @@
-"""Plans other people's training runs, and holds what is predicted of them against what they measured.
+"""Plans training runs of other people, and compares the predictions with their measurements.
 
     python -m benchmarks.predict IN.csv OUT.csv
 
-The table has a measurement a row (``rows``); each becomes a request (``requests``), and a plan of the planner
-that users have, on a cluster whose constants are those of the framework that was measured (``frameworks``).
+Each row of the table is a measurement (``rows``). It becomes a request (``requests``), and the launcher's
+planner plans it on a cluster with the constants of the measured framework (``frameworks``).
 """

@@ -1,6 +1,6 @@
-"""A GPT as Megatron trains it, with what its layers keep for their backward.
+"""A GPT whose layers keep the same tensors for their backward as Megatron's.
 
-There is no dropout after the embedding.
+It has no dropout after the embedding.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from torch.nn import functional as F
 
 
 class Dropout(nn.Module):
-    """As large as one: a mask of one byte an element is kept. Random numbers are refused over tp."""
+    """Stands in for dropout: it also keeps a mask of one byte per element.
+
+    It draws no random numbers, because the planner refuses them over tp.
+    """
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__()
@@ -22,14 +25,14 @@ class Dropout(nn.Module):
 
 
 class Scaled(nn.Module):
-    """What it returns lies in no part of what it is given, which may go."""
+    """Returns a tensor that shares no memory with the input, so that the input can be freed."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 0.5
 
 
 class Core(nn.Module):
-    """Softmax attention with dropout, of (batch, heads, length, width)."""
+    """Softmax attention with dropout, on tensors of shape (batch, heads, length, width)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +45,14 @@ class Core(nn.Module):
 
 
 class Fused(nn.Module):
-    """The same in one kernel, without dropout."""
+    """The same attention in one kernel, without dropout."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Attention(nn.Module):
-    """Each of ``kv_heads`` keys and values beside the queries that look at it, so that heads can be cut."""
+    """Attention whose projection has each key and value head beside its queries, so that tp can cut heads."""
 
     def __init__(self, dim: int, heads: int, kv_heads: int, fused: bool) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """``fused``: attention is one kernel, and nothing drops out, as Megatron is trained since 2023."""
+    """``fused``: attention is one kernel and there is no dropout, as in Megatron since 2023."""
 
     def __init__(
         self,

@@ -15,21 +15,21 @@ from benchmarks.predict.values import Compared, compared, seconds, step, timed
 
 NAME, PICTURES = "predict.md", "results"
 ROOM = 80
-"""GB of a device that rows which failed are held against."""
+"""GB of a device; a run that failed should be predicted to need more."""
 BLIND = (
-    "What is set by hand was set while looking at all tables, and so was the network of `megatron_deepspeed`",
-    "(`vtrain_multi`); the rest of its constants and those of `megatron` are fitted on half of the models,",
-    "those of `nanotron` on all but `3b`, rounded: the errors above are not blind to them.",
-    f"Runs of nanotron are of two kinds, seen in time and in memory alike: on {MANY} devices and more, with",
-    f"one stage and tp of 2 to {WIDE}, collectives over tp wait for the host: {WAIT_MS:g} ms a layer",
-    "and rank of tp in each pass. Which kind a run was the table does not say: this rule was read off it.",
-    f"With one stage on so many devices a step takes {STEP_MS:g} ms more; both were fitted to those runs.",
+    "The constants set by hand, and the network of `megatron_deepspeed` (`vtrain_multi`), were chosen while",
+    "looking at all tables. Its other constants and those of `megatron` are fitted on half of the models,",
+    "those of `nanotron` on all but `3b`, and rounded: the errors above are not those of a blind test.",
+    f"Runs of nanotron are of two kinds, which differ in time and memory: on {MANY} devices and more, with",
+    f"one stage and tp of 2 to {WIDE}, collectives over tp wait for the host: {WAIT_MS:g} ms per layer",
+    "and rank of tp in each pass. The table does not name the kind of a run; this rule was derived from it.",
+    f"With one stage on so many devices a step takes {STEP_MS:g} ms more; both times are fitted to them.",
 )
-"""Where constants are from."""
+"""Where the constants come from."""
 
 
 def write(folder: Path, rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> None:
-    """``folder`` gets predict.md, and results/predict_SOURCE.svg of each source with times."""
+    """Write predict.md to ``folder``, and results/predict_SOURCE.svg for each source with times."""
     (folder / PICTURES).mkdir(parents=True, exist_ok=True)
     times = timed(rows, plans)
     sources = sorted({c.raw["source"] for c in times})
@@ -42,8 +42,8 @@ def write(folder: Path, rows: Sequence[dict[str, str]], plans: dict[str, Planned
         "# Predicted and measured",
         "",
         f"Generated {date.today()} by `python -m benchmarks.predict IN.csv OUT.csv --report benchmarks`:",
-        "each row of the table is a request, planned by the planner that users have, and what is predicted",
-        "is what `show=plan` prints of it.",
+        "each row of the table becomes a request, and the launcher's planner plans it. The predictions are",
+        "those that `show=plan` prints.",
         "",
         *_times(times, sources),
         *_memory(rows, plans),
@@ -76,7 +76,7 @@ def _memory(rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> 
         errors = [abs(c.error) for c in found if (c.raw["source"], c.raw["metric"]) == (source, metric)]
         yield f"| {source} | {metric} | {len(errors)} | {mean(errors):.1%} | {median(errors):.1%} |"
     yield ""
-    yield "`memory` is of runs that ran, so at most what the device has."
+    yield "`memory` has only runs that succeeded, so no value exceeds the memory of the device."
     yield ""
 
 
@@ -109,14 +109,15 @@ def _failed(rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> 
     yield from (
         "## Out of memory",
         "",
-        f"More than {ROOM} GB needed, with what an allocator needs more, of {found.failed} runs that failed",
+        f"A run is predicted to fail if it needs more than {ROOM} GB, with the overhead of the allocator.",
     )
-    yield f"(of whatever): precision {found.precision:.3f}, recall {found.recall:.3f}."
+    yield f"{found.failed} runs failed, for whatever reason:"
+    yield f"precision {found.precision:.3f}, recall {found.recall:.3f}."
     yield ""
 
 
 def _constants() -> Iterator[str]:
-    yield from ("## Constants", "", "Those of `conf/cluster`, and of each framework.", *BLIND, "")
+    yield from ("## Constants", "", "Those of `conf/cluster`, and those of each framework.", *BLIND, "")
     yield from ("| framework | set by hand | fitted |", "|---|---|---|")
     for name in FITTED:
         said, fitted = (", ".join(f"{k} {v:.3g}" for k, v in of[name].items()) for of in (SAID, FITTED))

@@ -1,4 +1,4 @@
-"""The request that trains the model of a row in its layout."""
+"""Builds the request that trains the model of a row in the layout of that row."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ PARTS: dict[str, Any] = {
     **{name: CUT[name] | {"output": PART} for name in ("layers.*.attn.out", "layers.*.down")},
 }
 GATHERING = ("layers.*.attn.qkv", "layers.*.up")
-"""Megatron keeps their inputs in parts, and gathers them once more: here what gathers runs again."""
+"""Modules whose inputs Megatron keeps sharded, and gathers again in the backward.
+
+Here these modules are recomputed, which gathers their inputs again.
+"""
 AGAIN: dict[str, tuple[str, ...]] = {"none": (), "selective": ("layers.*.attn.core",), "full": ("layers.*",)}
 NODE = 8
-"""Devices of a node, in all of these tables."""
+"""Devices per node, in all of these tables."""
 GPUS = {"A100": "a100_80g", "H100": "h100_sxm"}
 
 
 def request(row: Row) -> Job:
-    """Raises ``Unsaid``, and ``ValidationError``."""
+    """Return the request of ``row``. Raises ``Unsaid``, and ``RequestError`` for settings that do not fit."""
     nodes, rest = divmod(row.ranks, NODE)
     if rest and nodes:
-        raise Unsaid(f"{row.ranks} devices fill no nodes of {NODE}")
+        raise Unsaid(f"{row.ranks} devices are not a multiple of the {NODE} of a node")
     own = {} if row.gated else {"security": {"allow": ["benchmarks"]}}
     return Job.model_validate({
         "name": "predict",
@@ -56,17 +59,17 @@ def request(row: Row) -> Job:
 
 
 def cluster(row: Row) -> Cluster:
-    """That of ``conf/cluster``. Raises ``Unsaid``."""
+    """Return the cluster of ``conf/cluster`` with the GPU of ``row``. Raises ``Unsaid`` if there is none."""
     gpu = row.raw["gpu"]
     for name, option in GPUS.items():
         if gpu.startswith(name):
             return option_of(f"cluster={option}").cluster
-    raise Unsaid(f"gpu {gpu}: conf/cluster has none of these")
+    raise Unsaid(f"gpu {gpu}: conf/cluster has no such device")
 
 
 @cache
 def option_of(*overrides: str) -> Job:
-    """The default recipe with these options."""
+    """Return the job of the default recipe with ``overrides``."""
     return compose(overrides).job
 
 
@@ -90,7 +93,7 @@ def _operators(row: Row) -> Any:
 def _again(row: Row) -> tuple[str, ...]:
     kind = row.recompute.split("+")[0]
     if kind not in AGAIN or (row.gated and kind == "selective"):
-        raise Unsaid(f"recompute {row.recompute}: of no modules of {row.raw['model']}")
+        raise Unsaid(f"recompute {row.recompute}: it stands for no modules of {row.raw['model']}")
     return (*AGAIN[kind], *(GATHERING if row.recompute.endswith("+sp") else ()))
 
 
@@ -101,13 +104,13 @@ def _pipeline(row: Row) -> dict[str, Any]:
     if row.pp > 1:
         out |= {"scheduler": "1f1b"}
         stages = dict(_stages(row))
-        if len(set(stages.values())) == row.pp * row.vpp:  # else nothing is on some of them: automatic ones
+        if len(set(stages.values())) == row.pp * row.vpp:  # if one is empty, the planner chooses
             out |= {"stage_config": stages}
     return out
 
 
 def _stages(row: Row) -> Iterator[tuple[str, int]]:
-    """As many layers on each, or as nanotron does it."""
+    """Yield the stage of each module: as many layers on each stage, or the division of nanotron."""
     first, last = ("embed", *(() if row.gated else ("position", "scaled"))), ("norm", "head")
     stages = row.pp * row.vpp
     if row.layers < stages:
@@ -121,7 +124,10 @@ def _stages(row: Row) -> Iterator[tuple[str, int]]:
 
 
 def _by_products(row: Row) -> list[int]:
-    """The stage of each layer where layers and head weigh what their matrices do, and the table nothing."""
+    """Return the stage of each layer in the division of nanotron.
+
+    It balances the elements of the matrices of layers and head; the embedding counts nothing.
+    """
     kv = row.hidden * row.kv_heads // row.heads
     block = 2 * row.hidden * (row.hidden + kv) + 3 * row.hidden * row.ffn
     whole = row.layers * block + row.hidden * row.vocab
@@ -148,11 +154,11 @@ def _gpt(row: Row) -> dict[str, Any]:
 
 
 def _fused(row: Row) -> bool:
-    """Whether attention is one kernel: Megatron since 2023."""
+    """Return true if attention is one kernel, as in Megatron since 2023."""
     return row.framework == "megatron" and not row.raw["source"].startswith("korthikanti")
 
 
 def _vocab(row: Row) -> int:
-    """As Megatron pads tables, so that they can be cut."""
+    """Return the size of the vocabulary, padded as Megatron pads it so that tp can cut the embedding."""
     step = 1 if row.gated else 128 * row.tp
     return -(-row.vocab // step) * step

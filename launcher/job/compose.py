@@ -430,7 +430,7 @@ def _untrusted_arguments(node: Any, key: str, allow: tuple[str, ...]) -> Iterato
 
 
 def _relevant(problems: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:
-    """Each problem once, without those that may result from a misspelt option of a group."""
+    """Each problem once, without those that may result from a misspelled option of a group."""
     once = tuple(dict.fromkeys(problems))
     if not misspelt:
         return once

@@ -1,4 +1,4 @@
-"""Recognises arguments that are not overrides: split by the shell, flags of other programs, bare names."""
+"""Recognizes arguments that are not overrides: split by the shell, flags of other programs, bare names."""
 
 from __future__ import annotations
 

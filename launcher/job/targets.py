@@ -50,7 +50,7 @@ def refusal(path: str, allow: tuple[str, ...], ours: tuple[str, ...]) -> tuple[s
     """
     parts = path.split(".")
     if len(parts) < 2 or not all(p.isidentifier() for p in parts):
-        return "should be the dotted path of a class, as package.module.Class", ""
+        return "should be the dotted path of a class, such as package.module.Class", ""
     if any(p.startswith("_") for p in parts):
         return "a private name may not be used", ""
     if _own(path):
@@ -281,7 +281,7 @@ def _check_fit(
 def _bad_arguments(
     why: str, make: Callable[..., Any], arguments: Mapping[str, Any], key: str
 ) -> tuple[str, str]:
-    """Why ``make`` does not take the arguments, and the cure if a name is misspelt."""
+    """Why ``make`` does not take the arguments, and the cure if a name is misspelled."""
     text = f"its arguments do not fit: {why}"
     names = list(inspect.signature(make).parameters)
     wrong = next((name for name in arguments if name not in names), "")

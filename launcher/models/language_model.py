@@ -1,6 +1,6 @@
 """A Llama-style decoder.
 
-Every module that owns parameters re-initialises those and no others, so that a rank can draw the values of
+Every module that owns parameters re-initializes those and no others, so that a rank can draw the values of
 one module from that module's own seed.
 """
 
@@ -122,7 +122,7 @@ class Linear(nn.Linear):
 class Conv(nn.Conv2d):
     """A square convolution without bias, padded to keep the size at stride 1.
 
-    It is initialised as in He et al. 2015, by the number of outputs (fan-out).
+    It is initialized as in He et al. 2015, by the number of outputs (fan-out).
     """
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1) -> None:

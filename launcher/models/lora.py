@@ -39,7 +39,7 @@ class AdaptedLinear(nn.Linear):
     def launcher_lora(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Return what the adapter of ``a`` and ``b`` adds.
 
-        Sharding recognises the method by this name.
+        Sharding recognizes the method by this name.
         """
         return self.scale * F.linear(F.linear(x, a), b)
 

@@ -64,7 +64,7 @@ class OwnLoss:
     def problem(self) -> str:
         if self._apart is None or not self._apart.item():
             return ""
-        return f"{self._name}: the count that it returns differs from that of its count(target)"
+        return f"{self._name}: the count that it returns differs from its count(target)"
 
 
 class OwnMetric:

@@ -1,4 +1,4 @@
-"""Makes modules obey the plan: read, split, materialise, shard, tie, check.
+"""Makes modules obey the plan: read, split, materialize, shard, tie, check.
 
 The only folder that wraps modules. It decides nothing, opens no file, and knows no Hydra.
 """

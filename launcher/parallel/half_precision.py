@@ -11,7 +11,7 @@ from launcher.plan.plan import Plan
 
 
 def narrow(model: nn.Module, compute: str) -> None:
-    """Cast a full model's weights in place; leave out buffers and parameters beside a running statistic."""
+    """Cast a full model's weights in place, except those of modules with running statistics."""
     known = skeleton(model)
     kept = full_precision_names(known)
     own = dict(model.named_parameters(remove_duplicate=False))

@@ -36,7 +36,7 @@ class Buffer:
 class Statistics:
     """This rank's persistent buffers; each step ends with a copy from the first data-parallel rank.
 
-    ``apart`` has steady buffers, and which of their bytes differed from those of the first rank.
+    ``apart`` has the steady buffers, and a mask of their bytes that differed from those of the first rank.
     """
 
     buffers: tuple[Buffer, ...]

@@ -7,7 +7,7 @@ A module that mixes positions can run a sequence in pieces if it has a method
 ``inputs`` are those of ``forward``, for the positions from ``start`` on. ``past`` has one tuple per earlier
 piece, in order: the second value that ``piece`` returned for it (such as keys and values). A single piece
 without past equals ``forward``. A module that treats every position alike needs no ``piece``; if the launcher
-does not recognise it, it sets ``positionwise = True``.
+does not recognize it, it sets ``positionwise = True``.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ ALIKE = (
 )
 """Modules whose forward treats every position alike."""
 NORMS = (nn.LayerNorm, nn.RMSNorm)
-"""Modules whose forward treats every position alike if they normalise the last dim only."""
+"""Modules whose forward treats every position alike if they normalize the last dim only."""
 
 ALIKE_FUNCTIONS = frozenset({
     "abs", "add", "clamp", "clone", "contiguous", "detach", "div", "dropout", "embedding", "erf", "exp",

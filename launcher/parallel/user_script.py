@@ -56,7 +56,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
 
     Every rank of the process group calls this.
 
-    If ``model`` is a function that builds the model, its weights are initialised from ``plan.seed``, shard by
+    If ``model`` is a function that builds the model, its weights are initialized from ``plan.seed``, shard by
     shard. If it is a module, its values are kept, and it must not be used afterwards. Raises ``ValueError``
     if the group and the plan differ in the number of ranks, or if the module is on the meta device.
     """
@@ -91,7 +91,7 @@ def _numbers(model: nn.Module) -> fill.FullTensorOf:
     real = fill.tensors(model)
     lost = [name for name, t in real.items() if t.is_meta]
     if lost:
-        text = f"model: {lost[0]} is on the meta device and has no numbers"
+        text = f"model: {lost[0]} is on the meta device and has no values"
         raise ValueError(f"{text}; pass a function that builds the model")
     return lambda name: real[name].detach().cpu()
 

@@ -117,7 +117,7 @@ def _class_numbers(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Proble
     text = f"for {target.shape[0]} samples {shapes}"
     if not fits:
         text += "; an output must be (samples, ..., classes) or (samples, classes, ...)"
-        yield Problem(DATA, f"{text}, and targets all its dims but the classes")
+        yield Problem(DATA, f"{text}, and targets must have all its dims except the classes")
     elif len(fits) > 1 and own:
         text += f": its classes may be on dim {fits[1]} or on dim {fits[0]}; choose sizes that differ"
         yield Problem(DATA, text)
@@ -141,7 +141,8 @@ def _elements(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
         text = f"{name}: {shapes}; it compares them number by number: return targets as float32"
         yield Problem(LOSS, text)
     elif target.shape != output.shape:
-        yield Problem(LOSS, f"{name}: {shapes}; it compares them element by element: give both one shape")
+        text = f"{name}: {shapes}; it compares them element by element: give both the same shape"
+        yield Problem(LOSS, text)
 
 
 def _measured(plan: Plan, target: TensorSpec) -> Iterator[Problem]:

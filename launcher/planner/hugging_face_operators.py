@@ -45,7 +45,7 @@ def _named(job: Job) -> str:
 
 
 def with_placeholder_operators(job: Job) -> Job:
-    """A placeholder until transformers' config is read: one sharded operator, not looked up by name yet."""
+    """Sets one sharded operator in place of ``auto``, until the config of transformers is read."""
     return _with(job, {**job.parallel.operators, AUTO: COLUMNS}) if operators_are_open(job) else job
 
 

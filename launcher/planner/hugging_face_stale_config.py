@@ -1,4 +1,4 @@
-"""Notes which values of ``config.json`` stay although ``model.config`` changes what they follow from."""
+"""Notes values of ``config.json`` that no longer fit the keys that ``model.config`` changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.plan.values.note import Note
 
 
 def notes(job: Job) -> list[Note]:
-    """Notes values of the folder that transformers would compute differently from the changed keys."""
+    """Returns a note for each value that transformers would compute differently from the changed keys."""
     if not isinstance(job.model, HuggingFace) or not job.model.config:
         return []
     from launcher.models.hugging_face import stale

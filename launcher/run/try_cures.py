@@ -58,7 +58,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
     """``error`` with all other problems of ``words`` that can be found, and only with cures that hold.
 
     ``look`` raises ``RequestError`` for a wrong command line, and does nothing else. It checks only as far as
-    needed, so that an answer comes at once: a misspelt word in a shipped request imports no planner, and a
+    needed, so that an answer comes at once: a misspelled word in a shipped request imports no planner, and a
     request that needs no plan imports no torch.
     """
     # so many are not typed by a person; checking them for each cure would take minutes

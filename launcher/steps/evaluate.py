@@ -26,7 +26,7 @@ def run_on_ranks(step: Evaluate, session: Session, job: Job) -> str:
         if session.baseline is not None:
             baseline = session.baseline * session.plan.loss_terms
             session.results["baseline"] = baseline
-            text += f"; the best guess without context (unigram entropy) has {baseline:.4f}"
+            text += f"; the loss of the best guess without context (unigram entropy) is {baseline:.4f}"
         session.emit({"text": text})
     return ""
 

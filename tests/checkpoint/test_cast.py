@@ -37,7 +37,7 @@ def test_every_number_becomes_what_torch_makes_of_it(old: str, new: str) -> None
 @pytest.mark.parametrize("old", NAMES)
 def test_what_is_written_is_rounded_once_as_torch_rounds_it(old: str, new: str) -> None:
     halves = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).float()
-    ties = torch.arange(1.0, 2.0, 2.0**-12)  # half-way between neighbours of 8 and of 11 digits too
+    ties = torch.arange(1.0, 2.0, 2.0**-12)  # half-way between neighbors of 8 and of 11 digits too
     t = torch.cat([halves[halves.abs() < 6e4], ties, -ties, torch.tensor([float("inf"), float("nan")])])
     t = t.to(getattr(torch, old))
     made = b"".join(map(bytes, cast_chunks("w", [memoryview(t.view(torch.uint8).numpy().tobytes())], old, new)))

@@ -1,4 +1,4 @@
-"""Pixels as normalised tensors."""
+"""Pixels as normalized tensors."""
 
 from __future__ import annotations
 

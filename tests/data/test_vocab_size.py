@@ -87,7 +87,7 @@ def test_what_is_wrong_with_the_files_is_said_once_and_nothing_starts(tmp_path, 
         f"  data.vocab_size = null: {path} has a format that does not record it; give the number of tokens of its "
         "tokenizer, data.vocab_size=50257 for GPT-2\n"
         "    set in: conf/data/tokens.yaml:6:1\n"
-        "          | vocab_size: null    # tokens; null: as the headers of .tokens files say it\n"
+        "          | vocab_size: null    # tokens; null: from the headers of .tokens files\n"
     )
     assert not (tmp_path / "run").exists()
 

@@ -2,9 +2,9 @@
 
     python -m tests.fake_accelerator.build        # prints the folder
 
-torch loads it by itself, by the entry point that accelerators from outside have. ``FAKE_DEVICES`` says how many
-devices there are (none where it is not set), ``FAKE_MEMORY_MB`` how much memory each has (16 GB). It needs a C++
-compiler (``CXX``, else ``g++`` or ``c++``) and Python's headers, and takes half a minute, once a version of torch.
+torch loads it by the entry point for accelerators outside of torch. ``FAKE_DEVICES`` is the number of devices
+(default 0), ``FAKE_MEMORY_MB`` the memory of each (default 16 GB). The build needs a C++ compiler (``CXX``, else
+``g++`` or ``c++``) and Python's headers, and takes half a minute, once for each version of torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(tor
 
 
 def missing() -> str | None:
-    """Why it cannot be built on this machine; ``None`` if it can."""
+    """Returns why the accelerator cannot be built on this machine; ``None`` if it can."""
     if _compiler() is None:
         return "the fake accelerator is built with a C++ compiler, and this machine has none (CXX, g++, c++)"
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
@@ -39,7 +39,10 @@ def missing() -> str | None:
 
 
 def site() -> Path:
-    """The folder for ``PYTHONPATH``, built unless it is there. Of several processes that want it one builds."""
+    """Returns the folder for ``PYTHONPATH``, and builds it first if it does not exist.
+
+    If several processes call this at the same time, one of them builds it.
+    """
     digest = hashlib.sha256("\0".join(FLAGS).encode())
     for name in (HEADER, *SOURCES, MODULE, Path(__file__).name):
         digest.update((HERE / name).read_bytes())
@@ -56,7 +59,7 @@ def site() -> Path:
             work = Path(tempfile.mkdtemp(dir=cache))
             try:
                 _build(work)
-                work.rename(folder)  # complete, or not there
+                work.rename(folder)  # so that an existing folder is complete
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     return folder
@@ -76,7 +79,7 @@ def _build(folder: Path) -> None:
     includes = [f"-I{path}" for path in (*include_paths(), sysconfig.get_paths()["include"])]
     name = f"-DTORCH_EXTENSION_NAME={LIBRARY.partition('.')[0]}"
 
-    # each source by a compiler of its own
+    # compile the sources at the same time
     objects = [folder / f"{source}.o" for source in SOURCES]
     commands = [
         [*compiler, *FLAGS, *includes, name, "-c", str(HERE / source), "-o", str(made)]
@@ -88,7 +91,7 @@ def _build(folder: Path) -> None:
         if process.returncode:
             raise RuntimeError(f"{shlex.join(process.args)}\n{text}")
 
-    # one library, beside the module that torch is to load
+    # link one library, beside the module that torch loads
     torch_lib = Path(torch.__file__).parent / "lib"
     libraries = ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", f"-Wl,-rpath,{torch_lib}"]
     linked = [*compiler, "-shared", *map(str, objects), f"-L{torch_lib}", *libraries, "-o", str(folder / LIBRARY)]

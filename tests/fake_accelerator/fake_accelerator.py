@@ -19,7 +19,7 @@ NAME, COLLECTIVES = "fake", "fakeccl"
 
 
 def autoload() -> None:
-    """What torch calls when it has been imported. Nothing is initialised by it."""
+    """What torch calls when it has been imported. Nothing is initialized by it."""
     global _C
     if COLLECTIVES in dist.Backend.backend_list or not int(os.environ.get("FAKE_DEVICES", "0")):
         return
@@ -198,7 +198,7 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Initialises the device, as a driver that is asked does."""
+    """Initializes the device, as a driver that is asked does."""
     init()
     return torch._C._accelerator_getMemoryInfo(_index(device))
 

@@ -1,4 +1,4 @@
-"""A recipe of a stranger chooses among what the launcher has; it brings no code, and starts no program."""
+"""A recipe from a stranger chooses among the launcher's options; it brings no code and starts no program."""
 
 from __future__ import annotations
 

@@ -34,13 +34,13 @@ REJECTED = {
     "(try: 'security.allow=[torch,builtins]')",
     "torchvision.models.ResNet": "torchvision.models.ResNet: package 'torchvision' is not trusted "
     "(trusted: torch) (try: 'security.allow=[torch,torchvision]')",
-    "open": "open: should be the dotted path of a class, as package.module.Class",
-    "torch.nn.Linear()": "torch.nn.Linear(): should be the dotted path of a class, as package.module.Class",
+    "open": "open: should be the dotted path of a class, such as package.module.Class",
+    "torch.nn.Linear()": "torch.nn.Linear(): should be the dotted path of a class, such as package.module.Class",
     "launcher.nothing.Net": f"launcher.nothing.Net: {OURS}",
     "launcher.models.language_model.Decoder": f"launcher.models.language_model.Decoder: {OURS}",
     "launcher.models.language_model.nn.Linear": f"launcher.models.language_model.nn.Linear: {OURS}",
     "launcher.models.language_model": f"launcher.models.language_model: {OURS}",
-    "launcher": "launcher: should be the dotted path of a class, as package.module.Class",
+    "launcher": "launcher: should be the dotted path of a class, such as package.module.Class",
 }
 
 

@@ -56,7 +56,7 @@ def test_an_ipv6_rendezvous_and_names_that_stand_for_nothing(nodes: Nodes, tmp_p
             "nodes fail); GLOO_SOCKET_IFNAME is set on node0 and node1: set it to the interface that reaches the other "
             "nodes",
         ),
-        ("eth7", "node0: GLOO_SOCKET_IFNAME is eth7, but the interfaces there are lo, eth0, dead0, dead1"),
+        ("eth7", "node0: GLOO_SOCKET_IFNAME is eth7, but the interfaces of this node are lo, eth0, dead0, dead1"),
     ],
 )
 def test_a_wrong_interface_is_named_and_nothing_is_written(nodes: Nodes, tmp_path: Path, name: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Models that return several tensors, and losses of them."""
+"""Models that return several tensors, and losses that take them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ class Named(NamedTuple):
 
 
 class Heads(nn.Module):
-    """A trunk of layers and two heads, one of class numbers and one of a number; ``kind`` of what they are in."""
+    """A trunk of layers and two heads: one returns logits, the other a number per token.
+
+    ``kind``: the container of both outputs.
+    """
 
     positionwise = True
 
@@ -41,7 +44,7 @@ class Heads(nn.Module):
 
 
 class Both:
-    """Cross entropy of the logits, and the square of how far the value is from the loss of the last token."""
+    """The cross entropy of the logits, plus the squared distance of the value from the scaled target."""
 
     def parts(self, output: Any) -> tuple[Tensor, Tensor]:
         if isinstance(output, dict):
@@ -61,7 +64,7 @@ class Both:
 
 
 class Far(Both):
-    """How far values are off."""
+    """The distance of the values from the scaled targets."""
 
     def __call__(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
         _, value = self.parts(output)
@@ -69,7 +72,7 @@ class Far(Both):
 
 
 class Odd(Heads):
-    """What it returns is neither."""
+    """Returns a nested dict, which is neither a tuple nor a dict of tensors."""
 
     def forward(self, tokens: Tensor) -> Any:
         logits, value = super().forward(tokens)
@@ -77,7 +80,7 @@ class Odd(Heads):
 
 
 class WithNothing(Heads):
-    """Logits, and no loss where no targets came, as nanoGPT does it."""
+    """Returns the logits, and ``None`` in the place of a loss, as nanoGPT does without targets."""
 
     def forward(self, tokens: torch.Tensor) -> Any:
         logits, _ = super().forward(tokens)
@@ -85,7 +88,7 @@ class WithNothing(Heads):
 
 
 class Many(Heads):
-    """Besides the two, what an early layer made, the value once more, and the tokens: of these the loss reads none."""
+    """Also returns an early activation, the tokens, and the value a second time; the loss reads none of these."""
 
     def forward(self, tokens: Tensor) -> Any:
         early = self.layers[0](self.embed(tokens))
@@ -110,7 +113,7 @@ class Wide(Both):
 
 
 class Whole(Heads):
-    """The classes alone."""
+    """Returns integers only: the classes, and whether the value is positive."""
 
     def forward(self, tokens: Tensor) -> Any:
         made = super().forward(tokens)
@@ -125,7 +128,7 @@ class Single(Heads):
 
 
 class Balanced(Heads):
-    """With a number of the whole micro batch: ``()``, or one of each of ``experts``."""
+    """Also returns a number that depends on the full micro batch, of shape ``()`` or ``(experts,)``."""
 
     def __init__(self, kind: str, experts: int = 0) -> None:
         super().__init__("tuple")
@@ -140,7 +143,7 @@ class Balanced(Heads):
 
 
 class Fixed(Balanced):
-    """It takes two samples and no more."""
+    """Accepts micro batches of two samples only."""
 
     def forward(self, tokens: Tensor) -> Any:
         assert len(tokens) == 2

@@ -44,13 +44,13 @@ REFUSED: dict[str, tuple[Job, str]] = {
     "bce of another shape": (
         asked(loss={"name": "bce"}, data=VALUES | {"target": [8, 1]}),
         f"loss: bce: for 4 samples targets are float64 (4, 8, 1) {OUTPUT}; it compares them element by element: "
-        "give both one shape",
+        "give both the same shape",
     ),
     "cross entropy of numbers": (
         asked(data=VALUES),
         "data: targets are float64, but the loss is the cross entropy of class numbers; return them as int64 "
         f"(try: loss=mse); data: for 4 samples targets are float64 (4, 8, 64) {OUTPUT}; an output must be (samples, "
-        "..., classes) or (samples, classes, ...), and targets all its dims but the classes",
+        "..., classes) or (samples, classes, ...), and targets must have all its dims except the classes",
     ),
     "accuracy of numbers": (
         asked(loss={"name": "mse"}, data=VALUES, metrics=["accuracy"]),

@@ -68,7 +68,7 @@ class AsksTheDefaultDevice(One):
 
 
 class Flagged(Made):
-    """As transformers does: whoever is initialised already says so."""
+    """As transformers does: whoever is initialized already says so."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ AT = ((0, 1, 2), (1, 2, 3))
 
 
 class Spread(nn.Module):
-    """Adds neighbours by a sparse matrix of its own weights."""
+    """Adds neighbors by a sparse matrix of its own weights."""
 
     def __init__(self) -> None:
         super().__init__()

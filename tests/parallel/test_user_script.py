@@ -109,5 +109,5 @@ def test_a_plan_of_another_number_of_ranks_and_a_module_without_numbers_are_refu
 
     assert on_ranks(1, work)[0] == (
         "plan: it has 4 ranks, but the process group has 1",
-        "model: embed.weight is on the meta device and has no numbers; pass a function that builds the model",
+        "model: embed.weight is on the meta device and has no values; pass a function that builds the model",
     )

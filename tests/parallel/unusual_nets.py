@@ -290,7 +290,7 @@ class Empty(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 16)
-        with warnings.catch_warnings(action="ignore"):  # there is nothing to initialise
+        with warnings.catch_warnings(action="ignore"):  # there is nothing to initialize
             self.none, self.some = nn.Linear(6, 0, bias=False), nn.Linear(0, 16)
 
     def forward(self, x: Tensor) -> Tensor:

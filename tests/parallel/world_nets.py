@@ -1,4 +1,4 @@
-"""Modules that ask for the processes that they run in, or draw from streams that are not torch's."""
+"""Modules that ask about the processes of the run, or draw from random streams other than torch's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed import get_world_size
 
 
 class Asks(nn.Module):
-    """``how`` it asks; as common code does, it may be without any."""
+    """Scales its output by what it asks for, as ``how`` says; like common code, it also runs in a single process."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Asks(nn.Module):
 
 
 class Looking(Asks):
-    """It looks at data besides."""
+    """Reads values of its input as well."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if bool(torch.isfinite(x).all()) else x
 
 
 class Late(Asks):
-    """It asks from its fifth call on."""
+    """Asks only from its fifth call on."""
 
     calls = 0
 
@@ -73,7 +73,7 @@ class LateNet(Net):
 
 
 class Built(Net):
-    """Its constructor asks, and its forward uses the answer."""
+    """The constructor asks, and the forward uses the answer."""
 
     def __init__(self, how: str) -> None:
         super().__init__("available")

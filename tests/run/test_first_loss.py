@@ -24,6 +24,6 @@ def test_a_model_that_skips_its_init_without_memory_starts_near_chance(tmp_path,
 def test_a_weight_that_nobody_wrote_is_refused_before_anything_starts(tmp_path, capsys):
     words = [*OWN, "data=random_tokens", "data.seq_len=8", "model._target_=tests.run.starting.Forgets"]
     assert main(["recipe=lm_single", *words, f"run_dir={tmp_path / 'run'}", "logger=plain"]) == 2
-    text = "scale is uninitialised memory: the constructor makes it with torch.empty, or the like, and does not fill it"
-    assert f"  model: {text}; initialise it in the constructor\n" in capsys.readouterr().err
+    text = "scale is uninitialized memory: the constructor makes it with torch.empty or a similar function"
+    assert f"  model: {text} and does not fill it; initialize it in the constructor\n" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""The steps on checkpoints, as a user types them."""
+"""The steps that read or write checkpoints, as a user types them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_folder_of_torch_dcp_comes_in_too(trained: Path, tmp_path: Path, capfd
     there = read_hf(trained / "exports" / "hf")
     state = {n: torch.frombuffer(bytearray(b.data), dtype=torch.float32).reshape(b.shape) for n, b in there.items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of one process: that it is one process
+        warnings.simplefilter("ignore")  # torch warns that there is only one process
         dcp.save({**state, "step": 3}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     words = ["steps=[import,evaluate]", f"steps.import.src={tmp_path}/dcp", "steps.import.names=llama", BATCH]
     folder = run(tmp_path / "run", *words)
@@ -204,7 +204,10 @@ def test_strategies_are_merged_in_the_form_asked_for(trained: Path, tmp_path: Pa
 
 
 def test_two_transforms_and_two_exports_each_write_a_place_of_their_own(tmp_path: Path) -> None:
-    """The second of each used to write where the first had, whatever it was told. Readers take the last before them."""
+    """The second of each used to overwrite the output of the first, even with a path of its own.
+
+    A step that reads such an output takes the last one that was written before it.
+    """
     asked = compose([*TINY, f"run_dir={tmp_path}/run", "train.steps=1", *shape(pp=2, shard=2)]).job
     steps = {
         "transform": Transform(nproc=1), "named": Transform(nproc=2, shard_size=2, dst=f"{tmp_path}/named"),

@@ -88,7 +88,7 @@ class Normed(Net):
 
 
 class NotTracked(Net):
-    """Normalises by each micro batch, and remembers nothing."""
+    """Normalizes by each micro batch, and remembers nothing."""
 
     def __init__(self) -> None:
         super().__init__()

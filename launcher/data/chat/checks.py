@@ -40,7 +40,8 @@ def learnt(settings: Chat) -> str:
         by = chat_tokenizer(settings)
         for row in islice(read_rows(settings, settings.path), ROWS_CHECKED):
             try:
-                return f"{Path(row.place).name} trains {by.learnt(*_labelled(by, row))}"
+                text = by.learnt(*_labelled(by, row))
+                return f"in {Path(row.place).name} the model is trained on {text}"
             except BadRow:
                 continue
     except (BadFile, ValueError, OSError):
@@ -107,6 +108,6 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
         row, text = endless[0]
         why = "no trained turn ends with a special token, so the model would never learn to stop"
         way = "the template must write one where the assistant's turn ends (within {% generation %})"
-        yield Problem("data.template", f"{why}: {row.place} trains {text}; {way}")
+        yield Problem("data.template", f"{why}: in {row.place} it is trained on {text}; {way}")
     if len(bad) == len(first):
         yield Problem(key, f"none of its rows can be trained on: {bad[0]}")

@@ -92,7 +92,7 @@ class TokenizedConversations:
 def labelled(
     settings: Chat, by: ChatTokenizer, some: Iterable[DataRow], counts: RowCounts
 ) -> Iterator[Labelled]:
-    """Yields the labelled tokens of each usable row, and counts the others. Raises ``BadFile``."""
+    """Yields the labeled tokens of each usable row, and counts the others. Raises ``BadFile``."""
     room = settings.seq_len + 1
     for row in some:
         try:

@@ -15,13 +15,13 @@ from launcher.steps.model import build_session
 from launcher.steps.model.shared_construction import SharedMetaModels
 
 SEVERAL = 0.15
-"""Seconds of steps that are timed together, as the time that ranks wait for each other varies."""
+"""Seconds of steps to time together, because the time that ranks wait for each other varies."""
 
 
 def trainings(
     world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: SharedMetaModels
 ) -> Iterator[TimedWork]:
-    """Samples of ``copies`` on replicas and on stages; all ranks call it."""
+    """Yields the timed steps of ``copies`` on replicas and on stages; all ranks call it."""
     layouts = (Trained("replicas"), Trained("stages"))
     for layout, (copy, plan) in zip(layouts, copies, strict=True):
         work = _step(world, copy, plan, folder, drawn)

@@ -49,7 +49,7 @@ def at_rest(used: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None) -> TensorLa
     most = hsdp.shard_size if hsdp.shard_size > 0 else used.ranks
     rows = spec.shape[0] // fine.slices[0]
     chosen: list[int] = []
-    for axis in reversed(fine.repeated):  # neighbours first
+    for axis in reversed(fine.repeated):  # neighbors first
         ways = prod(fine.matrix[a] for a in (*chosen, axis))
         if ways <= most and rows % ways == 0:
             chosen.insert(0, axis)

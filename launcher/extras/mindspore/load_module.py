@@ -17,7 +17,7 @@ def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
 
     It requires a gradient only if it is floating point or complex.
     """
-    torch = import_module("torch")  # imported here alone: the rest of this folder works without torch
+    torch = import_module("torch")  # imported only here: the rest of this folder works without torch
     data = bytearray()
     for chunk in chunks:
         data += chunk
@@ -31,11 +31,12 @@ def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
 def load_into(net: Any, tensors: Mapping[str, Any], *, strict: bool) -> None:
     """Copies ``tensors`` into the tensors of ``net`` that have their names.
 
-    If ``strict``, names and dtypes must be equal on both sides; only counters and optimizer states, which a
-    training saves beside its parameters, may be missing in the net. If not, a tensor of the net may also take
-    a tensor whose name ends in a dot and its own name, and values are cast to the net's width, but never
-    between floating point and integers. Everything is checked before anything is copied: raises
-    ``ValueError`` with all mismatches.
+    If ``strict``, names and dtypes must be equal on both sides. Only counters and optimizer states, which a
+    training saves beside its parameters, may be missing in the net. If not ``strict``, names in the files
+    may begin with a prefix and a dot that the net's names lack, such as ``model.``. Values are then cast to
+    the net's width, but never between floating point and integers.
+
+    Everything is checked before anything is copied. Raises ``ValueError`` with all mismatches.
     """
     state = net.state_dict()
     wrong = []

@@ -24,9 +24,9 @@ ASIDE = {"sweep", "search", "recipe", "run_dir", "runs", "show"}
 
 
 def run_digest(job: Job, plan: Plan) -> str:
-    """A digest of the plan and the settings that may not be in it.
+    """A digest of the plan, and of the settings that the plan might not contain.
 
-    If in doubt, equal runs get different digests: running a cell twice is better than not at all.
+    If in doubt, equal runs get different digests: running a cell twice is better than skipping another.
     """
     settings: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude=ASIDE)
     for key in PLANNED:

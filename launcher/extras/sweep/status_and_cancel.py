@@ -68,4 +68,4 @@ def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
         raise RunError(f"{at}: {text}")
     slurm.ask(["scancel", *numbers])
     jobs = many(len(numbers), "job")
-    yield f"{jobs} of Slurm cancelled; cells that were training save; the command of the sweep resumes them"
+    yield f"cancelled {jobs} of Slurm; cells that were training save, and the sweep's command resumes them"

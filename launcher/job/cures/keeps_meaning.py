@@ -70,7 +70,7 @@ def _kept(key: str, new: Any, origins: Origins) -> bool:
         worth = bool(WEIGHT_SOURCES & set(new)) or "save" in old
         return set(old) <= set(new) and (set(old) == set(new) or worth)
 
-    # a number may change to a near one, a misspelt word to the right one, a folder to a path in it, and a
+    # a number may change to a near one, a misspelled word to the right one, a folder to a path in it, and a
     # list to any list
     if isinstance(old, bool) or isinstance(new, bool) or new is None:
         return False

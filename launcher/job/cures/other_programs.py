@@ -138,7 +138,7 @@ _EXPERTS = "expert parallelism is not supported; every rank of a stage has all e
 _OFFLOAD = "offloading to the memory of the host is not supported"
 
 
-_QUANTISED = "quantised weights are not supported"
+_QUANTISED = "quantized weights are not supported"
 
 
 UNLIKE = {
@@ -170,7 +170,7 @@ UNLIKE = {
     "parallel_optimizer_config": "its keys are shard_size, threshold and optimizer_level of parallel.hsdp",
     **dict.fromkeys(
         ("distributed_type", "strategy", "fsdp_sharding_strategy", "sharding_strategy"),
-        f"{_HSDP}; without it each rank keeps all of both",
+        f"{_HSDP}; without it each rank keeps all of them",
     ),
     **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), _OVERLAP),
     **dict.fromkeys(
@@ -262,7 +262,7 @@ FILES = {"dst": ("out", "output", "output_dir", "out_dir", "dest", "destination"
 
 
 def step_setting(name: str, fields: Collection[str]) -> str:
-    """The one of a step's ``fields`` that ``name`` is, here or in other programs; "" if there is none."""
+    """The field of a step that ``name`` means, here or in other programs; "" if ``fields`` has none."""
     if name in fields:
         return name
     return next((field for field, names in FILES.items() if field in fields and name in names), "")
@@ -273,7 +273,7 @@ SWITCHES = {half: f"train.precision={half}" for half in ("bf16", "fp16")}
 
 
 def of_others(parts: Sequence[str], valid: Collection[str]) -> str | None:
-    """Our key, one of ``valid``, that other programs call ``parts``; ``None`` if there is none."""
+    """Our key for a setting that other programs call ``parts``; ``None`` if ``valid`` has none."""
     known = {parts[-1].lower().replace("-", "_"), ".".join(parts[-2:]).lower()}
     return next((k for k, names in OTHERS.items() if known & set(names) and k in valid), None)
 

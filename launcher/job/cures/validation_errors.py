@@ -143,7 +143,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
 def _blank_missing(name: str) -> str:
     """An explanation for ``nproc:4``, which is one word in YAML; "" for other names."""
     key, colon, value = name.partition(":")
-    return f": YAML needs a blank after the colon, as in {key}: {value}" if key and colon and value else ""
+    return f": YAML needs a space after the colon, as in {key}: {value}" if key and colon and value else ""
 
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:
@@ -318,7 +318,7 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
     if not step:
         return Problem(key, text, paste(key, hint))
 
-    # a misspelt step has its settings under the wrong name
+    # a misspelled step has its settings under the wrong name
     settings = [paste(f"steps.{hint}.{name}", v) for name, v in bad.items() if name != "kind"]
     origin = origins.of(key)
     if origin and origin.typed:
@@ -349,9 +349,10 @@ def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any],
 
 
 def placeholder(key: str, origins: Origins, which: int) -> str | None:
-    """The override that sets ``key`` to its first (``which`` 0) or second valid value; ``None`` without any.
+    """The override that sets ``key`` to its first (``which`` 0) or second valid value.
 
-    A problem that occurs with both of them does not depend on the unknown value.
+    A problem that occurs with both of them does not depend on the unknown value. Returns ``None`` if no valid
+    value is known.
     """
     parts = tuple(key.split("."))
     note = keys.at(parts, origins.data)

@@ -55,7 +55,7 @@ Switch = BeforeValidator(_switched)
 
 
 class _Loud(ModelMetaclass):
-    """Raises ``RequestError`` for wrong settings in Python; pydantic makes nested ones without this call."""
+    """Raises ``RequestError`` for wrong settings in Python; pydantic builds nested ones in another way."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -75,7 +75,7 @@ class Crop(Settings):
 
 
 class Normalise(Settings):
-    """Normalises pixels in 0..1: subtracts ``mean``, divides by ``std``; one number, or one per channel."""
+    """Normalizes pixels in 0..1: subtracts ``mean``, divides by ``std``; one number, or one per channel."""
 
     mean: tuple[Number, ...] = (0.5,)
     std: tuple[Annotated[Number, Field(gt=0)], ...] = (0.5,)

@@ -36,7 +36,7 @@ class Kubernetes(Settings):
     signal_s: Count = Field(300, description="seconds that a pod has to save when it is told to stop")
     setup: tuple[str, ...] = Field((), description="lines of bash before the ranks start")
     env: dict[str, Text] = {}
-    env_from: Name | None = Field(None, description="a Secret whose keys are variables of the environment")
+    env_from: Name | None = Field(None, description="a Secret whose keys become environment variables")
     labels: dict[str, Text] = {}
     node_selector: dict[str, Text] = {}
 
@@ -67,14 +67,14 @@ class Slurm(Settings):
     gpus_per_node: Index | None = None
     cpus_per_task: Count | None = None
     signal_s: Count | None = Field(
-        None, description="seconds before the end of its time when ranks save; null: as measured, else 300"
+        None, description="seconds before the time limit at which ranks save; null: as measured, else 300"
     )
     extra: tuple[str, ...] = Field((), description="more options of sbatch")
     setup: tuple[str, ...] = Field((), description="lines of bash before the ranks start")
     container: str | None = None
     array: Flag = Field(True, description="a sweep is an array; false: one allocation for all of its cells")
     array_parallel: Count | None = Field(
-        None, description="cells of a sweep at a time; null: all of an array, one in an allocation"
+        None, description="cells of a sweep that run at a time; null: all of an array, one in an allocation"
     )
     submit: Flag = Field(True, description="false: write the batch file only")
 
@@ -85,7 +85,7 @@ NOT_NAMES = ("gpu", "gpus", "nvidia", "none", "null", "true", "false")
 def _torch_name(name: str) -> str:
     """Accepts torch's names for devices and backends, but not common words for a GPU."""
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in NOT_NAMES:
-        raise PydanticCustomError("torch_name", "should be torch's name of it, in lower case")
+        raise PydanticCustomError("torch_name", "should be the name that torch uses, in lower case")
     return name
 
 

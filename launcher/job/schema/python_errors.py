@@ -24,7 +24,7 @@ WORDS = {
     "string_unicode": "should be text in UTF-8",
     "string_too_short": "should not be empty",
     "string_pattern_mismatch": "should be letters, digits, '.', '_' and '-', starting with a letter or digit",
-    "torch_name": "should be torch's name of it, in lower case",
+    "torch_name": "should be the name that torch uses, in lower case",
     "model_type": "should be a group of keys",
     "model_attributes_type": "should be a group of keys",
     "dict_type": "should be a group of keys",

@@ -24,7 +24,7 @@ JOINED = frozenset({
     aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
     aten.select_backward, aten.slice_backward, aten.tril, aten.triu, aten.embedding,
 })  # fmt: skip
-"""Operations that a compiler fuses with their neighbours, besides pointwise ones."""
+"""Operations that a compiler fuses with their neighbors, besides pointwise ones."""
 OWN = ("library", "other")
 """Kinds of operations that are not fused."""
 

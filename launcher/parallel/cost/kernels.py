@@ -96,7 +96,7 @@ def _causal(args: Any, kwargs: Any, at: int) -> bool:
 
 
 def _convolution(packet: Any, args: Any, out: Any) -> Operations:
-    """Return a convolution as a matrix product: of each position's neighbourhood with the weight."""
+    """Return a convolution as a matrix product: of each position's neighborhood with the weight."""
     if packet is aten.convolution:
         x, weight = args[:2]
         places, times = out.numel() // out.shape[1], 1

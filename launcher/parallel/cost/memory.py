@@ -239,7 +239,7 @@ def _learning(made: Any) -> list[torch.Tensor]:
 
 def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
-        module = copied(module).to("meta")  # its model reads values
+        module = copied(module).to("meta")  # it is in memory, because its model reads values
     params = [p for p in module.parameters() if p.requires_grad]
     regions = _regions(module)
     twice: tuple[tuple[str, str], ...] = ()
@@ -252,7 +252,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         try:
             args, kwargs = tree_map_only(
                 torch.Tensor, _leaf, (args, kwargs)
-            )  # some classes do not exist on meta
+            )  # inside try: some classes of tensors do not exist on meta
             with _counting(again, params):
                 saved_bytes = _saved(module, args, kwargs) if regions else 0
                 state = [(m, snapshot(m), _around(m), _streams(m)) for m in regions]

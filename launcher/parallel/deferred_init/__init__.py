@@ -1,3 +1,3 @@
-"""Deferred initialisation: a constructor is recorded on meta tensors, each rank makes its own shards."""
+"""Deferred initialization: a constructor is recorded on meta tensors, each rank makes its own shards."""
 
 __all__ = ["compare_builds", "constructor", "fill", "uninitialized"]

@@ -296,7 +296,7 @@ def owned(model: nn.Module) -> nn.Module:
             raise RequestError((Problem("model", text),))
         if t.layout is not torch.strided:
             kind = str(t.layout).removeprefix("torch.")
-            text = f"{name} is {kind}, and the launcher initialises, sends and saves dense tensors only"
+            text = f"{name} is {kind}, and the launcher initializes, sends and saves dense tensors only"
             text += "; register its dense parts as buffers, and build it from them in the forward"
             raise RequestError((Problem("model", text),))
 

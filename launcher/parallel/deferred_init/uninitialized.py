@@ -1,4 +1,4 @@
-"""Finds tensors that a constructor leaves undefined: uninitialised memory, values that no seed determines."""
+"""Finds tensors that a constructor leaves undefined: uninitialized memory, values that no seed determines."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _construction_problems(build: Build, seed: int) -> list[Problem]:
 
 
 def _blank(name: str) -> Problem:
-    how = "the constructor makes it with torch.empty, or the like, and does not fill it"
-    return Problem("model", f"{name} is uninitialised memory: {how}; initialise it in the constructor")
+    how = "the constructor makes it with torch.empty or a similar function and does not fill it"
+    return Problem("model", f"{name} is uninitialized memory: {how}; initialize it in the constructor")
 
 
 def _loose(name: str) -> Problem:
@@ -54,8 +54,8 @@ def _named(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _bare(name: str) -> Problem:
-    text = f"{name} is on the meta device, where it has no numbers"
-    return Problem("model", f"{text}; initialise it in the constructor")
+    text = f"{name} is on the meta device, where it has no values"
+    return Problem("model", f"{text}; initialize it in the constructor")
 
 
 def _unwritten(tape: Tape, name: str, t: torch.Tensor) -> bool:

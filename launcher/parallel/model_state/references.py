@@ -150,7 +150,7 @@ def _node(at: str, node: Node) -> Problem:
 
 def _no_submodule(at: str, module: nn.Module) -> Problem:
     text = f"{at} is or holds the module {type(module).__name__}, which is not a submodule"
-    why = "so the launcher cannot initialise or move its tensors"
+    why = "so the launcher cannot initialize or move its tensors"
     cure = "make it an attribute of a module, or put it in an nn.ModuleList or nn.ModuleDict"
     return Problem("model", f"{text}, {why}; {cure}")
 

@@ -1,4 +1,4 @@
-"""Rules for operations on sharded tensors: how the result is split, and whether it is right."""
+"""Rules for operations on sharded tensors: how the result is split, and whether it is correct."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALONG = {
 
 
 class CutRefused(Exception):
-    """The results would be wrong. ``key`` and ``cure`` as in ``Problem``."""
+    """Raised if the results would be wrong. ``key`` and ``cure`` are those of ``Problem``."""
 
     def __init__(self, text: str, key: str = "", cure: str = "") -> None:
         super().__init__(text)
@@ -108,7 +108,7 @@ def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
     if fresh or all(g.state.cut is None for g in call.inputs):
         return _uncut(call, pairs), set()
 
-    # how its results are split, and whether they are right
+    # how its results are split, and whether they are correct
     states = [CutState(_cut_dim(call.name, here, full, tp)) for here, full in pairs]
     _check_rule(call)
 
@@ -199,7 +199,7 @@ def _attention(call: OpCall) -> bool:
 
 
 def _norm(call: OpCall) -> bool:
-    """Return true if the normalised dims and the weights are full."""
+    """Return true if the normalized dims and the weights are full."""
     return call.dim < call.ndim - len(call.args[1]) and all(g.state.cut is None for g in call.inputs[1:])
 
 
@@ -274,7 +274,7 @@ RULES: dict[str, Callable[[OpCall], bool]] = {
     "tril": _batches,
     "triu": _batches,
 }
-"""For each operation, the rule that returns true if it is right part by part on split tensors.
+"""For each operation, the rule that returns true if the operation is correct on each rank's part alone.
 
 Operations that are neither listed nor pointwise are refused.
 """

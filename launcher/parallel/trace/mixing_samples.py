@@ -1,6 +1,7 @@
 """Tests whether the output or the gradient of a sample depends on the other samples of its batch.
 
-In a contrastive loss the output does; with a user's backward that normalizes over the batch, the gradient.
+With a contrastive loss the output depends on them; with a user's backward that normalizes over the batch,
+the gradient does.
 
 Torch's batch norms, and their subclasses, are excluded: their statistics are those of each rank's micro
 batch, as in any data-parallel training.
@@ -136,9 +137,9 @@ def _fix(func: Any, t: Tensor) -> None:
 def numbers_if_too_large(model: nn.Module) -> int:
     """Return the number of elements of a model that is too large to try, else 0.
 
-    A try computes in float64 with two copies of the model, which take 256 MB for ``FEW`` elements. It runs 15
-    forwards of 8 samples, as many again for a model with a backward of its own, and for a model that counts
-    its forwards as many for each of ``AGES``.
+    A try computes in float64 with two copies of the model, which take 256 MB for ``FEW`` elements. It runs
+    about 15 forwards of 8 samples, and 6 more with their backwards if the model has its own backward. If the
+    model counts its forwards, all of this runs again for each of ``AGES``.
     """
     numbers = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     return numbers if numbers > FEW else 0

@@ -104,7 +104,7 @@ class Observers:
     report: Callable[[str], None] | None = None
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
-        """Return a function that drops the records from now on, except effects if ``effects`` is false."""
+        """Return a function that drops all later records; it keeps effects if ``effects`` is false."""
         undo = []
         if self.meter is not None:
             undo.append(self.meter.mark())
@@ -176,7 +176,7 @@ def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_ze
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
         out = _observed(module, InMemory(module, real, args, kwargs, origins), seen)
 
-    # as if it had run on meta
+    # report writes to the copies as writes to the originals
     if seen.meter is not None:
         written = seen.meter.written
         written.update([storages[w] for w in written if w in storages])

@@ -63,8 +63,8 @@ def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
 def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
     """Returns for each node the modules on whose stage it must be.
 
-    A module binds its own calls, glue that uses those of its tensors that glue changes in place, and every
-    node to which it passes a value that is not a tensor.
+    A module binds its own calls, and every node to which it passes a value that is not a tensor. If glue
+    changes tensors of the module in place, the module also binds all glue that uses these tensors.
     """
     owners = _owners(graph, modules)
     carried: dict[str, tuple[str, ...]] = {}
@@ -105,11 +105,12 @@ def why(graph: Graph, group: Sequence[str]) -> str:
             if n.target in seen and seen[-1] != n.target:
                 return f"{n.target!r} is called again after {seen[-1]!r}"
             seen.append(n.target)
-    return f"code between the modules needs {', '.join(map(repr, group))} on its own stage"
+    return f"code between the modules needs {', '.join(map(repr, group))} on the stage where it runs"
 
 
 def together(group: Sequence[str]) -> str:
-    """
+    """Returns the names of a group, or two of them and the number of the others.
+
     >>> together(("a", "b")), together(("a", "b", "c", "d", "e"))
     ("'a', 'b'", "'a', 'b' and 3 more")
     """

@@ -16,8 +16,8 @@ from launcher.plan.values.tensor_spec import TensorSpec
 class SequencePieces:
     """The pieces of a sequence.
 
-    ``lengths`` are their positions. ``graphs[q]`` is how the model runs piece q with what earlier pieces
-    left; all graphs have the same nodes.
+    ``lengths`` has the number of positions of each. ``graphs[q]`` is the graph in which the model runs piece
+    q after the earlier pieces, whose state it reads. All graphs have the same nodes.
     """
 
     lengths: tuple[int, ...]
@@ -45,7 +45,7 @@ def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[
 
     sequence = _Sequence(length, linear, quadratic)
     ends = [0]
-    # the remaining positions are divided again after each piece, so that a rounding is shared by all others
+    # the remaining positions are divided again after each piece, so that they share its rounding
     for remaining in range(count, 0, -1):
         limit = sequence.limit(ends[-1], remaining)
         ends.append(sequence.ends(ends[-1], remaining, limit)[1])

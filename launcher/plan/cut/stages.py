@@ -124,7 +124,7 @@ def _against(graph: Graph, requested: Mapping[str, int], last: int, edges: list[
         elif group not in problems:
             output = f"the output of {_label(source)} on stage {floor}"
             text = f"{node.target!r} is on stage {stage} but needs {output}"
-            text = f"{text}; {together(group)} must be on one stage, for {why(graph, group)}"
+            text = f"{text}; {together(group)} must be on one stage, because {why(graph, group)}"
             cure = _gathered(graph, requested, last, group)
             if not cure:
                 text = f"{text}; use fewer stages"
@@ -250,9 +250,11 @@ def _homeless(skeleton: ModelStructure, stages: tuple[Stage, ...]) -> list[Probl
     if not lost:
         return []
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-    text = f"the forward never uses {', '.join(lost[:3])}{more}, so no stage of the pipeline would hold it"
+    names = f"{', '.join(lost[:3])}{more}"
+    them = "it" if len(lost) == 1 else "them"
+    text = f"the forward never uses {names}, so no stage of the pipeline would hold {them}"
     cure = f"parallel.pipeline.stages=1 {KEY}=auto"
-    return [Problem("model", f"{text}; remove it from the model, or use one stage", cure)]
+    return [Problem("model", f"{text}; remove {them} from the model, or use one stage", cure)]
 
 
 def _crossing(graph: Graph, at: Mapping[str, int], wants: list[set[str]], stage: int) -> tuple[str, ...]:

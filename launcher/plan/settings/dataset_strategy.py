@@ -99,7 +99,7 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         text += ", but inputs and targets of a sample must stay together"
         yield Problem(KEY, text)
     elif counts[0] not in fits:
-        text = f"{written(strategy)}: dim 0 is cut into {counts[0]} slices, which does not divide the "
+        text = f"{written(strategy)}: dim 0 is cut into {counts[0]} slices, but their number must divide the "
         text += f"{many(sizes.replicas, 'data-parallel rank')}; use one of {', '.join(map(str, fits))}"
         fewer = max(n for n in fits if n <= counts[0])
         yield Problem(KEY, text, _pasted(tuple((fewer, *dims[1:]) for dims in strategy)))

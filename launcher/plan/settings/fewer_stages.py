@@ -22,7 +22,7 @@ def too_few(job: Job, sizes: Sizes, model: TracedModel, groups: Sequence[tuple[s
     text = f"the model has {many(sum(map(len, groups)), 'module')} with parameters"
     for group in groups:
         if len(group) > 1:
-            text = f"{text}; {together(group)} must be on one stage, for {why(model.graph, group)}"
+            text = f"{text}; {together(group)} must be on one stage, because {why(model.graph, group)}"
     grouped = any(len(group) != 1 for group in groups)
     if grouped:
         text = f"{text}; that leaves {many(len(groups), 'part')}"

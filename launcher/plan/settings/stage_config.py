@@ -143,7 +143,8 @@ def automatic(
     notes = [Note(KEY, f"auto -> the stages above: {how}")]
     for group in groups:
         if len(group) > 1:
-            notes.append(Note(KEY, f"auto: {together(group)} on one stage, for {why(model.graph, group)}"))
+            reason = why(model.graph, group)
+            notes.append(Note(KEY, f"auto: {together(group)} on one stage, because {reason}"))
     return chosen, notes
 
 

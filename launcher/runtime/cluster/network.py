@@ -233,7 +233,7 @@ class NetworkView:
         own = named(name)
         if own is None:
             available = ", ".join(dict.fromkeys(one.name for one in interfaces()))
-            raise OSError(errno.ENODEV, f"{GLOO} is {name}, but the interfaces there are {available}")
+            raise OSError(errno.ENODEV, f"{GLOO} is {name}, but the interfaces of this node are {available}")
         listener = socket.create_server((own.address, 0), family=_family(own.address), backlog=BACKLOG)
         self._sockets.append(listener)
         return Listener(

@@ -116,7 +116,8 @@ def _position(text: str, pid: int) -> str:
     """The main thread's innermost frame, if possible outside of packages and the standard library."""
     frames = _FRAME.findall(text.split("\n\n")[-1])
     if not frames:
-        return "it does not answer" + (", it waits for a disk or a device" if _state(pid) == "D" else "")
+        waiting = ", because it waits for a disk or a device"
+        return "it does not answer" + (waiting if _state(pid) == "D" else "")
     library = (os.path.dirname(threading.__file__) + os.sep,)
     own = [f for f in frames if "/site-packages/" not in f[0] and not f[0].startswith((*library, "<"))]
     file, line, name = (own or frames)[0]

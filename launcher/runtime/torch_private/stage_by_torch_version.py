@@ -29,7 +29,7 @@ class Torch211Stage(PipelineStage):
     get_outputs_meta: Callable[[], tuple[torch.Tensor, ...]]
 
     def _get_init_p2p_neighbors_ops(self) -> Any:
-        """Neighbouring stages on one rank pass values directly; torch would have the rank send to itself."""
+        """Neighboring stages on one rank pass values directly; torch would have the rank send to itself."""
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:

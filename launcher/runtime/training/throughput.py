@@ -84,7 +84,7 @@ def _within(name: list[str], words: list[str]) -> bool:
 
 
 def _numbered(name: str, word: str) -> bool:
-    """Returns true if ``word`` is ``name`` and a number: SXM, SXM4; not L4, L40, as L4 ends in a number."""
+    """Returns true if ``word`` is ``name`` and a number, as SXM4 for SXM; not if ``name`` ends in one."""
     return word.startswith(name) and word[len(name) :].isdecimal() and not name[-1].isdecimal()
 
 

@@ -50,7 +50,7 @@ def messages(turns: list[tuple[str, str]] = TURNS) -> dict[str, Any]:
 
 
 def expected(tokenizer: Tokenizer, parts: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
-    """Inputs and targets of texts that follow each other, each learnt or not."""
+    """Inputs and targets of texts that follow each other, each learned or not."""
     ids, counted = [], []
     for text, learnt in parts:
         found = tokenizer.encode(text, add_special_tokens=False).ids

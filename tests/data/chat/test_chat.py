@@ -91,7 +91,7 @@ def test_a_prompt_and_its_completion(tokenizer: Tokenizer, tmp_path: Path) -> No
     settings = written(tmp_path, CHATML, [{"prompt": "Hi there", "completion": " Hello"}])
     assert read(settings)[1] == expected(tokenizer, [("Hi there", False), (" Hello", True), ("</s>", True)])[1]
 
-    # as messages: of the prompt nothing is learnt, even what the assistant said
+    # as messages: of the prompt nothing is learned, even what the assistant said
     row = {"prompt": messages(TURNS[:3])["messages"], "completion": messages(TURNS[3:])["messages"]}
     parts = SHAPES["chatml"][1]
     unlearnt = [(text, learnt and i == 3) for i, (text, learnt) in enumerate(parts)]

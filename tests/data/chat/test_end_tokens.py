@@ -1,4 +1,4 @@
-"""The end of a turn is learnt, or the request is refused; what is learnt of the first row is a line of the plan."""
+"""The end of a turn is learned, or the request is refused; what is learned of the first row is a line of the plan."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ def settings(home: Path, template: str) -> Chat:
 def test_a_turn_that_ends_with_a_special_token_is_taken_and_told(template: str, tmp_path: Path) -> None:
     of = settings(tmp_path, template)
     assert [*check_chat(of)] == []
-    assert learnt(of) == "c.jsonl:1 trains 'one<|im_end|>' and 'two<|im_end|>'"
+    assert learnt(of) == "in c.jsonl:1 the model is trained on 'one<|im_end|>' and 'two<|im_end|>'"
 
 
 def test_what_is_learnt_is_told_of_the_first_row_that_has_an_answer(tmp_path: Path) -> None:
     of = settings(tmp_path, next(iter(ENDED.values())))
     rows = Path(of.path).read_text()
     Path(of.path).write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n" + rows)
-    assert learnt(of) == "c.jsonl:2 trains 'one<|im_end|>' and 'two<|im_end|>'"
+    assert learnt(of) == "in c.jsonl:2 the model is trained on 'one<|im_end|>' and 'two<|im_end|>'"
 
 
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=[*ENDLESS])
 def test_turns_of_which_none_ends_with_a_special_token_are_refused(template: str, tmp_path: Path) -> None:
     (problem,) = check_chat(settings(tmp_path, template))
     assert problem.key == "data.template"
-    assert f"never learn to stop: {tmp_path}/c.jsonl:1 trains 'one' and 'two'" in problem.text
+    assert f"never learn to stop: in {tmp_path}/c.jsonl:1 it is trained on 'one' and 'two'" in problem.text
 
 
 BOTH = "{{ bos_token }}{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}"
@@ -87,7 +87,7 @@ def test_special_tokens_that_an_older_folder_has_in_a_file_of_their_own(
     assert by.tokenizer is not None
     ids, _ = by.labelled(conversation(json.loads(Path(str(of.path)).read_text())))
     assert by.tokenizer.id_to_token(int(ids[0])) == begins
-    assert learnt(of) == "c.jsonl:1 trains 'one<|eos|>' and 'two<|eos|>'"
+    assert learnt(of) == "in c.jsonl:1 the model is trained on 'one<|eos|>' and 'two<|eos|>'"
 
 
 def test_tokens_are_made_again_where_special_tokens_have_changed(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.parity import job, plain, whole
 from tests.ranks import DRAWN, on_ranks
 
 STEPS = 3
-CHATS = [  # what is learnt of one is from 10 to 70 tokens, so micro batches and ranks differ
+CHATS = [  # what is learned of one is from 10 to 70 tokens, so micro batches and ranks differ
     [("user", "a"), ("assistant", "b")],
     [("user", "long question?" * 3), ("assistant", "")],
     [("system", "short"), ("user", "1 + 1"), ("assistant", "2"), ("user", "and 1"), ("assistant", "3, é")],
@@ -71,7 +71,7 @@ def bytes_learnt(chat: list[tuple[str, str]]) -> tuple[list[int], list[bool]]:
 
 
 def alone(model: nn.Module) -> list[float]:
-    """Losses of training on all of ``CHATS`` at once, the sum over the count of what is learnt."""
+    """Losses of training on all of ``CHATS`` at once, the sum over the count of what is learned."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
     for _ in range(STEPS):
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""``data=images`` trains as a plain loop that reads, crops, flips, resizes and normalises; bad files are named."""
+"""``data=images`` trains as a plain loop that reads, crops, flips, resizes and normalizes; bad files are named."""
 
 from __future__ import annotations
 

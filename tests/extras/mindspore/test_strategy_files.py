@@ -127,7 +127,7 @@ def with_row(**changes: object) -> bytes:
         (GOOD + GOOD[22:], "protobuf): parameter w is listed twice"),
         (b"{", "json): not JSON"),
         (b"{}", "json): current_stage is None, not a whole number"),
-        (b'{"current_stage": NaN}', "json): NaN is not a number"),
+        (b'{"current_stage": NaN}', "json): NaN is not a finite number"),
         (b'{"current_stage": 1, "current_stage": 1}', "json): current_stage is listed twice"),
         (b'{"current_stage": 1, "parallel_layout_item": []}', "json): parallel_layout_item is not a mapping"),
         (b"{" * 5, "json): not JSON"),

@@ -59,7 +59,7 @@ def test_jobs_of_slurm_that_are_not_over_are_cancelled_in_one_call(
     assert main(["cancel", str(sweep)]) == 0
     assert (tmp_path / "cancelled").read_text() == "7_2 7_4\n"
     assert capsys.readouterr().out == (
-        "2 jobs of Slurm cancelled; cells that were training save; the command of the sweep resumes them\n"
+        "cancelled 2 jobs of Slurm; cells that were training save, and the sweep's command resumes them\n"
     )
 
 

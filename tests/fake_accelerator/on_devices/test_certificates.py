@@ -1,6 +1,6 @@
-"""Certificates on devices: every step, update, save and load is that of one process, for layouts of several kinds.
+"""Certificates on devices: in several kinds of layouts, steps, updates, saves and loads equal those of one process.
 
-The reference runs on the first rank's device. The weights that it ties are tied there too.
+The reference runs on the first rank's device. Tied weights must be tied there too.
 """
 
 from __future__ import annotations

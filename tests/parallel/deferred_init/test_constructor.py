@@ -142,7 +142,7 @@ def test_a_sparse_tensor_is_refused():
     with pytest.raises(RequestError) as error:
         constructor.record(unrecorded.Sparse)
     assert str(error.value) == (
-        "model: links is sparse_coo, and the launcher initialises, sends and saves dense tensors only; "
+        "model: links is sparse_coo, and the launcher initializes, sends and saves dense tensors only; "
         "register its dense parts as buffers, and build it from them in the forward"
     )
 

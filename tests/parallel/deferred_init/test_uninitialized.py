@@ -8,7 +8,7 @@ from launcher.parallel.deferred_init import constructor
 from launcher.parallel.deferred_init.uninitialized import problems
 from tests.parallel import unrecorded
 
-BLANK = "is uninitialised memory: the constructor makes it with torch.empty, or the like, and does not fill it"
+BLANK = "is uninitialized memory: the constructor makes it with torch.empty or a similar function and does not fill it"
 LOOSE = "gets different values each time the constructor runs, although torch, random and numpy are seeded"
 
 
@@ -16,12 +16,12 @@ LOOSE = "gets different values each time the constructor runs, although torch, r
 def test_memory_that_nobody_wrote_is_named_and_refused(maker):
     found = problems(maker, *constructor.record(maker, 0))
     names = ["bad", "rows", "derived", "cache", "attribute"]
-    assert list(map(str, found)) == [f"model: {n} {BLANK}; initialise it in the constructor" for n in names]
+    assert list(map(str, found)) == [f"model: {n} {BLANK}; initialize it in the constructor" for n in names]
 
 
 def test_a_weight_on_the_meta_device_is_named_and_refused():
     found = problems(unrecorded.OnMeta, *constructor.record(unrecorded.OnMeta, 0))
-    text = "model: inner.weight is on the meta device, where it has no numbers; initialise it in the constructor"
+    text = "model: inner.weight is on the meta device, where it has no values; initialize it in the constructor"
     assert list(map(str, found)) == [text]
 
 

@@ -32,7 +32,7 @@ ITSELF = (
 )
 HIDDEN = (
     "model: middle.kept is or holds the module Linear, which is not a submodule, so "
-    "the launcher cannot initialise or move its tensors; make it an attribute of "
+    "the launcher cannot initialize or move its tensors; make it an attribute of "
     "a module, or put it in an nn.ModuleList or nn.ModuleDict"
 )
 ARRAY = (

@@ -1,4 +1,4 @@
-"""What every sample is: a pure function of its number, for the oracle and for the run it judges."""
+"""Samples as pure functions of their index, for the oracle and for the run that it judges."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ IGNORED = -100
 
 
 def inputs(shapes: Sequence[Sequence[Any]], indices: Sequence[int]) -> tuple[Tensor, ...]:
-    """``[3, 8]``: floats; ``["int64", 8]``: a permutation of the eight tokens, as long as it is, again and again."""
+    """Inputs of the samples ``indices``, one tensor for each of ``shapes``.
+
+    A shape ``[3, 8]`` has random floats. ``["int64", 12]`` has permutations of the eight tokens, one after the other.
+    """
     return tuple(torch.stack([_one(s, int(i), place) for i in indices]) for place, s in enumerate(shapes))
 
 
 def targets(shape: Sequence[int], classes: int, ignored: bool, indices: Sequence[int]) -> Tensor:
-    """Class numbers; of the ``ignored`` kind a third are -100, in some samples all of them."""
+    """Class indices. If ``ignored``, about 30 % of them are -100, and all of them in every fifth sample."""
     out = []
     for i in indices:
         g = torch.Generator().manual_seed(7000 + int(i))

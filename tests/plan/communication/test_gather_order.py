@@ -1,4 +1,4 @@
-"""What a rank gathers once a step: in the order of first use, so far ahead and no further."""
+"""A rank gathers groups once per step, in the order of first use, and up to a number of bytes ahead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALL = AHEAD // 4
 
 
 def untils(*sizes: int, ahead: int | None = AHEAD) -> list[int]:
-    """How many groups are under way as each one of ``sizes`` is used, of three stages on one rank."""
+    """The number of groups whose gathering has started when each of ``sizes`` is used; a rank has three stages."""
     groups = tuple(GatherGroup(n % 3, (f"m{n}",), (f"m{n}.weight",), size) for n, size in enumerate(sizes))
     visits = tuple(tuple(Visit(i, True) for i, g in enumerate(groups) if g.stage == s) for s in range(3))
     return [t.until for t in gatherings(groups, visits, (0, 1, 2), ahead)]

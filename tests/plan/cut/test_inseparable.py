@@ -78,7 +78,7 @@ def test_glue_that_changes_a_module_keeps_with_it_what_it_depends_on_and_what_fo
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3), st.integers(0, 3)), min_size=4, max_size=12))
 def test_stages_of_groups_in_their_order_are_never_against_the_flow(calls: list[tuple[str, int, int]]) -> None:
-    """Each call takes two values of the last four; every group has a stage of its own, the strictest cut there is."""
+    """Each call takes two of the last four values. Each group has its own stage, which is the strictest cut."""
     names, rows = ["x"], ["x: input x"]
     for i, (m, p, q) in enumerate(calls):
         ins = {names[-1 - p % len(names)], names[-1 - q % len(names)]}
@@ -89,7 +89,7 @@ def test_stages_of_groups_in_their_order_are_never_against_the_flow(calls: list[
     at, found = place(glue, {m: i for i, g in enumerate(groups) for m in g}, len(groups) - 1)
     assert found == []
     assert cut(glue, at, len(groups), skeleton({f"{m}.weight": W for g in groups for m in g}))[1] == []
-    for g in groups:  # nothing is together without need
+    for g in groups:  # no module is in a group without need
         for m in g if len(g) > 1 else ():
             one = {k: 0 if k == m else 1 for k in g}
             other = {k: 1 if k == m else 0 for k in g}
@@ -99,10 +99,10 @@ def test_stages_of_groups_in_their_order_are_never_against_the_flow(calls: list[
 def test_automatic_stages_keep_together_what_no_cut_can_separate_and_say_so() -> None:
     made = planned(again("a", "b", "c", "a", "d"), *PP2)
     assert [s.modules for s in made.stages] == [("a", "b", "c"), ("d",)]
-    assert f"{KEY} auto: 'a', 'b', 'c' on one stage, for 'a' is called again after 'c'" in map(str, made.notes)
+    assert f"{KEY} auto: 'a', 'b', 'c' on one stage, because 'a' is called again after 'c'" in map(str, made.notes)
 
 
-TOGETHER = "'a', 'b', 'c' must be on one stage, for 'a' is called again after 'c'"
+TOGETHER = "'a', 'b', 'c' must be on one stage, because 'a' is called again after 'c'"
 LEFT = f"the model has 4 modules with parameters; {TOGETHER}; that leaves 2 parts, too few for"
 TOO_FEW = {
     "interleave": (

@@ -153,7 +153,7 @@ def test_tensors_that_the_forward_never_uses_would_be_on_no_stage() -> None:
     model = skeleton({f"{m}.weight": (4,) for m in "abcdefg"})
     assert wrong(chain("a", "b"), {"a": 0, "b": 1}, 2, model) == [
         "model: the forward never uses c.weight, d.weight, e.weight and 2 more, so no stage of the pipeline would "
-        f"hold it; remove it from the model, or use one stage (try: parallel.pipeline.stages=1 {KEY}=auto)"
+        f"hold them; remove them from the model, or use one stage (try: parallel.pipeline.stages=1 {KEY}=auto)"
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a plan is made for: devices a node, their speeds and links."""
+"""The cluster that a plan is made for: devices per node, their speeds and links."""
 
 from __future__ import annotations
 

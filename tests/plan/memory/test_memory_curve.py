@@ -1,4 +1,4 @@
-"""The memory that is drawn is the memory of the plan."""
+"""The memory charts show the memory of the plan."""
 
 from __future__ import annotations
 

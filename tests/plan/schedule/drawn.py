@@ -17,13 +17,13 @@ def drawn(scheduler: str, ranks: int, chunks: int, micros: int, transfer: float 
 
 
 def split() -> Timeline:
-    """One rank, one micro batch, its backward in two halves."""
+    """One rank runs one micro batch, with its backward in two halves."""
     row = (Action(0, "F", 0), Action(0, "I", 0), Action(0, "W", 0))
     return simulate((row,), (0,), Cost((1.0,), (2.0,), (1,)))
 
 
 def lanes(timeline: Timeline) -> tuple[Lane, Lane]:
-    """The last tenth of each action, and a stretch a rank that goes on after the schedule."""
+    """A lane with the last tenth of each action, and one with a stretch per rank that ends after the schedule."""
     ends = [Stretch(e.rank, e.end - (e.end - e.start) / 10, e.end, f"{e.action}: over tp") for e in timeline.events]
     parts = (Part("all_gather", 4, 3 << 30, 1.5), Part("reduce_scatter", 1, 1 << 20, 1.0))
     late = max(0.0, timeline.makespan - 1.0)

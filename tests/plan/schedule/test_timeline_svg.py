@@ -83,7 +83,7 @@ AFTER = (("gradients and weights on the network", 2.0), ("optimizer", 1.0))
 
 
 def stretches(picture: str) -> dict[tuple[int, str], list[tuple[int, int]]]:
-    """By row and colour, from where to where in tenths of a pixel."""
+    """By row and color, from where to where in tenths of a pixel."""
     found: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for path in ElementTree.fromstring(picture).iterfind(f"{SVG}g/{SVG}path"):
         x = y = 0

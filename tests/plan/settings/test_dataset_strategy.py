@@ -13,8 +13,8 @@ KEY = "parallel.dataset_strategy"
 REFUSED = {
     "[[2,1],[1,1]]": "[[2,1],[1,1]]: dim 0 is cut into 1 and into 2 slices, but inputs and targets of a sample must "
     "stay together",
-    "[[3,1],[3,1]]": "[[3,1],[3,1]]: dim 0 is cut into 3 slices, which does not divide the 4 data-parallel ranks; "
-    "use one of 1, 2, 4 "
+    "[[3,1],[3,1]]": "[[3,1],[3,1]]: dim 0 is cut into 3 slices, but their number must divide the 4 data-parallel "
+    "ranks; use one of 1, 2, 4 "
     f"(try: '{KEY}=[[2,1],[2,1]]')",
     "[[4,1],[4]]": "[[4,1],[4]]: a batch has 2 tensors: input 0 has 2 dims, the target has 2 dims "
     f"(try: '{KEY}=[[4,1],[4,1]]')",

@@ -1,4 +1,4 @@
-"""The interfaces of this machine, and the way to another."""
+"""The network interfaces of this machine, and the routes to other machines."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_name_that_stands_for_no_address_leaves_the_choice_to_gloo() -> None:
 
 
 def test_a_loopback_name_gives_way_to_the_address_that_others_reach() -> None:
-    """As far as one machine can show it: any other own address."""
+    """One machine can only show this with another address of its own."""
     other = next((each for each in interfaces() if not each.loopback and "%" not in each.address), None)
     if other is None:
         pytest.skip("this machine has no interface but the loopback")
@@ -103,7 +103,9 @@ def test_a_node_that_listens_is_reached_and_one_that_has_gone_is_not() -> None:
 
 
 def test_an_interface_that_is_not_there_is_named() -> None:
-    with pytest.raises(OSError, match=r"GLOO_SOCKET_IFNAME is nosuchnet0, but the interfaces there are .*\blo\b"):
+    with pytest.raises(
+        OSError, match=r"GLOO_SOCKET_IFNAME is nosuchnet0, but the interfaces of this node are .*\blo\b"
+    ):
         NetworkView(at(), {GLOO: "nosuchnet0"}).listen()
 
 

@@ -18,7 +18,7 @@ V = {"there and back": ScheduleZBVZeroBubble, "in a loop": ScheduleInterleaved1F
 
 
 class Stage(PipelineStage):
-    """torch 2.11 begins with a message to each neighbour, also to the rank itself, which gloo cannot send."""
+    """torch 2.11 begins with a message to each neighbor, also to the rank itself, which gloo cannot send."""
 
     def _get_init_p2p_neighbors_ops(self):
         return []

@@ -32,7 +32,7 @@ def index_select(call: OperatorCall) -> Lettering:
 
 
 def gather(call: OperatorCall) -> Lettering:
-    """The indexed dim stays whole; another dim may be cut if the index has its full size."""
+    """The indexed dim is not cut; another dim may be cut if the index has its full size."""
     source, index = call.ins
     if len(source) != len(index):
         return None
@@ -55,7 +55,7 @@ def index(call: OperatorCall) -> Lettering:
     if any(v.spec.dtype in ("bool", "uint8") for v in values):
         return None
 
-    # Indexed dims that are neighbours are replaced in place; otherwise their result comes first.
+    # Adjacent indexed dims are replaced in place; otherwise their result comes first.
     source = call.ins[0]
     at = [d for d, i in enumerate(indices) if isinstance(i, Ref)]
     letters = without(lettered(len(source)), *at)
@@ -70,7 +70,7 @@ def index(call: OperatorCall) -> Lettering:
 
 
 def scatter(call: OperatorCall) -> Lettering:
-    """scatter and its variants: the indexed dim stays whole; others may be cut if the index has them all."""
+    """scatter and its variants: the indexed dim is not cut; others may be if the index has all of them."""
     target, *others = call.ins
     dim = call.dim(1, "dim")
     if any(len(shape) != len(target) for shape in others if shape) or not target:
@@ -81,7 +81,7 @@ def scatter(call: OperatorCall) -> Lettering:
 
 
 def index_add(call: OperatorCall) -> Lettering:
-    """index_add, index_copy and index_fill: the indexed dim stays whole."""
+    """index_add, index_copy and index_fill: the indexed dim is not cut."""
     if not call.ins[0]:
         return None
     dim = call.dim(1, "dim")

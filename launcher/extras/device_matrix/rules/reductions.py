@@ -120,7 +120,7 @@ def group_norm(call: OperatorCall) -> Lettering:
 
 
 def instance_norm(call: OperatorCall) -> Lettering:
-    """Normalizes each sample by itself, or with running statistics; one that updates these has no rule."""
+    """Normalizes each sample alone, or with running statistics; a call that updates these has no rule."""
     if call.arg(5, "use_input_stats", True) is not True:
         return batch_norm_of_given(call)
     if isinstance(call.arg(3, "running_mean"), Ref):
@@ -275,7 +275,8 @@ def _softmax_dtype(call: _Call) -> str:
 def _class_loss(call: _Call) -> InnerSums:
     """Returns the all-reduces of a loss over classes.
 
-    Cut classes need those of a softmax. A mean needs the number of targets of all ranks, or their weights.
+    If classes are cut, the all-reduces of a softmax are needed. A mean also needs the number of targets of
+    all ranks, or their weights.
     """
     node, rule, graph = call.node, call.rule, call.graph
     classes: Letters = ("c",)

@@ -349,7 +349,7 @@ class _Normalized(torch.autograd.Function):
 
 
 def normalized(x: Tensor, over: NormStatistics) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise in float32 at least, as torch does; the caller rounds."""
+    """Normalize in float32 at least, as torch does; the caller rounds."""
     wide = x.float() if x.dtype in HALVES else x
     made: tuple[Tensor, Tensor, Tensor] = _Normalized.apply(wide, over)  # type: ignore[no-untyped-call]
     return made

@@ -28,7 +28,7 @@ FEW = 40
 HALVINGS = 11
 """How often the range of the price of a byte is halved."""
 ROUNDS = 4
-"""How often a choice is improved by its neighbours, at most."""
+"""How often a choice is improved by its neighbors, at most."""
 
 
 def explore(

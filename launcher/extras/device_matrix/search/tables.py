@@ -91,7 +91,7 @@ class MoveTable:
 SHARED = 1 << 18
 """The largest table over all users of a value.
 
-Users that take a value alike share one move. Above this size, only neighbours are compared for that.
+Users that take a value alike share one move. Above this size, only neighbors are compared for that.
 """
 
 
@@ -221,7 +221,7 @@ class Pricer:
         return Priced((self._of[at],), key, *self._known[key], self.weights[at])
 
     def _of_value(self, v: int, kinds: Sequence[Kind], producer: Maker | None) -> list[Priced]:
-        """Returns the moves of a value: in one table over all users if it is small, else over neighbours."""
+        """Returns the moves of a value: in one table over all users if it is small, else over neighbors."""
         users = list(self.uses.get(v, ()))
         states = prod(len(kinds[at].candidates) for at in self._one_each(at for at, _ in users))
         states *= len(producer[2].candidates) if producer else 1

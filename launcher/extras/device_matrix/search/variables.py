@@ -89,7 +89,7 @@ def variables(
     *,
     together: bool,
 ) -> Variables:
-    """Returns a variable for each operator; with ``together``, light neighbours in a module share one."""
+    """Returns a variable for each operator; with ``together``, light neighbors in a module share one."""
     constant = constants(graph)
     uncut = {at for at, rule in enumerate(rules) if rule is None or at in constant}
     alone = uncut | written.keys()
@@ -151,7 +151,7 @@ def _variable(members: Sequence[int], rules: Sequence[OpRule | None], dims: Sequ
 def _join_light(
     graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int], groups: DisjointSets
 ) -> None:
-    """Joins neighbours in one module that neither multiply matrices, nor reduce dims, nor take parameters."""
+    """Joins neighbors in one module that neither multiply matrices, nor reduce dims, nor take parameters."""
     params = {v for _, v in graph.params}
     maker: dict[int, int] = {}
     for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):

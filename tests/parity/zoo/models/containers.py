@@ -258,7 +258,7 @@ class Iterated(nn.Module):
 
 @odd(*ABCD)
 class ApplyInit(Net):
-    """Initialised by ``apply`` and by hand under no_grad."""
+    """Initialized by ``apply`` and by hand under no_grad."""
 
     def extra(self) -> None:
         self.apply(self._start)

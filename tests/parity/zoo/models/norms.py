@@ -1,4 +1,4 @@
-"""Normalisation of values and of weights."""
+"""Normalization of values and of weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BatchNorm(Net):
 
 @odd("a", "n", "c", "d")
 class BatchNormCumulative(BatchNorm):
-    """Batch norm whose average is cumulative (momentum None) and without gains."""
+    """Batch norm with a cumulative average (momentum None) and without weights."""
 
     def extra(self) -> None:
         self.n = nn.BatchNorm1d(D, momentum=None, affine=False)
@@ -51,7 +51,7 @@ class BatchNormFrozen(BatchNorm):
 
 @odd("a", "n", "c", "d")
 class SyncBatchNorm(BatchNorm):
-    """SyncBatchNorm, which talks to other ranks by itself."""
+    """SyncBatchNorm, which communicates with other ranks itself."""
 
     def extra(self) -> None:
         self.n = nn.SyncBatchNorm(D)
@@ -60,7 +60,7 @@ class SyncBatchNorm(BatchNorm):
 
 @image("conv", "group", "instance", "head")
 class GroupAndInstance(nn.Module):
-    """Group norm and instance norm with statistics."""
+    """Group norm, and instance norm with running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _Skew(nn.Module):
 
 @odd(*ABCD)
 class SkewWeights(Net):
-    """A parametrization of the user's own."""
+    """A parametrization that the user wrote."""
 
     def extra(self) -> None:
         self.b = nn.Linear(D, D)
@@ -142,7 +142,7 @@ class WeightStandardized(Net):
 
 @odd("a", "n", "c", "d")
 class NormInGlue(Net):
-    """Batch norm by its function in the glue, on a module's statistics."""
+    """The glue calls the function of batch norm on a module's statistics."""
 
     def extra(self) -> None:
         self.n, self.b = nn.BatchNorm1d(D), block()

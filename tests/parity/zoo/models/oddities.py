@@ -217,7 +217,7 @@ class Bilinear(Net):
 
 @odd(*ABCD)
 class ConstantInput(Net):
-    """A block is fed a learnt query instead of the input: its work does not depend on the batch."""
+    """A block is fed a learned query instead of the input: its work does not depend on the batch."""
 
     def extra(self) -> None:
         self.query = nn.Parameter(torch.randn(1, D))

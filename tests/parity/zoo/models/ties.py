@@ -70,7 +70,7 @@ class TiedThrice(Lm):
 
 @odd(*ABCD)
 class SharedBiasOneStage(Net):
-    """A bias shared by two neighbours."""
+    """A bias shared by two neighbors."""
 
     def extra(self) -> None:
         self.b[0].bias = self.a[0].bias

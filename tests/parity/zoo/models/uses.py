@@ -1,4 +1,4 @@
-"""Weights that are used in unusual places: by a penalty, a view, a copy, a Function, at several stages of the glue."""
+"""Weights that are used in unusual places: by a penalty, a view, a copy, a Function, or glue on several stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.parity.zoo.case import ABCD, D, Net, block, odd
 
 @odd(*ABCD)
 class PenaltyOfAll(Net):
-    """The square of every weight of the model is taken off the logits at the end."""
+    """A penalty, the sum of the squares of all weights of the model, scales the logits at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
         penalty = sum((p.square().sum() for p in self.parameters()), x.new_zeros(()))
@@ -25,7 +25,7 @@ class PenaltyOfAll(Net):
 
 @odd(*ABCD)
 class VectorOfWeights(Net):
-    """All weights of the model as one vector, whose norm is a factor."""
+    """The logits are divided by the norm of all weights of the model as one vector."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.d(self.c(self.b(self.a(x)))) / parameters_to_vector(self.parameters()).norm()
@@ -42,7 +42,7 @@ class WeightDetachedLate(Net):
 
 @odd(*ABCD)
 class WeightLateWithoutGrad(Net):
-    """A late weight is used early under no_grad, an early one late."""
+    """A late weight is used early, and an early one late, under no_grad."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -55,7 +55,7 @@ class WeightLateWithoutGrad(Net):
 
 @odd(*ABCD)
 class ScalesByLayer(Net):
-    """One table of the root, a row of which scales after each block."""
+    """A parameter of the root has a row for each block, which scales the output of the block."""
 
     def extra(self) -> None:
         self.scales = nn.Parameter(torch.ones(4, D))
@@ -69,7 +69,7 @@ class ScalesByLayer(Net):
 
 @odd(*ABCD)
 class ScalesUnbound(ScalesByLayer):
-    """The same, its rows taken apart at the start."""
+    """The same parameter, split into its rows at the start."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = x
@@ -94,7 +94,7 @@ class OneGate(Net):
 
 @odd(*ABCD)
 class NormalizedInGlue(Net):
-    """A block's weight is used by the glue, divided by its norm, beside the block."""
+    """The glue uses a block's weight, divided by its norm, beside the block."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
@@ -134,7 +134,7 @@ class _Dirty(Function):
 
 @odd(*ABCD)
 class DirtyFunction(Net):
-    """A Function of the user's own that changes its input in place."""
+    """A Function of the user that changes its input in place."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x)) * 1.0
@@ -162,7 +162,7 @@ class _Top(Function):
 
 @odd(*ABCD)
 class TopFunction(Net):
-    """A Function of the new kind with integers, a number and one result without gradient."""
+    """A Function with setup_context that returns a tensor, integers without gradient, and a number."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
@@ -184,7 +184,7 @@ class _OfWeights(Function):
 
 @odd(*ABCD)
 class FunctionOfWeight(Net):
-    """A matrix product by a Function, whose weight is a later block's too."""
+    """A Function computes a matrix product with the weight of a later block."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = _OfWeights.apply(self.a(x), self.c[0].weight)
@@ -202,7 +202,7 @@ class _Asks(nn.Module):
 
 @odd(*ABCD)
 class WeightOfAnother(Net):
-    """A late module holds an early one, and uses its weight."""
+    """A late module contains an early one, and uses its weight."""
 
     def extra(self) -> None:
         self.c = _Asks(self.a)
