@@ -47,11 +47,14 @@ def text(plan: Plan) -> str:
 def short(plan: Plan, most: int = SHORT) -> str:
     """Returns ``text`` if it has at most ``most`` lines, else what people look for, in ``most`` lines.
 
-    A plan that has every section takes at least ``sum(LEAST_LINES.values()) + 1`` lines.
+    It takes more lines if it must: each row that ``_staying`` yields has one, and each section those of
+    ``LEAST_LINES``.
     """
     sections = _sections(plan)
     lengths = {label: sum(len(row.lines) for row in rows) for label, rows in sections.items()}
-    room = shares(lengths, LEAST_LINES, most - 1)
+    stay = {label: sum(row.stays for row in rows) + 1 for label, rows in sections.items()}
+    least = {label: max(lines, stay.get(label, 0)) for label, lines in LEAST_LINES.items()}
+    room = shares(lengths, least, most - 1)
     return _page(
         plan, {label: shortened(rows, room[label], WIDTH - LABEL) for label, rows in sections.items()}
     )

@@ -13,8 +13,6 @@ from itertools import pairwise, product
 from random import Random
 from typing import Any
 
-import pytest
-
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.plan.show import SHORT, short, text
@@ -27,6 +25,8 @@ MEGATRON = {
     "layers.*.mlp.up": {"weight": ["tp", None]}, "layers.*.mlp.down": {"weight": [None, "tp"]},
     "head": {"weight": ["tp", None]},
 }  # fmt: skip
+EMBED = {"embed": {"weight": ["tp", None]}}
+DOWN = {"layers.*.mlp.down": {"weight": [None, "tp"]}}
 UP = {"layers.*.mlp.up": {"weight": ["tp", None], "output": [None, None, None]}}
 STRATEGIES = ("data_parallel", "full_batch", [[1, 1], [1, 1]])
 SWITCHES = {
@@ -73,7 +73,7 @@ def drawn(seed: int) -> Job:
     if shards is not None and pipe.get("scheduler") in SPLIT:
         shards = (min(shards[0], "level2"), shards[1])
     hsdp = None if shards is None else {"shard_size": 2, "optimizer_level": shards[0], "threshold": shards[1]}
-    operators = {} if "seq_chunks" in pipe else rng.choice([{}, {}, UP, MEGATRON])
+    operators = {} if "seq_chunks" in pipe else rng.choice([{}, {}, {}, UP, DOWN, EMBED, MEGATRON])
     parallel = {
         "operators": operators, "dataset_strategy": rng.choice(STRATEGIES),
         "pipeline": {**pipe, "loss_reduction": rng.choice(["mean", "sum"])}, "hsdp": hsdp,
@@ -122,6 +122,21 @@ class Said:
         return max((len(b.names) for b in self.plan.buckets), default=0)
 
 
+LOOKED_FOR, READ = set[str](), set[str]()
+"""The phrases that the laws look for, and those of plans: a law must not pass because a text was reworded."""
+
+
+def matched(pattern: str, said: str) -> re.Match[str] | None:
+    LOOKED_FOR.add(pattern)
+    if found := re.search(pattern, said):
+        READ.add(pattern)
+    return found
+
+
+def says(phrase: str, said: str) -> bool:
+    return matched(re.escape(phrase), said) is not None
+
+
 def holds_of_the_level(s: Said) -> None:
     status, why = s.rows.get("hsdp.optimizer_level", ("", ""))
     if not status:
@@ -129,12 +144,14 @@ def holds_of_the_level(s: Said) -> None:
     elif s.most("all_gather") == 0:
         assert (status, any(p.sharded for p in s.plan.params)) == ("degraded", False)
         assert why.startswith("no parameter is sharded: the largest has ")
-        assert "hsdp" not in text(s.plan) or re.search(r"hsdp +level.: no parameter is sharded over", text(s.plan))
+        assert "hsdp" not in text(s.plan) or matched(r"hsdp +level.: no parameter is sharded over", text(s.plan))
     else:
         assert status == "applied"
         often = s.plan.sizes.micros * s.plan.sizes.pieces
-        assert s.scatters == (1 if "once a step" in why else often if "every" in why or "level3" in str(s.job) else 0)
-        assert ("piece of a micro batch" in why) == (s.plan.sizes.pieces > 1 and "every" in why)
+        assert s.scatters == (
+            1 if says("once a step", why) else often if says("every", why) or "level3" in str(s.job) else 0
+        )
+        assert says("piece of a micro batch", why) == (s.plan.sizes.pieces > 1 and says("every", why))
 
 
 def holds_of_fusion(s: Said) -> None:
@@ -143,12 +160,14 @@ def holds_of_fusion(s: Said) -> None:
     if status == "degraded":
         assert s.together <= 1
         return
-    assert ("nothing is summed" in why) == (not s.plan.groups and not s.plan.buckets)
-    assert ("unsharded gradients" in why) == bool(s.plan.buckets)
-    assert ("group" in why) == bool(s.plan.groups)
+    assert says("nothing is summed", why) == (not s.plan.groups and not s.plan.buckets)
+    assert says("unsharded gradients", why) == bool(s.plan.buckets)
+    assert says("group", why) == bool(s.plan.groups)
     asked = s.job.parallel.comm_fusion.allreduce
-    assert ("that end before the parameters" in why) == (asked is not None and asked.mode == "index" and s.together > 0)
-    if found := re.search(r"buckets of ([\d.]+) (B|KB|MB)", why):
+    assert says("that end before the parameters", why) == (
+        asked is not None and asked.mode == "index" and s.together > 0
+    )
+    if found := matched(r"buckets of ([\d.]+) (B|KB|MB)", why):
         limit = float(found[1]) * {"B": 1, "KB": 1 << 10, "MB": 1 << 20}[found[2]]
         assert all(len(b.names) == 1 or b.nbytes <= limit * 1.05 for b in s.plan.buckets)
 
@@ -156,19 +175,19 @@ def holds_of_fusion(s: Said) -> None:
 def holds_of_gathers(s: Said) -> None:
     status, why = s.rows["computation_allgather_overlap"]
     count = s.most("all_gather")
-    assert ("nothing is gathered" in why) == (count == 0)
-    assert ("once a step" in why) == (0 < count == s.each)
+    assert says("nothing is gathered", why) == (count == 0)
+    assert says("once a step", why) == (0 < count == s.each)
     assert (status == "satisfied") == (count == 0 or (count > s.each > 1 and s.job.launch.device == "npu"))
     assert (status == "applied") == any(t.until > n + 1 for turns in s.plan.gathers for n, t in enumerate(turns))
-    assert ("CPU waits" in why) <= (s.job.launch.device == "cpu")
+    assert says("CPU waits", why) <= (s.job.launch.device == "cpu")
 
 
 def holds_of_reductions(s: Said) -> None:
     status, why = s.rows["grad_computation_allreduce_overlap"]
     travels = bool(s.plan.buckets) or s.most("reduce_scatter") > 0
-    assert ("no gradient is sent" in why) == (not travels)
-    assert ("CPU waits" in why) <= (s.job.launch.device == "cpu")
-    if why == "gradients are reduced after the last backward of a step":
+    assert says("no gradient is sent", why) == (not travels)
+    assert says("CPU waits", why) <= (s.job.launch.device == "cpu")
+    if says("gradients are reduced after the last backward of a step", why):
         assert s.scatters <= 1
     if status == "applied":
         places = s.plan.sizes.places
@@ -181,14 +200,14 @@ def holds_of_reductions(s: Said) -> None:
         assert level > "level1"
         assert not s.plan.buckets
         assert not any(a.kind == "W" for row in s.plan.schedule for a in row)
-    if found := re.search(r", but (\d+) unsharded parameter", why):
+    if found := matched(r", but (\d+) unsharded parameter", why):
         assert int(found[1]) == len({n for b in s.plan.buckets for n in b.names})
 
 
 def holds_of_transport(s: Said) -> None:
     for name in ("allgather", "reducescatter"):
         status, why = s.rows.get(f"comm_fusion.{name}", ("", ""))
-        assert ("nothing is sharded" in why) == (status != "" and not s.plan.groups)
+        assert says("nothing is sharded", why) == (status != "" and not s.plan.groups)
     status, why = s.rows.get("comm_fusion.allreduce", ("", ""))
     if status and s.plan.sizes.replicas > 1:
         assert (status == "satisfied") == (not s.plan.buckets)
@@ -197,30 +216,30 @@ def holds_of_transport(s: Said) -> None:
         )
     status, why = s.rows.get("comm_fusion.openstate", ("", ""))
     if status == "applied":
-        assert ("is gathered" in why) == bool(s.plan.groups)
-        assert ("reduced by itself" in why) == bool(s.plan.buckets)
+        assert says("is gathered", why) == bool(s.plan.groups)
+        assert says("reduced by itself", why) == bool(s.plan.buckets)
     status, _ = s.rows.get("comm_fusion.network", ("", ""))
     if status == "applied":
         asked = s.job.parallel.comm_fusion
         assert (asked.allreduce is None and s.plan.buckets) or (asked.allgather is None and s.plan.groups)
     _, why = s.rows.get("gradient_fp32_sync", ("", ""))
-    if "sent in bfloat16" in why:
-        assert ("tied parameters" in why) == any(len(t.ranks) > 1 and t.trained for t in s.plan.ties)
-        assert ("over tp" in why) == bool(s.plan.sums)
+    if says("sent in bfloat16", why):
+        assert says("tied parameters", why) == any(len(t.ranks) > 1 and t.trained for t in s.plan.ties)
+        assert ("over tp" in why) == bool(s.plan.sums)  # no layout here has any
 
 
 def holds_of_operators(s: Said) -> None:
     comms = [c for spread in s.plan.operators.spreads for c in spread.comms]
     status, why = s.rows["grad_matmul_communication_overlap"]
     assert (status == "applied") == bool(s.plan.operators.overlapped)
-    assert ("anything" in why) == (bool(comms) and not any(c.phase == "backward" for c in comms))
-    assert (status == "degraded") == ("the second half of a backward" in why)
-    if found := re.search(r"of (\d+) matmul", why):
-        columns = [x for x in s.plan.operators.spreads if x.operator.mode == "column"]
-        assert int(found[1]) == sum(any(c.phase == "backward" for c in x.comms) for x in columns)
-    assert ("no operator is cut" in why) == (not s.plan.operators.spreads)
+    assert says("anything", why) == (bool(comms) and not any(c.phase == "backward" for c in comms))
+    assert (status == "degraded") == says("the second half of a backward", why)
+    if found := matched(r"of (\d+) matmul", why):
+        products = [x for x in s.plan.operators.spreads if x.operator.mode in ("column", "row")]
+        assert int(found[1]) == sum(any(c.phase == "backward" for c in x.comms) for x in products)
+    assert says("no operator is cut", why) == (not s.plan.operators.spreads)
     status, why = s.rows["allreduce_and_biasadd_swap"]
-    assert (status, "no operator" in why) == ("satisfied", True)  # the model has no bias
+    assert (status, says("no operator", why)) == ("satisfied", True)  # the model has no bias
 
 
 def holds_of_reading(s: Said) -> None:
@@ -230,20 +249,20 @@ def holds_of_reading(s: Said) -> None:
     readers = len(reads) // s.plan.sizes.replicas
     users = sum(any(h.uses for h in pair) for pair in pairs) // s.plan.sizes.replicas
     sends = any(hand.gives for pair in pairs for hand in pair)
-    assert sends == ("send" in status[1] or ("for all of" in status[1] and grid["tp"] > 1))
+    assert sends == (says("send", status[1]) or (says("for all of", status[1]) and grid["tp"] > 1))
     if status[0] == "satisfied":
         assert (users, readers) == (1, 1)
-    elif "one rank of a" in status[1]:
+    elif says("one rank of a", status[1]):
         assert readers == 1 < users
-    elif "for itself" in status[1]:
+    elif says("for itself", status[1]):
         assert readers == users
-    elif "one rank for all of its tensor-parallel group" in status[1]:
+    elif says("one rank for all of its tensor-parallel group", status[1]):
         assert readers == users // grid["tp"]
     else:
         assert readers == users // 2
     asked = s.rows.get("dataset_strategy")
     if asked is not None and asked[0] == "applied":
-        assert ("the whole batch" in asked[1]) == (s.plan.reading.parts == 1)
+        assert says("the whole batch", asked[1]) == (s.plan.reading.parts == 1)
 
 
 def holds_of_the_rest(s: Said) -> None:
@@ -256,22 +275,22 @@ def holds_of_the_rest(s: Said) -> None:
         if note.key == "parallel.hsdp.threshold":
             small = int(re.findall(r"\d+", note.text)[1])
             assert small == len({n for b in s.plan.buckets for n in b.names})
-            assert ("together" in note.text) == s.job.parallel.comm_fusion.openstate
+            assert says("together", note.text) == s.job.parallel.comm_fusion.openstate
 
 
 def holds_of_the_picture(s: Said) -> None:
     shown, grid, places = text(s.plan), s.plan.sizes.grid, s.plan.sizes.places
-    if found := re.search(r"(\d+) messages? a step", shown):
+    if found := matched(r"(\d+) messages? a step", shown):
         pipeline = set(grid.peers(0, "pp"))
         assert int(found[1]) == sum(t.count for t in s.plan.estimate.traffic if t.kind == "send" and t.rank in pipeline)
     inside = any(a == b for a, b in pairwise(places))
-    assert ("handed on within the rank" in " ".join(shown.split())) == inside
+    assert says("handed on within the rank", " ".join(shown.split())) == inside
     assert ": 0 parameters over" not in shown
 
 
 def holds_of_the_page(s: Said) -> None:
     whole, page = text(s.plan).splitlines(), short(s.plan).splitlines()
-    assert len(page) == min(len(whole), SHORT)
+    assert min(len(whole), SHORT) <= len(page) <= len(whole)
     assert {row[:12] for row in whole} == {row[:12] for row in page}
     for row in s.plan.settings:
         if row.status == "degraded":
@@ -284,9 +303,13 @@ LAWS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_what_a_plan_says_is_true_of_its_values(seed: int) -> None:
-    j = drawn(seed)
-    said = Said(j, plan_job(j))
-    for holds in LAWS:
-        holds(said)
+def test_what_a_plan_says_is_true_of_its_values() -> None:
+    for seed in range(40):
+        j = drawn(seed)
+        said = Said(j, plan_job(j))
+        for holds in LAWS:
+            try:
+                holds(said)
+            except AssertionError as error:
+                raise AssertionError(f"{holds.__name__}, seed {seed}") from error
+    assert not LOOKED_FOR - READ
