@@ -59,7 +59,7 @@ def not_repeatable(
     if not recomputed or not _comparable(model, inputs):
         return {}
 
-    def wrong(some: Sequence[Recomputed]) -> str:
+    def wrong(own: dict[str, Tensor], some: Sequence[Recomputed]) -> str:
         def change(real: nn.Module) -> nn.Module:
             install(real, some, Axis(1))
             return real
@@ -72,9 +72,9 @@ def not_repeatable(
 
     with _trial(model):
         own = _own(model, inputs, STEPS)
-        if own is None or not (together := wrong(recomputed)):
+        if own is None or not (together := wrong(own, recomputed)):
             return {}
-        each = {r.module: wrong([r]) for r in recomputed}
+        each = {r.module: wrong(own, [r]) for r in recomputed}
         return {module: why for module, why in each.items() if why} or dict.fromkeys(each, together)
     return {}
 

@@ -54,8 +54,9 @@ def steps_note(resolved: Resolved) -> Iterator[Note]:
     if samples is not None and train.epochs is not None:
         text = f"null -> {train.steps}: {many(train.epochs, 'epoch')} of {many(samples, 'sample')}"
         if rest := train.epochs * samples % train.batch_size:
-            text += f"; the last step takes {rest} of them"
-            text += " and the first samples of one more epoch"
+            more = train.batch_size - rest
+            of = "the next epoch" if more <= samples else "the next epochs"
+            text += f"; the last step takes the last {rest} of them and {many(more, 'sample')} of {of}"
         yield Note("train.steps", text)
 
 

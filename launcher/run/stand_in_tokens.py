@@ -68,7 +68,7 @@ def make(job: Job, done: tuple[str, ...]) -> None:
     for name, step in makers(job).items():
         if name not in done:
             with ProgressReporter(job.logger.progress, say) as speed:
-                say(f"{name}: {prepare(step, say, speed).text(step.dst)}")
+                say(f"{name}: {prepare(step, f"steps.{name}", say, speed).text(step.dst)}")
 
 
 def _paths(job: Job) -> list[str]:

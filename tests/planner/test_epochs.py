@@ -58,8 +58,10 @@ def test_so_many_steps_train_on_every_sample_so_often_and_no_fewer_do(samples, e
 def test_the_plan_says_it_and_what_the_last_batch_is_filled_with():
     said = text(plan_job(job(*EPOCHS, "data.samples=40", "train.epochs=3")))
     assert "16 samples = 1 data-parallel rank x 1 micro batch x 16 samples; 3 epochs = 8 steps\n" in said
-    rest = "the last step takes 8 of them and the first samples of one more epoch"
+    rest = "the last step takes the last 8 of them and 8 samples of the next epoch"
     assert f"train.steps null -> 8: 3 epochs of 40 samples; {rest}" in " ".join(said.split())
+    small = text(plan_job(job(*EPOCHS, "data.samples=5", "train.epochs=1")))
+    assert "the last step takes the last 5 of them and 11 samples of the next epochs" in " ".join(small.split())
     even = text(plan_job(job(*EPOCHS, "data.samples=64", "train.epochs=1")))
     assert "1 epoch = 4 steps\n" in even
     assert "train.steps null -> 4: 1 epoch of 64 samples\n" in even

@@ -456,7 +456,8 @@ def _inner(i: Inner, at: CutModel) -> Why | None:
         return None
     if at.stage_of(i.module) is None:
         return (
-            "that code is between the named modules, and the path of the gradient may lead to another stage",
+            "that code is between the named modules, so the path of the gradient may lead to another stage; "
+            "put all of it in one module",
             "",
         )
     if i.backward or any(covers(m, i.module) for s in at.stages for m in s.modules if m in i.crosses):

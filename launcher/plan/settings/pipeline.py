@@ -35,7 +35,7 @@ def micros(job: Job, notes: list[Note], problems: list[Problem]) -> int:
 
     if requested is None:
         notes.append(Note(MICROS, f"null -> {least}: {why}"))
-    elif requested < stages:
+    elif requested < stages == least:
         text = f"{requested}: too few to fill {stages} stages; at least as many are needed"
         problems.append(Problem(MICROS, text, f"{MICROS}={least}"))
     elif requested < least:

@@ -182,8 +182,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {"grads": True},
         (
             "model: the model's own forward computes gradients itself "
-            "(torch.autograd.grad), and that code is between the named modules, and the "
-            "path of the gradient may lead to another stage"
+            "(torch.autograd.grad), and that code is between the named modules, so the "
+            "path of the gradient may lead to another stage; put all of it in one module"
         ),
     ),
     (

@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "dualpipe_v of 1 micro batch": (
         (f"{PIPE}.scheduler=dualpipe_v", *TWO, f"{PIPE}.micro_batch_num=1", "train.batch_size=12"),
-        f"{PIPE}.micro_batch_num: 1: too few to fill 2 stages; at least as many are needed "
+        f"{PIPE}.micro_batch_num: 1: too few; dualpipe_v needs at least as many as virtual stages, 4 "
         f"(try: {PIPE}.micro_batch_num=4)",
     ),
 }  # fmt: skip
