@@ -40,7 +40,7 @@ def _out(call: OperatorCall, letters: Letters, gone: tuple[int, ...]) -> Letters
     return tuple(x for d, x in enumerate(letters) if d not in gone)
 
 
-def added(call: OperatorCall) -> Lettering:
+def sum_and_mean(call: OperatorCall) -> Lettering:
     """sum and mean: the mean is the sum of the means of all parts, divided by the number of parts."""
     letters, gone = lettered(len(call.ins[0])), reduced(call)
     sums = tuple(letters[d] for d in gone)
@@ -122,14 +122,14 @@ def group_norm(call: OperatorCall) -> Lettering:
 def instance_norm(call: OperatorCall) -> Lettering:
     """Normalizes each sample alone, or with running statistics; a call that updates these has no rule."""
     if call.arg(5, "use_input_stats", True) is not True:
-        return batch_norm_of_given(call)
+        return batch_norm_in_evaluation(call)
     if isinstance(call.arg(3, "running_mean"), Ref):
         return None
     letters = ("n", "c", *[""] * (len(call.ins[0]) - 2))
     return LetteredCall([letters, *[("c",)] * (len(call.ins) - 1)], [letters])
 
 
-def batch_norm_of_given(call: OperatorCall) -> Lettering:
+def batch_norm_in_evaluation(call: OperatorCall) -> Lettering:
     letters = _channels(len(call.ins[0]))
     return LetteredCall([letters, *[("c",)] * (len(call.ins) - 1)], [letters])
 

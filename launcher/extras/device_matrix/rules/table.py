@@ -63,7 +63,7 @@ RULES: dict[str, RuleFunction] = {
     **_same(views.diagonal, "diagonal"),
     **_same(views.meshgrid, "meshgrid"),
     **_same(views.channel_blocks, "pixel_shuffle pixel_unshuffle im2col col2im"),
-    **_same(reductions.added, "sum mean nansum count_nonzero"),
+    **_same(reductions.sum_and_mean, "sum mean nansum count_nonzero"),
     **_same(reductions.uncut, "amax amin argmax argmin any all prod median nanmedian mode var std var_mean"),
     **_same(reductions.uncut, "std_mean linalg_vector_norm kthvalue aminmax norm"),
     **_same(reductions.logsumexp, "logsumexp"),
