@@ -34,13 +34,13 @@ def check_chat(settings: Chat) -> Iterator[Problem]:
             yield from _of_path(settings, by, key, paths)
 
 
-def learnt(settings: Chat) -> str:
+def trained_text(settings: Chat) -> str:
     """Describes what the first row with assistant tokens trains the model on; empty if there is none."""
     try:
         by = chat_tokenizer(settings)
         for row in islice(read_rows(settings, settings.path), ROWS_CHECKED):
             try:
-                text = by.learnt(*_labelled(by, row))
+                text = by.trained_text(*_labelled(by, row))
                 return f"in {Path(row.place).name} the model is trained on {text}"
             except BadRow:
                 continue
@@ -87,7 +87,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
         try:
             ids, counted = _labelled(by, row)
             ends = ends or by.ends_a_turn(ids, counted)
-            endless.append((row, by.learnt(ids, counted)))
+            endless.append((row, by.trained_text(ids, counted)))
         except BadRow as error:
             other = isinstance(error, OtherForm)
             why = error.advice(corpus_files[row.file].path) if isinstance(error, OtherForm) else str(error)

@@ -273,7 +273,7 @@ class ChatTokenizer:
         special = {self.end, *self.tokenizer.get_added_tokens_decoder()}
         return any(int(ids[stop - 1]) in special for _, stop in _runs(counted))
 
-    def learnt(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> str:
+    def trained_text(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> str:
         """Returns the first two runs of trained tokens as short texts, and the number of the others."""
         texts = [self._text(ids[start:stop]) for start, stop in _runs(counted)]
         short = [t if len(t) <= SHOWN else f"{t[: SHOWN // 2]} ... {t[-SHOWN // 2 :]}" for t in texts]
