@@ -94,8 +94,8 @@ def test_a_prompt_and_its_completion(tokenizer: Tokenizer, tmp_path: Path) -> No
     # as messages: of the prompt nothing is learned, even what the assistant said
     row = {"prompt": messages(TURNS[:3])["messages"], "completion": messages(TURNS[3:])["messages"]}
     parts = SHAPES["chatml"][1]
-    unlearnt = [(text, learnt and i == 3) for i, (text, learnt) in enumerate(parts)]
-    assert read(written(tmp_path, CHATML, [row]))[1] == expected(tokenizer, unlearnt)[1]
+    unlearned = [(text, learned and i == 3) for i, (text, learned) in enumerate(parts)]
+    assert read(written(tmp_path, CHATML, [row]))[1] == expected(tokenizer, unlearned)[1]
 
 
 def test_bytes_bring_a_template(tmp_path: Path) -> None:
