@@ -16,7 +16,7 @@ import pytest
 from launcher.__main__ import main
 
 CHOICES = ("NO_COLOR", "FORCE_COLOR", "TERM")
-COLOUR = re.compile(r"\x1b\[[\d;]*m")
+COLOR = re.compile(r"\x1b\[[\d;]*m")
 ROOT = Path(__file__).parents[1]
 
 
@@ -114,12 +114,12 @@ def test_what_fails_while_running_has_its_first_word_in_color(tmp_path: Path) ->
     assert on_a_terminal(["cancel", str(tmp_path)]) == (1, said)
 
 
-@pytest.mark.parametrize(("chosen", "colours"), [({}, 0), ({"FORCE_COLOR": "1"}, 8)], ids=["as it is", "FORCE_COLOR"])
+@pytest.mark.parametrize(("chosen", "colors"), [({}, 0), ({"FORCE_COLOR": "1"}, 8)], ids=["as it is", "FORCE_COLOR"])
 def test_in_a_pipe_there_are_colors_only_if_forced(
-    chosen: dict[str, str], colours: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    chosen: dict[str, str], colors: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {**dict.fromkeys(CHOICES, ""), **chosen}.items():
         monkeypatch.setenv(name, value)
     assert main(WRONG_TWICE) == 2
     said = capsys.readouterr().err
-    assert (len(COLOUR.findall(said)), COLOUR.sub("", said)) == (colours, PLAINLY)
+    assert (len(COLOR.findall(said)), COLOR.sub("", said)) == (colors, PLAINLY)

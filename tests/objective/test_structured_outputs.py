@@ -195,7 +195,8 @@ def test_what_takes_one_tensor_or_other_ones_is_refused(kind: str) -> None:
 def test_it_is_certified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "recipe=null", "model=null", f"model._target_={OWN}.Heads", "model.kind=dict", "data=null",
-        "data._target_=tests.parallel.sources.Holed", "data.seq_len=8", "loss=null", f"loss._target_={OWN}.CombinedLoss",
+        "data._target_=tests.parallel.sources.Holed", "data.seq_len=8",
+        "loss=null", f"loss._target_={OWN}.CombinedLoss",
         "security.allow=[tests]", "train.steps=3", "train.batch_size=8", "launch.nproc=4", "name=heads",
         "parallel.pipeline.stages=2", "parallel.hsdp={shard_size: 2, threshold: 0}", "steps=[certify]",
         f"run_dir={tmp_path}/run", "logger=plain",

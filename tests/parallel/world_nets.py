@@ -60,11 +60,8 @@ class ReadsWorldLate(ReadsWorld):
 class Net(nn.Module):
     def __init__(self, how: str, looks: bool = False) -> None:
         super().__init__()
-        self.a, self.middle, self.head = (
-            nn.Linear(6, 6),
-            (ReadsWorldAndValues if looks else ReadsWorld)(how),
-            nn.Linear(6, 5),
-        )
+        middle = ReadsWorldAndValues(how) if looks else ReadsWorld(how)
+        self.a, self.middle, self.head = nn.Linear(6, 6), middle, nn.Linear(6, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.middle(torch.tanh(self.a(x))))
