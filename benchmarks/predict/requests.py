@@ -137,10 +137,10 @@ def _by_products(row: Row) -> list[int]:
     """
     kv = row.hidden * row.kv_heads // row.heads
     block = 2 * row.hidden * (row.hidden + kv) + 3 * row.hidden * row.ffn
-    whole = row.layers * block + row.hidden * row.vocab
+    total = row.layers * block + row.hidden * row.vocab
     out, stage = list[int](), 0
     for n in range(row.layers):
-        while stage < row.pp - 1 and (n + 0.5) * block > whole * (stage + 1) / row.pp:
+        while stage < row.pp - 1 and (n + 0.5) * block > total * (stage + 1) / row.pp:
             stage += 1
         out.append(stage)
     return out

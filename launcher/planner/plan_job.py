@@ -467,7 +467,7 @@ def _planned(
         model.skeleton,
         forward.graph,
         uncut,
-        built_whole=note,
+        built_unsharded=note,
         operators=forward.operators,
         recomputed=forward.recomputed,
         pieces=forward.pieces,

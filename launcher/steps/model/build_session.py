@@ -202,7 +202,7 @@ def _local_norm(
     if not settings.print and settings.dump is None:
         return None
     own = watch(model)
-    pipeline.before_reduce = own.see_whole
+    pipeline.before_reduce = own.see_unsharded
     dump = None if settings.dump is None else Path(place(settings.dump, str(folder)))
 
     # announce it once

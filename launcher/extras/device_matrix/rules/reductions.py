@@ -16,7 +16,7 @@ from launcher.extras.device_matrix.rules.letters import (
     lettered,
     without,
 )
-from launcher.extras.device_matrix.rules.views import whole_along
+from launcher.extras.device_matrix.rules.views import uncut_along
 from launcher.plan.values.dtypes import WIDTH
 
 ORD_FIRST = ("linalg_vector_norm", "norm")
@@ -86,7 +86,7 @@ def extreme(call: OperatorCall) -> Lettering:
 
 def half_of_last(call: OperatorCall) -> Lettering:
     """glu: the gates are the second half of a dim, which is not cut."""
-    return whole_along(call, call.dim(1, "dim", -1))
+    return uncut_along(call, call.dim(1, "dim", -1))
 
 
 def layer_norm(call: OperatorCall) -> Lettering:

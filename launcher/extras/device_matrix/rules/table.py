@@ -113,7 +113,7 @@ def rule_of(node: OpNode, graph: OpGraph) -> OpRule | None:
     return None if lettered_call is None else rule_from(call, lettered_call)
 
 
-def whole_rule(node: OpNode, graph: OpGraph) -> OpRule:
+def uncut_rule(node: OpNode, graph: OpGraph) -> OpRule:
     """Returns a rule for an operator without one: every tensor stays whole."""
     call = OperatorCall(node, graph)
     return rule_from(call, LetteredCall(uncut_letters(call.ins), uncut_letters(call.outs)))
