@@ -238,7 +238,7 @@ def rates_of_groups_lost(patch: Patch) -> None:
 
 def of_another_rank(patch: Patch) -> None:
     """The last data-parallel rank's statistics are kept, after what it has seen itself."""
-    patch.setattr(parallel_model.Statistics, "share", lambda self: None)
+    patch.setattr(parallel_model.Statistics, "broadcast", lambda self: None)
 
 
 MUTATIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
