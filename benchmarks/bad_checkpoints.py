@@ -154,11 +154,11 @@ def cell(row: Row, program: Program, made: Path, work: Path) -> str:
         return "**silent: the old rank stays beside the new ones**"
     if evil := sorted(p.relative_to(work).as_posix() for p in work.glob("*/evil*")):
         return f"**silent: writes {', '.join(evil)}, outside of the ranks' folders**"
-    bad, of = flaws(program.form, out)
+    bad, of = wrong_tensors(program.form, out)
     return ran + (f"**silent: {bad} of {of} tensors wrong or missing**" if bad else "right")
 
 
-def flaws(form: str, out: Path) -> tuple[int, int]:
+def wrong_tensors(form: str, out: Path) -> tuple[int, int]:
     """Return the number of tensors of the output that are wrong or missing, and the number of all tensors."""
     if form in ("own", "ranks"):
         boxes = [

@@ -37,7 +37,7 @@ FIRST_S = 600
 
 
 @dataclass(frozen=True)
-class Found:
+class Timings:
     """One way in one start: the seconds of the first step, and the milliseconds per step of every block."""
 
     first_s: float
@@ -59,7 +59,7 @@ def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
     return one
 
 
-def work(world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int) -> list[Found]:
+def work(world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int) -> list[Timings]:
     """Time each case; their blocks run in turn."""
     runs, first, ms = [], [], [list[float]() for _ in cases]
     for job, plan in cases:
@@ -68,7 +68,7 @@ def work(world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int) -
     for _ in range(blocks):
         for took, one in zip(ms, runs, strict=True):
             took.append(_seconds(one, steps) * 1e3)
-    return [Found(seconds, m) for seconds, m in zip(first, ms, strict=True)]
+    return [Timings(seconds, m) for seconds, m in zip(first, ms, strict=True)]
 
 
 def _seconds(one: Callable[[], Any], times: int) -> float:

@@ -45,7 +45,7 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 @dataclass(frozen=True)
-class Found:
+class Measured:
     """Of one setting on one rank: (count, bytes) of each kind in a step, and ms a step of every block."""
 
     counts: dict[str, tuple[int, int]]
@@ -68,7 +68,7 @@ def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
 
 def work(
     world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int
-) -> tuple[list[Found], float, float]:
+) -> tuple[list[Measured], float, float]:
     """What each case took, after two warm-up steps; latency (us) and bandwidth (GB/s) of an all-reduce."""
     from launcher.testing.meters import CollectiveMeter
 
@@ -89,7 +89,7 @@ def work(
             for _ in range(steps):
                 one()
             took.append((time.perf_counter() - began) / steps * 1e3)
-    return [Found(c, m) for c, m in zip(counts, ms, strict=True)], *network()
+    return [Measured(c, m) for c, m in zip(counts, ms, strict=True)], *network()
 
 
 def network(times: int = 20, size: int = 1 << 22) -> tuple[float, float]:
@@ -112,7 +112,7 @@ def _all_reduce(nbytes: int, times: int) -> float:
     return statistics.median(took)
 
 
-def rows(found: dict[str, Found]) -> Iterator[str]:
+def rows(found: dict[str, Measured]) -> Iterator[str]:
     heads = "".join(f"{k.replace('_', '-'):>22}" for k in KINDS)
     yield f"{'comm_fusion':<12}{heads}{'ms a step':>11}{'min':>8}{'max':>8}"
     for name, f in found.items():

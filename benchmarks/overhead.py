@@ -91,9 +91,9 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
     fully_shard(tied, **kw)
     fully_shard(stage, **kw)
     table = tied.weight
-    whole = [p for p in stage.parameters() if p in small]
+    unsharded = [p for p in stage.parameters() if p in small]
     sharded = [p for p in stage.parameters() if p not in small]
-    groups = [{"params": sharded}, {"params": whole, "weight_decay": 0.0}]
+    groups = [{"params": sharded}, {"params": unsharded, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=job.optim.lr, betas=(0.9, 0.95), fused=True)
     vocab = job.model.vocab_size
 
@@ -124,9 +124,9 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
             schedule.step(target=source.targets(mine), losses=losses)
 
         # gradients of unsharded parameters, and of the table that both stages share
-        flat = torch.cat([p.grad.reshape(-1) for p in whole])
+        flat = torch.cat([p.grad.reshape(-1) for p in unsharded])
         dist.all_reduce(flat, group=mesh.get_group("dp"))
-        for p, g in zip(whole, flat.div_(2).split([p.numel() for p in whole]), strict=True):
+        for p, g in zip(unsharded, flat.div_(2).split([p.numel() for p in unsharded]), strict=True):
             p.grad.copy_(g.view_as(p.grad))
         dist.all_reduce(table.grad.to_local(), group=mesh.get_group("pp"))
         grads = [p.grad.to_local() for p in sharded]
@@ -134,12 +134,12 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
         # the norm of all gradients: the tied table counts once, unsharded parameters are on both ranks of dp
         norms = torch.stack(torch._foreach_norm(grads)).square()
         square = norms.sum() - (norms[-1] if pp else 0)
-        square += torch.stack(torch._foreach_norm([p.grad for p in whole])).square().sum() / 2
+        square += torch.stack(torch._foreach_norm([p.grad for p in unsharded])).square().sum() / 2
         both = torch.stack([sum(losses, torch.zeros(())).detach() / plan.sizes.micros / 2, square])
         dist.all_reduce(both)
         norm = both[1].sqrt().item()
         if norm > 1.0:
-            torch._foreach_mul_([*grads, *(p.grad for p in whole)], 1.0 / (norm + 1e-6))
+            torch._foreach_mul_([*grads, *(p.grad for p in unsharded)], 1.0 / (norm + 1e-6))
         optimizer.step()
         return both[0].item()
 

@@ -163,9 +163,9 @@ def summed(value: float) -> float:
     import torch
     import torch.distributed as dist
 
-    whole = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(whole)
-    return whole.item()
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item()
 
 
 def first(value: float) -> float:

@@ -62,7 +62,7 @@ def batches(texts: list[str], most: int) -> Iterator[list[str]]:
         yield batch
 
 
-def core(tokenizer: Tokenizer, texts: list[str]) -> None:
+def time_one_core(tokenizer: Tokenizer, texts: list[str]) -> None:
     """Print the speed of one core in CPU seconds, because other programs may run on this machine."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core is compared with a core
     ours = Encoder(Recipe(tokenizer.to_str(), tokenizer.token_to_id(END)))
@@ -83,7 +83,7 @@ def core(tokenizer: Tokenizer, texts: list[str]) -> None:
     print(f"{'ratio':20} {ratio:6.2f}, over {size / 1e6:.0f} MB, the same tokens")
 
 
-def whole(folder: Path, tokenizer: Path) -> None:
+def time_command(folder: Path, tokenizer: Path) -> None:
     """Run the command itself, and print its time and its memory."""
     words = [
         f"src={folder}/corpus.jsonl",
@@ -124,19 +124,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mb", type=int, default=64)
     parser.add_argument("--tokenizer", type=Path)
-    asked = parser.parse_args()
-    texts = list(documents(asked.mb * 1_000_000))
+    args = parser.parse_args()
+    texts = list(documents(args.mb * 1_000_000))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        file = asked.tokenizer or folder / "tokenizer.json"
-        if asked.tokenizer is None:
+        file = args.tokenizer or folder / "tokenizer.json"
+        if args.tokenizer is None:
             some = [text for batch in batches(texts, TRAINED) for text in batch]
             file.write_text(train_byte_pairs.train_on(some, 32_000, [END]).to_str())
         with (folder / "corpus.jsonl").open("w", encoding="utf-8") as out:
             out.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-        core(Tokenizer.from_file(str(file)), texts)
+        time_one_core(Tokenizer.from_file(str(file)), texts)
         del texts
-        whole(folder, file)
+        time_command(folder, file)
 
 
 if __name__ == "__main__":

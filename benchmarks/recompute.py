@@ -63,10 +63,10 @@ def flops(plan: Plan) -> int:
 
 def table(cases: dict[str, tuple[Job, Plan]], took: list[float]) -> Iterator[str]:
     yield f"{'recompute':<12}{'ms a step':>12}{'measured':>12}{'planned':>12}{'saved MB':>12}"
-    whole = flops(cases["none"][1])
+    base = flops(cases["none"][1])
     for (name, (_, plan)), seconds in zip(cases.items(), took, strict=True):
         spared = sum(r.spared for r in plan.estimate.rerun) / 2**20
-        ratios = f"{seconds / took[0]:>12.3f}{flops(plan) / whole:>12.3f}"
+        ratios = f"{seconds / took[0]:>12.3f}{flops(plan) / base:>12.3f}"
         yield f"{name:<12}{1000 * seconds:>12.1f}{ratios}{spared:>12.1f}"
 
 

@@ -118,7 +118,7 @@ def run(call: Call, work: Path, *, sampled: bool = False) -> tuple[float, int]:
         return float((signs / "seconds").read_text()), peak - before
 
 
-def flaws(call: Call, work: Path, dst: Strategy) -> int:
+def wrong_tensors(call: Call, work: Path, dst: Strategy) -> int:
     """Return the number of wrong tensors in the output; the call of DCP compares its tensors itself."""
     if call.form == "own":
         boxes = {rank: saved_boxes(dst, rank)["model.safetensors"] for rank in range(dst.grid.size)}
@@ -140,7 +140,7 @@ def measured(work: Path, case: str, mib: int, blocks: int, mindspore: Path | Non
     bad: dict[str, int] = {}
     for call in todo:
         _, peaks[call.name] = run(call, work, sampled=True)
-        bad[call.name] = flaws(call, work, dst)
+        bad[call.name] = wrong_tensors(call, work, dst)
     times: dict[str, list[float]] = {call.name: [] for call in todo}
     for _ in range(blocks):
         for call in todo:

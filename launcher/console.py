@@ -30,12 +30,12 @@ def tell(text: str) -> None:
     ``print`` writes the newline separately. Under torchrun all ranks and their agent share one pipe: output
     of another process could come before the newline and break the last line, which names the log to read.
     """
-    shown = _painted(text) if _in_colours(sys.stderr, os.environ) else text
+    shown = _painted(text) if _in_color(sys.stderr, os.environ) else text
     sys.stderr.write(f"{shown}\n")
     sys.stderr.flush()
 
 
-def _in_colours(stream: TextIO, env: Mapping[str, str]) -> bool:
+def _in_color(stream: TextIO, env: Mapping[str, str]) -> bool:
     """Return true if ``stream`` gets colors; like Python, obeys NO_COLOR first, then FORCE_COLOR."""
     if env.get("NO_COLOR"):
         return False

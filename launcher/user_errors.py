@@ -44,13 +44,13 @@ def user_error(error: BaseException, cure: str = "") -> str:
     file, function and source. Without ``cure``, a frequent error of torch has the cure in ``_ADVICE``.
     """
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    said_so = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    described = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_others()):
         return f"{type(error).__name__}: {error.msg} ({_line(error.filename, error.lineno, '', error.text)})"
     own = users_frame(error)
     where = f" ({_line(own.filename, own.lineno, own.name, own.line)})" if own else ""
     cure = cure or next((usual for part, usual in _ADVICE if part in text), "")
-    return f"{said_so}{where}; {cure}" if cure else f"{said_so}{where}"
+    return f"{described}{where}; {cure}" if cure else f"{described}{where}"
 
 
 def users_frame(error: BaseException) -> traceback.FrameSummary | None:

@@ -12,9 +12,9 @@ import pytest
 from benchmarks.predict.__main__ import main
 from benchmarks.predict.choice import Cell, cells
 from benchmarks.predict.fit import fit
-from benchmarks.predict.frameworks import FITTED, SAID
+from benchmarks.predict.frameworks import FITTED, SET_BY_HAND
 from benchmarks.predict.plans import Planned, planned
-from benchmarks.predict.rows import Unsaid, parsed, read
+from benchmarks.predict.rows import UnusableRow, parsed, read
 from benchmarks.predict.values import compared, seconds, step
 
 TABLE = Path(__file__).parent / "golden/measured.csv"
@@ -61,7 +61,7 @@ def test_what_failed_is_predicted_to_need_more_than_a_device_has(plans: dict[str
     ],
 )
 def test_a_row_that_no_request_can_say_is_left_with_the_reason(change: dict[str, str], why: str) -> None:
-    with pytest.raises(Unsaid) as caught:
+    with pytest.raises(UnusableRow) as caught:
         parsed(ROWS[0] | change)
     assert str(caught.value) == why
 
@@ -87,12 +87,12 @@ def test_a_pipeline_that_is_not_filled_is_predicted_from_one_that_is() -> None:
 
 
 def test_at_most_five_constants_are_fitted_to_a_framework() -> None:
-    assert {name: len(constants) <= 5 for name, constants in FITTED.items()} == dict.fromkeys(SAID, True)
+    assert {name: len(constants) <= 5 for name, constants in FITTED.items()} == dict.fromkeys(SET_BY_HAND, True)
 
 
 def test_a_fit_finds_the_constants_that_made_the_times(plans: dict[str, Planned | str]) -> None:
     mine = [p for p in plans.values() if isinstance(p, Planned) and p.row.framework == "megatron_deepspeed"]
-    true = {**SAID["megatron_deepspeed"], **FITTED["megatron_deepspeed"]}
+    true = {**SET_BY_HAND["megatron_deepspeed"], **FITTED["megatron_deepspeed"]}
     made = [(p, step(p).seconds) for p in mine]
     start = {"kernels.launch_us": 2 * true["kernels.launch_us"]}
     found = fit(made, start, {k: v for k, v in true.items() if k not in start})

@@ -149,7 +149,7 @@ def test_help_of_a_group_only_reads_the_files_of_options():
     ],
     ids=" ".join,
 )
-def test_a_misspelt_request_is_refused_by_what_composes_it(argv):
+def test_a_misspelled_request_is_refused_by_what_composes_it(argv):
     ours, libraries = imported(argv)
     assert {n for n in ours - HELP if not any(fnmatch(n, j) for j in JUDGES)} == set()
     assert {n for n in libraries if not any(fnmatch(n, a) for a in LIBRARIES)} == set()

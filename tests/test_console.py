@@ -16,7 +16,7 @@ import pytest
 from launcher.__main__ import main
 
 CHOICES = ("NO_COLOR", "FORCE_COLOR", "TERM")
-COLOUR = re.compile(r"\x1b\[[\d;]*m")
+COLOR = re.compile(r"\x1b\[[\d;]*m")
 ROOT = Path(__file__).parents[1]
 
 
@@ -97,29 +97,29 @@ def _piece(terminal: int) -> str:
         return ""
 
 
-def test_on_a_terminal_keys_and_cures_have_colours() -> None:
+def test_on_a_terminal_keys_and_cures_have_colors() -> None:
     assert on_a_terminal(WRONG_TWICE) == (2, TOLD)
 
 
 @pytest.mark.parametrize(
     "chosen", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}], ids=str
 )
-def test_without_colours_where_nobody_wants_any(chosen: dict[str, str]) -> None:
+def test_without_colors_where_nobody_wants_any(chosen: dict[str, str]) -> None:
     assert on_a_terminal(WRONG_TWICE, **chosen) == (2, PLAINLY)
 
 
-def test_what_fails_while_running_has_its_first_word_in_colour(tmp_path: Path) -> None:
+def test_what_fails_while_running_has_its_first_word_in_color(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text('{"status": "done"}')
     said = f"<error:> {tmp_path}: it is done, so there is nothing to cancel\n"
     assert on_a_terminal(["cancel", str(tmp_path)]) == (1, said)
 
 
-@pytest.mark.parametrize(("chosen", "colours"), [({}, 0), ({"FORCE_COLOR": "1"}, 8)], ids=["as it is", "FORCE_COLOR"])
-def test_in_a_pipe_there_are_colours_only_where_they_are_asked_for(
-    chosen: dict[str, str], colours: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("chosen", "colors"), [({}, 0), ({"FORCE_COLOR": "1"}, 8)], ids=["as it is", "FORCE_COLOR"])
+def test_in_a_pipe_there_are_colors_only_if_forced(
+    chosen: dict[str, str], colors: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {**dict.fromkeys(CHOICES, ""), **chosen}.items():
         monkeypatch.setenv(name, value)
     assert main(WRONG_TWICE) == 2
     said = capsys.readouterr().err
-    assert (len(COLOUR.findall(said)), COLOUR.sub("", said)) == (colours, PLAINLY)
+    assert (len(COLOR.findall(said)), COLOR.sub("", said)) == (colors, PLAINLY)

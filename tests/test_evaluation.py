@@ -20,7 +20,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop
 from launcher.steps.model import build_session
 from tests.parallel import evaluation_nets
-from tests.parallel.sources import Labelled
+from tests.parallel.sources import Labeled
 from tests.parity import job
 from tests.parity.reference import plain
 from tests.ranks import DRAWN, on_ranks
@@ -35,7 +35,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "2 replicas": {"grid": {"dp_replicate": 2}},
     "zero_bubble_v": {"pipeline": {"stages": 2, "scheduler": "zero_bubble_v", "micro_batch_num": 4}},
 }
-DATA = {"_target_": "tests.parallel.sources.Labelled", "shape": [6], "target": [], "classes": 5}
+DATA = {"_target_": "tests.parallel.sources.Labeled", "shape": [6], "target": [], "classes": 5}
 State = dict[str, Any]
 
 
@@ -73,7 +73,7 @@ def rank_evaluates(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list
 
 def held_out(j: Job, plan: Plan, count: int) -> float:
     """Of plain torch at step 0, in batches as large as a micro batch."""
-    model, data = plain(j, plan).eval(), Labelled([6], [], 5, "val", held_out=count)
+    model, data = plain(j, plan).eval(), Labeled([6], [], 5, "val", held_out=count)
     total = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
         for x, y in zip(*(t.split(plan.sizes.micro_batch) for t in (data.x, data.y)), strict=True):

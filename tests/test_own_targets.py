@@ -19,7 +19,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
 from launcher.steps.model import build_session, held_out_loss
-from tests.parallel.sources import Labelled
+from tests.parallel.sources import Labeled
 from tests.parity import job
 from tests.parity.reference import plain
 from tests.ranks import DRAWN, on_ranks
@@ -39,7 +39,7 @@ IMAGES: dict[str, Any] = {"shape": [3, 6, 5], "target": [6, 5], "classes": 4, "h
 
 def trained(model: dict[str, Any], data: dict[str, Any], layout: str = "one rank", **more: Any) -> Job:
     model = model | {"_target_": f"tests.parallel.evaluation_nets.{model['_target_']}"}
-    data = {"_target_": "tests.parallel.sources.Labelled"} | data
+    data = {"_target_": "tests.parallel.sources.Labeled"} | data
     return job(model=model, data=data, parallel=LAYOUTS[layout], security__allow=("tests",), **more)
 
 
@@ -59,7 +59,7 @@ def test_images_of_classes_equal_torch_on_the_whole_batch(layout, classes, tmp_p
     j = images(layout, classes, samples=8, holes=0.3)
     plan = plan_job(j)
     model = plain(j, plan)
-    data, val = (Labelled([3, 6, 5], [6, 5], 4, s, samples=8, held_out=13, holes=0.3) for s in ("train", "val"))
+    data, val = (Labeled([3, 6, 5], [6, 5], 4, s, samples=8, held_out=13, holes=0.3) for s in ("train", "val"))
     loss = F.cross_entropy(model(data.x), data.y, ignore_index=-100)  # torch's own, as written in a plain loop
     loss.backward()
     norm = torch.stack([p.grad.square().sum() for p in model.parameters() if p.grad is not None]).sum().sqrt()
@@ -82,7 +82,7 @@ FIT = (
     "an output must be (samples, ..., classes) or (samples, classes, ...), and targets must have all its dims except "
     "the classes"
 )
-OWN = "tests.parallel.sources.Labelled"
+OWN = "tests.parallel.sources.Labeled"
 TOKENS = {"shape": [7, 6], "target": [7], "classes": 5}
 
 
@@ -179,7 +179,7 @@ def test_a_class_that_is_none_ends_the_run_with_its_sample(layout, wrong, tmp_pa
 def test_bytes_are_class_numbers_as_in_torch(tmp_path):
     j = images("pp2", 4, dtype="uint8", samples=8)
     plan = plan_job(j)
-    data = Labelled([3, 6, 5], [6, 5], 4, "train", samples=8)
+    data = Labeled([3, 6, 5], [6, 5], 4, "train", samples=8)
     want = F.cross_entropy(plain(j, plan)(data.x), data.y.long()).item()
     for _, loss, _ in on_ranks(plan.sizes.grid.size, rank_trains, j, plan, tmp_path):
         assert abs(loss - want) <= 1e-12

@@ -112,7 +112,7 @@ def test_the_console_script_is_the_module(site: Path, tmp_path: Path) -> None:
         assert python(*words, "--version", cwd=tmp_path, path=site) == told
 
 
-def test_a_wheel_says_its_version_its_licence_and_that_it_is_typed(wheel: Path) -> None:
+def test_a_wheel_says_its_version_its_license_and_that_it_is_typed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         [metadata] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
         lines = archive.read(metadata).decode().splitlines()

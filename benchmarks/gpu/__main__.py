@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.gpu import results
-from benchmarks.gpu.lab import Bench, Lab, Row
+from benchmarks.gpu.lab import Lab, PartContext, Row
 from benchmarks.gpu.parts import parts
 
 
@@ -53,15 +53,15 @@ def main() -> None:
 
 def run_part(args: argparse.Namespace) -> None:
     """This process is that of one part: it tells what it finds, and why it failed."""
-    bench = Bench(args.run, args.folder, device=args.device, dry=args.dry, cluster=args.cluster)
+    context = PartContext(args.run, args.folder, device=args.device, dry=args.dry, cluster=args.cluster)
     act = next(act for part, act in parts().items() if part.name == args.run)
     try:
-        act(bench)
+        act(context)
     except Exception as error:
         first: BaseException = error
         while first.__cause__ is not None:
             first = first.__cause__
-        bench.tell(why=f"{type(first).__name__}: {str(first).strip()[:600]}")
+        context.report(why=f"{type(first).__name__}: {str(first).strip()[:600]}")
         raise
 
 

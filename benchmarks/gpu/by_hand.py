@@ -54,7 +54,7 @@ def by_hand(job: Job, plan: Plan, device: torch.device, start: dict[str, Tensor]
             loss = cross_entropy(model(x), target, reduction="sum") / y.numel()
             loss.backward()
             total += loss.detach()
-            _collect(kept, used)
+            _accumulate_grads(kept, used)
 
         # the only place where the CPU waits for the device
         grads = [t.grad for t in kept.values()]
@@ -84,7 +84,7 @@ def _optimizer(job: Job, kept: dict[str, Tensor]) -> torch.optim.Optimizer:
 
 
 @torch.no_grad()
-def _collect(kept: dict[str, Tensor], used: dict[str, Tensor]) -> None:
+def _accumulate_grads(kept: dict[str, Tensor], used: dict[str, Tensor]) -> None:
     """Add the gradients of one micro batch to the sums, and clear them."""
     new = [t.grad for t in used.values()]
     sums = [t.grad for t in kept.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.gpu.lab import Bench
+from benchmarks.gpu.lab import PartContext
 from benchmarks.gpu.request import FULL, SELECTIVE, words
 from benchmarks.gpu.starts import several
 from launcher.job.compose import compose
@@ -14,15 +14,15 @@ RANKS = 2
 """Links cannot be measured on one; both ranks share the device, so its speeds are those of a half of it."""
 
 
-def calibrate(bench: Bench) -> None:
-    """Two ranks measure; the plans of one rank with their file are told beside."""
-    compose(words(bench))
-    bench.turn()
-    written = bench.folder / "conf" / "cluster" / "lab.yaml"
+def calibrate(context: PartContext) -> None:
+    """Two ranks measure; the plans of one rank with their file are reported too."""
+    compose(words(context))
+    context.wait_for_turn()
+    written = context.folder / "conf" / "cluster" / "lab.yaml"
     written.parent.mkdir(parents=True)
-    seconds = 5 if bench.dry else 20  # what is only tried may be as noisy as it likes
+    seconds = 5 if context.dry else 20  # what is only tried may be as noisy as it likes
     several(
-        bench,
+        context,
         RANKS,
         "recipe=lm_single",
         "data=random_tokens",
@@ -31,16 +31,16 @@ def calibrate(bench: Bench) -> None:
         "parallel.grid.dp_replicate=2",
         f"steps.calibrate.to={written}",
         f"steps.calibrate.seconds={seconds}",
-        f"steps.calibrate.spread={100 if bench.dry else 1}",
+        f"steps.calibrate.spread={100 if context.dry else 1}",
     )
-    bench.tell(cluster=written.read_text(), planned_ms=planned_ms(bench, written.parents[1]))
+    context.report(cluster=written.read_text(), planned_ms=planned_ms(context, written.parents[1]))
 
 
-def planned_ms(bench: Bench, config_dir: Path) -> dict[str, float | None]:
+def planned_ms(context: PartContext, config_dir: Path) -> dict[str, float | None]:
     """Milliseconds of a step as each plan has them with that cluster."""
     out: dict[str, float | None] = {}
     for name, more in {"eager": (), "recompute full": (FULL,), "recompute selective": (SELECTIVE,)}.items():
-        plan = plan_job(compose(words(bench, *more, "cluster=lab"), config_dir=config_dir).job)
+        plan = plan_job(compose(words(context, *more, "cluster=lab"), config_dir=config_dir).job)
         step = plan.estimate.step
         out[name] = None if step is None else round(step.seconds * 1e3, 1)
     return out

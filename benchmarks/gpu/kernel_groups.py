@@ -38,7 +38,7 @@ def profiled(one: Callable[[], object], device: torch.device) -> dict[str, Any]:
     """
     kinds = launcher_device.profiled(device)
     times = _profiled(one, device, kinds[-1:])
-    return told(times if times.rows else _profiled(one, device, kinds[:1]))
+    return summary(times if times.rows else _profiled(one, device, kinds[:1]))
 
 
 def _profiled(one: Callable[[], object], device: torch.device, kinds: Sequence[Any]) -> KernelTimes:
@@ -50,7 +50,7 @@ def _profiled(one: Callable[[], object], device: torch.device, kinds: Sequence[A
     return kernel_times(trace)
 
 
-def told(times: KernelTimes) -> dict[str, Any]:
+def summary(times: KernelTimes) -> dict[str, Any]:
     """As values of JSON: milliseconds of each group, and of the dearest kernels."""
     groups = dict.fromkeys(("products", "attention", "rest"), 0.0)
     for row in times.rows:
@@ -64,7 +64,7 @@ def told(times: KernelTimes) -> dict[str, Any]:
 
 
 def lines(values: Mapping[str, Any]) -> list[str]:
-    """A table to read, of what ``told`` returned."""
+    """A table to read, of what ``summary`` returned."""
     groups = ", ".join(f"{name} {ms:.1f}" for name, ms in values["groups_ms"].items())
     out = [f"{values['kernels_ms']:.1f} ms of kernels ({values['kernels_of']}): {groups}"]
     out += [f"{ms:9.2f} {calls:6d}  {shortened(name)}" for name, calls, ms in values["kernels"]]

@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.device import describe, synchronize
-from benchmarks.gpu.lab import Bench
+from benchmarks.gpu.lab import PartContext
 from benchmarks.gpu.request import planned, shape
 from launcher.job.schema.models import LanguageModel
 from launcher.models.build import build_model
@@ -221,27 +221,27 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, shared: bool) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
 
 
-def kernels(bench: Bench) -> None:
+def kernels(context: PartContext) -> None:
     """Run this part of the lab; every group of results is reported as soon as it is known."""
-    job, plan = planned(bench)
+    job, plan = planned(context)
     s = shape(job, plan)
     assert isinstance(job.model, LanguageModel)
-    low, size = dtype_of(plan.dtypes.compute), TINY if bench.dry else REAL
-    peak = describe(bench.device).peak(plan.dtypes.compute)
+    low, size = dtype_of(plan.dtypes.compute), TINY if context.dry else REAL
+    peak = describe(context.device).peak(plan.dtypes.compute)
     settings, _ = resolve(job.model.model_copy(update={"vocab_size": s.vocabulary}))
     assert isinstance(settings, LanguageModel)
-    bench.turn()
+    context.wait_for_turn()
 
     # attention by each kernel, then products, copies and blocks of a micro batch
-    device = torch.device(bench.device) if bench.device == "cpu" else torch.device(bench.device, 0)
-    torch.set_num_threads(1 if bench.dry else bench.cores)
+    device = torch.device(context.device) if context.device == "cpu" else torch.device(context.device, 0)
+    torch.set_num_threads(1 if context.dry else context.cores)
     batch = (plan.sizes.micro_batch, s.time)
     heads = (s.heads, s.kv_heads, s.head)
-    bench.tell(dtype=plan.dtypes.compute, peak=peak, batch=list(batch))
-    bench.tell(attention=list(attention(batch, heads, device, low, size.times)))
+    context.report(dtype=plan.dtypes.compute, peak=peak, batch=list(batch))
+    context.report(attention=list(attention(batch, heads, device, low, size.times)))
     tokens = batch[0] * batch[1]
     shapes = [(n, n, n) for n in size.squares]
     shapes += [(tokens, s.dim, s.dim), (tokens, s.ffn, s.dim), (tokens, s.vocabulary, s.dim)]
-    bench.tell(products=[asdict(product(device, low, each, size.times)) for each in shapes])
-    bench.tell(copies=[asdict(copy) for copy in copies(device, size)])
-    bench.tell(blocks=[asdict(block) for block in blocks(settings, batch, device, low, size.times)])
+    context.report(products=[asdict(product(device, low, each, size.times)) for each in shapes])
+    context.report(copies=[asdict(copy) for copy in copies(device, size)])
+    context.report(blocks=[asdict(block) for block in blocks(settings, batch, device, low, size.times)])

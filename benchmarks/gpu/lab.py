@@ -91,8 +91,8 @@ class Child:
     def row(self, why: str = "") -> Row:
         """Return all values that the part has reported, and how it ended."""
         values: dict[str, Any] = {}
-        told = self.folder / "told"
-        for line in told.read_text().splitlines() if told.exists() else []:
+        reported = self.folder / "values.jsonl"
+        for line in reported.read_text().splitlines() if reported.exists() else []:
             values |= json.loads(line)
         why = why or values.pop("why", "") or ("" if self.process.poll() == 0 else self._last_words())
         seconds = time.monotonic() - (self.started if self.began is None else self.began)
@@ -190,7 +190,7 @@ class Lab:
 
 
 @dataclass(frozen=True)
-class Bench:
+class PartContext:
     """What a part knows while it runs in its own process.
 
     ``device``: ``cpu`` or the type of the accelerator. ``dry``: the part only tries everything, with tiny
@@ -204,12 +204,12 @@ class Bench:
     cluster: str
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)
 
-    def tell(self, **values: Any) -> None:
+    def report(self, **values: Any) -> None:
         """Report values; they are kept even if this part is cut off later."""
-        with (self.folder / "told").open("a") as file:
+        with (self.folder / "values.jsonl").open("a") as file:
             file.write(json.dumps(values) + "\n")
 
-    def turn(self) -> None:
+    def wait_for_turn(self) -> None:
         """Wait until nothing else runs."""
         (self.folder / "ready").touch()
         go, parent = self.folder / "go", os.getppid()

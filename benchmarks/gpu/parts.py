@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.gpu.lab import Bench, Part
+from benchmarks.gpu.lab import Part, PartContext
 from benchmarks.gpu.request import COMPILE, FULL, ONE_MICRO, SELECTIVE
 
-Act = Callable[[Bench], None]
+Act = Callable[[PartContext], None]
 
 ALL_STEPS = "steps=[train,evaluate,save,export,sample]"
 TWO_STAGES = ("recipe=lm_single", "parallel.pipeline.stages=2", "train.steps=3", ALL_STEPS)
@@ -54,55 +54,55 @@ def parts() -> dict[Part, Act]:
     return out
 
 
-def _default(bench: Bench) -> None:
+def _default(context: PartContext) -> None:
     from benchmarks.gpu.starts import launched
 
-    launched(bench, "train.steps=3")
+    launched(context, "train.steps=3")
 
 
-def _one(bench: Bench) -> None:
+def _one(context: PartContext) -> None:
     from benchmarks.gpu.starts import on_device
 
-    on_device(bench, "recipe=lm_single", "train.steps=3", ALL_STEPS)
+    on_device(context, "recipe=lm_single", "train.steps=3", ALL_STEPS)
 
 
-def _several(bench: Bench, ranks: int, words: tuple[str, ...]) -> None:
+def _several(context: PartContext, ranks: int, words: tuple[str, ...]) -> None:
     from benchmarks.gpu.starts import several
 
-    several(bench, ranks, *words)
+    several(context, ranks, *words)
 
 
-def _tests(bench: Bench) -> None:
+def _tests(context: PartContext) -> None:
     from benchmarks.gpu.starts import tests
 
-    tests(bench)
+    tests(context)
 
 
-def _train(bench: Bench, words: tuple[str, ...] = (), kernels: bool = False, cache: str = "") -> None:
+def _train(context: PartContext, words: tuple[str, ...] = (), kernels: bool = False, cache: str = "") -> None:
     from benchmarks.gpu.training import train
 
-    train(bench, *words, kernels=kernels, cache=cache)
+    train(context, *words, kernels=kernels, cache=cache)
 
 
-def _parity(bench: Bench) -> None:
+def _parity(context: PartContext) -> None:
     from benchmarks.gpu.training import parity
 
-    parity(bench)
+    parity(context)
 
 
-def _reference(bench: Bench, kind: str) -> None:
+def _reference(context: PartContext, kind: str) -> None:
     from benchmarks.gpu.reference import measure
 
-    measure(bench, kind)
+    measure(context, kind)
 
 
-def _kernels(bench: Bench) -> None:
+def _kernels(context: PartContext) -> None:
     from benchmarks.gpu.kernels import kernels
 
-    kernels(bench)
+    kernels(context)
 
 
-def _calibrate(bench: Bench) -> None:
+def _calibrate(context: PartContext) -> None:
     from benchmarks.gpu.calibration import calibrate
 
-    calibrate(bench)
+    calibrate(context)

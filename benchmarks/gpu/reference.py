@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
 from benchmarks.gpu.device import describe, milliseconds, peak_bytes, reset_peak, seconds
-from benchmarks.gpu.lab import Bench
+from benchmarks.gpu.lab import PartContext
 from benchmarks.gpu.request import Shape, backend, planned, shape
 from benchmarks.gpu.training import speed, threads, times
 
@@ -135,7 +135,7 @@ def step_of(model: nn.Module, loss: Loss, s: Shape, device: torch.device) -> Cal
             part = loss(x, y) / s.micros
             part.backward()
             total += part.detach()
-            _collect(kept, used)
+            _accumulate_grads(kept, used)
         torch.nn.utils.clip_grad_norm_(kept, CLIP)
         optimizer.step()
         optimizer.zero_grad()
@@ -145,7 +145,7 @@ def step_of(model: nn.Module, loss: Loss, s: Shape, device: torch.device) -> Cal
 
 
 @torch.no_grad()
-def _collect(kept: list[Tensor], used: list[Tensor]) -> None:
+def _accumulate_grads(kept: list[Tensor], used: list[Tensor]) -> None:
     """Gradients of one micro batch to where they are added up."""
     if kept[0].grad is None:
         for sums, p in zip(kept, used, strict=True):
@@ -157,31 +157,31 @@ def _collect(kept: list[Tensor], used: list[Tensor]) -> None:
         p.grad = None
 
 
-def measure(bench: Bench, kind: str) -> None:
+def measure(context: PartContext, kind: str) -> None:
     """``kind``: ``plain``, ``plain_compile`` or ``transformers``."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(bench.root / f"compiled-{bench.name}")
-    job, plan = planned(bench)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(context.root / f"compiled-{context.name}")
+    job, plan = planned(context)
     s = shape(job, plan)
     if kind == "transformers":
         import transformers as library
 
-        bench.tell(version=library.__version__)
-    describe(bench.device)
+        context.report(version=library.__version__)
+    describe(context.device)
 
-    bench.turn()
-    torch.set_num_threads(threads(bench))
-    device = torch.device(bench.device, 0) if bench.device != "cpu" else torch.device("cpu")
+    context.wait_for_turn()
+    torch.set_num_threads(threads(context))
+    device = torch.device(context.device, 0) if context.device != "cpu" else torch.device("cpu")
     torch.manual_seed(0)
     if kind == "transformers":
         model, loss = transformers(s, device)
     else:
-        model, loss = plain(s, device, backend(bench) if kind == "plain_compile" else "")
+        model, loss = plain(s, device, backend(context) if kind == "plain_compile" else "")
     one = step_of(model, loss, s, device)
     losses: list[float] = []
-    bench.tell(first_step_s=round(seconds(lambda: losses.append(one()), device), 2))
+    context.report(first_step_s=round(seconds(lambda: losses.append(one()), device), 2))
     reset_peak(device)
     seconds(lambda: losses.append(one()), device)
     if (most := peak_bytes(device)) is not None:
-        bench.tell(measured_bytes=most[0], reserved_bytes=most[1])
-    took = milliseconds(lambda: losses.append(one()), device, times(bench))
-    bench.tell(**took, **speed(bench, job, plan, took["ms"]), losses=[round(x, 5) for x in losses[:4]])
+        context.report(measured_bytes=most[0], reserved_bytes=most[1])
+    took = milliseconds(lambda: losses.append(one()), device, times(context))
+    context.report(**took, **speed(context, job, plan, took["ms"]), losses=[round(x, 5) for x in losses[:4]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.gpu.lab import Bench
+from benchmarks.gpu.lab import PartContext
 from launcher.job.compose import compose
 from launcher.job.schema.data import RandomTokens
 from launcher.job.schema.job import Job
@@ -59,19 +59,19 @@ class Shape:
         return self.batch * self.time
 
 
-def backend(bench: Bench) -> str:
+def backend(context: PartContext) -> str:
     """The backend of ``torch.compile``; a dry run avoids inductor, which takes too long on a CPU."""
-    return "aot_eager" if bench.dry else "inductor"
+    return "aot_eager" if context.dry else "inductor"
 
 
-def words(bench: Bench, *more: str) -> list[str]:
+def words(context: PartContext, *more: str) -> list[str]:
     """The overrides of a request."""
-    size = TINY_LM if bench.dry else LLAMA_1B
-    return [*ALWAYS, *size, *(w.replace("BACKEND", backend(bench)) for w in more)]
+    size = TINY_LM if context.dry else LLAMA_1B
+    return [*ALWAYS, *size, *(w.replace("BACKEND", backend(context)) for w in more)]
 
 
-def planned(bench: Bench, *more: str) -> tuple[Job, Plan]:
-    job = compose(words(bench, *more)).job
+def planned(context: PartContext, *more: str) -> tuple[Job, Plan]:
+    job = compose(words(context, *more)).job
     return job, plan_job(job)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu.lab import Bench
+from benchmarks.gpu.lab import PartContext
 
 LAUNCHER = (sys.executable, "-m", "launcher")
 TIMEOUT = "launch.timeout_s=60"
@@ -24,32 +24,32 @@ class PartFailed(Exception):
     """What a part was to show does not hold."""
 
 
-def launched(bench: Bench, *words: str) -> None:
+def launched(context: PartContext, *words: str) -> None:
     """One command as a user types it; its run folder is the part's."""
-    log = bench.folder / "run.log"
+    log = context.folder / "run.log"
     with log.open("wb") as file:
         code = subprocess.call(
-            [*LAUNCHER, *words, TIMEOUT, f"run_dir={bench.folder / 'run'}"],
+            [*LAUNCHER, *words, TIMEOUT, f"run_dir={context.folder / 'run'}"],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-    _told(bench, [code], [log])
+    _report(context, [code], [log])
 
 
-def on_device(bench: Bench, *words: str) -> None:
+def on_device(context: PartContext, *words: str) -> None:
     """One rank on the device."""
-    launched(bench, *words, "launch.nproc=1", f"launch.device={bench.device}")
+    launched(context, *words, "launch.nproc=1", f"launch.device={context.device}")
 
 
-def several(bench: Bench, ranks: int, *words: str) -> None:
+def several(context: PartContext, ranks: int, *words: str) -> None:
     """``ranks`` on one device over its own collectives, each as a node of its own.
 
     NCCL refuses two ranks on one device where both are on one host, so each says that it is on another.
     """
     port = _free_port()
-    ends = ["launch.nproc=1", f"launch.nnodes={ranks}", f"launch.device={bench.device}", TIMEOUT]
-    logs = [bench.folder / f"run.log.{rank}" for rank in range(ranks)]
+    ends = ["launch.nproc=1", f"launch.nnodes={ranks}", f"launch.device={context.device}", TIMEOUT]
+    logs = [context.folder / f"run.log.{rank}" for rank in range(ranks)]
     started = []
     for rank, log in enumerate(logs):
         place = {
@@ -59,22 +59,22 @@ def several(bench: Bench, ranks: int, *words: str) -> None:
         with log.open("wb") as file:
             started.append(
                 subprocess.Popen(
-                    [*LAUNCHER, *words, *ends, f"run_dir={bench.folder / 'run'}"],
+                    [*LAUNCHER, *words, *ends, f"run_dir={context.folder / 'run'}"],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     env=os.environ | {name: str(value) for name, value in place.items()},
                 )
             )
-    _told(bench, [process.wait() for process in started], logs)
+    _report(context, [process.wait() for process in started], logs)
 
 
-def _told(bench: Bench, codes: Sequence[int], logs: Sequence[Path]) -> None:
+def _report(context: PartContext, codes: Sequence[int], logs: Sequence[Path]) -> None:
     """Values of a run that has ended; raises ``PartFailed`` with its own words where it failed."""
-    bench.tell(exit_codes=list(codes), **figures(bench.folder / "run"))
+    context.report(exit_codes=list(codes), **figures(context.folder / "run"))
     warned = [line for line in _lines(logs) if "Warning" in line]
     if warned:
-        bench.tell(warnings=sorted({line.strip()[:200] for line in warned})[:5])
+        context.report(warnings=sorted({line.strip()[:200] for line in warned})[:5])
     if any(codes):
         raise PartFailed(_reason(codes, logs))
 
@@ -112,27 +112,27 @@ def _free_port() -> int:
         return port
 
 
-def tests(bench: Bench) -> None:
+def tests(context: PartContext) -> None:
     """The tests that need a device: how many passed, and the names of those that did not.
 
     pytest-benchmark, where it is installed, turns a warning of xdist's into an error.
     """
-    chosen = ["-m", "gpu"] if not bench.dry else ["-k", "step_says_what_is_known and cpu"]
-    workers = ["-n", str(min(5, bench.cores))] if _installed("xdist") and not bench.dry else []
+    chosen = ["-m", "gpu"] if not context.dry else ["-k", "step_says_what_is_known and cpu"]
+    workers = ["-n", str(min(5, context.cores))] if _installed("xdist") and not context.dry else []
     timeout = ["--timeout", "60"] if _installed("pytest_timeout") else []
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             sys.executable, "-m", "pytest", "-p", "no:benchmark", *chosen, *workers, *timeout,
             "-vv", "-rfE", "--tb=short", f"--basetemp={scratch}/tests", "tests/gpu",
         ]  # fmt: skip
-        with (bench.folder / "tests.log").open("wb") as log:
+        with (context.folder / "tests.log").open("wb") as log:
             running = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         while (code := running.poll()) is None:
             time.sleep(1)
-            bench.tell(**counted((bench.folder / "tests.log").read_text(errors="replace")))
-    bench.tell(**counted((bench.folder / "tests.log").read_text(errors="replace")))
+            context.report(**counted((context.folder / "tests.log").read_text(errors="replace")))
+    context.report(**counted((context.folder / "tests.log").read_text(errors="replace")))
     if code:
         raise PartFailed(f"pytest ended with {code}")
 

@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu import kernel_groups
 from benchmarks.gpu.by_hand import by_hand
 from benchmarks.gpu.device import alone, describe, milliseconds, peak_bytes, reset_peak, seconds, synchronize
-from benchmarks.gpu.lab import Bench
+from benchmarks.gpu.lab import PartContext
 from benchmarks.gpu.request import planned, shape
 from launcher.job.schema.job import Job
 from launcher.optim.build import scale_lr
@@ -28,29 +28,29 @@ Step = Callable[[], float]
 """One optimizer step; returns its loss, so that the CPU waits for it."""
 
 
-def threads(bench: Bench) -> int:
-    return 1 if bench.dry else bench.cores
+def threads(context: PartContext) -> int:
+    return 1 if context.dry else context.cores
 
 
-def times(bench: Bench) -> int:
+def times(context: PartContext) -> int:
     """How many steps are timed."""
-    return 2 if bench.dry else 10
+    return 2 if context.dry else 10
 
 
-def train(bench: Bench, *more: str, kernels: bool = False, cache: str = "") -> None:
+def train(context: PartContext, *more: str, kernels: bool = False, cache: str = "") -> None:
     """Steps of one request: how long, how much memory, what was planned.
 
-    ``kernels``: then one more step, of which the kernels are told. ``cache``: the name of the folder where
+    ``kernels``: then one more step, whose kernels are reported. ``cache``: the name of the folder where
     compiled code is kept, which a later part may name too.
     """
     # planned with no cluster named, and with the one that describes the device
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(bench.root / f"compiled-{cache or bench.name}")
-    job, plan = planned(bench, *more)
-    _, named = planned(bench, *more, f"cluster={bench.cluster}")
-    bench.tell(**_planned(plan, named))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(context.root / f"compiled-{cache or context.name}")
+    job, plan = planned(context, *more)
+    _, named = planned(context, *more, f"cluster={context.cluster}")
+    context.report(**_planned(plan, named))
 
-    bench.turn()
-    with alone(bench.device, threads(bench)) as world:
+    context.wait_for_turn()
+    with alone(context.device, threads(context)) as world:
         # the first step compiles; the second tells how much memory one takes
         device = torch.device(world.device)
         made: list[Session] = []
@@ -58,16 +58,18 @@ def train(bench: Bench, *more: str, kernels: bool = False, cache: str = "") -> N
         live = made[0]
         losses: list[float] = []
         first = seconds(lambda: losses.append(one_step(live, job)), device)
-        bench.tell(build_s=round(build, 1), first_step_s=round(first, 2))
-        _fullest(bench, live, job, device, losses)
+        context.report(build_s=round(build, 1), first_step_s=round(first, 2))
+        _fullest(context, live, job, device, losses)
 
         # the others are timed
-        took = milliseconds(lambda: losses.append(one_step(live, job)), device, times(bench))
-        bench.tell(**took, **speed(bench, job, plan, took["ms"]), losses=[round(x, 5) for x in losses[:4]])
+        took = milliseconds(lambda: losses.append(one_step(live, job)), device, times(context))
+        context.report(
+            **took, **speed(context, job, plan, took["ms"]), losses=[round(x, 5) for x in losses[:4]]
+        )
         if kernels:
-            told = kernel_groups.profiled(lambda: one_step(live, job), device)
-            (bench.folder / "kernels.txt").write_text("\n".join(kernel_groups.lines(told)) + "\n")
-            bench.tell(**told)
+            summary = kernel_groups.profiled(lambda: one_step(live, job), device)
+            (context.folder / "kernels.txt").write_text("\n".join(kernel_groups.lines(summary)) + "\n")
+            context.report(**summary)
 
 
 def _planned(plan: Plan, named: Plan) -> dict[str, Any]:
@@ -79,10 +81,10 @@ def _planned(plan: Plan, named: Plan) -> dict[str, Any]:
     return out
 
 
-def speed(bench: Bench, job: Job, plan: Plan, ms: float) -> dict[str, Any]:
+def speed(context: PartContext, job: Job, plan: Plan, ms: float) -> dict[str, Any]:
     """Tokens a second, and the share of the device's peak; what runs again counts once."""
     rate = plan.estimate.flops / (ms / 1e3)
-    peak = describe(bench.device).peak(plan.dtypes.compute)
+    peak = describe(context.device).peak(plan.dtypes.compute)
     out: dict[str, Any] = {"tokens_per_s": round(shape(job, plan).tokens / (ms / 1e3))}
     return out | {"mfu": None if peak is None else round(rate / peak, 4)}
 
@@ -96,7 +98,9 @@ def one_step(live: Session, job: Job) -> float:
     return loss
 
 
-def _fullest(bench: Bench, live: Session, job: Job, device: torch.device, losses: list[float]) -> None:
+def _fullest(
+    context: PartContext, live: Session, job: Job, device: torch.device, losses: list[float]
+) -> None:
     """One step, and the bytes of tensors at its fullest moment."""
     states = [v for state in live.optimizer.state.values() for v in state.values()]
     before = [*(t for _, t in live.model.named()), *states]
@@ -108,16 +112,16 @@ def _fullest(bench: Bench, live: Session, job: Job, device: torch.device, losses
         losses.append(one_step(live, job))
     synchronize(device)
     if meter is not None:
-        bench.tell(measured_bytes=meter.peak)
+        context.report(measured_bytes=meter.peak)
     elif (most := peak_bytes(device)) is not None:
-        bench.tell(measured_bytes=most[0], reserved_bytes=most[1])
+        context.report(measured_bytes=most[0], reserved_bytes=most[1])
 
 
-def parity(bench: Bench) -> None:
+def parity(context: PartContext) -> None:
     """The launcher and a loop by hand around the same model, from the same weights, in turn."""
-    job, plan = planned(bench)
-    bench.turn()
-    with alone(bench.device, threads(bench)) as world:
+    job, plan = planned(context)
+    context.wait_for_turn()
+    with alone(context.device, threads(context)) as world:
         device = torch.device(world.device)
         live = build_session.build(world, job, plan, Path())
         start = {name: local(t.detach()).clone().cpu() for name, t in live.model.trainable()}
@@ -126,11 +130,13 @@ def parity(bench: Bench) -> None:
         # two steps of each warm up; then they take turns
         pairs = [(one_step(live, job), theirs()) for _ in range(2)]
         ratios = []
-        for _ in range(times(bench)):
+        for _ in range(times(context)):
             ours: list[float] = []
             mine = seconds(lambda to=ours: to.append(one_step(live, job)), device)
             other = seconds(lambda to=ours: to.append(theirs()), device)
             pairs.append((ours[0], ours[1]))
             ratios.append(other / mine)
             apart = max(abs(a - b) / abs(b) for a, b in pairs)
-            bench.tell(losses_apart=apart, speed_against_by_hand=round(sorted(ratios)[len(ratios) // 2], 4))
+            context.report(
+                losses_apart=apart, speed_against_by_hand=round(sorted(ratios)[len(ratios) // 2], 4)
+            )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.predict import report
 from benchmarks.predict.fit import fit
-from benchmarks.predict.frameworks import FITTED, SAID
+from benchmarks.predict.frameworks import FITTED, SET_BY_HAND
 from benchmarks.predict.plans import Planned, key, planned
 from benchmarks.predict.rows import TIMES, read, write
 from benchmarks.predict.values import seconds, timed, value
@@ -26,17 +26,17 @@ def main() -> None:
     parser.add_argument("--fit", choices=sorted(FITTED), help="print constants fitted on half of its models")
     parser.add_argument("--report", type=Path, help="write predict.md and its pictures into this folder")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
-    rows = read(asked.table)
-    if asked.fit:
-        print(_fitted(rows, asked.fit, asked.processes))
+    rows = read(args.table)
+    if args.fit:
+        print(_fitted(rows, args.fit, args.processes))
         return
-    plans = planned(rows, asked.processes)
-    if asked.out:
-        write(asked.out, [raw | _added(raw, plans[key(raw)]) for raw in rows])
-    if asked.report:
-        report.write(asked.report, rows, plans)
+    plans = planned(rows, args.processes)
+    if args.out:
+        write(args.out, [raw | _added(raw, plans[key(raw)]) for raw in rows])
+    if args.report:
+        report.write(args.report, rows, plans)
 
 
 def _added(raw: dict[str, str], plan: Planned | str) -> dict[str, str]:
@@ -52,7 +52,7 @@ def _fitted(rows: Sequence[dict[str, str]], framework: str, processes: int) -> s
     models = sorted({c.raw["model"] for c in found})
     mine = [c for c in found if c.raw["model"] in models[::2]]
     some = random.Random(0).sample(mine, min(MOST_FITTED, len(mine)))
-    constants = fit([(c.plan, seconds(c)) for c in some], FITTED[framework], SAID[framework])
+    constants = fit([(c.plan, seconds(c)) for c in some], FITTED[framework], SET_BY_HAND[framework])
     said = ", ".join(f'"{name}": {number:.3g}' for name, number in constants.items())
     return f"{{{said}}}\nfitted to: {', '.join(models[::2])}"
 

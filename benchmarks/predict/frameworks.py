@@ -14,7 +14,7 @@ from launcher.job.schema.cluster import Cluster
 from launcher.plan.memory.memory import Memory
 from launcher.plan.time.step_work import RankWork, StepWork
 
-SAID: dict[str, dict[str, float]] = {
+SET_BY_HAND: dict[str, dict[str, float]] = {
     "megatron": {"kernels.launch_us": 8.0},
     "megatron_deepspeed": {"links.inside.latency_us": 0.5},
     "nanotron": {
@@ -42,12 +42,12 @@ FITTED: dict[str, dict[str, float]] = {
     },
     "torchtitan": {},
 }  # fmt: skip
-"""Fitted, five at most, as ``--fit FRAMEWORK`` does it; ``report.BLIND`` says on which models."""
+"""Fitted, five at most, as ``--fit FRAMEWORK`` does it; ``report.CONSTANTS_NOTE`` says on which models."""
 
 
 def cluster_for(row: Row, cluster: Cluster) -> Cluster:
     """With the constants of the framework that a row is of."""
-    found = SAID[row.framework] | FITTED[row.framework]
+    found = SET_BY_HAND[row.framework] | FITTED[row.framework]
     if _on_many(row):
         found |= {"overheads.step_ms": STEP_MS}
     if _waits(row):
@@ -86,7 +86,9 @@ BUFFERS = 1.5
 """Its fp32 gradients lie in buffers: so many times the weights in half precision, beside those."""
 
 
-def as_held(row: Row, work: StepWork, memory: Sequence[Memory], in_flight: Sequence[int]) -> StepWork:
+def with_framework_memory(
+    row: Row, work: StepWork, memory: Sequence[Memory], in_flight: Sequence[int]
+) -> StepWork:
     """``work`` with the bytes that the framework of a row holds, where they are not those of this one.
 
     ``memory``: of each pipeline rank, the rank of it that has most. nanotron gathers inputs over tp once more

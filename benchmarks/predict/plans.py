@@ -7,11 +7,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
-from pydantic import ValidationError
-
-from benchmarks.predict.frameworks import as_held
+from benchmarks.predict.frameworks import with_framework_memory
 from benchmarks.predict.requests import request
-from benchmarks.predict.rows import Row, Unsaid, parsed
+from benchmarks.predict.rows import Row, UnusableRow, parsed
 from launcher.errors import RequestError
 from launcher.job.schema.cluster import Cluster
 from launcher.plan.memory.memory import Memory
@@ -44,7 +42,7 @@ def planned(rows: Sequence[dict[str, str]], processes: int = 1) -> dict[str, Pla
     for raw in rows:
         try:
             row = parsed(raw)
-        except Unsaid as error:
+        except UnusableRow as error:
             found[key(raw)] = str(error)
         else:
             shared = (row.raw["model"], row.hidden, row.layers, row.seq, row.tp, row.micro, row.recompute)
@@ -73,10 +71,8 @@ def _planned(row: Row, traces: Traces) -> Planned | str:
         enough = max(row.micros, row.pp if row.vpp == 1 else 1)
         job = request(replace(row, batch=row.dp * row.micro * enough))
         plan = plan_job(job.model_copy(update={"cluster": _roomy(job.cluster)}), traces)
-    except Unsaid as error:
+    except UnusableRow as error:
         return str(error)
-    except ValidationError as error:
-        return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
     except RequestError as error:
         return "; ".join(f"{p.key}: {p.text}" for p in error.problems)
     work, memory, in_flight = plan.estimate.work, _fullest(plan), plan.estimate.timeline.in_flight
@@ -85,7 +81,7 @@ def _planned(row: Row, traces: Traces) -> Planned | str:
         share = [min(1.0, row.micros / n) for n in in_flight]
         work, memory = _with_fewer(row, work, memory, share)
         in_flight, kept = tuple(min(n, row.micros) for n in in_flight), int(kept * share[0])
-    return Planned(row, job.cluster, as_held(row, work, memory, in_flight), states, kept)
+    return Planned(row, job.cluster, with_framework_memory(row, work, memory, in_flight), states, kept)
 
 
 def _with_fewer(

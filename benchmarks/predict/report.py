@@ -9,14 +9,14 @@ from statistics import mean, median
 
 from benchmarks.predict import scatter
 from benchmarks.predict.choice import cells, out_of_memory
-from benchmarks.predict.frameworks import FITTED, MANY, SAID, STEP_MS, WAIT_MS, WIDE
+from benchmarks.predict.frameworks import FITTED, MANY, SET_BY_HAND, STEP_MS, WAIT_MS, WIDE
 from benchmarks.predict.plans import Planned, key
 from benchmarks.predict.values import Compared, compared, seconds, step, timed
 
 NAME, PICTURES = "predict.md", "results"
 ROOM = 80
 """GB of a device; a run that failed should be predicted to need more."""
-BLIND = (
+CONSTANTS_NOTE = (
     "The constants set by hand, and the network of `megatron_deepspeed` (`vtrain_multi`), were chosen while",
     "looking at all tables. Its other constants and those of `megatron` are fitted on half of the models,",
     "those of `nanotron` on all but `3b`, and rounded: the errors above are not those of a blind test.",
@@ -117,10 +117,18 @@ def _failed(rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> 
 
 
 def _constants() -> Iterator[str]:
-    yield from ("## Constants", "", "Those of `conf/cluster`, and those of each framework.", *BLIND, "")
+    yield from (
+        "## Constants",
+        "",
+        "Those of `conf/cluster`, and those of each framework.",
+        *CONSTANTS_NOTE,
+        "",
+    )
     yield from ("| framework | set by hand | fitted |", "|---|---|---|")
     for name in FITTED:
-        said, fitted = (", ".join(f"{k} {v:.3g}" for k, v in of[name].items()) for of in (SAID, FITTED))
+        said, fitted = (
+            ", ".join(f"{k} {v:.3g}" for k, v in of[name].items()) for of in (SET_BY_HAND, FITTED)
+        )
         yield f"| {name} | {said or '-'} | {fitted or '-'} |"
     yield ""
 

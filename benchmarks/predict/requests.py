@@ -6,38 +6,45 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from benchmarks.predict.rows import Row, Unsaid
+from benchmarks.predict.rows import Row, UnusableRow
 from launcher.job.compose import compose
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.job import Job
 
 GPT = "benchmarks.predict.gpt.GPT"
-CUT: dict[str, Any] = {
+TP_WEIGHTS: dict[str, Any] = {
     "embed": {"weight": ["tp", None]}, "layers.*.attn.qkv": {"weight": ["tp", None]},
     "layers.*.attn.out": {"weight": [None, "tp"]}, "layers.*.up": {"weight": ["tp", None]},
     "layers.*.down": {"weight": [None, "tp"]}, "head": {"weight": ["tp", None]},
 }  # fmt: skip
 PART = ["dp", "tp", None]
-PARTS: dict[str, Any] = {
+SEQUENCE_PARALLEL: dict[str, Any] = {
     **{name: {"input": PART, "output": PART} for name in ("scaled", "layers.*.norm[12]", "norm")},
-    **{name: CUT[name] | {"output": PART} for name in ("layers.*.attn.out", "layers.*.down")},
+    **{name: TP_WEIGHTS[name] | {"output": PART} for name in ("layers.*.attn.out", "layers.*.down")},
 }
 GATHERING = ("layers.*.attn.qkv", "layers.*.up")
 """Modules whose inputs Megatron keeps sharded, and gathers again in the backward.
 
 Here these modules are recomputed, which gathers their inputs again.
 """
-AGAIN: dict[str, tuple[str, ...]] = {"none": (), "selective": ("layers.*.attn.core",), "full": ("layers.*",)}
+RECOMPUTED: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "selective": ("layers.*.attn.core",),
+    "full": ("layers.*",),
+}
 NODE = 8
 """Devices per node, in all of these tables."""
 GPUS = {"A100": "a100_80g", "H100": "h100_sxm"}
 
 
 def request(row: Row) -> Job:
-    """Return the request of ``row``. Raises ``Unsaid``, and ``RequestError`` for settings that do not fit."""
+    """Return the request of ``row``.
+
+    Raises ``UnusableRow``, and ``RequestError`` for settings that do not fit.
+    """
     nodes, rest = divmod(row.ranks, NODE)
     if rest and nodes:
-        raise Unsaid(f"{row.ranks} devices are not a multiple of the {NODE} of a node")
+        raise UnusableRow(f"{row.ranks} devices are not a multiple of the {NODE} of a node")
     own = {} if row.gated else {"security": {"allow": ["benchmarks"]}}
     return Job.model_validate({
         "name": "predict",
@@ -51,20 +58,20 @@ def request(row: Row) -> Job:
         "parallel": {
             "grid": {"tp": row.tp},
             "operators": _operators(row),
-            "hsdp": None if row.zero == 0 or row.dp == 1 else _sharing(row),
+            "hsdp": None if row.zero == 0 or row.dp == 1 else _hsdp(row),
             "pipeline": _pipeline(row),
-            "recompute": {"modules": list(_again(row))} if _again(row) else None,
+            "recompute": {"modules": list(_recomputed(row))} if _recomputed(row) else None,
         },
     } | own)  # fmt: skip
 
 
 def cluster(row: Row) -> Cluster:
-    """Return the cluster of ``conf/cluster`` with the GPU of ``row``. Raises ``Unsaid`` if there is none."""
+    """Return the cluster of ``conf/cluster`` with the GPU of ``row``. Raises ``UnusableRow`` without one."""
     gpu = row.raw["gpu"]
     for name, option in GPUS.items():
         if gpu.startswith(name):
             return option_of(f"cluster={option}").cluster
-    raise Unsaid(f"gpu {gpu}: conf/cluster has no such device")
+    raise UnusableRow(f"gpu {gpu}: conf/cluster has no such device")
 
 
 @cache
@@ -78,7 +85,7 @@ def _tokens(row: Row) -> dict[str, Any]:
     return {"name": "random_tokens"} | size
 
 
-def _sharing(row: Row) -> dict[str, Any]:
+def _hsdp(row: Row) -> dict[str, Any]:
     return {"shard_size": row.dp, "optimizer_level": f"level{row.zero}"}
 
 
@@ -87,14 +94,14 @@ def _operators(row: Row) -> Any:
         return {}
     if row.gated:
         return option_of("operators=sequence").parallel.operators
-    return CUT | (PARTS if _fused(row) or row.recompute.endswith("+sp") else {})
+    return TP_WEIGHTS | (SEQUENCE_PARALLEL if _fused(row) or row.recompute.endswith("+sp") else {})
 
 
-def _again(row: Row) -> tuple[str, ...]:
+def _recomputed(row: Row) -> tuple[str, ...]:
     kind = row.recompute.split("+")[0]
-    if kind not in AGAIN or (row.gated and kind == "selective"):
-        raise Unsaid(f"recompute {row.recompute}: it stands for no modules of {row.raw['model']}")
-    return (*AGAIN[kind], *(GATHERING if row.recompute.endswith("+sp") else ()))
+    if kind not in RECOMPUTED or (row.gated and kind == "selective"):
+        raise UnusableRow(f"recompute {row.recompute}: it stands for no modules of {row.raw['model']}")
+    return (*RECOMPUTED[kind], *(GATHERING if row.recompute.endswith("+sp") else ()))
 
 
 def _pipeline(row: Row) -> dict[str, Any]:
@@ -114,7 +121,7 @@ def _stages(row: Row) -> Iterator[tuple[str, int]]:
     first, last = ("embed", *(() if row.gated else ("position", "scaled"))), ("norm", "head")
     stages = row.pp * row.vpp
     if row.layers < stages:
-        raise Unsaid(f"{row.layers} layers for {stages} stages")
+        raise UnusableRow(f"{row.layers} layers for {stages} stages")
     yield from dict.fromkeys(first, 0).items()
     at = [n * stages // row.layers for n in range(row.layers)]
     if row.framework == "nanotron":
@@ -130,10 +137,10 @@ def _by_products(row: Row) -> list[int]:
     """
     kv = row.hidden * row.kv_heads // row.heads
     block = 2 * row.hidden * (row.hidden + kv) + 3 * row.hidden * row.ffn
-    whole = row.layers * block + row.hidden * row.vocab
+    total = row.layers * block + row.hidden * row.vocab
     out, stage = list[int](), 0
     for n in range(row.layers):
-        while stage < row.pp - 1 and (n + 0.5) * block > whole * (stage + 1) / row.pp:
+        while stage < row.pp - 1 and (n + 0.5) * block > total * (stage + 1) / row.pp:
             stage += 1
         out.append(stage)
     return out

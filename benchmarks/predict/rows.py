@@ -16,7 +16,7 @@ MEMORY = ("memory", "failed", "params_grads_optimizer_memory", "activation_memor
 SHAPE = ("layers", "hidden", "heads", "ffn", "vocab", "seq", "tp", "pp", "dp", "global_batch")
 
 
-class Unsaid(Exception):
+class UnusableRow(Exception):
     """The row leaves something out, or says something that no request can."""
 
 
@@ -55,8 +55,8 @@ class Row:
     @property
     def tied(self) -> bool:
         """Whether the table of tokens is the head too, as its number of parameters says."""
-        told = float(self.raw["params"] or self.parameters)
-        return told < self.parameters - self.vocab * self.hidden / 2
+        stated = float(self.raw["params"] or self.parameters)
+        return stated < self.parameters - self.vocab * self.hidden / 2
 
     @property
     def parameters(self) -> float:
@@ -67,30 +67,32 @@ class Row:
 
     @property
     def micros(self) -> int:
-        """Micro batches a step. Raises ``Unsaid`` for a part of one."""
+        """Micro batches a step. Raises ``UnusableRow`` for a part of one."""
         count, rest = divmod(self.batch, self.dp * self.micro)
         if rest or not count:
-            raise Unsaid(f"a batch of {self.batch} is no number of micro batches of {self.dp} x {self.micro}")
+            raise UnusableRow(
+                f"a batch of {self.batch} is no number of micro batches of {self.dp} x {self.micro}"
+            )
         return count
 
 
 def parsed(raw: dict[str, str]) -> Row:
-    """Raises ``Unsaid``."""
+    """Raises ``UnusableRow``."""
     if raw["metric"] not in (*TIMES, *MEMORY):
-        raise Unsaid(f"metric {raw['metric']}: neither time nor memory")
+        raise UnusableRow(f"metric {raw['metric']}: neither time nor memory")
     missing = [k for k in SHAPE if not raw[k]]
     if missing:
-        raise Unsaid(f"the row does not say {', '.join(missing)}")
+        raise UnusableRow(f"the row does not say {', '.join(missing)}")
     for key in ("cp", "ep"):
         if number(raw, key) > 1:
-            raise Unsaid(f"{key} {raw[key]}: only 1 can be asked for")
+            raise UnusableRow(f"{key} {raw[key]}: only 1 can be asked for")
     precision = raw["precision"].lower() or "bf16"
     if precision not in ("bf16", "fp16"):
-        raise Unsaid(f"precision {raw['precision']}: train.precision has none of these")
+        raise UnusableRow(f"precision {raw['precision']}: train.precision has none of these")
     heads = number(raw, "heads")
     ranks = number(raw, "tp") * number(raw, "pp") * number(raw, "dp")
     if raw["n_gpus"] and ranks != number(raw, "n_gpus"):
-        raise Unsaid(f"tp x pp x dp are {ranks} of {raw['n_gpus']} devices")
+        raise UnusableRow(f"tp x pp x dp are {ranks} of {raw['n_gpus']} devices")
     return Row(
         raw, layers=number(raw, "layers"), hidden=number(raw, "hidden"), heads=heads,
         kv_heads=number(raw, "kv_heads", heads), ffn=number(raw, "ffn"), vocab=number(raw, "vocab"),
@@ -101,8 +103,8 @@ def parsed(raw: dict[str, str]) -> Row:
     )  # fmt: skip
 
 
-def number(raw: dict[str, str], key: str, unsaid: int = 1) -> int:
-    return int(float(raw[key])) if raw[key] else unsaid
+def number(raw: dict[str, str], key: str, default: int = 1) -> int:
+    return int(float(raw[key])) if raw[key] else default
 
 
 def read(path: Path) -> list[dict[str, str]]:

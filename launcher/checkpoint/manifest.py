@@ -153,7 +153,7 @@ def _manifest(data: dict[str, Any], version: int) -> Manifest:
     key = _place(data.get("key"))
     digest = _text(data.get("digest"))
     mac = _text(data.get("mac"))
-    world = _whole_number(data["world"])
+    world = _integer(data["world"])
     strategy = _known_text(data["strategy"])
     return Manifest(world, strategy, files, key=key, digest=digest, mac=mac, version=version)
 
@@ -161,7 +161,7 @@ def _manifest(data: dict[str, Any], version: int) -> Manifest:
 def _record(fields: Any) -> FileRecord:
     _check_fields(fields, ("size", "digest", "tensors"), ("salt",))
     tensors = {name: _known_text(digest) for name, digest in fields["tensors"].items()}
-    size = _whole_number(fields["size"])
+    size = _integer(fields["size"])
     digest = _known_text(fields["digest"])
     return FileRecord(size, digest, tensors, salt=_text(fields.get("salt")))
 
@@ -177,7 +177,7 @@ def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> 
         raise ValueError(f"{unknown[0]} is not known")
 
 
-def _whole_number(value: Any) -> int:
+def _integer(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise TypeError(f"{type(value).__name__} is not a whole number")
     return value

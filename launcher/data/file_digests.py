@@ -18,7 +18,7 @@ from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, T
 from launcher.optional import image_files
 from launcher.untrusted.files import opened
 
-WHOLE = 1 << 20  # the most bytes of a file that is digested completely
+LARGEST_DIGESTED = 1 << 20  # the most bytes of a file that is digested completely
 BLOCKS, BLOCK = 8, 1 << 14  # the number of blocks that are digested of a longer file, and their bytes
 SHOWN = 16  # hexadecimal digits that are shown
 SAMPLED = 10_000
@@ -86,12 +86,12 @@ def _digest(file: TokenFile) -> str:
 def _in_part(path: Path) -> str:
     """Returns the size and a digest of a file.
 
-    Of a file of more than ``WHOLE`` bytes, only ``BLOCKS`` blocks are read, evenly spread.
+    Of a file of more than ``LARGEST_DIGESTED`` bytes, only ``BLOCKS`` blocks are read, evenly spread.
     """
     digest = xxhash.xxh3_128()
     with opened(path) as stream:
         size = os.fstat(stream.fileno()).st_size
-        if size <= WHOLE:
+        if size <= LARGEST_DIGESTED:
             digest.update(stream.read())
         else:
             for k in range(BLOCKS):

@@ -115,7 +115,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     # Hydra merges the files of the chosen options
     groups = [o for o in typed if o.key in configs.groups() and not isinstance(o.value, Mapping)]
     choices = _choices(groups, configs, problems)
-    misspelt = {p.key for p in problems} & set(configs.groups())
+    misspelled = {p.key for p in problems} & set(configs.groups())
     composed = hydrate(choices, configs)
     if isinstance(composed, Problem):
         nested = tuple(_nested_recipes(_of_chosen(typed, configs)))
@@ -149,7 +149,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
         job, unknown = sweep_grid.named_operators(job, configs)
         problems += unknown
     if job is None or problems:
-        relevant = _relevant(problems, misspelt)
+        relevant = _relevant(problems, misspelled)
         raise BadRequest(with_group_cures(relevant, typed, origins), origins)
     return Request(job, data, origins, tuple(overrides), tuple(recipe_trust.code(data, origins)))
 
@@ -210,7 +210,7 @@ def _choices(groups: list[Override], configs: ConfigFiles, problems: list[Proble
         if o.add and o.key in LISTS:
             problems.append(Problem(o.key, f"{o.text}: give the complete list, in order"))
         elif bad and not o.delete:
-            problems += [_misspelt(o, b, options) for b in bad]
+            problems += [_misspelled(o, b, options) for b in bad]
         elif o.delete or o.value is None:
             texts.append(f"~{o.key}")
         else:
@@ -224,7 +224,7 @@ def _name(option: Any) -> str:
     return str(option).lower() if isinstance(option, bool) else str(option)
 
 
-def _misspelt(o: Override, bad: str, options: Sequence[str]) -> Problem:
+def _misspelled(o: Override, bad: str, options: Sequence[str]) -> Problem:
     if o.key == GROUP and Path(f"{bad}.yaml").is_file():
         text = f"no shipped recipe is called {bad!r}; name a recipe file with its suffix"
         return Problem(o.key, text, paste(GROUP, f"{bad}.yaml"))
@@ -429,13 +429,13 @@ def _untrusted_arguments(node: Any, key: str, allow: tuple[str, ...]) -> Iterato
         yield from _untrusted_arguments(value, below, allow)
 
 
-def _relevant(problems: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:
+def _relevant(problems: list[Problem], misspelled: set[str]) -> tuple[Problem, ...]:
     """Each problem once, without those that may result from a misspelled option of a group."""
     once = tuple(dict.fromkeys(problems))
-    if not misspelt:
+    if not misspelled:
         return once
-    hidden = {"model", "data", "loss", "optim", "schedule", "steps"} if "recipe" in misspelt else misspelt
-    return tuple(p for p in once if p.key in misspelt or p.key.partition(".")[0] not in hidden)
+    hidden = {"model", "data", "loss", "optim", "schedule", "steps"} if "recipe" in misspelled else misspelled
+    return tuple(p for p in once if p.key in misspelled or p.key.partition(".")[0] not in hidden)
 
 
 def _typed_places(overrides: Sequence[str], typed: Sequence[Override]) -> Iterator[tuple[str, Origin]]:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.cures.other_programs import of_others
+from launcher.job.cures.other_programs import our_key
 from launcher.job.overrides import GROUPS, OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell, written
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.misspelled import did_you_mean, nearest
@@ -116,7 +116,7 @@ def _replaces(key: str, word: Any, override: Override, below: str) -> Problem:
             module, _, field = below.rpartition(".")
             strategies = {module: {field: override.value}}
         return Problem(override.key, f"{text}; give the strategies together", paste(key, strategies))
-    meant = of_others(override.key.split("."), [*schema_keys.everywhere()])
+    meant = our_key(override.key.split("."), [*schema_keys.everywhere()])
     if meant is not None:
         return Problem(override.key, f"{text}{did_you_mean(meant)}", paste(meant, override.value))
     return Problem(

@@ -71,8 +71,8 @@ def sift(texts: Sequence[str], names: KnownNames, problems: list[Problem]) -> li
 
 def _stray(rest: Sequence[str], names: KnownNames) -> tuple[int, Problem | None]:
     """The number of arguments at the start of ``rest`` that belong together, and their problem, if any."""
-    for recognise in (_called, _brackets, _verb, _around_equals, _listed, _several, _alone):
-        match = recognise(rest, names)
+    for recognize in (_called, _brackets, _verb, _around_equals, _listed, _several, _alone):
+        match = recognize(rest, names)
         if match is not None:
             taken, text, cure = match
             return taken, Problem("", text, cure, tuple(rest[:taken]))

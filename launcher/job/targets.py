@@ -74,13 +74,13 @@ def named(data: Any) -> Iterator[str]:
         yield from named(value)
 
 
-def there(path: str) -> bool:
+def is_installed(path: str) -> bool:
     """Return true if the top-level package of the dotted ``path`` is installed. Imports nothing."""
     package = path.partition(".")[0]
     return package in sys.modules or importlib.util.find_spec(package) is not None
 
 
-def absent(key: str, path: str) -> Problem:
+def missing_module(key: str, path: str) -> Problem:
     return Problem(key, f"{path}: there is no such module")
 
 
@@ -370,7 +370,7 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
                 raise _absent(key, path, module, name=name, there=value)
             value = getattr(value, name)
         return value
-    raise RequestError((absent(key, path),))
+    raise RequestError((missing_module(key, path),))
 
 
 def _absent(key: str, path: str, module: str, *, name: str, there: object) -> RequestError:

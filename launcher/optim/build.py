@@ -106,7 +106,7 @@ def _build(
         case Lion():
             return _on_pieces(partial(_lion, settings, params), params)
         case Adafactor() | Muon():
-            return _on_pieces(partial(_of_whole, settings, params, pieces), params)
+            return _on_pieces(partial(_full_tensor_optimizer, settings, params, pieces), params)
         case Target():
             return _on_pieces(partial(build_own, settings, allow), params)
 
@@ -137,7 +137,7 @@ def _lion(settings: Lion, params: Grouped, tensors: Sequence[nn.Parameter]) -> t
     return muon_lion.Lion(param_groups, settings.lr, settings.betas, settings.weight_decay)
 
 
-def _of_whole(
+def _full_tensor_optimizer(
     settings: Adafactor | Muon,
     params: Grouped,
     pieces: Mapping[nn.Parameter, TensorPieces],

@@ -21,30 +21,30 @@ from launcher.plan.values.module_names import listed
 class ForwardChanges:
     """The changes that this rank has noted since ``take`` was called.
 
-    ``parameters`` are this rank's parameters. ``whole`` are the parameters that stages use directly, not
+    ``parameters`` are this rank's parameters. ``direct`` are the parameters that stages use directly, not
     through a copy. ``copies`` has the changes of copies: gathered shards and half-precision weights.
-    ``statistics`` compares buffers over data-parallel ranks. ``own`` has the changes of ``whole``.
+    ``statistics`` compares buffers over data-parallel ranks. ``own`` has the changes of ``direct``.
     """
 
     parameters: Sequence[tuple[Placed, torch.Tensor]]
     staged: bool
-    whole: Sequence[torch.Tensor]
+    direct: Sequence[torch.Tensor]
     copies: Sequence[LostChanges]
     statistics: Statistics
     own: LostChanges = field(default_factory=LostChanges)
 
     @contextmanager
     def watching_stages(self) -> Iterator[None]:
-        """Compare ``whole`` before and after the forwards and backwards of a step, which run inside.
+        """Compare ``direct`` before and after the forwards and backwards of a step, which run inside.
 
         autograd refuses a backward after a write in place, but not after a write through ``weight.data``.
         """
-        if not self.whole or not torch.is_grad_enabled():
+        if not self.direct or not torch.is_grad_enabled():
             yield
             return
-        before = digests([*map(local, self.whole)])
+        before = digests([*map(local, self.direct)])
         yield
-        self.own.differ(self.whole, before, digests([*map(local, self.whole)]))
+        self.own.differ(self.direct, before, digests([*map(local, self.direct)]))
 
     @property
     def unread(self) -> bool:
@@ -118,9 +118,9 @@ def forward_changes(
     staged = len(plan.stages) > 1
     parameters = [(placed, t) for placed, t in named if not placed.buffer]
     skipped, changed = {*map(id, copied)}, {*plan.observed.changed}
-    whole = [
+    direct = [
         t
         for placed, t in parameters
         if not placed.sharded and id(t) not in skipped and changed.isdisjoint(placed.names)
     ]
-    return ForwardChanges(parameters, staged, whole if staged else (), copies, statistics)
+    return ForwardChanges(parameters, staged, direct if staged else (), copies, statistics)

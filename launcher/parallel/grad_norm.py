@@ -86,7 +86,7 @@ class OwnGradients:
             square = n.square()
             self.squares[name] = self.squares[name] + square if name in self.squares else square
 
-    def see_whole(self) -> None:
+    def see_unsharded(self) -> None:
         """Add the squared norms of unsharded parameters.
 
         Call it after a step's last backward, before their gradients are summed over ranks.

@@ -10,7 +10,7 @@ from launcher.plan.cut.tensor_placement import full_precision_names
 from launcher.plan.plan import Plan
 
 
-def narrow(model: nn.Module, compute: str) -> None:
+def cast_weights(model: nn.Module, compute: str) -> None:
     """Cast a full model's weights in place, except those of modules with running statistics."""
     known = skeleton(model)
     kept = full_precision_names(known)
@@ -20,7 +20,7 @@ def narrow(model: nn.Module, compute: str) -> None:
             own[p.name].data = own[p.name].data.to(dtype_of(compute))
 
 
-def narrow_frozen(model: nn.Module, plan: Plan) -> None:
+def cast_frozen_weights(model: nn.Module, plan: Plan) -> None:
     """Cast in place the frozen weights that the plan stores in fewer bits than their constructor does."""
     own = dict(model.named_parameters(remove_duplicate=False))
     for p in plan.params:
@@ -28,8 +28,8 @@ def narrow_frozen(model: nn.Module, plan: Plan) -> None:
             own[p.name].data = own[p.name].data.to(dtype_of(p.spec.dtype))
 
 
-def narrowed(model: nn.Module, compute: str) -> nn.Module:
+def with_cast_weights(model: nn.Module, compute: str) -> nn.Module:
     """Return a copy of ``model`` that computes in ``compute``."""
     model = copied(model)
-    narrow(model, compute)
+    cast_weights(model, compute)
     return model

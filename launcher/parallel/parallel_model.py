@@ -20,7 +20,7 @@ from launcher.parallel.fsdp.gather import GatherOrder, Prefetch, agree
 from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import HalfWeights, half_weights, shard
 from launcher.parallel.gradient_all_reduce import Bucketed, data_parallel_buckets, tensor_parallel_buckets
-from launcher.parallel.half_precision import narrow_frozen
+from launcher.parallel.half_precision import cast_frozen_weights
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.placement_check import check
@@ -62,7 +62,7 @@ def blueprint(
     """Turn ``model`` (on the meta device) into what a rank of ``tp`` runs, and return its blueprint."""
     axis = spread(model, plan)
     install(model, plan.recomputed, axis)
-    narrow_frozen(model, plan)
+    cast_frozen_weights(model, plan)
     return Blueprint(model, full_tensor, axis, traced(model, plan, inputs))
 
 
@@ -174,7 +174,7 @@ class ParallelModel:
             bucket.reduce()
         for tied in self.ties:
             tied.reduce()
-        self.statistics.share()
+        self.statistics.broadcast()
 
 
 def named(parts: list[StagePart], plan: Plan) -> list[tuple[Placed, torch.Tensor]]:

@@ -44,7 +44,7 @@ class Statistics:
     apart: list[tuple[tuple[Buffer, ...], torch.Tensor]] = field(default_factory=list)
 
     @torch.no_grad()
-    def share(self) -> None:
+    def broadcast(self) -> None:
         """Broadcast the buffers, in one collective per dtype and kind (steady or not)."""
         self.apart.clear()
         alike: dict[tuple[torch.dtype, bool], list[Buffer]] = {}
@@ -71,7 +71,7 @@ class Statistics:
 
 
 def statistics(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> Statistics:
-    """Return the statistics to share; there are none with one data-parallel rank."""
+    """Return the statistics to broadcast; there are none with one data-parallel rank."""
     if plan.sizes.replicas == 1:
         return Statistics((), meshes.dp)
     buffers = []

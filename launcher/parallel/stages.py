@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from launcher.parallel.dispatch.containers import here
-from launcher.parallel.half_precision import narrowed
+from launcher.parallel.half_precision import with_cast_weights
 from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.sequence import Carry, attach
 from launcher.parallel.trace.code_between_modules import Tracer, call_text, follow
@@ -168,7 +168,7 @@ def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Trac
     """Trace ``model`` (on the meta device) for ``split``; ``None`` if it is not split."""
     if plan.leaves is None:
         return None
-    running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
+    running = with_cast_weights(model, plan.dtypes.compute) if plan.dtypes.mixed else model
     with put_back(files_of(model)):
         return follow(running, frozenset(plan.leaves), meta(inputs))
 

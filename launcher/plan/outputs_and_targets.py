@@ -44,7 +44,7 @@ def _number(plan: Plan, dim: int) -> int:
     return shape[dim] * (plan.sizes.grid["tp"] if plan.operators.output is not None else 1)
 
 
-def several(job: Job, plan: Plan) -> Iterator[Problem]:
+def multiple_output_problems(job: Job, plan: Plan) -> Iterator[Problem]:
     """Yields a problem for each part of the request that takes one tensor, if the model returns several."""
     if not plan.output_keys:
         return
@@ -97,7 +97,7 @@ def sample_problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Probl
         yield from _class_numbers(plan, target, own)
     elif plan.objective.loss in NUMBERED:
         yield from _elements(plan, target)
-    yield from _measured(plan, target)
+    yield from _metric_problems(plan, target)
     if plan.objective.needs_full_output and plan.operators.output is not None:
         text = "your own loss or metric takes full outputs, but their last dim is cut over tp"
         cure = "leave the module that makes it out of parallel.operators"
@@ -145,7 +145,7 @@ def _elements(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
         yield Problem(LOSS, text)
 
 
-def _measured(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
+def _metric_problems(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
     """Yields the problems of metrics that compare class indices with logits."""
     output = plan.output[0]
     fits = class_dims(output.shape, target.shape)
@@ -171,7 +171,7 @@ def _text(t: TensorSpec) -> str:
     return f"{t.dtype} ({', '.join(map(str, t.shape))}{',' * (len(t.shape) == 1)})"
 
 
-def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
+def uneven_held_out(job: Job, plan: Plan, held_out: int) -> Problem | None:
     """Returns the problem of held-out samples that do not fill the last micro batch, if there is one.
 
     Padding would change the statistics of modules that normalize over a micro batch in evaluation mode.

@@ -299,7 +299,7 @@ def plan(
         phases=step_order.phases(job.steps),
         settings=tuple(settings.plan_rows(job, at.sizes, fused, model.recomputed)),
         notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at, estimate.step)),
-        deferred=job.parallel.deferred_init and model.built_whole is None,
+        deferred=job.parallel.deferred_init and model.built_unsharded is None,
         ema=job.train.ema,
         gradients_mean=job.parallel.gradients_mean,
         loss_reduction=job.parallel.pipeline.loss_reduction,
@@ -441,7 +441,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
 def _late(job: Job, model: TracedModel, at: CutModel, step: Prediction | None) -> list[Note]:
     """Returns the notes that need the finished plan."""
     return [
-        *([model.built_whole] if model.built_whole else []),
+        *([model.built_unsharded] if model.built_unsharded else []),
         *model_refusals.notes(at.params, at.sizes, model_refusals.changed_tensors(model.graph, at.sizes)),
         *model_refusals.remarks(job, model.skeleton, model.graph, at.sizes),
         *hsdp.notes(job, at.sizes, at.params),

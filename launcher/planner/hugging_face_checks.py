@@ -48,7 +48,7 @@ KERNELS = ("attn_implementation", "experts_implementation")
 MISSING = object()
 DTYPES = {"dtype", "torch_dtype"}
 """Keys of a ``config.json`` that would have no effect in ``model.config``."""
-QUANTISED = "quantization_config"
+QUANTIZED = "quantization_config"
 GENERATION = "generation_config.json"
 APART = (
     "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "opt", "phi3",
@@ -134,9 +134,9 @@ def _config(
         text = "true: the forward would also return router logits, but the launcher trains no router loss"
         key = ROUTED if (data | model.config).get(ROUTED) else f"{TEXT}.{ROUTED}"
         yield Problem(f"model.config.{key}", text, f"model.config.{key}=false")
-    if (data | model.config).get(QUANTISED):
+    if (data | model.config).get(QUANTIZED):
         text = "this config is for quantized weights, but the launcher trains and exports unquantized ones"
-        yield Problem(f"model.config.{QUANTISED}", text, f"model.config.{QUANTISED}=null")
+        yield Problem(f"model.config.{QUANTIZED}", text, f"model.config.{QUANTIZED}=null")
     rows = decoder.get("vocab_size")
     if tokens is not None and isinstance(rows, int) and rows < tokens:
         text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
-from launcher.checkpoint.layout.strategy import Strategy, meaning, row, whole_specs
+from launcher.checkpoint.layout.strategy import Strategy, meaning, row, tensor_specs
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
@@ -155,7 +155,7 @@ def check_stored_layouts(job: Job, plan: Plan) -> None:
 
     # compare names
     stored = _stored(Path(settings.load))
-    specs = whole_specs(mine)
+    specs = tensor_specs(mine)
     left_out = (
         {n for p in plan.params if not p.trainable for n in p.names} if settings.only_trainable else set()
     )
@@ -209,7 +209,7 @@ def _with_shapes(
     """The stored strategy with the model's shapes where the file omits them."""
     try:
         known = _known(stored, specs.keys())
-        return known if isinstance(known, Strategy) else mindspore.of_whole(known, specs)
+        return known if isinstance(known, Strategy) else mindspore.of_full_tensors(known, specs)
     except ValueError as error:
         raise RequestError((Problem(KEY, f"{path}: {error}"),)) from error
 

@@ -319,7 +319,7 @@ def _target_problems(job: Job, made: Plan) -> list[Problem]:
     from launcher.data.spec import target_spec
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
-    problems = [*outputs_and_targets.several(job, made)]
+    problems = [*outputs_and_targets.multiple_output_problems(job, made)]
     problems += outputs_and_targets.sample_problems(made, target, own=foreign(job.model))
     if not problems and made.objective.needs_full_output:
         problems += user_classes.objective_problems(job, made, target)
@@ -329,7 +329,7 @@ def _target_problems(job: Job, made: Plan) -> list[Problem]:
         from launcher.data.open import open_data
 
         samples = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
-        problems += [p for p in [outputs_and_targets.uneven(job, made, samples)] if p]
+        problems += [p for p in [outputs_and_targets.uneven_held_out(job, made, samples)] if p]
     return problems
 
 
@@ -380,7 +380,7 @@ def _followed(
 ) -> TracedForward:
     """Traces one forward, in the precision that the model computes in."""
     from launcher.parallel.dispatch.modes import default_dtype
-    from launcher.parallel.half_precision import narrow
+    from launcher.parallel.half_precision import cast_weights
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.trace import model_facts
 
@@ -388,7 +388,7 @@ def _followed(
     kept = default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks)
     with kept[0], kept[1], try_samples(job, model, specs) as finished:
         if compute != dtype:
-            narrow(model.module, compute)
+            cast_weights(model.module, compute)
         with leaving(model.module):
             return finished(follow(job, request, model, uncut=uncut, specs=specs))
 
@@ -441,9 +441,9 @@ def _planned(
     if fallback:
         notes.append(Note(*fallback.split(" ", 1)))
     if isinstance(job.data, Chat):
-        from launcher.data.chat.checks import learnt
+        from launcher.data.chat.checks import trained_text
 
-        if text := learnt(job.data):
+        if text := trained_text(job.data):
             notes.append(Note("data.path", text))
     if isinstance(job.data, Tokens) and (text := partly_checked(job.data)):
         notes.append(Note("data.vocab_size", text))
@@ -467,7 +467,7 @@ def _planned(
         model.skeleton,
         forward.graph,
         uncut,
-        built_whole=note,
+        built_unsharded=note,
         operators=forward.operators,
         recomputed=forward.recomputed,
         pieces=forward.pieces,

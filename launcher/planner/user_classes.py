@@ -14,7 +14,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.models import ModelTarget
 from launcher.job.schema.user_class import Target
-from launcher.job.targets import absent, check, locate, there
+from launcher.job.targets import check, is_installed, locate, missing_module
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import evaluation
 from launcher.plan.sizes import Sizes
@@ -104,7 +104,11 @@ def missing_modules(job: Job) -> list[Problem]:
     named = [(f"{k}._target_", getattr(job, k)) for k in keys] + [("metrics", m) for m in job.metrics]
     named += [(f"callbacks.{i}._target_", c) for i, c in enumerate(job.callbacks)]
     named += [(f"logger.others.{i}._target_", c) for i, c in enumerate(job.logger.others)]
-    return [absent(key, s.target) for key, s in named if isinstance(s, Target) and not there(s.target)]
+    return [
+        missing_module(key, s.target)
+        for key, s in named
+        if isinstance(s, Target) and not is_installed(s.target)
+    ]
 
 
 def files(job: Job) -> list[str]:

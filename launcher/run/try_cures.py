@@ -15,7 +15,7 @@ from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest, Depth, depth
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures.keeps_meaning import kept, settings
-from launcher.job.cures.paste import pasted, swept, whole_override, with_placeholder
+from launcher.job.cures.paste import pasted, swept, with_override, with_placeholder
 from launcher.job.cures.validation_errors import MORE, counted, placeholder
 from launcher.job.cures.validation_errors import SHOWN as SHOWN_KEYS
 from launcher.job.origins import Origins
@@ -113,7 +113,7 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
     out = []
     for problem in error.problems:
         origins = _origins(error, problem)
-        problem = swept(whole_override(problem, origins), origins, words)
+        problem = swept(with_override(problem, origins), origins, words)
         if not kept(problem, origins, late):
             problem = replace(problem, cure="")
         out.append(ListedProblem(problem, origins))

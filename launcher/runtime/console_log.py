@@ -22,7 +22,7 @@ from launcher.runtime.stdio import lossy
 NAME = "logs/console.log"
 _EARLY = 4096
 """Pieces of text that are kept before there is a folder."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ConsoleLog:
@@ -37,7 +37,7 @@ class ConsoleLog:
         if self._file is None:
             self._early.append(text)
             return
-        self._file.write(_COLOUR.sub("", text))
+        self._file.write(_COLOR.sub("", text))
         self._file.flush()
 
     def flush(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.checkpoint.cast import Cast, differing, exact
 from launcher.checkpoint.foreign import mismatches
 from launcher.checkpoint.foreign.names import renamed, to_ours
-from launcher.checkpoint.foreign.read import form_of, import_whole, outline, read_incoming
+from launcher.checkpoint.foreign.read import form_of, import_tensors, outline, read_incoming
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.full_tensors import FullTensors, RenamedTensors
 from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
@@ -88,7 +88,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
 
     # Write the checkpoint of step 0, which is the newest from now on.
     key, state = run.trust.key, _state(run)
-    done = import_whole(_as_kept(tensors, target, run.say), final, target, state, overwrite=True, key=key)
+    done = import_tensors(_as_kept(tensors, target, run.say), final, target, state, overwrite=True, key=key)
     point(final, key)
 
     ranks = many(target.grid.size, "rank")

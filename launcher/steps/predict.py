@@ -14,7 +14,7 @@ from launcher.job.schema.steps import Predict
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import bytes_text, many
 from launcher.steps.file_checks import FileChecks
-from launcher.steps.inference import given_inputs
+from launcher.steps.inference import file_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,14 +27,14 @@ def check(step: Predict, at: FileChecks) -> list[Problem]:
     problems = []
     if step.inputs is not None:
         path = Path(step.inputs)
-        problems += at.problems("inputs", lambda: given_inputs.specs(path))
+        problems += at.problems("inputs", lambda: file_inputs.specs(path))
     return [*problems, *at.unwritable("to", step.to, "file")]
 
 
 def plan_problems(step: Predict, at: FileChecks, plan: Plan) -> list[Problem]:
     if step.inputs is None:
         return []
-    problems = given_inputs.misfits(given_inputs.specs(Path(step.inputs)), plan)
+    problems = file_inputs.misfits(file_inputs.specs(Path(step.inputs)), plan)
     return [Problem(f"{at.key}.inputs", f"{step.inputs}: {text}") for text in problems]
 
 
@@ -46,9 +46,7 @@ def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
 
     # determine which ranks write which samples
     sizes, feed, plan = session.plan.sizes, session.feed, session.plan
-    source = (
-        feed.val if step.inputs is None else given_inputs.open_inputs(Path(step.inputs), len(plan.inputs))
-    )
+    source = feed.val if step.inputs is None else file_inputs.open_inputs(Path(step.inputs), len(plan.inputs))
     count = -(-len(source) // sizes.global_batch)
     count = count if step.batches is None else min(count, step.batches)
     samples = min(len(source), count * sizes.global_batch)

@@ -19,7 +19,7 @@ from launcher.checkpoint.layout.derive_strategy import (
     target_strategy,
     with_left_out_tensors,
 )
-from launcher.checkpoint.layout.strategy import Strategy, match, whole_specs
+from launcher.checkpoint.layout.strategy import Strategy, match, tensor_specs
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_destination
@@ -128,7 +128,7 @@ def target(step: Transform, src: Strategy) -> Strategy:
     requested = open_strategy("steps.transform.strategy", step.strategy)
     assert requested is not None
     try:
-        to = with_left_out_tensors(mindspore.of_whole(requested, whole_specs(src)), src)
+        to = with_left_out_tensors(mindspore.of_full_tensors(requested, tensor_specs(src)), src)
         match(src, to)
     except ValueError as error:
         raise ValueError(f"{step.strategy}: {error}") from error

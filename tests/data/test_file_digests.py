@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from launcher.data import file_digests
-from launcher.data.file_digests import WHOLE, contents
+from launcher.data.file_digests import LARGEST_DIGESTED, contents
 from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, RandomTokens, Text, Tokens
 from tests.data.sample_files import write_cifar, write_idx
 
@@ -23,7 +23,7 @@ def of_tokens(path: Path) -> str | None:
     return contents(Tokens(name="tokens", path=str(path), vocab_size=1 << 16, seq_len=8))
 
 
-@pytest.mark.parametrize("count", [100, 40_000 + WHOLE], ids=["short", "read in part"])
+@pytest.mark.parametrize("count", [100, 40_000 + LARGEST_DIGESTED], ids=["short", "read in part"])
 def test_a_copy_has_the_same_contents_and_a_change_has_others(tmp_path, count):
     one = of_tokens(tokens(tmp_path / "a.bin", count))
     assert one is not None

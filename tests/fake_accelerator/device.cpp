@@ -27,7 +27,7 @@ namespace fake {
 namespace {
 
 thread_local c10::DeviceIndex current = 0;
-std::atomic<pid_t> owner{0};  // the process that initialised the devices
+std::atomic<pid_t> owner{0};  // the process that initialized the devices
 
 size_t total_memory() {
   static const char* megabytes = getenv("FAKE_MEMORY_MB");

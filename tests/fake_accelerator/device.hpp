@@ -7,7 +7,7 @@ namespace fake {
 constexpr auto KIND = c10::DeviceType::PrivateUse1;
 constexpr c10::DeviceIndex MOST = 16;
 
-// Devices that exist, by the environment variable FAKE_DEVICES; counting them initialises nothing.
+// Devices that exist, by the environment variable FAKE_DEVICES; counting them initializes nothing.
 c10::DeviceIndex device_count();
 
 // The device of this thread.
@@ -19,7 +19,7 @@ bool initialized();
 bool in_bad_fork();
 void initialize();
 
-// The random stream of a device. It can be seeded before the device is initialised.
+// The random stream of a device. It can be seeded before the device is initialized.
 const at::Generator& default_generator(c10::DeviceIndex index);
 
 // The same bytes, seen as a tensor of the CPU.

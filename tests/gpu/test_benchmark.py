@@ -61,8 +61,8 @@ def test_the_kernels_of_a_step_are_told_by_name_and_by_group(written: Path) -> N
     eager = values(written, "train.eager")
     assert sum(eager["groups_ms"].values()) == pytest.approx(eager["kernels_ms"], abs=0.05)
     assert all(eager["groups_ms"][name] > 0 for name in ("products", "attention", "rest"))
-    told = [ms for _, _, ms in eager["kernels"]]
-    assert told == sorted(told, reverse=True)
+    times = [ms for _, _, ms in eager["kernels"]]
+    assert times == sorted(times, reverse=True)
 
 
 def test_losses_are_those_of_a_hand_written_loop(written: Path) -> None:
@@ -100,17 +100,17 @@ CHILD = """
 import json, sys, time
 from pathlib import Path
 name, folder = sys.argv[2], Path(sys.argv[4])
-def tell(**values):
-    with (folder / "told").open("a") as file:
+def report(**values):
+    with (folder / "values.jsonl").open("a") as file:
         file.write(json.dumps(values) + "\\n")
-tell(began=time.time())
+report(began=time.time())
 if name.startswith("timed"):
     (folder / "ready").touch()
     while not (folder / "go").exists():
         time.sleep(0.01)
-    tell(turn=time.time())
+    report(turn=time.time())
 time.sleep(60 if "hangs" in name else 0.3)
-tell(ended=time.time())
+report(ended=time.time())
 if "fails" in name:
     sys.exit("no such thing")
 """

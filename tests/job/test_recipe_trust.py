@@ -92,7 +92,7 @@ def test_a_file_cannot_trust_itself_by_another_name(here):
 
 
 @pytest.mark.parametrize(("section", "key", "text"), BRINGS.values(), ids=BRINGS)
-def test_nor_one_that_the_user_does_not_trust(here, section, key, text):
+def test_an_untrusted_recipe_may_not_either(here, section, key, text):
     write(here, section)
     assert key not in refused(["recipe=theirs.yaml"])
     assert refused(["recipe=theirs.yaml", "security.recipe=untrusted"])[key] == (
@@ -166,5 +166,5 @@ def test_the_plan_says_what_code_a_recipe_brings(here):
     assert compose([]).code == ()
 
 
-def test_the_word_of_a_command_is_not_written_down(here):
+def test_trust_from_the_command_line_is_not_saved(here):
     assert compose(["security.recipe=trusted"]).job.security.recipe == "auto"

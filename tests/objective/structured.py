@@ -43,7 +43,7 @@ class Heads(nn.Module):
         return [logits, value] if self.kind == "list" else (logits, value)
 
 
-class Both:
+class CombinedLoss:
     """The cross entropy of the logits, plus the squared distance of the value from the scaled target."""
 
     def parts(self, output: Any) -> tuple[Tensor, Tensor]:
@@ -63,7 +63,7 @@ class Both:
         return (target != -100).sum()
 
 
-class Far(Both):
+class ValueDistance(CombinedLoss):
     """The distance of the values from the scaled targets."""
 
     def __call__(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ class Far(Both):
         return torch.where(target != -100, (value - target / 64).abs(), 0).sum(), self.count(target)
 
 
-class Odd(Heads):
+class NestedOutput(Heads):
     """Returns a nested dict, which is neither a tuple nor a dict of tensors."""
 
     def forward(self, tokens: Tensor) -> Any:
@@ -79,7 +79,7 @@ class Odd(Heads):
         return {"logits": logits, "inner": {"value": value}}
 
 
-class WithNothing(Heads):
+class LogitsAndNone(Heads):
     """Returns the logits, and ``None`` in the place of a loss, as nanoGPT does without targets."""
 
     def forward(self, tokens: torch.Tensor) -> Any:
@@ -99,20 +99,20 @@ class Many(Heads):
         return {"early": early, "tokens": tokens, "value": value, "logits": self.head(h), "again": value}
 
 
-class OfMany(Both):
+class OfMany(CombinedLoss):
     def parts(self, output: Any) -> tuple[Tensor, Tensor]:
         assert [*output] == ["early", "tokens", "value", "logits", "again"]
         assert not output["tokens"].is_floating_point()
         return output["logits"], output["value"]
 
 
-class Wide(Both):
+class Wide(CombinedLoss):
     def __call__(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
         assert {t.dtype for t in output.values()} <= {torch.float32, torch.float64}
         return super().__call__(output, target)
 
 
-class Whole(Heads):
+class IntegerOutputs(Heads):
     """Returns integers only: the classes, and whether the value is positive."""
 
     def forward(self, tokens: Tensor) -> Any:

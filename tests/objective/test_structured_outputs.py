@@ -44,8 +44,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def asked(kind: str, parallel: Mapping[str, Any], **changes: Any) -> Job:
     return job(**{
         "parallel": parallel, "model": {"_target_": f"{OWN}.Heads", "kind": kind},
-        "data": {"_target_": "tests.parallel.sources.Holed", "seq_len": 8}, "loss": {"_target_": f"{OWN}.Both"},
-        "metrics": [{"_target_": f"{OWN}.Far"}], "security__allow": ("tests",),
+        "data": {"_target_": "tests.parallel.sources.Holed", "seq_len": 8}, "loss": {"_target_": f"{OWN}.CombinedLoss"},
+        "metrics": [{"_target_": f"{OWN}.ValueDistance"}], "security__allow": ("tests",),
         "optim": {"name": "sgd", "lr": trained.LR}, "train__steps": trained.STEPS, **changes,
     })  # fmt: skip
 
@@ -67,8 +67,8 @@ def test_it_trains_as_plain_torch_does(layout: str, tmp_path: Path) -> None:
         model = plain(jobs[kind], plan)
         want = trained.alone(model, lambda model=model: mean(model(train.tokens), train.following)[0])
         with torch.no_grad():
-            loss, far = mean(model(held.tokens), held.following)
-        want.held_out = {"val_loss": loss.item(), "val_far": far.item()}
+            loss, distance = mean(model(held.tokens), held.following)
+        want.held_out = {"val_loss": loss.item(), "val_value_distance": distance.item()}
         trained.assert_same(got, want)
         assert held_out_loss.held_out(model, jobs[kind], None)["loss"] == pytest.approx(loss.item(), rel=1e-12)
 
@@ -150,14 +150,14 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         [f"model: its forward returns Named(logits=Tensor, value=Tensor), {NEITHER}.logits"],
     ),
     "nested": (
-        {"model": {"_target_": f"{OWN}.Odd", "kind": "tuple"}},
+        {"model": {"_target_": f"{OWN}.NestedOutput", "kind": "tuple"}},
         [
             "model: its forward returns {'logits': Tensor, 'inner': {'value': Tensor}}, "
             f"{NEITHER}['logits']"
         ],
     ),
     "with nothing": (
-        {"model": {"_target_": f"{OWN}.WithNothing", "kind": "tuple"}},
+        {"model": {"_target_": f"{OWN}.LogitsAndNone", "kind": "tuple"}},
         [f"model: its forward returns (Tensor, None), {NEITHER}[0]"],
     ),
     "of no sample": (
@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         [f"model: 'aux' of the output of its forward is (3,) for 2 samples; {WHY}"],
     ),
     "whole numbers": (
-        {"model": {"_target_": f"{OWN}.Whole", "kind": "dict"}},
+        {"model": {"_target_": f"{OWN}.IntegerOutputs", "kind": "dict"}},
         ["model: its forward returns only integers, which get no gradient"],
     ),
 }  # fmt: skip
@@ -195,7 +195,8 @@ def test_what_takes_one_tensor_or_other_ones_is_refused(kind: str) -> None:
 def test_it_is_certified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "recipe=null", "model=null", f"model._target_={OWN}.Heads", "model.kind=dict", "data=null",
-        "data._target_=tests.parallel.sources.Holed", "data.seq_len=8", "loss=null", f"loss._target_={OWN}.Both",
+        "data._target_=tests.parallel.sources.Holed", "data.seq_len=8",
+        "loss=null", f"loss._target_={OWN}.CombinedLoss",
         "security.allow=[tests]", "train.steps=3", "train.batch_size=8", "launch.nproc=4", "name=heads",
         "parallel.pipeline.stages=2", "parallel.hsdp={shard_size: 2, threshold: 0}", "steps=[certify]",
         f"run_dir={tmp_path}/run", "logger=plain",

@@ -106,7 +106,7 @@ class Rows(nn.Module):
         return x + self.table((x.detach()[:, 0] > 0).long() + (x.detach()[:, 1] > 0).long())
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     """Takes away a running mean of what it has seen."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Centred(nn.Module):
         return x - self.mean
 
 
-class Seen(Centred):
+class Seen(Centered):
     """Keeps a running mean that only evaluation uses."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ class Hooked(Odd):
         return self.lin(x)
 
 
-class Penalised(Odd):
+class Penalized(Odd):
     """Adds the gradient of its own energy; ``backward``: by a call that also adds to its weights' gradients."""
 
     def __init__(self, backward: bool = False) -> None:

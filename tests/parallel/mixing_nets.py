@@ -19,7 +19,7 @@ class Untracked(nn.BatchNorm1d):
         super().__init__(dim, track_running_stats=False)
 
 
-class Centred(nn.BatchNorm1d):
+class Centered(nn.BatchNorm1d):
     """A batch norm with a forward of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Net(nn.Module):
         super().__init__()
         self.kind = kind
         self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5)
-        norms = {"batch norm": nn.BatchNorm1d, "untracked norm": Untracked, "own batch norm": Centred}
+        norms = {"batch norm": nn.BatchNorm1d, "untracked norm": Untracked, "own batch norm": Centered}
         self.norm = norms.get(kind, nn.LayerNorm)(6)
         self.drop = nn.Dropout(0.5)
         self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))

@@ -60,7 +60,7 @@ class Holed(Source):
         return self.following[torch.from_numpy(indices)]
 
 
-class Labelled(Source):
+class Labeled(Source):
     """Floats of ``shape``, with targets below ``classes`` of the shape ``target``; ``wrong``: that of sample 5.
 
     ``more`` targets than were asked for; ``later``: only where those of a batch are.

@@ -28,7 +28,7 @@ def rank_norms(world: World, j: Job, plan: Plan) -> list[dict[str, float]]:
     """Two steps on the same samples: what is seen of one must not be counted in the next."""
     par, pipe = build(world, j, plan)
     own = watch(par)
-    pipe.before_reduce = own.see_whole
+    pipe.before_reduce = own.see_unsharded
     out = []
     for _ in range(2):
         for _, p in par.trainable():

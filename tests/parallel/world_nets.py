@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed import get_world_size
 
 
-class Asks(nn.Module):
+class ReadsWorld(nn.Module):
     """Scales its output by what it asks for, as ``how`` says; like common code, it also runs in a single process."""
 
     def __init__(self, how: str) -> None:
@@ -40,14 +40,14 @@ class Asks(nn.Module):
         return 2.0 if self.how == "available" and dist.is_available() else 1.0
 
 
-class Looking(Asks):
+class ReadsWorldAndValues(ReadsWorld):
     """Reads values of its input as well."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if bool(torch.isfinite(x).all()) else x
 
 
-class Late(Asks):
+class ReadsWorldLate(ReadsWorld):
     """Asks only from its fifth call on."""
 
     calls = 0
@@ -60,7 +60,8 @@ class Late(Asks):
 class Net(nn.Module):
     def __init__(self, how: str, looks: bool = False) -> None:
         super().__init__()
-        self.a, self.middle, self.head = nn.Linear(6, 6), (Looking if looks else Asks)(how), nn.Linear(6, 5)
+        middle = ReadsWorldAndValues(how) if looks else ReadsWorld(how)
+        self.a, self.middle, self.head = nn.Linear(6, 6), middle, nn.Linear(6, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.middle(torch.tanh(self.a(x))))
@@ -69,15 +70,15 @@ class Net(nn.Module):
 class LateNet(Net):
     def __init__(self, how: str) -> None:
         super().__init__(how)
-        self.middle = Late(how)
+        self.middle = ReadsWorldLate(how)
 
 
-class Built(Net):
+class ReadsWorldInConstructor(Net):
     """The constructor asks, and the forward uses the answer."""
 
     def __init__(self, how: str) -> None:
         super().__init__("available")
-        self.asked = Asks(how).scale(torch.ones(1))
+        self.asked = ReadsWorld(how).scale(torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) / self.asked

@@ -64,7 +64,7 @@ def test_planning_changes_nothing_it_was_given() -> None:
     asked = ask(j)
     before = copy.deepcopy((j, asked, AB, glue, notes))
     why = Note("parallel.deferred_init", "true -> false: so")
-    made = plan(j, asked, TracedModel(AB, glue, leaves(asked, AB), built_whole=why), notes)
+    made = plan(j, asked, TracedModel(AB, glue, leaves(asked, AB), built_unsharded=why), notes)
     assert (j, asked, AB, glue, notes) == before
     assert made.notes[0] == notes[0]
 

@@ -139,7 +139,7 @@ def test_a_deep_pipeline_shows_its_ends() -> None:
     ]  # fmt: skip
 
 
-def test_equal_neighbours_among_virtual_stages_are_one_line() -> None:
+def test_equal_neighbors_among_virtual_stages_are_one_line() -> None:
     model, glue = decoder(14)
     j = job(
         "launch.nproc=8", "parallel.pipeline={stages: 4, chunks: 4, interleave: true, micro_batch_num: 4}",
@@ -187,7 +187,7 @@ COST = "4 parameters, 10 FLOP forward a micro batch"
     ],
     ids=["alike", "one costs more", "other modules between"],
 )  # fmt: skip
-def test_only_equal_neighbours_are_one_line(config: dict[str, int], costly: str, rows: list[str]) -> None:
+def test_only_equal_neighbors_are_one_line(config: dict[str, int], costly: str, rows: list[str]) -> None:
     assert stage_rows(config, costly) == rows
 
 

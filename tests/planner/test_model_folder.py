@@ -55,7 +55,7 @@ def test_a_dtype_that_would_have_no_effect_is_refused(tmp_path: Path, key: str) 
     ]
 
 
-def test_a_config_of_quantised_weights_is_refused_before_an_export_that_nobody_can_open(tmp_path: Path) -> None:
+def test_a_config_of_quantized_weights_is_refused_before_an_export_that_nobody_can_open(tmp_path: Path) -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     path = folder(tmp_path / "m", config)
     text = "this config is for quantized weights, but the launcher trains and exports unquantized ones"

@@ -48,7 +48,7 @@ class Everywhere(Diary):
     every_rank = True
 
 
-class Misspelt:
+class Misspelled:
     def on_stpe(self, event: Any) -> None:
         """Nobody calls it."""
 

@@ -1,4 +1,4 @@
-"""Models whose first loss says whether their constructor's own initialisation was done."""
+"""Models whose first loss says whether their constructor's own initialization was done."""
 
 from __future__ import annotations
 

@@ -75,7 +75,10 @@ HOOKS = "on_start, on_step, on_eval, on_save, on_end"
     ("typed", "says"),
     [
         ("{_target_: tests.run.callbacks.Silent}", f"has no hook; the hooks are {HOOKS}"),
-        ("{_target_: tests.run.callbacks.Misspelt}", "the launcher does not call its on_stpe, did you mean 'on_step'?"),
+        (
+            "{_target_: tests.run.callbacks.Misspelled}",
+            "the launcher does not call its on_stpe, did you mean 'on_step'?",
+        ),
         ("{_target_: tests.run.callbacks.Diary}", "its arguments do not fit: missing a required argument: 'path'"),
     ],
     ids=["no hook", "misspelt", "arguments"],

@@ -50,7 +50,7 @@ def counted_per_replica(patch: Patch) -> None:
     patch.setattr(grad_norm, "build", wrong)
 
 
-def initialised_differently(patch: Patch) -> None:
+def initialized_differently(patch: Patch) -> None:
     real = fill.fill
 
     def wrong(parts: Any, plan: Any, rank: int, device: Any, full_tensor: Any) -> None:
@@ -238,7 +238,7 @@ def rates_of_groups_lost(patch: Patch) -> None:
 
 def of_another_rank(patch: Patch) -> None:
     """The last data-parallel rank's statistics are kept, after what it has seen itself."""
-    patch.setattr(parallel_model.Statistics, "share", lambda self: None)
+    patch.setattr(parallel_model.Statistics, "broadcast", lambda self: None)
 
 
 MUTATIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
@@ -248,8 +248,8 @@ MUTATIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a norm that counts every replica": (
         counted_per_replica, ALL, r"step 1: the global gradient norm: 4\.1e-01 from one process \(and",
     ),
-    "replicas initialised differently": (
-        initialised_differently, ALL, r"the weights at step 0 of embed\.weight: copies differ on ranks 0 and 2 \(and",
+    "replicas initialized differently": (
+        initialized_differently, ALL, r"the weights at step 0 of embed\.weight: copies differ on ranks 0 and 2 \(and",
     ),
     "a tied gradient added twice": (
         added_twice, ALL, r"step 1: the gradient of embed\.weight: 1\.0e\+00 from one process \(and",

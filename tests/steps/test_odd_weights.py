@@ -63,7 +63,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "hooks of weights": ("pp2", {"name": "Decayed"}),
     "a teacher": ("pp2 level2", {"name": "Teacher"}),
     "a counter": ("replicas", {"name": "Counting"}),
-    "a running mean": ("pp2", {"name": "Centred"}),
+    "a running mean": ("pp2", {"name": "Centered"}),
     "every kind": ("pp2 level2", {"name": "Kinds"}),
 }
 

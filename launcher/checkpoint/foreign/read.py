@@ -169,20 +169,20 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
         raise ValueError(f"{path}: it has full tensors, which need no strategy; leave strategy out")
     if form == "hf":
         blobs = read_hf(path)
-        return _of_whole(lambda: Blobs(blobs))
+        return _from_full_tensors(lambda: Blobs(blobs))
     if form == "dcp":
         folder = read_dcp(path)
-        return _of_whole(folder.apart, folder.others)
+        return _from_full_tensors(folder.apart, folder.others)
 
     # MindSpore: pieces that a strategy joins, or one file of full tensors
     if strategy is not None:
-        files, full_tensors = mindspore.whole_tensors(path, strategy, verify=verify)
+        files, full_tensors = mindspore.open_full_tensors(path, strategy, verify=verify)
         return Foreign(full_tensors, files.strategy, tuple(files.loose), tuple(files.texts))
     file = _one_file(path, verify) if path.is_dir() else mindspore.open_source(path, verify=verify)
-    return _of_whole(lambda: _File(file), tuple(file.texts))
+    return _from_full_tensors(lambda: _File(file), tuple(file.texts))
 
 
-def _of_whole(full_tensors: Callable[[], FullTensors], others: tuple[str, ...] = ()) -> Foreign:
+def _from_full_tensors(full_tensors: Callable[[], FullTensors], others: tuple[str, ...] = ()) -> Foreign:
     grid = Grid(())
     specs = full_tensors().specs
     entries = {
@@ -235,10 +235,10 @@ def import_full(
         overwrite: Replace a checkpoint at ``dst``.
         key: Where the key to encrypt ``dst`` with is; ``None`` writes plain files.
     """
-    return import_whole(Blobs(src), dst, target, state, overwrite=overwrite, key=key)
+    return import_tensors(Blobs(src), dst, target, state, overwrite=overwrite, key=key)
 
 
-def import_whole(
+def import_tensors(
     src: FullTensors,
     dst: Path,
     target: Strategy,
@@ -301,9 +301,9 @@ def to_checkpoint(
     """
     check_apart(src, dst)
     source, target = aimed(src, to, strategy)
-    wholes = [source.read_full() for _ in range(workers)]
-    report = import_whole(
-        wholes[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=wholes[1:]
+    sources = [source.read_full() for _ in range(workers)]
+    report = import_tensors(
+        sources[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=sources[1:]
     )
     return replace(report, left=source.others)
 

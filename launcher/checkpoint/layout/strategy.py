@@ -261,6 +261,6 @@ def _stages_at(grid: Grid) -> RankSpan:
     return grid.spans.get(STAGE, RankSpan(grid.size, 1))
 
 
-def whole_specs(strategy: Strategy) -> dict[str, TensorSpec]:
+def tensor_specs(strategy: Strategy) -> dict[str, TensorSpec]:
     """Returns the specs of full tensors, by every name."""
     return {name: strategy.entries[first].spec for name, first in strategy.named.items()}

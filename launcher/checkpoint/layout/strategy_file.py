@@ -129,7 +129,7 @@ def _parse(origin: str, data: Any) -> StageStrategy:
     try:
         grid = _grid(data["grid"])
         entries = {name: _entry(grid, fields) for name, fields in data["tensors"].items()}
-        return StageStrategy(origin, _wholes(data["stages"]), Strategy(grid, entries))
+        return StageStrategy(origin, _integers(data["stages"]), Strategy(grid, entries))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{origin}: a field is missing or of the wrong type: {error}") from error
     except ValueError as error:
@@ -137,14 +137,14 @@ def _parse(origin: str, data: Any) -> StageStrategy:
 
 
 def _grid(sizes: Any) -> Grid:
-    return Grid(tuple((str(axis), _whole_number(n)) for axis, n in sizes.items()))
+    return Grid(tuple((str(axis), _integer(n)) for axis, n in sizes.items()))
 
 
 def _entry(common: Grid, fields: Any) -> Entry:
     split = tuple(map(_texts, fields["split"]))
-    at = tuple((axis, _wholes(coords)) for axis, coords in fields["at"].items())
+    at = tuple((axis, _integers(coords)) for axis, coords in fields["at"].items())
     grid = _grid(fields["grid"]) if "grid" in fields else common
-    layout = Layout(grid, _wholes(fields["shape"]), split, at)
+    layout = Layout(grid, _integers(fields["shape"]), split, at)
     return Entry(layout, fields["dtype"], fields["kind"], _texts(fields["aliases"]))
 
 
@@ -154,11 +154,11 @@ def _texts(values: Any) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _wholes(values: Any) -> tuple[int, ...]:
-    return tuple(_whole_number(n) for n in values)
+def _integers(values: Any) -> tuple[int, ...]:
+    return tuple(_integer(n) for n in values)
 
 
-def _whole_number(value: Any) -> int:
+def _integer(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise TypeError(f"{brief(value)} is not a whole number")
     return value

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from launcher.data.chat.conversation_files import BadRow, DataRow, OtherForm, conversation, files, read_rows
-from launcher.data.chat.template import ChatTokenizer, Labelled, chat_tokenizer
+from launcher.data.chat.template import ChatTokenizer, Labeled, chat_tokenizer
 from launcher.data.chat.tokens import FIT, SKIP
 from launcher.data.file_kinds import BadFile
 from launcher.errors import Problem, error_text
@@ -34,13 +34,13 @@ def check_chat(settings: Chat) -> Iterator[Problem]:
             yield from _of_path(settings, by, key, paths)
 
 
-def learnt(settings: Chat) -> str:
+def trained_text(settings: Chat) -> str:
     """Describes what the first row with assistant tokens trains the model on; empty if there is none."""
     try:
         by = chat_tokenizer(settings)
         for row in islice(read_rows(settings, settings.path), ROWS_CHECKED):
             try:
-                text = by.learnt(*_labelled(by, row))
+                text = by.trained_text(*_labeled(by, row))
                 return f"in {Path(row.place).name} the model is trained on {text}"
             except BadRow:
                 continue
@@ -49,9 +49,9 @@ def learnt(settings: Chat) -> str:
     return ""
 
 
-def _labelled(by: ChatTokenizer, row: DataRow) -> Labelled:
+def _labeled(by: ChatTokenizer, row: DataRow) -> Labeled:
     """Returns the tokens of a row, and which of them are trained on. Raises ``BadRow`` if none is."""
-    ids, counted = by.labelled(conversation(row.data))
+    ids, counted = by.labeled(conversation(row.data))
     if not counted[1:].any():
         raise BadRow("it has no assistant tokens to train on")
     return ids, counted
@@ -59,7 +59,7 @@ def _labelled(by: ChatTokenizer, row: DataRow) -> Labelled:
 
 def _usable(by: ChatTokenizer, row: DataRow) -> bool:
     try:
-        _labelled(by, row)
+        _labeled(by, row)
     except BadRow:
         return False
     return True
@@ -85,9 +85,9 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
     ends = False
     for row in first[:ROWS_CHECKED]:
         try:
-            ids, counted = _labelled(by, row)
+            ids, counted = _labeled(by, row)
             ends = ends or by.ends_a_turn(ids, counted)
-            endless.append((row, by.learnt(ids, counted)))
+            endless.append((row, by.trained_text(ids, counted)))
         except BadRow as error:
             other = isinstance(error, OtherForm)
             why = error.advice(corpus_files[row.file].path) if isinstance(error, OtherForm) else str(error)

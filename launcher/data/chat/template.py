@@ -236,7 +236,7 @@ CHATML = (
 )
 """The chat template of the byte tokenizer, which has no template itself."""
 
-Labelled = tuple[NDArray[np.int64], NDArray[np.bool_]]
+Labeled = tuple[NDArray[np.int64], NDArray[np.bool_]]
 """Token ids, and a mask of the tokens that the assistant generates."""
 
 
@@ -253,7 +253,7 @@ class ChatTokenizer:
     size: int
     end: int | None
 
-    def labelled(self, conversation: Conversation) -> Labelled:
+    def labeled(self, conversation: Conversation) -> Labeled:
         """Encodes a conversation. A token belongs to the role of its first character. Raises ``BadRow``."""
         if not conversation.messages:
             return self._completed(conversation)
@@ -273,7 +273,7 @@ class ChatTokenizer:
         special = {self.end, *self.tokenizer.get_added_tokens_decoder()}
         return any(int(ids[stop - 1]) in special for _, stop in _runs(counted))
 
-    def learnt(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> str:
+    def trained_text(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> str:
         """Returns the first two runs of trained tokens as short texts, and the number of the others."""
         texts = [self._text(ids[start:stop]) for start, stop in _runs(counted)]
         short = [t if len(t) <= SHOWN else f"{t[: SHOWN // 2]} ... {t[-SHOWN // 2 :]}" for t in texts]
@@ -287,7 +287,7 @@ class ChatTokenizer:
         text: str = self.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         return text
 
-    def _completed(self, conversation: Conversation) -> Labelled:
+    def _completed(self, conversation: Conversation) -> Labeled:
         """Encodes a prompt and its completion separately, as inference does."""
         if self.end is None:
             raise BadRow("a completion must end with a token, but the tokenizer's eos_token is unknown")

@@ -22,7 +22,7 @@ from launcher.data.chat.template import (
     SPECIAL_TOKENS,
     TEMPLATE,
     ChatTokenizer,
-    Labelled,
+    Labeled,
     chat_tokenizer,
 )
 from launcher.data.file_kinds import BadFile
@@ -89,14 +89,14 @@ class TokenizedConversations:
         return len(self.ends)
 
 
-def labelled(
+def labeled(
     settings: Chat, by: ChatTokenizer, some: Iterable[DataRow], counts: RowCounts
-) -> Iterator[Labelled]:
+) -> Iterator[Labeled]:
     """Yields the labeled tokens of each usable row, and counts the others. Raises ``BadFile``."""
     room = settings.seq_len + 1
     for row in some:
         try:
-            ids, counted = by.labelled(conversation(row.data))
+            ids, counted = by.labeled(conversation(row.data))
             if len(ids) > room:
                 if settings.too_long == "error":
                     text = f"{len(ids)} tokens, but data.seq_len={settings.seq_len} has room for {room}"
@@ -123,7 +123,7 @@ def made(
 ) -> TokenizedConversations:
     """Concatenates the conversations of all usable rows in ``some``. Raises ``BadFile``."""
     tokens, counted, ends = array("I"), bytearray(), array("q")
-    for ids, mine in labelled(settings, by, some, counts):
+    for ids, mine in labeled(settings, by, some, counts):
         tokens.extend(ids.tolist())
         counted += mine.astype(np.uint8).tobytes()
         ends.append(len(tokens))
@@ -149,7 +149,7 @@ BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class LabelledRows:
+class LabeledRows:
     """The tokens of the rows of a task, or the reason why a row was ``refused``.
 
     ``last`` is the last row, without its data.
@@ -161,14 +161,14 @@ class LabelledRows:
     refused: str = ""
 
 
-def labelled_rows(settings: Chat, rows: tuple[DataRow, ...]) -> LabelledRows:
+def labeled_rows(settings: Chat, rows: tuple[DataRow, ...]) -> LabeledRows:
     """Tokenizes the rows of one task, in a child process."""
     counts, last = RowCounts(), replace(rows[-1], data=b"")
     try:
         tokens = made(settings, _tokenizer(settings), rows, counts)
     except BadFile as error:
-        return LabelledRows(None, last, refused=str(error))
-    return LabelledRows(tokens, last, counts)
+        return LabeledRows(None, last, refused=str(error))
+    return LabeledRows(tokens, last, counts)
 
 
 @cache
@@ -237,7 +237,7 @@ def opened(settings: Chat) -> dict[str, TokenizedConversations] | None:
 def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
     """Tokenizes every part into ``folder``; returns a summary for people."""
     summaries = []
-    label = partial(labelled_rows, settings)
+    label = partial(labeled_rows, settings)
     with encoders(cores()) as crew:
         for part, field in PARTS.items():
             paths = getattr(settings, field)
@@ -248,7 +248,7 @@ def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
     return "; ".join(summaries)
 
 
-def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: ProgressReporter) -> RowCounts:
+def _write(folder: Path, part: str, answers: Iterable[LabeledRows], speed: ProgressReporter) -> RowCounts:
     """Writes the answers of all processes in the order of the rows. Raises ``BadFile``."""
     counts, size, before, last = RowCounts(), 0, 0, DataRow("", b"")
     with ExitStack() as stack:

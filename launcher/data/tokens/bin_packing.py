@@ -148,8 +148,8 @@ def _pieces(file: TokenFile, seq_len: int) -> Iterator[tuple[Numbers, Numbers]]:
         number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         at, end = np.repeat(start, count) + number * seq_len, np.repeat(stop, count)
         until = np.minimum(at + seq_len, end)
-        learnt = (until < end) | (until - at > 1)
-        yield at[learnt], until[learnt]
+        predicted = (until < end) | (until - at > 1)
+        yield at[predicted], until[predicted]
 
 
 def _documents(file: TokenFile) -> Iterator[tuple[Numbers, Numbers]]:

@@ -74,9 +74,9 @@ class FolderImages(Source):
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
         pixels = np.stack([self._read(int(i)) for i in indices])
         x = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32) / 255
-        normalise = self.settings.normalise
+        normalize = self.settings.normalise
         mean, std = (
-            torch.tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (normalise.mean, normalise.std)
+            torch.tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (normalize.mean, normalize.std)
         )
         return (((x - mean) / std).contiguous(),)
 

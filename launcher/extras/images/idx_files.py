@@ -114,8 +114,8 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
 
         # the numbers of images and labels must agree
         if len(shapes) == 2 and shapes[0][0] != shapes[1][0]:
-            have, labelled = shapes[0][0], shapes[1][0]
-            text = f"{have} images, but {labels} has {labelled} labels"
+            have, labeled = shapes[0][0], shapes[1][0]
+            text = f"{have} images, but {labels} has {labeled} labels"
             yield Problem("data.root", f"{Path(settings.root, images)}: {text}")
 
         side = max((side, *(n for shape in shapes for n in shape[1:])))

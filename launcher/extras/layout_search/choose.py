@@ -92,8 +92,8 @@ def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
         measurements = measuring.measured_cluster(ranking, measured(job, finalists, others))
         taken = _with_open_steps(measurements.ran[0].finalist.job, job)
         best = Chosen(taken, cluster=measuring.file(measurements))
-        lines += _labelled("measured", measuring.table(measurements))
-        lines += _labelled("refitted", measuring.refitted(measurements))
+        lines += _labeled("measured", measuring.table(measurements))
+        lines += _labeled("refitted", measuring.refitted(measurements))
     yield from lines
     if job.search.best is not None:
         path = Path(job.search.best)
@@ -119,7 +119,7 @@ def _with_open_steps(chosen: Job, job: Job) -> Job:
     return chosen.model_copy(update={"train": chosen.train.model_copy(update={"steps": job.train.steps})})
 
 
-def _labelled(label: str, lines: Iterator[str]) -> Iterator[str]:
+def _labeled(label: str, lines: Iterator[str]) -> Iterator[str]:
     yield from (f"  {'' if n else label:<10} {line}" for n, line in enumerate(lines))
 
 

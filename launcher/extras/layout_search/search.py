@@ -74,7 +74,7 @@ class CandidateQueue:
     """
 
     context: SearchContext
-    wholes: Mapping[TpChoice, ModelCost | str]
+    costs: Mapping[TpChoice, ModelCost | str]
     heap: list[tuple[float, tuple[Any, ...], LayoutCandidate]] = field(default_factory=list)
     least: dict[LayoutCandidate, Bound] = field(default_factory=dict)
     families: dict[Family, PlannedStatistics] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class CandidateQueue:
 
     def add(self, layout: LayoutCandidate) -> Bound | str:
         """Queues a layout unless it cannot fit; returns its bound, or why it cannot be planned."""
-        of = self.wholes[layout.cut]
+        of = self.costs[layout.cut]
         if isinstance(of, str):
             return of
         virtual = layout.stages * (2 if RULES[layout.scheduler].v and layout.stages > 1 else layout.chunks)
@@ -290,8 +290,8 @@ def _waiting(
     context: SearchContext, layouts: Sequence[LayoutCandidate], ranking: Ranking, work: Planners
 ) -> CandidateQueue:
     """A queue of the layouts that may fit; counts the others in ``ranking``."""
-    out = CandidateQueue(context, _wholes(context, layouts, work))
-    refuse(list(_batch_dependent(out.wholes.values(), layouts)))
+    out = CandidateQueue(context, _model_costs(context, layouts, work))
+    refuse(list(_batch_dependent(out.costs.values(), layouts)))
     for layout in layouts:
         least = out.add(layout)
         if isinstance(least, str):
@@ -302,17 +302,17 @@ def _waiting(
 
 
 def _batch_dependent(
-    wholes: Iterable[ModelCost | str], layouts: Sequence[LayoutCandidate]
+    costs: Iterable[ModelCost | str], layouts: Sequence[LayoutCandidate]
 ) -> Iterator[Problem]:
     """Refuses layouts that would compute different results."""
     sizes = sorted({layout.micro for layout in layouts})
-    if len(sizes) > 1 and any(not isinstance(of, str) and of.batch_dependent for of in wholes):
+    if len(sizes) > 1 and any(not isinstance(of, str) and of.batch_dependent for of in costs):
         text = "auto: what this model computes depends on the number of samples in a micro batch"
         text = f"{text}, and the micro batches of these layouts have {', '.join(map(str, sizes))}"
         yield Problem(candidates.MICROS, text)
 
 
-def _wholes(
+def _model_costs(
     context: SearchContext, layouts: Sequence[LayoutCandidate], work: Planners
 ) -> dict[TpChoice, ModelCost | str]:
     """The cost of the model on one rank of tp for each cut, or why it cannot be planned."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.layout.derive_strategy import with_left_out_tensors
-from launcher.checkpoint.layout.strategy import Strategy, match, single, whole_specs
+from launcher.checkpoint.layout.strategy import Strategy, match, single, tensor_specs
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import fresh
 from launcher.checkpoint.tensorfile.disk import WriteBehind, sync, write_text
@@ -24,12 +24,12 @@ from launcher.extras.mindspore.rank_files import (
     held_boxes,
     open_source,
     rank_paths,
+    strategy_of_one_file,
     takes,
     unlisted,
-    whole_strategy,
     write_held,
 )
-from launcher.extras.mindspore.shapes_of_slices import of_slices, of_whole
+from launcher.extras.mindspore.shapes_of_slices import of_full_tensors, of_slices
 from launcher.extras.mindspore.strategy import StrategyFile
 from launcher.extras.mindspore.strategy_argument import StrategyInput, by_stage, listed, only_names
 from launcher.plan.settings.encryption import ANYONE, Trust
@@ -105,7 +105,7 @@ def write_ranks(
         return sum(path.stat().st_size for path in outputs)
 
 
-def whole_tensors(
+def open_full_tensors(
     src_checkpoints_dir: Path, src_strategy_file: Path, *, verify: bool = True
 ) -> tuple[RankFiles, Callable[[], HeldTensors]]:
     """Opens rank files as full tensors; raises as ``transform_checkpoints`` does.
@@ -135,7 +135,7 @@ def of_checkpoint(
     """
     checkpoint = open_checkpoint(folder, trust)
     before = checkpoint.strategy
-    if src is not None and of_whole(src, whole_specs(before)).meaning != before.meaning:
+    if src is not None and of_full_tensors(src, tensor_specs(before)).meaning != before.meaning:
         raise ValueError(
             f"src_strategy_file: not the strategy that {folder} was saved with; give None to use that one"
         )
@@ -156,7 +156,7 @@ def laid_out(dst: StrategyInput | Layouts | None, before: Strategy) -> Strategy:
     if dst is None:
         return single(before)
     if isinstance(dst, Strategy | StrategyFile):
-        return with_left_out_tensors(of_whole(dst, whole_specs(before)), before)
+        return with_left_out_tensors(of_full_tensors(dst, tensor_specs(before)), before)
     return dst(before)
 
 
@@ -196,7 +196,7 @@ def file_transform(
     if src is None:
         # every data-parallel rank has the same full checkpoint, so one of them is read
         files = {0: full_copy("src_strategy_file is None", files, verify=verify)}
-        before = whole_strategy(files[0], listed(dst))
+        before = strategy_of_one_file(files[0], listed(dst))
     else:
         before = of_slices(src, slices, _stages(src, stage, paths))
     _check_ranks(files, before, paths, all_needed=rank is None)

@@ -6,7 +6,7 @@ from launcher.extras.mindspore.convert import (
     laid_out,
     of_checkpoint,
     of_rank_folders,
-    whole_tensors,
+    open_full_tensors,
     write_ranks,
 )
 from launcher.extras.mindspore.from_ours import stage_files
@@ -37,7 +37,7 @@ from launcher.extras.mindspore.rank_files import (
     rank_paths,
     write_held,
 )
-from launcher.extras.mindspore.shapes_of_slices import of_whole
+from launcher.extras.mindspore.shapes_of_slices import of_full_tensors
 from launcher.extras.mindspore.strategy import StrategyFile
 from launcher.extras.mindspore.strategy_argument import StrategyInput, by_stage, listed, only_names
 from launcher.extras.mindspore.strategy_file import GroupFile, groups_text, read_strategy, strategy_text
@@ -65,11 +65,12 @@ __all__ = [
     "node_text",
     "of_checkpoint",
     "of_flow",
+    "of_full_tensors",
     "of_rank_folders",
     "of_sharding",
-    "of_whole",
     "on_paper",
     "only_names",
+    "open_full_tensors",
     "open_source",
     "rank_list_for_transform",
     "rank_paths",
@@ -79,7 +80,6 @@ __all__ = [
     "strategy_text",
     "transform_checkpoint_by_rank",
     "transform_checkpoints",
-    "whole_tensors",
     "write_held",
     "write_ranks",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import lcm
 
-from launcher.checkpoint.layout.strategy import Strategy, whole_specs
-from launcher.extras.mindspore.shapes_of_slices import of_whole
+from launcher.checkpoint.layout.strategy import Strategy, tensor_specs
+from launcher.extras.mindspore.shapes_of_slices import of_full_tensors
 from launcher.extras.mindspore.strategy import Slicing, StrategyFile
 from launcher.extras.mindspore.strategy_argument import StrategyInput
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -20,15 +20,15 @@ def on_paper(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, S
     specs: dict[str, TensorSpec] = {}
     for side in (src, dst):
         if isinstance(side, Strategy):
-            specs = {**whole_specs(side), **specs}
+            specs = {**tensor_specs(side), **specs}
     for side in (src, dst):
         if isinstance(side, StrategyFile):
             specs = {**_paper(side, specs), **specs}
 
     # tensors that neither side has a shape for
     specs |= {n: _both(src, dst, n) for n in specs if _unsized(src, dst, n)}
-    before = of_whole(src, specs)
-    after = None if dst is None else of_whole(dst, specs)
+    before = of_full_tensors(src, specs)
+    after = None if dst is None else of_full_tensors(dst, specs)
     return before, after
 
 

@@ -123,7 +123,7 @@ def _slices(row: dict[str, Any]) -> Slices:
     if type(stage) is not int or stage < 0:
         raise ValueError(f"stage is {brief(stage)}, not a whole number")
     tensors = _list(row.get("parallel_strategy"), "parallel_strategy")
-    return Slices(stage, tuple(_wholes(dims, "parallel_strategy", 1) for dims in tensors))
+    return Slices(stage, tuple(_integers(dims, "parallel_strategy", 1) for dims in tensors))
 
 
 def _tensors(row: dict[str, Any]) -> tuple[TensorMap, ...]:
@@ -134,7 +134,7 @@ def _tensors(row: dict[str, Any]) -> tuple[TensorMap, ...]:
 
 
 def _tensor(row: dict[str, Any]) -> TensorMap:
-    devices = _wholes(row.get("dev_matrix"), "dev_matrix", 1)
+    devices = _integers(row.get("dev_matrix"), "dev_matrix", 1)
     names = tuple(_list(row.get("alias_name"), "alias_name"))
     if len(names) != len(devices) or len({*map(str, names)}) < len(names):
         text = f"alias_name is {brief(list(names))}; it must name each axis of {brief(list(devices))}"
@@ -145,7 +145,7 @@ def _tensor(row: dict[str, Any]) -> TensorMap:
     # axes are numbered from the last one
     dims = []
     for entry in _list(row.get("tensor_map"), "tensor_map"):
-        axes = _wholes(entry, "tensor_map", -1)
+        axes = _integers(entry, "tensor_map", -1)
         if axes != (-1,) and not all(0 <= axis < len(devices) for axis in axes):
             raise ValueError(f"tensor_map has {brief(entry)}: the device matrix has {len(devices)} axes")
         dims.append(() if axes == (-1,) else tuple(str(names[-1 - axis]) for axis in axes))
@@ -164,7 +164,7 @@ def _list(value: Any, label: str) -> list[Any]:
     return value
 
 
-def _wholes(value: Any, label: str, least: int) -> tuple[int, ...]:
+def _integers(value: Any, label: str, least: int) -> tuple[int, ...]:
     numbers = _list(value, label)
     if not all(type(n) is int and least <= n < 1 << 31 for n in numbers):
         raise ValueError(f"{label} is {brief(value)}, not a list of whole numbers from {least}")

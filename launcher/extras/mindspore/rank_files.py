@@ -499,7 +499,7 @@ def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[s
     return lambda name: (memoryview(chunk) for chunk in chunks(name))
 
 
-def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
+def strategy_of_one_file(file: RankSource, listed: Collection[str]) -> Strategy:
     """Returns the strategy of one full checkpoint, without single-element tensors that are not ``listed``."""
     grid = Grid(())
     apart = loose({0: file.specs}, listed)

@@ -22,6 +22,6 @@ def of_slices(
     return to_strategy(strategy, full_specs(strategy, slices), stages)
 
 
-def of_whole(strategy: StrategyInput, full: Mapping[str, TensorSpec]) -> Strategy:
+def of_full_tensors(strategy: StrategyInput, full: Mapping[str, TensorSpec]) -> Strategy:
     """Returns ``strategy`` with the shapes of full tensors; ``full`` has them under every name and alias."""
     return strategy if isinstance(strategy, Strategy) else to_strategy(strategy, full)

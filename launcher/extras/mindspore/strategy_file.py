@@ -18,7 +18,7 @@ from launcher.untrusted.files import DIMS, brief, parsed, read_bytes
 
 def parse_json(data: bytes) -> StrategyFile:
     root = _mapping(_load(data), "the file")
-    counter = _whole_number(root, "current_stage")
+    counter = _integer(root, "current_stage")
     operators = _mapping(root.get("parallel_strategy_item", {}), "parallel_strategy_item")
     strategies = tuple(_operator(name, row) for name, row in operators.items())
     layouts = _mapping(root.get("parallel_layout_item", {}), "parallel_layout_item")
@@ -68,10 +68,10 @@ def _operator(name: str, row: Any) -> OperatorParts:
     inputs = row.get("parallel_strategy", [])
     if not isinstance(inputs, list):
         raise ValueError(f"{name}: parallel_strategy is not a list")
-    stage = _whole_number(row, "stage")
+    stage = _integer(row, "stage")
     if stage < 0:
         raise ValueError(f"{name}: stage {stage} is negative")
-    cuts = tuple(_wholes({"parallel_strategy": dims}, "parallel_strategy") for dims in inputs)
+    cuts = tuple(_integers({"parallel_strategy": dims}, "parallel_strategy") for dims in inputs)
     return OperatorParts(name, stage, cuts)
 
 
@@ -79,13 +79,13 @@ def _slicing(name: str, row: Any) -> Slicing:
     row = _mapping(row, name)
     try:
         return Slicing(
-            devices=_wholes(row, "dev_matrix"),
-            dims=tuple(() if n == -1 else (n,) for n in _wholes(row, "tensor_map")),
-            shard_size=_whole_number(row, "opt_weight_shard_size"),
-            shard_step=_whole_number(row, "opt_weight_shard_step"),
-            field=_whole_number(row, "field"),
-            split_shape=_wholes({"param_split_shape": []} | row, "param_split_shape"),
-            offsets=_wholes({"indices_offset": []} | row, "indices_offset"),
+            devices=_integers(row, "dev_matrix"),
+            dims=tuple(() if n == -1 else (n,) for n in _integers(row, "tensor_map")),
+            shard_size=_integer(row, "opt_weight_shard_size"),
+            shard_step=_integer(row, "opt_weight_shard_step"),
+            field=_integer(row, "field"),
+            split_shape=_integers({"param_split_shape": []} | row, "param_split_shape"),
+            offsets=_integers({"indices_offset": []} | row, "indices_offset"),
             shape=_shape(row) if "tensor_shape" in row else None,
         )
     except ValueError as error:
@@ -93,7 +93,7 @@ def _slicing(name: str, row: Any) -> Slicing:
 
 
 def _shape(row: dict[str, Any]) -> tuple[int, ...]:
-    shape = _wholes(row, "tensor_shape")
+    shape = _integers(row, "tensor_shape")
     if any(n < 0 for n in shape):
         raise ValueError(f"tensor_shape has a negative dim: {list(shape)}")
     return shape
@@ -105,7 +105,7 @@ def _mapping(value: Any, label: str) -> dict[str, Any]:
     return value
 
 
-def _whole_number(row: dict[str, Any], key: str) -> int:
+def _integer(row: dict[str, Any], key: str) -> int:
     value = row.get(key)
     if type(value) is not int or abs(value) >= 1 << 63:
         raise ValueError(f"{key} is {brief(value)}, not a whole number")
@@ -116,7 +116,7 @@ def _short(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list) and len(value) <= DIMS
 
 
-def _wholes(row: dict[str, Any], key: str) -> tuple[int, ...]:
+def _integers(row: dict[str, Any], key: str) -> tuple[int, ...]:
     value = row.get(key)
     if not _short(value) or not all(type(n) is int and abs(n) < 1 << 63 for n in value):
         raise ValueError(f"{key} is {brief(value)}, not a list of whole numbers")

@@ -11,7 +11,7 @@ from launcher.run.curve import Curve
 
 WIDE, HIGH = 560, 200
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 26
-COLOURS = (
+COLORS = (
     "#2c6fbb", "#d9902f", "#2e8b57", "#8250df", "#cf222e", "#1b9aaa",
 )  # fmt: skip
 STYLE = (
@@ -44,25 +44,25 @@ def chart(title: str, curves: Mapping[str, Curve]) -> str:
     for step in (first, (first + last) // 2, last) if last > first + 1 else sorted({first, last}):
         lines.append(f'<text class="mid" x="{x(step):.1f}" y="{HIGH - 8}">{step}</text>')
     at = LEFT + 8 * len(title) + 24
-    for (name, curve), colour in zip(curves.items(), COLOURS, strict=False):
-        lines += _line(name, curve, colour, [(x((p.first + p.last) / 2), y(p.mean)) for p in curve])
+    for (name, curve), color in zip(curves.items(), COLORS, strict=False):
+        lines += _line(name, curve, color, [(x((p.first + p.last) / 2), y(p.mean)) for p in curve])
         if any(p.count > 1 for p in curve):
             band = [(x((p.first + p.last) / 2), y(p.high)) for p in curve]
             band += [(x((p.first + p.last) / 2), y(p.low)) for p in reversed(curve.points)]
-            lines.insert(3, f'<path d="{_path(band)}z" fill="{colour}" opacity="0.15"/>')
+            lines.insert(3, f'<path d="{_path(band)}z" fill="{color}" opacity="0.15"/>')
         text = f"{name} {curve.points[-1].mean:.5g}".strip()
-        lines.append(f'<text x="{at}" y="18" style="fill:{colour}">{escape(text)}</text>')
+        lines.append(f'<text x="{at}" y="18" style="fill:{color}">{escape(text)}</text>')
         at += 6 * len(text) + 16
     return "".join([*lines, "</svg>"])
 
 
-def _line(name: str, curve: Curve, colour: str, at: list[tuple[float, float]]) -> Iterator[str]:
+def _line(name: str, curve: Curve, color: str, at: list[tuple[float, float]]) -> Iterator[str]:
     """A line; if it has few points, these are marked and show their values on hover."""
-    yield f'<path d="{_path(at)}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+    yield f'<path d="{_path(at)}" fill="none" stroke="{color}" stroke-width="1.5"/>'
     if len(curve) <= 60:
         for (x, y), p in zip(at, curve, strict=True):
             label = escape(f"{name} {p.mean:.6g} at step {p.last}")
-            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{label}</title></circle>'
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{color}"><title>{label}</title></circle>'
 
 
 def _path(points: list[tuple[float, float]]) -> str:

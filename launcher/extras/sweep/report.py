@@ -77,7 +77,7 @@ def drawn(rows: Sequence[Mapping[str, str]], titles: Sequence[str], ranks: Seque
     for n in worst_first:
         points = "L".join(f"{LEFT + i * across:.1f} {y(key, rows[n][key]):.1f}" for i, key in enumerate(keys))
         wide = 2.5 if ranks[n] == 0 else 1.2
-        line = f'<path d="M{points}" fill="none" stroke="{_colour(ranks[n])}" stroke-width="{wide}">'
+        line = f'<path d="M{points}" fill="none" stroke="{_color(ranks[n])}" stroke-width="{wide}">'
         out.append(f"{line}<title>{escape(titles[n])}</title></path>")
     for i, key in enumerate(keys):
         x = LEFT + i * across
@@ -97,7 +97,7 @@ def _number(text: str) -> float | None:
     return value if isfinite(value) else None
 
 
-def _colour(rank: float) -> str:
+def _color(rank: float) -> str:
     mixed = (round(b + (w - b) * rank) for b, w in zip(BEST, WORST, strict=True))
     return f"rgb({','.join(map(str, mixed))})"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-OTHERS = {
+FOREIGN_NAMES = {
     "recipe": ("experiment",),  # a group of many projects on Hydra
     "optim.lr": ("learning_rate", "lr_rate", "base_lr", "max_lr"),
     "optim.weight_decay": ("wd", "decay", "l2"),
@@ -138,10 +138,10 @@ _EXPERTS = "expert parallelism is not supported; every rank of a stage has all e
 _OFFLOAD = "offloading to the memory of the host is not supported"
 
 
-_QUANTISED = "quantized weights are not supported"
+_QUANTIZED = "quantized weights are not supported"
 
 
-UNLIKE = {
+UNSUPPORTED = {
     **dict.fromkeys(
         ("cp", "cp_size", "context_parallel", "context_parallel_size", "context_parallel_degree"), _CONTEXT
     ),
@@ -158,7 +158,7 @@ UNLIKE = {
     ),
     **dict.fromkeys(("offload", "cpu_offload", "offload_optimizer", "offload_params"), _OFFLOAD),
     **dict.fromkeys(
-        ("load_in_4bit", "load_in_8bit", "quantization", "quantize", "quantization_config"), _QUANTISED
+        ("load_in_4bit", "load_in_8bit", "quantization", "quantize", "quantization_config"), _QUANTIZED
     ),
     "fp8": "fp8 is not supported; train.precision is fp32, fp64, bf16 or fp16",
     **dict.fromkeys(
@@ -272,10 +272,10 @@ SWITCHES = {half: f"train.precision={half}" for half in ("bf16", "fp16")}
 """Switches of other programs, and the override that each means here."""
 
 
-def of_others(parts: Sequence[str], valid: Collection[str]) -> str | None:
+def our_key(parts: Sequence[str], valid: Collection[str]) -> str | None:
     """Our key for a setting that other programs call ``parts``; ``None`` if ``valid`` has none."""
     known = {parts[-1].lower().replace("-", "_"), ".".join(parts[-2:]).lower()}
-    return next((k for k, names in OTHERS.items() if known & set(names) and k in valid), None)
+    return next((k for k, names in FOREIGN_NAMES.items() if known & set(names) and k in valid), None)
 
 
 def switch(parts: Sequence[str], value: object) -> str:
@@ -292,4 +292,4 @@ def why_not(name: str) -> str:
         name: the key, or a flag.
     """
     parts = name.lstrip("-").lower().replace("-", "_").split(".")
-    return UNLIKE.get(".".join(parts[-2:]), UNLIKE.get(parts[-1], ""))
+    return UNSUPPORTED.get(".".join(parts[-2:]), UNSUPPORTED.get(parts[-1], ""))

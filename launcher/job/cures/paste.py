@@ -57,7 +57,7 @@ def typed_origin(problem: Problem, origins: Origins) -> Origin | None:
     return origin if origin is not None and origin.typed else None
 
 
-def whole_override(problem: Problem, origins: Origins) -> Problem:
+def with_override(problem: Problem, origins: Origins) -> Problem:
     """Adds the override at fault to a cure that only sets other keys and would replace the override."""
     origin = typed_origin(problem, origins)
     if not problem.cure or origin is None or problem.words:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.job import intended_value
-from launcher.job.cures.other_programs import NOT_NEGATED, UNLIKE, of_others, step_setting
+from launcher.job.cures.other_programs import NOT_NEGATED, UNSUPPORTED, our_key, step_setting
 from launcher.job.overrides import paste
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.misspelled import did_you_mean, nearest
@@ -90,7 +90,7 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     Without ``data``, the keys of every model, data set, optimizer and step are valid.
     """
     leaf = parts[-1].lower().replace("-", "_")
-    if ".".join(parts[-2:]).lower() in UNLIKE or (bad == len(parts) - 1 and leaf in UNLIKE):
+    if ".".join(parts[-2:]).lower() in UNSUPPORTED or (bad == len(parts) - 1 and leaf in UNSUPPORTED):
         return _of_step(parts, leaf, data)
     if leaf not in NOT_NEGATED:  # disable_x means x, with the other value
         leaf = NEGATED.sub("", leaf)
@@ -100,7 +100,7 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     # a file of a step, or a name that other programs use
     if of_step := _of_step(parts, leaf, data):
         return of_step
-    ours = of_others((*parts[:-1], leaf), valid) or of_others(parts, valid)
+    ours = our_key((*parts[:-1], leaf), valid) or our_key(parts, valid)
     if ours is not None:
         return ours
 

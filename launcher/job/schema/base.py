@@ -54,17 +54,17 @@ Switch = BeforeValidator(_switched)
 """Marks settings that are a mapping, true for all defaults, or left out."""
 
 
-class _Loud(ModelMetaclass):
+class RaisesRequestError(ModelMetaclass):
     """Raises ``RequestError`` for wrong settings in Python; pydantic builds nested ones in another way."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
-            return _together(super().__call__(*args, **kwargs))
+            return _checked(super().__call__(*args, **kwargs))
         except ValidationError as error:
             raise request_error(error, kwargs) from error
 
 
-class Settings(BaseModel, metaclass=_Loud):
+class Settings(BaseModel, metaclass=RaisesRequestError):
     """Frozen settings without unknown names. Fields are in the order of reports and ``config.yaml``.
 
     In Python, a wrong value raises ``RequestError``, a ``ValueError``; a wrong type raises
@@ -79,17 +79,17 @@ class Settings(BaseModel, metaclass=_Loud):
     def model_validate(cls, obj: Any, **how: Any) -> Self:
         """Makes settings from plain data. Raises the same errors as the constructor."""
         try:
-            return _together(super().model_validate(obj, **how))
+            return _checked(super().model_validate(obj, **how))
         except ValidationError as error:
             raise request_error(error, obj) from error
 
-    def unfit(self) -> Iterable[Problem]:
+    def value_problems(self) -> Iterable[Problem]:
         """Problems with values of the right type that their key does not accept; ``compose`` adds origins."""
         return ()
 
 
-def _together(made: T) -> T:
-    """Returns ``made``, unless it has ``unfit`` values. Raises ``RequestTypeError``."""
-    if isinstance(made, Settings) and (problems := tuple(made.unfit())):
+def _checked(made: T) -> T:
+    """Returns ``made``, unless it has ``value_problems``. Raises ``RequestTypeError``."""
+    if isinstance(made, Settings) and (problems := tuple(made.value_problems())):
         raise RequestTypeError(problems)
     return made

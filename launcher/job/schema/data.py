@@ -74,7 +74,7 @@ class Crop(Settings):
     padding: Index = Field(0, description="black pixels added around the image before the crop")
 
 
-class Normalise(Settings):
+class Normalize(Settings):
     """Normalizes pixels in 0..1: subtracts ``mean``, divides by ``std``; one number, or one per channel."""
 
     mean: tuple[Number, ...] = (0.5,)
@@ -95,7 +95,7 @@ class ImageFolder(Settings):
     resize: Literal["bilinear", "bicubic", "nearest"] | None = Field(
         None, description="how images are resized to size, after crop; null: they have that size"
     )
-    normalise: Normalise = Normalise()
+    normalise: Normalize = Normalize()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

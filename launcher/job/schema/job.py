@@ -74,7 +74,7 @@ class Job(Settings):
         """Moves candidates that are written at their key to ``search``."""
         return lifted(data) if isinstance(data, Mapping) else data
 
-    def unfit(self) -> Iterator[Problem]:
+    def value_problems(self) -> Iterator[Problem]:
         """Yields candidates of a search that their key does not accept."""
         for key, candidates in self.search.over.items():
             if key not in AXES or key == OPERATORS or not isinstance(candidates, tuple):

@@ -13,7 +13,7 @@ _WORDS = "token|key|keys|password|passwd|passphrase|secret|secrets|credential|cr
 # matches a whole word of the name (api_key, hf-token) or its end (apikey),
 # but neither data.tokenizer nor steps.sample.tokens
 _SECRET = re.compile(rf"(?:(?:^|[^a-z])(?:{_WORDS})(?:$|[^a-z])|(?:token|key|password|secret)$)")
-_MISSPELT = ("encrypt", "encryption", "password", "passphrase", "credential")
+_RESEMBLED = ("encrypt", "encryption", "password", "passphrase", "credential")
 """Words for secrets whose misspellings are recognized: no other setting has a similar name."""
 
 _PAIR = re.compile(r"""(['"]?)([\w.-]+)\1(\s*[:=]\s*)(?=\S)(.*)""", re.DOTALL)
@@ -33,13 +33,13 @@ def secret(key: str) -> bool:
 
 
 def _nearly(part: str) -> bool:
-    return any(_misspelt(word) for word in re.split(r"[^a-z]+", part) if len(word) > 3)
+    return any(_misspelled(word) for word in re.split(r"[^a-z]+", part) if len(word) > 3)
 
 
 @lru_cache(maxsize=4096)
-def _misspelt(word: str) -> bool:
+def _misspelled(word: str) -> bool:
     """Return true if ``word`` resembles a word for a secret. Cached: a comparison takes 0.1 ms."""
-    return bool(get_close_matches(word, _MISSPELT, 1, 0.75))
+    return bool(get_close_matches(word, _RESEMBLED, 1, 0.75))
 
 
 _PLACE = re.compile(r"""['"]?(env|file):([^'"]*?)['"]?\s*$""")

@@ -193,9 +193,9 @@ class BackwardMeter:
         )
         known = self._known.get(key)
         if key not in self._known:
-            known = self._known[key] = _tried(module, args, kwargs)
+            known = self._known[key] = _measure(module, args, kwargs)
         elif known is not None and (known.backward.twice or known.backward.unlike):
-            return _tried(module, args, kwargs)  # equal modules may differ in what they do, and are named
+            return _measure(module, args, kwargs)  # equal modules may differ in what they do, and are named
         return known
 
 
@@ -221,7 +221,7 @@ def _regions(module: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def _counting(again: _Again, params: list[nn.Parameter]) -> Iterator[None]:
+def _counting(again: _RecomputedFlops, params: list[nn.Parameter]) -> Iterator[None]:
     """Report recomputed forwards to ``again``; afterwards ``params`` have no gradients."""
     before = AGAIN.set(again.around)
     try:
@@ -232,12 +232,12 @@ def _counting(again: _Again, params: list[nn.Parameter]) -> Iterator[None]:
             p.grad = None
 
 
-def _learning(made: Any) -> list[torch.Tensor]:
+def _outputs_with_grad(made: Any) -> list[torch.Tensor]:
     """Return the outputs of a forward that a backward starts from; the rest can be freed."""
     return [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
-def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
+def _measure(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
         module = copied(module).to("meta")  # it is in memory, because its model reads values
     params = [p for p in module.parameters() if p.requires_grad]
@@ -248,20 +248,20 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     meter = _WorkMeter(params)
     with _disable_current_modes(), SavedHooks(meter.keep), _Running():
         deferred = _Deferred()
-        again = _Again()
+        again = _RecomputedFlops()
         try:
             args, kwargs = tree_map_only(
                 torch.Tensor, _leaf, (args, kwargs)
             )  # inside try: some classes of tensors do not exist on meta
             with _counting(again, params):
                 saved_bytes = _saved(module, args, kwargs) if regions else 0
-                state = [(m, snapshot(m), _around(m), _streams(m)) for m in regions]
+                state = [(m, snapshot(m), _around(m), _generator_states(m)) for m in regions]
 
                 # the forward, and the state that it changes although it is recomputed
                 with meter, torch.enable_grad():
                     meter.entered = True
                     with deferred.running(tree_leaves((args, kwargs))):
-                        out = _learning(module(*args, **kwargs))
+                        out = _outputs_with_grad(module(*args, **kwargs))
                     twice = tuple(n for s in state for n in _changed(*s, meter.generators))
 
                     # the backward, measured from what the forward keeps
@@ -321,15 +321,15 @@ def _again_in_memory(module: nn.Module, args: Any, kwargs: Any) -> Backward:
     with ExitStack() as around, suppress(Exception):  # the user's code may raise anything for drawn values
         for each in (torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.enable_grad()):
             around.enter_context(each)
-        for mode in (default_dtype(torch.float32), _counting(_Again(), params)):
+        for mode in (default_dtype(torch.float32), _counting(_RecomputedFlops(), params)):
             around.enter_context(mode)
         with torch.no_grad():
             for t in (*module.parameters(), *module.buffers()):
                 t.zero_()
         args, kwargs = tree_map_only(torch.Tensor, value, (args, kwargs))
         module(*args, **kwargs)  # to fill caches
-        state = [(m, snapshot(m), _around(m), _streams(m)) for m in regions]
-        out = _learning(module(*args, **kwargs))
+        state = [(m, snapshot(m), _around(m), _generator_states(m)) for m in regions]
+        out = _outputs_with_grad(module(*args, **kwargs))
         twice = tuple(n for s in state for n in _changed(*s, ()))
         try:
             torch.autograd.backward(out, [torch.zeros_like(t) for t in out])
@@ -356,7 +356,9 @@ def _changed(
     yield from _drawn_from(region, generators)
     yield from ((name, f"{name}.{attribute}") for attribute, _ in changed(before, snapshot(region)))
     yield from ((name, variable) for variable, _ in changed(around, _around(region)))
-    yield from ((name, f"{name}.{n}") for n, state in _streams(region).items() if state != streams.get(n))
+    yield from (
+        (name, f"{name}.{n}") for n, state in _generator_states(region).items() if state != streams.get(n)
+    )
 
 
 def _address(generator: Any) -> int:
@@ -389,7 +391,7 @@ def _saved(module: nn.Module, args: Any, kwargs: Any) -> int:
         PLAIN.reset(token)
 
 
-class _Again(Dispatch):
+class _RecomputedFlops(Dispatch):
     """Counts the flops of recomputed forwards."""
 
     def __init__(self) -> None:
@@ -412,7 +414,7 @@ class _Again(Dispatch):
             self.sent += sent()
 
 
-def _streams(module: nn.Module) -> dict[str, bytes]:
+def _generator_states(module: nn.Module) -> dict[str, bytes]:
     """Return the states of the random generators among the attributes of modules."""
     return {
         f"{path}.{name}".lstrip("."): value.get_state().numpy().tobytes()

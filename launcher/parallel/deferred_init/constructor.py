@@ -49,7 +49,7 @@ def _getter(name: str) -> Any:
     return getattr(T, name).__get__
 
 
-def _asks_meta(func: Any, kwargs: Any) -> bool:
+def _requests_meta(func: Any, kwargs: Any) -> bool:
     """Return true if the caller wants a new tensor on the meta device, by argument or by context."""
     device = kwargs.get("device")
     if device is None and func in _device._device_constructors():
@@ -103,7 +103,7 @@ class FakeDevice(TorchFunctionMode):
             return act(*args, **kwargs)
 
         # note whether the constructor itself asks for a tensor on the meta device
-        self.tape.asked_meta = _asks_meta(func, kwargs)
+        self.tape.meta_requested = _requests_meta(func, kwargs)
         if "device" in kwargs and isinstance(kwargs.get("out"), T) and kwargs["out"].is_meta:
             kwargs = kwargs | {"device": torch.device("meta")}
 
@@ -115,7 +115,7 @@ class FakeDevice(TorchFunctionMode):
                 raise
             return self._answer(func, args, kwargs)
         finally:
-            self.tape.asked_meta = False
+            self.tape.meta_requested = False
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function that reads values inside (``torch.allclose``), and return its result."""

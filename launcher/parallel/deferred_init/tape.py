@@ -68,8 +68,8 @@ class Tape(Dispatch):
     """Records a constructor that runs while the tape is entered.
 
     ``why`` is the reason if the constructor cannot be recorded; the tape is useless then. ``off`` has the
-    storages of tensors that the constructor itself puts on the meta device; ``asked_meta`` is true while it
-    does so. ``past`` has the tapes of earlier constructions, which may have left tensors in a cache.
+    storages of tensors that the constructor itself puts on the meta device; ``meta_requested`` is true while
+    it does so. ``past`` has the tapes of earlier constructions, which may have left tensors in a cache.
     ``shared``, ``computed`` and ``marks`` are results of ``model_state.references``.
     """
 
@@ -90,7 +90,7 @@ class Tape(Dispatch):
         self.marks: dict[str, tuple[str, ...]] = {}
 
         # while it runs
-        self.asked_meta = False
+        self.meta_requested = False
         self._pause = 0
         self._streams = Streams(seed)
         self._lent: dict[int, list[ConstantTensor]] = {}
@@ -197,7 +197,7 @@ class Tape(Dispatch):
         name = name_of(func)
         if gone and device.type == "cpu" and not name.endswith("_like") and "new_" not in name:
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-        return device.type == "meta" and (self.asked_meta or gone)
+        return device.type == "meta" and (self.meta_requested or gone)
 
     def _drawn(self, func: Any, args: Any, kwargs: Any, away: bool = False) -> tuple[Draw | None, Any, Any]:
         """Return the draw of a random operation, and its arguments without the generator.

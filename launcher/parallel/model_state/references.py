@@ -90,10 +90,10 @@ def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()
     ``shown`` has arrays that share the memory of parameters on meta, and the names of these parameters.
     """
     places = [(array.__array_interface__["data"][0], array.nbytes, name) for array, name in shown]
-    for learnt, p in model.named_parameters():
+    for param, p in model.named_parameters():
         if p.requires_grad and p.device.type == "cpu" and not nn.parameter.is_lazy(p):
             memory = p.untyped_storage()
-            places.append((memory.data_ptr(), memory.nbytes(), learnt))
+            places.append((memory.data_ptr(), memory.nbytes(), param))
     out: dict[str, Problem] = {}
     for at, value in _kept(model) if places else ():
         for array in _arrays(value):

@@ -28,7 +28,7 @@ from launcher.parallel.trace.code_between_modules import RUNNING, refusing
 from launcher.parallel.trace.data_dependence import looking
 from launcher.parallel.trace.model_facts import meta
 from launcher.parallel.trace.module_kinds import NORMS
-from launcher.parallel.trace.run_on_values import looks, zeros
+from launcher.parallel.trace.run_on_values import needs_values, zeros
 from launcher.plan.cut.sequence_chunks import shortened
 from launcher.plan.tensor_parallel.module_strategies import ADAPTED, KEY, Cut, Operator, splits, tp_dim
 from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperator, TensorParallelPlan
@@ -195,7 +195,7 @@ def _forward(
         with refusing(model, xs), default_dtype(RUNNING), torch.no_grad(), device, _following(run, branches):
             out = model(*xs)
     except RequestError as error:
-        if not real and looks(error.__cause__):
+        if not real and needs_values(error.__cause__):
             raise _Looks from error
         raise RequestError(tuple(_with_cause(p, error.__cause__, run) for p in error.problems)) from None
     return [(t, run.state(t)) for t in tree_leaves(out) if isinstance(t, Tensor)]

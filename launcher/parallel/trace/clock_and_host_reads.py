@@ -128,7 +128,7 @@ def _noting(
 ) -> Callable[..., Any]:
     def answered(*args: Any, **kwargs: Any) -> Any:
         answer = function(*args, **kwargs)
-        if not _asked_by_model():
+        if not _called_by_user_code():
             return answer
         seen[name] = None
         return answer if change is None else change(answer)
@@ -136,7 +136,7 @@ def _noting(
     return answered
 
 
-def _asked_by_model() -> bool:
+def _called_by_user_code() -> bool:
     """Return true if the user's code makes this call, directly or through Python's own modules."""
     frame: Any = sys._getframe(2)
     while frame is not None:

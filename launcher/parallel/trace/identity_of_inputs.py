@@ -79,7 +79,7 @@ def input_identity(model: nn.Module, inputs: Sequence[Tensor]) -> InputIdentity:
         tried = _Tried(real, beginning)
         with tried.watching():
             real(*(x.clone() for x in xs))
-        return tried.found()
+        return tried.results()
     return InputIdentity()
 
 
@@ -102,7 +102,7 @@ class _Tried:
         self._calls: Counter[str] = Counter()
         self._active = False
 
-    def found(self) -> InputIdentity:
+    def results(self) -> InputIdentity:
         """Return the modules found so far."""
         return InputIdentity(
             tuple(self.sent),

@@ -192,7 +192,7 @@ def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
     """
     for mode in (nullcontext(), evaluating([model])):
         with mode, FixedDraws(wide) as drawn:
-            mixed = _judged(model, xs, drawn)
+            mixed = _compare(model, xs, drawn)
             if mixed == "":
                 return _later(model, xs, drawn)
             if mixed is not None:
@@ -204,7 +204,7 @@ def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
     """Return what of a sample depends on the others only after many forwards; "" for nothing."""
     for older in _older(model, xs):
         with suppress(Exception):  # the model's code may not allow so many forwards
-            mixed = "" if _remembers(older, xs) else _judged(older, xs, drawn)
+            mixed = "" if _remembers(older, xs) else _compare(older, xs, drawn)
             if mixed:
                 return mixed
     return ""
@@ -223,7 +223,7 @@ def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     return any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(*left, strict=True))
 
 
-def _judged(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None:
+def _compare(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None:
     """Return what of a sample depends on the others; ``None`` if equal forwards differ, or draw."""
     together = run(model, xs)
     if any(bool(torch.isnan(t).any()) for t in together):

@@ -36,7 +36,7 @@ from launcher.parallel.trace.module_kinds import kind_of
 from launcher.parallel.trace.moving_state import drifting, moving, not_restored
 from launcher.parallel.trace.output_specs import memory_dims, output_specs, spec, specs
 from launcher.parallel.trace.parameter_roles import param_roles
-from launcher.parallel.trace.run_on_values import Observers, looks, run_module
+from launcher.parallel.trace.run_on_values import Observers, needs_values, run_module
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.uncut_modules import units
 from launcher.plan.cut.written_stages import owner
@@ -474,7 +474,7 @@ def _single_node(model: nn.Module, known: ModelStructure, inputs: Sequence[Tenso
     try:
         return _single(model, known, inputs, lambda model, xs, seen: model(*xs))
     except RequestError as error:
-        if not looks(error.__cause__):
+        if not needs_values(error.__cause__):
             raise
     try:
         traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known, model))

@@ -21,7 +21,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, owns_generator, reading, snapshot
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
-from launcher.parallel.trace.run_on_values import OTHER, drawn, in_memory, stand_ins
+from launcher.parallel.trace.run_on_values import OTHER, in_memory, sample_inputs, stand_ins
 from launcher.parallel.trace.sample_values import FEW, SampleValues
 from launcher.plan.values.model_graph import MovingAttribute
 
@@ -225,7 +225,7 @@ def unentangled(model: nn.Module, calls: Mapping[str, tuple[Any, Any]], values: 
         inputs = tensors((args, kwargs))
 
         def batch(at: int, call: Any = (args, kwargs), inputs: Any = inputs) -> Any:
-            known = {id(t): v for t, v in zip(inputs, drawn(inputs, at, values), strict=True)}
+            known = {id(t): v for t, v in zip(inputs, sample_inputs(inputs, at, values), strict=True)}
             return mapped(call, lambda t: known[id(t)])
 
         def ready(leaf: nn.Module = leaf, name: str = name, batch: Any = batch) -> Any:

@@ -132,7 +132,7 @@ def run_module(
         try:
             return module(*args, **kwargs)
         except (RuntimeError, NotImplementedError) as refused:
-            if not looks(refused):
+            if not needs_values(refused):
                 raise
         back()
     if not trying():
@@ -196,10 +196,10 @@ def in_memory(module: nn.Module, path: str = "", parameter_hooks: bool = False) 
 
 def stand_ins(inputs: Sequence[torch.Tensor], batch: int) -> list[torch.Tensor]:
     """Return inputs for a model: from a batch of the data where known, else random floats and zeros."""
-    return drawn(inputs, batch, SampleValues(inputs))
+    return sample_inputs(inputs, batch, SampleValues(inputs))
 
 
-def drawn(inputs: Sequence[torch.Tensor], batch: int, known: SampleValues) -> list[torch.Tensor]:
+def sample_inputs(inputs: Sequence[torch.Tensor], batch: int, known: SampleValues) -> list[torch.Tensor]:
     """Return the ``known`` values of a batch, random values for other floats, zeros for the rest."""
     stream = torch.Generator().manual_seed(batch)
     out = []
@@ -264,7 +264,7 @@ def _observed(module: nn.Module, call: InMemory, seen: Observers) -> Any:
     small = sum(t.numel() for t in (*call.real.parameters(), *call.real.buffers())) <= FEW
     if watch.units_below() or (watch.looked > looked and (report is not None or small)):
         was = watch.ran(since)
-        for ran, other in _tried(call, seen, watch):
+        for ran, other in _run_on_other_values(call, seen, watch):
             watch.steers |= watch.units_below() and (other is MISSING or ran != was)
             difference = _depends(out, other) if report is not None else ""
             if report is not None and difference:
@@ -280,7 +280,9 @@ SCALES = 1.0, 1e3, 1e-3
 """Scales of random values to try a module with."""
 
 
-def _tried(call: InMemory, seen: Observers, watch: ForwardObserver) -> list[tuple[list[str], Any]]:
+def _run_on_other_values(
+    call: InMemory, seen: Observers, watch: ForwardObserver
+) -> list[tuple[list[str], Any]]:
     """Return the units that ran with other values, and the result: ``MISSING`` if the call failed.
 
     The data's other batches are tried first, then drawn values. Only the effects of these runs are kept.
@@ -361,7 +363,7 @@ def _seen(value: Any) -> list[Any]:
     return []
 
 
-def looks(error: BaseException | None) -> bool:
+def needs_values(error: BaseException | None) -> bool:
     """Return true if Python read values of a meta tensor, or an operator needs values."""
     message = str(error).lower()
     return isinstance(error, RuntimeError | NotImplementedError) and (

@@ -16,7 +16,7 @@ class TracedModel:
     """A model's parameters and modules (``skeleton``), and the calls of one forward (``graph``).
 
     ``leaves`` are the modules that the glue is traced between; ``None`` if one stage runs the model as it
-    is. ``built_whole`` says why its parameters cannot be created shard by shard, if they cannot.
+    is. ``built_unsharded`` says why its parameters cannot be created shard by shard, if they cannot.
     ``operators`` says how modules are sharded over ``tp``, ``recomputed`` which of them run again in the
     backward, ``pieces`` how sequences are cut, if they are. ``keeps_messages``: the installed torch keeps the
     tensors that ranks send each other, for all micro batches, until the end of a step; otherwise only until
@@ -26,7 +26,7 @@ class TracedModel:
     skeleton: ModelStructure
     graph: Graph
     leaves: tuple[str, ...] | None
-    built_whole: Note | None = None
+    built_unsharded: Note | None = None
     operators: TensorParallelPlan = UNCUT
     recomputed: tuple[Recomputed, ...] = ()
     pieces: SequencePieces | None = None

@@ -14,7 +14,7 @@ from launcher.plan.schedule.simulate import Event, Timeline
 from launcher.plan.values.text import many, seconds_text
 
 NAMES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
-COLOURS: dict[Kind, str] = {"F": "#2c6fbb", "B": "#2e8b57", "I": "#158a92", "W": "#d9902f"}
+COLORS: dict[Kind, str] = {"F": "#2c6fbb", "B": "#2e8b57", "I": "#158a92", "W": "#d9902f"}
 PALER = 0.6
 """How close to white the color of a rank's last chunk is."""
 MANY = 5000
@@ -123,7 +123,7 @@ def svg(
 
     # the network traffic
     for kinds, y in (("F", NEXT), ("BI", BEFORE)):
-        going = [(e, COLOURS["F" if kinds == "F" else "B"]) for e in picture.sent if e.action.kind in kinds]
+        going = [(e, COLORS["F" if kinds == "F" else "B"]) for e in picture.sent if e.action.kind in kinds]
         lines += _merged(going, picture, y, LINE) if going else ()
     lines += [line for i, lane in enumerate(picture.lanes) for line in _lane(lane, picture, i)]
     return "\n".join([*lines, "</svg>\n"])
@@ -180,7 +180,7 @@ def _head(picture: _Picture) -> Iterator[str]:
 def _network(picture: _Picture) -> Iterator[tuple[list[str], str]]:
     """Yields the colors and names of the lanes that are drawn."""
     if picture.sent:
-        yield [COLOURS["F"], COLOURS["B"]], "messages"
+        yield [COLORS["F"], COLORS["B"]], "messages"
     for lane in picture.lanes:
         yield [LANES[lane.name]], lane.label
 
@@ -290,9 +290,9 @@ def _chunks(t: Timeline) -> dict[int, tuple[int, int]]:
 
 def _shade(kind: Kind, chunk: int, chunks: int) -> str:
     pale = PALER * chunk / max(chunks - 1, 1)
-    return "#" + "".join(f"{round(c + (255 - c) * pale):02x}" for c in bytes.fromhex(COLOURS[kind][1:]))
+    return "#" + "".join(f"{round(c + (255 - c) * pale):02x}" for c in bytes.fromhex(COLORS[kind][1:]))
 
 
-def _bright(colour: str) -> bool:
-    red, green, blue = bytes.fromhex(colour[1:])
+def _bright(color: str) -> bool:
+    red, green, blue = bytes.fromhex(color[1:])
     return 299 * red + 587 * green + 114 * blue > 150_000

@@ -112,7 +112,7 @@ def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | N
         *_cut_open(modules, at),
         *_gathered_inside(modules, job, at.groups),
         *_no_graph(modules, model),
-        *_no_whole_graph(settings, modules, model),
+        *_several_graphs(settings, modules, model),
         *_selected_inside(modules, model),
         *_over_tp(modules, model),
     ]
@@ -233,7 +233,7 @@ def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
         yield Problem(MODULES, f"{text}; name other modules", OFF)
 
 
-def _no_whole_graph(settings: Compile, modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
+def _several_graphs(settings: Compile, modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     """Yields problems for modules that torch can compile in several graphs, but not in a single one."""
     if not settings.fullgraph:
         return

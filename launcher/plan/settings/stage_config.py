@@ -60,7 +60,7 @@ def cut(
         requested, notes = automatic(job, request, model, called, optimizer)
     else:
         glued = {n.target for n in model.graph.nodes if n.kind == "param"}
-        requested = _as_asked(config, called, glued, model.skeleton)
+        requested = _requested_stages(config, called, glued, model.skeleton)
 
     at, problems = stages.place(model.graph, requested, sizes.virtual - 1)
     made: tuple[Stage, ...] = ()
@@ -74,7 +74,7 @@ def cut(
     return made, notes
 
 
-def _as_asked(
+def _requested_stages(
     config: Config, called: Sequence[str], glued: Collection[str], skeleton: ModelStructure
 ) -> dict[str, int]:
     """Returns the stages of the ``called`` modules, and of the parameters that glue uses (``glued``).

@@ -140,7 +140,7 @@ def _written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def asked_for(job: Job) -> Mapping[str, Any]:
+def switches_of(job: Job) -> Mapping[str, Any]:
     """The switches of ``job``; the path of a file has been replaced by its switches before."""
     values = job.parallel.transformer_opt
     return values if isinstance(values, Mapping) else {}
@@ -156,24 +156,24 @@ def file_of(job: Job) -> tuple[str | None, Mapping[str, Any]]:
 
 def broadcast_level(job: Job) -> int:
     """The level of broadcasts; by default one rank reads for its whole pipeline and tensor-parallel group."""
-    level = asked_for(job).get(BROADCAST, 3)
+    level = switches_of(job).get(BROADCAST, 3)
     assert isinstance(level, int)
     return level
 
 
 def swaps_bias(job: Job) -> bool:
     """Returns true if a bias is added before an all-reduce."""
-    return asked_for(job).get(BIAS) is True
+    return switches_of(job).get(BIAS) is True
 
 
 def gathers_ahead(job: Job) -> bool:
     """Returns true if weights are gathered ahead of their use; the default is yes."""
-    return asked_for(job).get(GATHERING, True) is True
+    return switches_of(job).get(GATHERING, True) is True
 
 
 def reduces_early(job: Job) -> bool:
     """Returns true if gradients are reduced during the backward; the default is yes."""
-    return asked_for(job).get(REDUCING, True) is True
+    return switches_of(job).get(REDUCING, True) is True
 
 
 def overlapped(job: Job, fused: Communication) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ def overlapped(job: Job, fused: Communication) -> tuple[str, ...]:
 
 def _collectives(job: Job) -> frozenset[str]:
     """The collectives whose overlap with weight gradients is requested."""
-    return input_gradients.named(asked_for(job).get(MATMUL, False))
+    return input_gradients.named(switches_of(job).get(MATMUL, False))
 
 
 def overlaps(job: Job, sizes: Sizes, fused: Communication) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def overlaps(job: Job, sizes: Sizes, fused: Communication) -> tuple[str, ...]:
 
 def problems(job: Job, sizes: Sizes | None, file: SwitchesFile | None) -> Iterator[Problem]:
     """Yields problems for invalid switches, unsupported ones, and degraded ones if ``strict`` is set."""
-    invalid = list(wrong(asked_for(job)))
+    invalid = list(wrong(switches_of(job)))
     yield from invalid
     if invalid or sizes is None:
         return
@@ -212,13 +212,13 @@ def param_problems(
 
 
 def _half_done(job: Job, candidates: Iterable[Switch], file: SwitchesFile | None) -> Iterator[Problem]:
-    if asked_for(job).get(STRICT) is True:
+    if switches_of(job).get(STRICT) is True:
         yield from (_refusal(s, file, "strict: ") for s in candidates if s.status == "degraded")
 
 
 def gathered(job: Job, names: Iterable[str], file: SwitchesFile | None) -> list[Problem]:
     """Returns problems for operators that work on gathered tensors, which ``strict`` forbids."""
-    if asked_for(job).get(STRICT) is not True:
+    if switches_of(job).get(STRICT) is not True:
         return []
     key, text, cure = _place(file, STRICT, "true", "false")
     return [
@@ -248,7 +248,7 @@ def setting_rows(job: Job, sizes: Sizes, fused: Communication | None) -> Iterato
 
 def switches(job: Job, sizes: Sizes, fused: Communication | None) -> tuple[Switch, ...]:
     """Returns every switch that is on, in MindSpore's order; ``fused``: the fused collectives, if known."""
-    values = asked_for(job)
+    values = switches_of(job)
     on = [n for n in SWITCHES if n in values and (n == BROADCAST or values[n] not in (False, 0))]
     return tuple(Switch(n, _written(values[n]), *_outcome(n, values[n], job, sizes, fused=fused)) for n in on)
 

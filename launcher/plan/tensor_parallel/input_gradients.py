@@ -93,8 +93,8 @@ def sends(s: ShardedOperator) -> str | None:
         return None
 
     # an input that arrives uncut may have no gradient, while the gradient of the output is gathered
-    cut_anew = s.gives is not None and (s.sums or s.gives != s.makes)
-    out = [c for c in s.comms if c.phase == "forward" and c.op != "all_reduce"] if cut_anew else []
+    cut_again = s.gives is not None and (s.sums or s.gives != s.makes)
+    out = [c for c in s.comms if c.phase == "forward" and c.op != "all_reduce"] if cut_again else []
     return "all_gather" if s.arrives is not None or len(back) > len(out) else None
 
 

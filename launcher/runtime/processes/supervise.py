@@ -152,10 +152,10 @@ def _shared(task: AttemptTask, share: Callable[[], Work]) -> tuple[AttemptTask, 
         return task, f"{type(error).__name__}: {error}"
     if not single_threaded():
         return task, "user code has started threads"
-    return task, "user code has initialized a device" if _device_initialised() else ""
+    return task, "user code has initialized a device" if _device_initialized() else ""
 
 
-def _device_initialised() -> bool:
+def _device_initialized() -> bool:
     """Returns true if torch has initialized the accelerator here: its runtime does not survive a fork."""
     import torch
 

@@ -162,7 +162,7 @@ def _blob(state: object) -> Blob:
     return Blob.of("uint8", (len(raw),), raw)
 
 
-def told_again(s: Session, checkpoint: Checkpoint, same_layout: bool) -> None:
+def restore_module_state(s: Session, checkpoint: Checkpoint, same_layout: bool) -> None:
     """Restores the extra state of modules; reports the modules for which the checkpoint has none."""
     missing = restore(s.model, checkpoint.state.get("modules"), s.world.rank, same_layout)
     if missing:

@@ -31,7 +31,7 @@ from launcher.plan.values.optimizer import factor
 from launcher.runtime import device as devices
 from launcher.runtime.cluster.messages import all_gather
 from launcher.runtime.training import module_state
-from launcher.runtime.training.module_state import told_again
+from launcher.runtime.training.module_state import restore_module_state
 from launcher.runtime.training.session import Session
 
 Described = tuple[str, str, tuple[int, ...] | None, str]
@@ -165,7 +165,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         _read(s, checkpoint, begins, mine, broadcast=broadcast, kinds=("param", "buffer"))
         same_copies(s)
         _placed(s, checkpoint.state)
-        told_again(s, checkpoint, same_layout=False)
+        restore_module_state(s, checkpoint, same_layout=False)
         return checkpoint.state
 
     averages = _averages_of(checkpoint.strategy)
@@ -198,7 +198,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         s.scaling.factor = float(loss_scale[0])
         s.scaling.good = int(loss_scale[1])
     same_layout = checkpoint.strategy.digest == target.digest
-    told_again(s, checkpoint, same_layout)
+    restore_module_state(s, checkpoint, same_layout)
     if same_layout:
         _go_on(read_extra(checkpoint, s.world.rank), torch.device(s.world.device))
     return checkpoint.state

@@ -172,7 +172,7 @@ def _checked(data: Dataset, job: Job, plan: Plan) -> Dataset:
     """Checks that ``data`` fits the plan, and that data in a user's order is the same on all ranks."""
     if data.reading != "shuffled":
         check(data)
-    if uneven := outputs_and_targets.uneven(job, plan, len(data.val)):
+    if uneven := outputs_and_targets.uneven_held_out(job, plan, len(data.val)):
         raise RunError(str(uneven))
     return data
 
@@ -202,7 +202,7 @@ def _local_norm(
     if not settings.print and settings.dump is None:
         return None
     own = watch(model)
-    pipeline.before_reduce = own.see_whole
+    pipeline.before_reduce = own.see_unsharded
     dump = None if settings.dump is None else Path(place(settings.dump, str(folder)))
 
     # announce it once

@@ -13,7 +13,7 @@ from launcher.objective.build import build_loss, build_metrics
 from launcher.objective.losses import float64
 from launcher.objective.metrics import values
 from launcher.objective.model_outputs import Output, each
-from launcher.parallel.half_precision import narrowed
+from launcher.parallel.half_precision import with_cast_weights
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.values.class_dims import class_dims
 from launcher.plan.values.precision import COMPUTE, HALF
@@ -35,7 +35,7 @@ def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int =
     compute = COMPUTE[job.train.precision]
     dtype = dtype_of(compute)
     if compute in HALF:
-        model = narrowed(model, compute)
+        model = with_cast_weights(model, compute)
     model.eval()
 
     # the samples in small portions, as the logits of a full batch may not fit in memory

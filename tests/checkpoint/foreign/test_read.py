@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 from launcher.checkpoint import Blob, import_full, verify
 from launcher.checkpoint.chunked import slices
-from launcher.checkpoint.foreign.read import form_of, import_whole, read_incoming
+from launcher.checkpoint.foreign.read import form_of, import_tensors, read_incoming
 from launcher.checkpoint.full_tensors import FullTensors, chunks
 from launcher.checkpoint.tensorfile.safetensors import words
 from launcher.extras.mindspore.ckpt import write_ckpt
@@ -91,7 +91,7 @@ def test_ranks_are_cut_straight_from_it_and_nothing_else_is_written(form: Any, t
     watch = [True]
     source = form(tmp_path / "src")
     sys.addaudithook(lambda event, args: opened.append(str(args[0])) if watch and written(event, args) else None)
-    import_whole(source, tmp_path / "a", TARGET, {"step": 0})
+    import_tensors(source, tmp_path / "a", TARGET, {"step": 0})
     watch.clear()  # a hook stays
     assert verify(tmp_path / "a") == []
     assert opened

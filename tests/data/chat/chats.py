@@ -52,10 +52,10 @@ def messages(turns: list[tuple[str, str]] = TURNS) -> dict[str, Any]:
 def expected(tokenizer: Tokenizer, parts: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
     """Inputs and targets of texts that follow each other, each learned or not."""
     ids, counted = [], []
-    for text, learnt in parts:
+    for text, learned in parts:
         found = tokenizer.encode(text, add_special_tokens=False).ids
         ids += found
-        counted += [learnt] * len(found)
+        counted += [learned] * len(found)
     targets = [t if c else -100 for t, c in zip(ids[1:], counted[1:], strict=True)]
     return ids[:-1], targets
 

@@ -55,7 +55,7 @@ SHAPES: dict[str, tuple[str, list[tuple[str, bool]]]] = {
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_what_the_assistant_says_is_learnt(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_what_the_assistant_says_is_learned(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     template, parts = SHAPES[kind]
     inputs, targets = read(written(tmp_path, template, [messages()]))
     want = expected(tokenizer, parts)
@@ -72,7 +72,7 @@ def test_a_template_of_its_own_file(tokenizer: Tokenizer, tmp_path: Path) -> Non
     assert read(own)[1] == expected(tokenizer, SHAPES["mistral"][1])[1]
 
 
-def test_blanks_are_learnt_and_nothing_is_cut_whatever_comes_with_the_tokenizer(
+def test_blanks_are_learned_and_nothing_is_cut_whatever_comes_with_the_tokenizer(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """Of GPT-2 and Llama 3 a token of blanks has no offsets; what a trainer saved may cut and pad."""
@@ -94,8 +94,8 @@ def test_a_prompt_and_its_completion(tokenizer: Tokenizer, tmp_path: Path) -> No
     # as messages: of the prompt nothing is learned, even what the assistant said
     row = {"prompt": messages(TURNS[:3])["messages"], "completion": messages(TURNS[3:])["messages"]}
     parts = SHAPES["chatml"][1]
-    unlearnt = [(text, learnt and i == 3) for i, (text, learnt) in enumerate(parts)]
-    assert read(written(tmp_path, CHATML, [row]))[1] == expected(tokenizer, unlearnt)[1]
+    unlearned = [(text, learned and i == 3) for i, (text, learned) in enumerate(parts)]
+    assert read(written(tmp_path, CHATML, [row]))[1] == expected(tokenizer, unlearned)[1]
 
 
 def test_bytes_bring_a_template(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
     ],
     ids=["raises", "rewrites", "asks otherwise", "fails", "changes what is marked"],
 )  # fmt: skip
-def test_a_template_that_cannot_say_what_is_learnt(
+def test_a_template_that_cannot_say_what_is_learned(
     template: str,
     turns: list[tuple[str, str]],
     why: str,

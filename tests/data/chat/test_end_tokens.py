@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from launcher.data.chat.checks import check_chat, learnt
+from launcher.data.chat.checks import check_chat, trained_text
 from launcher.data.chat.conversation_files import conversation
 from launcher.data.chat.template import chat_tokenizer
 from launcher.data.chat.tokens import _folder
@@ -53,14 +53,14 @@ def settings(home: Path, template: str) -> Chat:
 def test_a_turn_that_ends_with_a_special_token_is_taken_and_told(template: str, tmp_path: Path) -> None:
     of = settings(tmp_path, template)
     assert [*check_chat(of)] == []
-    assert learnt(of) == "in c.jsonl:1 the model is trained on 'one<|im_end|>' and 'two<|im_end|>'"
+    assert trained_text(of) == "in c.jsonl:1 the model is trained on 'one<|im_end|>' and 'two<|im_end|>'"
 
 
-def test_what_is_learnt_is_told_of_the_first_row_that_has_an_answer(tmp_path: Path) -> None:
+def test_the_plan_says_what_is_learned_of_the_first_row_with_an_answer(tmp_path: Path) -> None:
     of = settings(tmp_path, next(iter(ENDED.values())))
     rows = Path(of.path).read_text()
     Path(of.path).write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n" + rows)
-    assert learnt(of) == "in c.jsonl:2 the model is trained on 'one<|im_end|>' and 'two<|im_end|>'"
+    assert trained_text(of) == "in c.jsonl:2 the model is trained on 'one<|im_end|>' and 'two<|im_end|>'"
 
 
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=[*ENDLESS])
@@ -85,9 +85,9 @@ def test_special_tokens_that_an_older_folder_has_in_a_file_of_their_own(
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(older))
     by = chat_tokenizer(of)
     assert by.tokenizer is not None
-    ids, _ = by.labelled(conversation(json.loads(Path(str(of.path)).read_text())))
+    ids, _ = by.labeled(conversation(json.loads(Path(str(of.path)).read_text())))
     assert by.tokenizer.id_to_token(int(ids[0])) == begins
-    assert learnt(of) == "in c.jsonl:1 the model is trained on 'one<|eos|>' and 'two<|eos|>'"
+    assert trained_text(of) == "in c.jsonl:1 the model is trained on 'one<|eos|>' and 'two<|eos|>'"
 
 
 def test_tokens_are_made_again_where_special_tokens_have_changed(tmp_path: Path) -> None:

@@ -58,16 +58,16 @@ def rank_trains(world: World, cells: Mapping[str, tuple[Job, Plan]], folder: Pat
     return out
 
 
-def bytes_learnt(chat: list[tuple[str, str]]) -> tuple[list[int], list[bool]]:
+def bytes_learned(chat: list[tuple[str, str]]) -> tuple[list[int], list[bool]]:
     """Of a conversation, and which of them the assistant says."""
-    ids, learnt = [], []
+    ids, learned = [], []
     for role, content in chat:
         for text, mine in (
             (f"<|im_start|>{role}\n", False), (f"{content}<|im_end|>", role == "assistant"), ("\n", False)
         ):  # fmt: skip
             ids += list(text.encode())
-            learnt += [mine] * len(text.encode())
-    return ids, learnt
+            learned += [mine] * len(text.encode())
+    return ids, learned
 
 
 def alone(model: nn.Module) -> list[float]:
@@ -77,8 +77,8 @@ def alone(model: nn.Module) -> list[float]:
         optimizer.zero_grad()
         total, count = torch.zeros((), dtype=torch.float64), 0
         for chat in CHATS:
-            ids, learnt = bytes_learnt(chat)
-            mine = torch.tensor(learnt[1:])
+            ids, learned = bytes_learned(chat)
+            mine = torch.tensor(learned[1:])
             logits = model(torch.tensor([ids[:-1]]))[0][mine]
             total = total + F.cross_entropy(logits, torch.tensor(ids[1:])[mine], reduction="sum")
             count += int(mine.sum())

@@ -187,5 +187,5 @@ def test_a_canonical_layout_has_the_same_boxes_on_every_rank(seed: int, ranks: i
     assert layout.over_primes.canonical == layout.canonical.canonical == layout.canonical
 
 
-def test_an_axis_of_one_does_not_keep_its_neighbours_apart() -> None:
+def test_an_axis_of_one_does_not_keep_its_neighbors_apart() -> None:
     assert TensorLayout((2, 1, 2), ((0, 1, 2),)).canonical == TensorLayout((4,), ((0,),))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from launcher.extras.device_matrix.op_graph import Arg, OpGraph, OpNode, Ref, Value
-from launcher.extras.device_matrix.rules.table import rule_of, whole_rule
+from launcher.extras.device_matrix.rules.table import rule_of, uncut_rule
 from launcher.plan.values.tensor_spec import TensorSpec
 
 Shape = tuple[int, ...]
@@ -85,5 +85,5 @@ def test_letters(name: str) -> None:
 
 def test_what_has_no_rule_takes_and_makes_whole_tensors() -> None:
     graph = Call("lstm.input", ((4, 6), (2,)), ((4, 6),)).graph()
-    rule = whole_rule(graph.nodes[0], graph)
+    rule = uncut_rule(graph.nodes[0], graph)
     assert (rule.ins, rule.outs, rule.sizes) == ((("", ""), ("",)), (("", ""),), ())

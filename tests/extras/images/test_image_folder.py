@@ -31,7 +31,7 @@ def settings(root: Path, **more: Any) -> Data:
     return ImageFolder.model_validate({"name": "images", "root": str(root), "size": SIDE} | more)
 
 
-def normalised(pixels: np.ndarray) -> torch.Tensor:
+def normalized(pixels: np.ndarray) -> torch.Tensor:
     x = torch.tensor(pixels.copy(), dtype=torch.float32) / torch.tensor(255.0)
     return ((x - torch.tensor(MEAN)) / torch.tensor(STD)).movedim(-1, 0)
 
@@ -54,10 +54,10 @@ def test_crop_flip_and_normalise_equal_a_plain_loop_on_any_layout_and_after_a_re
     places = order(len(known), seed=SEED)
 
     def batch(step: int) -> Batch:
-        x = torch.stack([normalised(augmented(known[i][0], epoch, i)) for epoch, i in places[step]])
+        x = torch.stack([normalized(augmented(known[i][0], epoch, i)) for epoch, i in places[step]])
         return (x.double(),), torch.tensor([known[i][1] for _, i in places[step]])
 
-    held = (torch.stack([normalised(p) for p, _ in others]).double(),), torch.tensor([y for _, y in others])
+    held = (torch.stack([normalized(p) for p, _ in others]).double(),), torch.tensor([y for _, y in others])
     data = {
         "name": "images", "root": str(tmp_path / "train"), "val": str(tmp_path / "val"), "size": SIDE,
         "crop": {"padding": PADDING}, "flip": 0.5, "normalise": {"mean": MEAN, "std": STD},

@@ -23,7 +23,7 @@ from launcher.checkpoint import (
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy as read
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.extras.mindspore.merge_strategies import merged_file
-from launcher.extras.mindspore.shapes_of_slices import of_whole
+from launcher.extras.mindspore.shapes_of_slices import of_full_tensors
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
@@ -95,8 +95,8 @@ def test_what_mindspore_saved_becomes_what_it_should_have_made_of_it(tmp_path: P
     if case.name != "c24_by_stage_path":
         full = read_full(case / "full.safetensors")
         whole = {n: blob.spec for n, blob in full.items()}
-        dst = of_whole(loaded, whole) if (loaded := read("dst", given["dst"])) else None
-        src = of_whole(loaded, whole) if (loaded := read("src", given["src"])) else None
+        dst = of_full_tensors(loaded, whole) if (loaded := read("dst", given["dst"])) else None
+        src = of_full_tensors(loaded, whole) if (loaded := read("src", given["src"])) else None
         target = dst or single(src)
         for rank in range(target.grid.size):
             want = {n: cut(bytes(full[n].data), e.spec, box) for n, e in target.entries_of(rank).items()

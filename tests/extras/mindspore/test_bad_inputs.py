@@ -26,7 +26,7 @@ from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.tensorfile.disk import Unwritten
 from launcher.checkpoint.tensorfile.safetensors import read_header
 from launcher.extras.mindspore.ckpt import TEXT, open_ckpt, text_bytes, write_ckpt
-from launcher.extras.mindspore.shapes_of_slices import of_whole
+from launcher.extras.mindspore.shapes_of_slices import of_full_tensors
 from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, held, save
@@ -330,7 +330,7 @@ def test_what_mindspore_gets_wrong_equals_the_slices_of_the_full_tensors(tmp_pat
     full = read_full(folder / "full.safetensors")
     found = open_strategy("dst", side["dst"])
     assert found is not None
-    dst = of_whole(found, {n: b.spec for n, b in full.items()})
+    dst = of_full_tensors(found, {n: b.spec for n, b in full.items()})
     for rank, path in rank_files(tmp_path / "out").items():
         want = held(dst, rank, {n: bytes(full[n].data) for n in dst.entries})
         assert {n: b for n, b in blobs(path).items() if n in want} == want

@@ -166,6 +166,6 @@ def test_a_browser_draws_it(tmp_path: Path) -> None:
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,700"]
     shot = tmp_path / "page.png"
     subprocess.run([*command, f"--screenshot={shot}", f"file://{folder / REPORT_FILE}"], check=True, timeout=60)
-    colours = Image.open(shot).convert("RGB").crop((0, 180, 1240, 700)).getcolors(1 << 24)
-    blue = sum(n for n, (r, g, b) in colours or [] if b - r > 100 and b > 150)
+    colors = Image.open(shot).convert("RGB").crop((0, 180, 1240, 700)).getcolors(1 << 24)
+    blue = sum(n for n, (r, g, b) in colors or [] if b - r > 100 and b > 150)
     assert blue > 300

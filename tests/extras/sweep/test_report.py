@@ -91,5 +91,5 @@ def test_a_browser_draws_it(tmp_path: Path):
     )
     picture = Image.open(shot).convert("RGB")
     for top, bottom in ((120, 420), (460, 900)):  # settings that lead to the metric, losses over each other
-        colours = picture.crop((0, top, 1240, bottom)).getcolors(1 << 24)
-        assert sum(n for n, (r, g, b) in colours or [] if b - r > 60 and b > 120) > 300
+        colors = picture.crop((0, top, 1240, bottom)).getcolors(1 << 24)
+        assert sum(n for n, (r, g, b) in colors or [] if b - r > 60 and b > 120) > 300

@@ -19,7 +19,7 @@ FAKE: Any = torch.get_device_module(KIND)
 FIRST = torch.device(KIND, 0)
 
 
-def test_torch_and_the_launcher_are_imported_and_nothing_is_initialised() -> None:
+def test_torch_and_the_launcher_are_imported_and_nothing_is_initialized() -> None:
     """So ranks that use devices can be forked from a process that has imported both."""
     import launcher.run.run
     import launcher.steps.certify

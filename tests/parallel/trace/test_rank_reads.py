@@ -24,8 +24,8 @@ def net(how: str, parallel: dict[str, Any], looks: bool = False) -> Job:
 
 
 def built(how: str, parallel: dict[str, Any]) -> Job:
-    model = {"_target_": "tests.parallel.world_nets.Built", "how": how}
-    return own("world_nets.Built", [6], stages=1, model=model, parallel=parallel)
+    model = {"_target_": "tests.parallel.world_nets.ReadsWorldInConstructor", "how": how}
+    return own("world_nets.ReadsWorldInConstructor", [6], stages=1, model=model, parallel=parallel)
 
 
 TEXT = (

@@ -42,7 +42,7 @@ def test_turns_are_those_of_first_use_stage_by_stage_and_what_is_not_used_comes_
     assert [t.group for t in gatherings(groups, visits, (0, 1), AHEAD)] == [2, 1, 3, 0]
 
 
-def test_what_is_called_with_other_weights_is_there_before_the_forward():
+def test_weights_that_a_call_replaces_are_gathered_before_the_forward():
     groups = tuple(GatherGroup(0, (f"m{n}",), (), 1) for n in range(3))
     visits = (tuple(Visit(n, True) for n in range(3)),)
     assert [t.early for t in gatherings(groups, visits, (0,), AHEAD, ("m1.inner",))] == [False, True, False]

@@ -150,7 +150,7 @@ NO_CURE = {
 
 
 @pytest.mark.parametrize("case", NO_CURE)
-def test_what_no_moves_can_mend_has_no_cure(case: str) -> None:
+def test_no_cure_if_no_move_helps(case: str) -> None:
     assert str(refusal(again("a", "b", "c", "a", "d"), *NO_CURE[case])) == (
         f"{KEY}: 'a' is on stage 0 but needs the output of 'c' on stage 1; {TOGETHER}; use fewer stages"
     )

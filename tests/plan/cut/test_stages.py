@@ -26,13 +26,13 @@ def test_a_name_covers_itself_and_what_is_below_it() -> None:
     assert covers("", "anything")
 
 
-def test_a_chain_is_cut_where_it_is_told() -> None:
+def test_a_chain_is_cut_where_stage_config_says() -> None:
     first, second = stages(chain("a", "b", "c"), {"a": 0, "b": 0, "c": 1}, 2)
     assert first == Stage(0, ("x", "v0", "v1"), (), ("v1",), ("a", "b"), ("a.weight", "b.weight"), 20, 16)
     assert second == Stage(1, ("v2", "output"), ("v1",), (), ("c",), ("c.weight",), 10, 8)
 
 
-def test_modules_that_were_told_nothing_go_with_their_input() -> None:
+def test_unassigned_modules_go_with_their_input() -> None:
     first, second = stages(chain("a", "relu", "b", "c", "drop"), {"a": 0, "b": 1, "c": 1}, 2)
     assert (first.modules, second.modules) == (("a", "relu"), ("b", "c", "drop"))
 
@@ -138,12 +138,12 @@ POS = graph(
 WITH_POS = skeleton({"pos": (4,), "a.weight": (4,), "b.weight": (4,)})
 
 
-def test_glue_follows_a_parameter_that_was_told_where_to_be() -> None:
+def test_glue_follows_a_parameter_that_stage_config_assigns() -> None:
     first, second = stages(POS, {"a": 0, "b": 1, "pos": 1}, 2, WITH_POS)
     assert (first.params, second.params) == (("a.weight",), ("pos", "b.weight"))
 
 
-def test_a_parameter_that_is_used_later_than_told_is_refused() -> None:
+def test_a_parameter_that_is_used_after_its_stage_is_refused() -> None:
     assert wrong(POS, {"a": 1, "b": 1, "pos": 0}, 2, WITH_POS) == [
         f"{KEY}.pos: 'pos' is on stage 0 but is first used on stage 1 (try: {KEY}.pos=1)"
     ]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.predict.requests import CUT, GATHERING, GPT, PARTS
+from benchmarks.predict.requests import GATHERING, GPT, SEQUENCE_PARALLEL, TP_WEIGHTS
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
@@ -49,7 +49,7 @@ def asked(row: dict[str, str], recompute: str) -> Job:
         train={"steps": 1, "batch_size": micros * int(row["micro_batch"]), "precision": "fp16"},
         parallel={
             "grid": {"tp": int(row["tp"])},
-            "operators": CUT | (PARTS if recompute.endswith("+sp") else {}),
+            "operators": TP_WEIGHTS | (SEQUENCE_PARALLEL if recompute.endswith("+sp") else {}),
             "pipeline": pipeline | ({} if pp == 1 else {"stage_config": dict(_stages(layers, pp * chunks))}),
             "recompute": {"modules": list(AGAIN[recompute])} if AGAIN[recompute] else None,
         },

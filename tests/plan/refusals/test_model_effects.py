@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         ),
     ),
     (
-        "Centred",
+        "Centered",
         "replicas",
         {},
         (
@@ -79,7 +79,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         ),
     ),
     (
-        "Centred",
+        "Centered",
         "level1",
         {},
         (
@@ -131,7 +131,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         ),
     ),
     (
-        "Penalised",
+        "Penalized",
         "level1",
         {},
         (
@@ -140,7 +140,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         ),
     ),
     (
-        "Penalised",
+        "Penalized",
         "zbh1",
         {},
         (
@@ -149,7 +149,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         ),
     ),
     (
-        "Penalised",
+        "Penalized",
         "pp2",
         {"backward": True},
         (
@@ -361,7 +361,7 @@ REFUSED += [
         ("Looks", "pp2 level2", {"how": "before"}),
         ("Looks", "pp2 level2", {"how": "rebound"}),
         ("Inside", "level1", {}),
-        ("Centred", "pp2 level2", {}),
+        ("Centered", "pp2 level2", {}),
     )
 ]
 REFUSED += [
@@ -388,8 +388,8 @@ def test_it_is_refused_with_the_reason(name, layout, settings, text):
 
 CURED = [
     ("Decayed", "zbv", {"pipeline": PP | {"scheduler": "1f1b"}}),
-    ("Penalised", "zbh1", {"pipeline": PP | {"scheduler": "1f1b"}}),
-    ("Penalised", "level1", {"pipeline": PP | {"stages": 1}, "hsdp": None}),
+    ("Penalized", "zbh1", {"pipeline": PP | {"scheduler": "1f1b"}}),
+    ("Penalized", "level1", {"pipeline": PP | {"stages": 1}, "hsdp": None}),
     ("Listing", "level3", {"hsdp": None}),
     ("Shared", "zbv level2", {"pipeline": PP | {"scheduler": "zero_bubble_v"}, "hsdp": None}),
 ]
@@ -400,7 +400,7 @@ def test_what_is_told_to_try_is_planned(name, layout, parallel):
     plan_job(net(name, layout, more={"parallel": parallel}))
 
 
-@pytest.mark.parametrize(("name", "layout"), [("Decayed", "replicas"), ("Centred", "level1"), ("Looks", "pp2 level2")])
+@pytest.mark.parametrize(("name", "layout"), [("Decayed", "replicas"), ("Centered", "level1"), ("Looks", "pp2 level2")])
 def test_one_data_parallel_rank_is_what_is_pasted(name: str, layout: str) -> None:
     asked = net(name, layout, **({"how": "before"} if name == "Looks" else {}))
     with pytest.raises(RequestError) as caught:

@@ -115,7 +115,7 @@ def test_dualpipe_v_has_the_bubble_of_zb_v_and_holds_one_chunk_more(p: int, m: i
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (8, 9)])
-def test_gpipe_waits_for_one_transfer_a_neighbour_each_way(p: int, m: int) -> None:
+def test_gpipe_waits_for_one_transfer_a_neighbor_each_way(p: int, m: int) -> None:
     assert run("gpipe", p, 1, m, flat(p, transfer=0.5)).makespan == (m + p - 1) * 3 + 2 * (p - 1) * 0.5
 
 

@@ -67,9 +67,9 @@ def test_the_legend_has_what_occurs() -> None:
     assert "backward, chunks 0 to 2" in {*words(svg(TIMELINES["interleaved"]))}
 
 
-def test_each_kind_and_chunk_has_its_own_colour() -> None:
-    colours = {(a[1], int(a[0]) // 2): at["fill"] for a, at in bars(svg(TIMELINES["interleaved"]))}
-    assert len(colours) == len({*colours.values()}) == 2 * 3
+def test_each_kind_and_chunk_has_its_own_color() -> None:
+    colors = {(a[1], int(a[0]) // 2): at["fill"] for a, at in bars(svg(TIMELINES["interleaved"]))}
+    assert len(colors) == len({*colors.values()}) == 2 * 3
 
 
 def test_a_bar_too_narrow_for_its_number_has_none() -> None:
@@ -142,8 +142,8 @@ def test_messages_lie_below_the_bars_of_who_sends_them_while_they_are_on_their_w
     found = stretches(svg(timeline, AFTER))
     wanted: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for e in timeline.sent:
-        colour = "#2c6fbb" if e.action.kind == "F" else "#2e8b57"
-        wanted.setdefault((ROW * e.rank, colour), []).append((round(scale * e.start), round(scale * e.end)))
+        color = "#2c6fbb" if e.action.kind == "F" else "#2e8b57"
+        wanted.setdefault((ROW * e.rank, color), []).append((round(scale * e.start), round(scale * e.end)))
     assert found == wanted
 
 
@@ -200,7 +200,7 @@ def test_lanes_of_too_many_actions_are_merged() -> None:
     over_tp, weights = lanes(timeline)
     picture = svg(timeline, AFTER, (over_tp, weights))
     scale = 10 * 2400 / (timeline.makespan + 3)
-    found = [spans for (_, colour), spans in stretches(picture).items() if colour == "#cf222e"]
+    found = [spans for (_, color), spans in stretches(picture).items() if color == "#cf222e"]
     assert sum(map(len, found)) == len(timeline.events)
     assert sum(b - a for spans in found for a, b in spans) == pytest.approx(scale * sum(timeline.busy) / 10, rel=0.05)
     assert len([name for name, _ in bars(picture) if name.startswith("weights")]) == 20

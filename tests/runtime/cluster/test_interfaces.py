@@ -47,7 +47,7 @@ def test_every_own_address_is_reached_by_the_interface_that_has_it() -> None:
             assert route(each.address, 29500) == Route(each, each.address)
 
 
-def test_gloo_and_nccl_are_told_the_interface_unless_the_user_has_told_them() -> None:
+def test_the_interface_is_set_for_gloo_and_nccl_unless_the_user_set_it() -> None:
     env: dict[str, str] = {}
     network = NetworkView(at(), env)
     network.use()
@@ -123,7 +123,7 @@ def test_the_line_of_a_connection_that_fails() -> None:
     )
 
 
-def test_two_families_do_not_meet() -> None:
+def test_ipv4_and_ipv6_do_not_connect() -> None:
     near = NetworkView(at(rank=0), {GLOO: "lo"})
     near.peers = (*near.listen(), Listener(2, "b", "lo", "::1", 5))
     assert [one.why for one in near.unreached()] == ["one has an IPv4 address, the other an IPv6 address"]

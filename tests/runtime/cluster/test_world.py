@@ -56,7 +56,7 @@ def test_the_first_host_of_a_node_list(nodes, host):
     assert first_host(nodes) == host
 
 
-def test_tasks_per_node_are_spelt_out():
+def test_tasks_per_node_are_spelled_out():
     assert tasks_per_node("2(x3),1,4(x1)") == (2, 2, 2, 1, 4)
 
 

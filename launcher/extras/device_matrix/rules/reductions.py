@@ -16,7 +16,7 @@ from launcher.extras.device_matrix.rules.letters import (
     lettered,
     without,
 )
-from launcher.extras.device_matrix.rules.views import whole_along
+from launcher.extras.device_matrix.rules.views import uncut_along
 from launcher.plan.values.dtypes import WIDTH
 
 ORD_FIRST = ("linalg_vector_norm", "norm")
@@ -40,7 +40,7 @@ def _out(call: OperatorCall, letters: Letters, gone: tuple[int, ...]) -> Letters
     return tuple(x for d, x in enumerate(letters) if d not in gone)
 
 
-def added(call: OperatorCall) -> Lettering:
+def sum_and_mean(call: OperatorCall) -> Lettering:
     """sum and mean: the mean is the sum of the means of all parts, divided by the number of parts."""
     letters, gone = lettered(len(call.ins[0])), reduced(call)
     sums = tuple(letters[d] for d in gone)
@@ -86,7 +86,7 @@ def extreme(call: OperatorCall) -> Lettering:
 
 def half_of_last(call: OperatorCall) -> Lettering:
     """glu: the gates are the second half of a dim, which is not cut."""
-    return whole_along(call, call.dim(1, "dim", -1))
+    return uncut_along(call, call.dim(1, "dim", -1))
 
 
 def layer_norm(call: OperatorCall) -> Lettering:
@@ -122,14 +122,14 @@ def group_norm(call: OperatorCall) -> Lettering:
 def instance_norm(call: OperatorCall) -> Lettering:
     """Normalizes each sample alone, or with running statistics; a call that updates these has no rule."""
     if call.arg(5, "use_input_stats", True) is not True:
-        return batch_norm_of_given(call)
+        return batch_norm_in_evaluation(call)
     if isinstance(call.arg(3, "running_mean"), Ref):
         return None
     letters = ("n", "c", *[""] * (len(call.ins[0]) - 2))
     return LetteredCall([letters, *[("c",)] * (len(call.ins) - 1)], [letters])
 
 
-def batch_norm_of_given(call: OperatorCall) -> Lettering:
+def batch_norm_in_evaluation(call: OperatorCall) -> Lettering:
     letters = _channels(len(call.ins[0]))
     return LetteredCall([letters, *[("c",)] * (len(call.ins) - 1)], [letters])
 

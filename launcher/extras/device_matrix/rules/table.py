@@ -63,7 +63,7 @@ RULES: dict[str, RuleFunction] = {
     **_same(views.diagonal, "diagonal"),
     **_same(views.meshgrid, "meshgrid"),
     **_same(views.channel_blocks, "pixel_shuffle pixel_unshuffle im2col col2im"),
-    **_same(reductions.added, "sum mean nansum count_nonzero"),
+    **_same(reductions.sum_and_mean, "sum mean nansum count_nonzero"),
     **_same(reductions.uncut, "amax amin argmax argmin any all prod median nanmedian mode var std var_mean"),
     **_same(reductions.uncut, "std_mean linalg_vector_norm kthvalue aminmax norm"),
     **_same(reductions.logsumexp, "logsumexp"),
@@ -113,7 +113,7 @@ def rule_of(node: OpNode, graph: OpGraph) -> OpRule | None:
     return None if lettered_call is None else rule_from(call, lettered_call)
 
 
-def whole_rule(node: OpNode, graph: OpGraph) -> OpRule:
+def uncut_rule(node: OpNode, graph: OpGraph) -> OpRule:
     """Returns a rule for an operator without one: every tensor stays whole."""
     call = OperatorCall(node, graph)
     return rule_from(call, LetteredCall(uncut_letters(call.ins), uncut_letters(call.outs)))

@@ -115,10 +115,10 @@ def repeat_interleave(call: OperatorCall) -> Lettering:
 
 def without_dim(call: OperatorCall) -> Lettering:
     """cumsum and other running operations: all dims but one may be cut."""
-    return whole_along(call, call.dim(1, "dim", 0))
+    return uncut_along(call, call.dim(1, "dim", 0))
 
 
-def whole_along(call: OperatorCall, *dims: int) -> LetteredCall:
+def uncut_along(call: OperatorCall, *dims: int) -> LetteredCall:
     """``dims`` of all tensors stay whole, whether or not their sizes change."""
     letters = without(lettered(len(call.ins[0])), *dims)
     return LetteredCall([letters] * len(call.ins), [letters] * len(call.outs))
@@ -129,16 +129,16 @@ def along_last(call: OperatorCall) -> Lettering:
     place = 2 if call.node.kind == "topk" else 1
     if call.node.op in ("sort.stable", "argsort.stable"):
         place = 2
-    return whole_along(call, call.dim(place, "dim", -1))
+    return uncut_along(call, call.dim(place, "dim", -1))
 
 
 def roll(call: OperatorCall) -> Lettering:
     """Without dims the flattened tensor is rolled, so all dims stay whole."""
-    return whole_along(call, *call.dims(2, "dims"))
+    return uncut_along(call, *call.dims(2, "dims"))
 
 
 def flip(call: OperatorCall) -> Lettering:
-    return whole_along(call, *call.dims(1, "dims"))
+    return uncut_along(call, *call.dims(1, "dims"))
 
 
 def piece(call: OperatorCall) -> Lettering:
@@ -147,7 +147,7 @@ def piece(call: OperatorCall) -> Lettering:
     if call.ins[0] == call.outs[0] and call.integer(4, "step", 1) == 1:
         letters = lettered(len(call.ins[0]))
         return LetteredCall([letters], [letters])
-    return whole_along(call, dim)
+    return uncut_along(call, dim)
 
 
 def select(call: OperatorCall) -> Lettering:
@@ -163,7 +163,7 @@ def _dropped(letters: Letters, dim: int) -> Letters:
 
 def split(call: OperatorCall) -> Lettering:
     """split, chunk and tensor_split: the dim that is split stays whole."""
-    return whole_along(call, call.dim(2, "dim", 0))
+    return uncut_along(call, call.dim(2, "dim", 0))
 
 
 def cat(call: OperatorCall) -> Lettering:
@@ -209,7 +209,7 @@ def pad(call: OperatorCall) -> Lettering:
     padded = [len(source) - 1 - i // 2 for i, n in enumerate(pads) if n]
     if call.node.kind not in ("pad", "constant_pad_nd") or call.arg(2, "mode", "constant") != "constant":
         padded = [len(source) - 1 - i for i in range(len(pads) // 2)]
-    return whole_along(call, *padded)
+    return uncut_along(call, *padded)
 
 
 def diagonal(call: OperatorCall) -> Lettering:

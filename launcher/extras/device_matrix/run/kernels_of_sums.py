@@ -147,8 +147,8 @@ class ClassLossArguments:
         matrix = call.strategy.matrix
         samples = tuple(x for x in call.rule.ins[0] if x != "c")
         return cls(
-            reduction=_whole_number(args[3]),
-            ignored=_whole_number(args[4]),
+            reduction=_integer(args[3]),
+            ignored=_integer(args[4]),
             smoothing=float(args[5]) if isinstance(args[5], int | float) else 0.0,
             weighted=isinstance(args[2], Ref),
             probabilities=call.ins[1] == shape and call.rule.ins[1] == call.rule.ins[0] and len(shape) > 0,
@@ -161,7 +161,7 @@ class ClassLossArguments:
         )
 
 
-def _whole_number(arg: Arg) -> int:
+def _integer(arg: Arg) -> int:
     assert isinstance(arg, int)
     return arg
 
@@ -452,7 +452,7 @@ def dropout(call: LocalCall, run: Run) -> Run:
         return run
     part, allocate_full = _part(call), _full_allocator(call)
 
-    def of_whole_mask(x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def of_full_mask(x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if x.device.type != "cpu":  # accelerators have another kernel, with other draws
             keep = torch.native_dropout(allocate_full(x).fill_(1), p, True)[1][part]
             out = x * keep * (1 / (1 - p))
@@ -461,7 +461,7 @@ def dropout(call: LocalCall, run: Run) -> Run:
         out = x * noise
         return (out, noise != 0) if masked else out
 
-    return of_whole_mask
+    return of_full_mask
 
 
 def feature_dropout(call: LocalCall, run: Run) -> Run:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from launcher.extras.device_matrix.all_to_all_v import Rows, rows_over
 from launcher.extras.device_matrix.redistribution import Redistribution, Step
-from launcher.extras.device_matrix.rules.table import whole_rule
+from launcher.extras.device_matrix.rules.table import uncut_rule
 from launcher.extras.device_matrix.run.kernels import Kernel, prepare
 from launcher.extras.device_matrix.run.local_operators import LocalCall
 from launcher.extras.device_matrix.sharded_graph import RedistributionPair, ShardedGraph, settled, taken
@@ -348,7 +348,7 @@ class StageProgram:
     def _kernel(self, at: int) -> Kernel:
         graph, rule = self.sharded.graph, self.sharded.rules[at]
         node, strategy = graph.nodes[at], self.sharded.strategies[at]
-        rule = rule or whole_rule(node, graph)
+        rule = rule or uncut_rule(node, graph)
         call = LocalCall.from_node(node, graph, rule, strategy, self.groups.rank)
         return prepare(call, InsideCollectives(self.groups), self.device)
 

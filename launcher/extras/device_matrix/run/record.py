@@ -21,7 +21,7 @@ from launcher.parallel.dispatch.user_lines import of_error
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.code_between_modules import LOOKS, RUNNING, failing
 from launcher.parallel.trace.output_specs import spec
-from launcher.parallel.trace.run_on_values import looks
+from launcher.parallel.trace.run_on_values import needs_values
 from launcher.user_errors import user_error
 
 
@@ -92,7 +92,7 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor], *, ours: bool = Fa
         raise
     except Exception as error:  # from the code of a model, or torch's tracing
         at = failing(traced, error)
-        reads = looks(error) or "data-dependent" in str(error)
+        reads = needs_values(error) or "data-dependent" in str(error)
         why = f"{LOOKS} ({of_error(error)})" if reads else user_error(error)
         text = f"torch.export cannot follow {at or type(module).__name__}: {why}"
         raise RequestError((_cannot(text),)) from error

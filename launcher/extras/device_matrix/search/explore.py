@@ -19,7 +19,7 @@ from launcher.extras.device_matrix.search.variables import (
     Variable,
     Variables,
     as_written,
-    neighbours,
+    neighbors,
     variables,
 )
 
@@ -58,7 +58,7 @@ def explore(
     # combine their results, and move single factors to other letters, as long as that helps
     top = min(choices, key=lambda c: order(c, limit))
     for _ in range(ROUNDS):
-        near = [neighbours(v, v.cuts(s), ranks) for v, s in zip(variables.all, top.states, strict=True)]
+        near = [neighbors(v, v.cuts(s), ranks) for v, s in zip(variables.all, top.states, strict=True)]
         mixed = merged(pricer, [one_each(pricer, top), *menus, pricer.equal(near)])
         new = fitting(search(pricer, variables, mixed), limit)
         if order(new, limit) >= order(top, limit):
@@ -142,13 +142,13 @@ def unfolded(
         states = dict.fromkeys([(strategies[at],)])
         rule = pricer.rules[at]
         if variable.letters and rule is not None:
-            for other in neighbours_of(pricer, at):
+            for other in neighbors_of(pricer, at):
                 states[(followed(strategies[other], single.dims[other], rule, single.dims[at]),)] = None
         menus.append(tuple(states))
     return fitting(search(pricer, single, pricer.equal(menus)), limit)
 
 
-def neighbours_of(pricer: Pricer, at: int) -> list[int]:
+def neighbors_of(pricer: Pricer, at: int) -> list[int]:
     """The nodes that make an input of node ``at``, or take an output of it."""
     node = pricer.graph.nodes[at]
     takers = [n for v in node.outs for n, _ in pricer.uses.get(v, ())]

@@ -196,15 +196,15 @@ def as_written(
     return out
 
 
-def neighbours(variable: Variable, cuts: Cuts, ranks: int) -> tuple[State, ...]:
+def neighbors(variable: Variable, cuts: Cuts, ranks: int) -> tuple[State, ...]:
     """Returns the states that differ by one prime factor, which moves between two letters or repetition."""
     if variable.fixed is not None:
         return ()
-    return _neighbours(variable.letters, variable.dims, cuts, ranks)
+    return _neighbors(variable.letters, variable.dims, cuts, ranks)
 
 
 @lru_cache(maxsize=1 << 14)
-def _neighbours(
+def _neighbors(
     letters_of: tuple[tuple[str, int], ...], dims: MemberDims, cuts: Cuts, ranks: int
 ) -> tuple[State, ...]:
     size = dict(letters_of)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.op_rule import OpStrategy
-from launcher.extras.device_matrix.rules.table import RULES, rule_of, whole_rule
+from launcher.extras.device_matrix.rules.table import RULES, rule_of, uncut_rule
 from launcher.runtime.cluster.world import World
 from tests.extras.device_matrix.run.cases.case import Calls
 from tests.extras.device_matrix.run.cases.every import CASES, WITHOUT_RULE
@@ -66,7 +66,7 @@ def test_what_has_no_rule_is_computed_on_whole_tensors() -> None:
         for node in graph.nodes:
             if rule_of(node, graph) is None:
                 without.append(node.op)
-                law = Law(graph, node, whole_rule(node, graph), run(name).inputs(node), run(name).trains(node))
+                law = Law(graph, node, uncut_rule(node, graph), run(name).inputs(node), run(name).trains(node))
                 law.check(OpStrategy((2,)))
     assert without == ["bernoulli", "alpha_dropout", "multinomial", "scaled_dot_product_attention"]
 

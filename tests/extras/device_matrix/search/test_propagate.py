@@ -104,7 +104,7 @@ def test_the_same_text_each_time() -> None:
     assert str(once.reasons[0]) == "inferred: layers.*: columns, saves a reduce-scatter of 3.5 MB"
 
 
-def test_neighbours_follow_axes_in_an_order_of_their_own() -> None:
+def test_neighbors_follow_axes_in_an_order_of_their_own() -> None:
     """As somebody wrote them who has slices 0, 4, 1, 5, ... of the batch on ranks 0, 1, 2, 3, ..."""
     graph = mlp(1 << 16)
     strided = OpStrategy((4, 2), (("d0", (1, 0)),))

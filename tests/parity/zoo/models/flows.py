@@ -262,7 +262,7 @@ class GradientScaled(Net):
 
 
 @odd(*ABCD)
-class BatchCentred(Net):
+class BatchCentered(Net):
     """The mean over the micro batch is taken off, between the blocks."""
 
     def forward(self, x: Tensor) -> Tensor:

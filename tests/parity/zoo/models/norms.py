@@ -154,7 +154,7 @@ class NormInGlue(Net):
 
 
 @odd(*ABCD)
-class Qkv(Net):
+class RmsNormByHand(Net):
     """RMS norm by hand, with a root parameter used on two stages."""
 
     def extra(self) -> None:

@@ -191,7 +191,7 @@ class FunctionOfWeight(Net):
         return self.d(self.c(self.b(h)))
 
 
-class _Asks(nn.Module):
+class _UsesOtherWeight(nn.Module):
     def __init__(self, other: nn.Module) -> None:
         super().__init__()
         self.net, self.other = block(), other
@@ -205,4 +205,4 @@ class WeightOfAnother(Net):
     """A late module contains an early one, and uses its weight."""
 
     def extra(self) -> None:
-        self.c = _Asks(self.a)
+        self.c = _UsesOtherWeight(self.a)

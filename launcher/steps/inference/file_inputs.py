@@ -63,7 +63,7 @@ def _floating(t: TensorSpec) -> bool:
 
 
 @dataclass(frozen=True)
-class GivenInputs:
+class FileInputs:
     """Samples by index, read when they are requested."""
 
     path: Path
@@ -85,9 +85,9 @@ class GivenInputs:
         raise NotImplementedError("only inputs; predictions are not compared")
 
 
-def open_inputs(path: Path, count: int) -> GivenInputs:
+def open_inputs(path: Path, count: int) -> FileInputs:
     """The inputs in a file without ``misfits``, for a model with ``count`` inputs."""
     file_specs = specs(path)
     order = in_order(file_specs, count)
     assert order is not None
-    return GivenInputs(path, order, file_specs[order[0]].shape[0])
+    return FileInputs(path, order, file_specs[order[0]].shape[0])
