@@ -1,4 +1,4 @@
-"""Modules that ask about the processes of the run, or draw from random streams other than torch's."""
+"""Modules that read the process group or the environment, or draw from random streams other than torch's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed import get_world_size
 
 
 class Asks(nn.Module):
-    """Scales its output by what it asks for, as ``how`` says; like common code, it also runs in a single process."""
+    """Scales its output by what ``how`` names; like common code, it also runs in a single process."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Looking(Asks):
 
 
 class Late(Asks):
-    """Asks only from its fifth call on."""
+    """Reads it only from its fifth call on."""
 
     calls = 0
 
@@ -73,7 +73,7 @@ class LateNet(Net):
 
 
 class Built(Net):
-    """The constructor asks, and the forward uses the answer."""
+    """The constructor reads it, and the forward uses the value."""
 
     def __init__(self, how: str) -> None:
         super().__init__("available")
