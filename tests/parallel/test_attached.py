@@ -1,4 +1,4 @@
-"""What hangs on a weight, a module or a call is kept, or the plan says why it cannot be."""
+"""What is attached to a weight, a module or a call is kept, or the plan says why it cannot be kept."""
 
 from __future__ import annotations
 

@@ -55,6 +55,6 @@ def test_a_change_changes_it(
     for seed in range(5):
         torch.manual_seed(seed)
         one = torch.randn(6, columns)
-        balanced = torch.cat([one, -one])  # the signs add up to nothing
+        balanced = torch.cat([one, -one])  # the values sum to zero
         for t in (one, balanced):
             assert way([t]).item() != way([change(t)]).item()

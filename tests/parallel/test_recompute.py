@@ -1,4 +1,4 @@
-"""What runs again has the same numbers: gradients with and without it are equal to the last bit."""
+"""Recomputation does not change the numbers: gradients with and without it are equal to the last bit."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def tied(parallel: dict[str, Any], precision: str = "fp64", p: float = 0.25) -> 
 
 
 def seeded(world: World, cases: Mapping[Any, tuple[Job, Plan]]) -> dict[Any, tuple[float, list[Piece]]]:
-    """Loss and gradients of each, with the same random numbers."""
+    """Loss and gradients of each case, with the same random numbers."""
     out = {}
     for key, (j, plan) in cases.items():
         torch.manual_seed(3 + world.rank)
@@ -79,7 +79,7 @@ def seeded(world: World, cases: Mapping[Any, tuple[Job, Plan]]) -> dict[Any, tup
 
 
 def both(ranks: int, plain: Job, ways: Mapping[str, Job], within: float = 0.0) -> None:
-    """Loss and gradients of ``ways`` are those of ``plain``, bit by bit, or gradients ``within`` so much."""
+    """Assert that loss and gradients of ``ways`` equal those of ``plain``, with an error of gradients ``within`` a limit."""
     cases = {"": plain, **ways}
     for found in on_ranks(ranks, seeded, {k: (j, plan_job(j)) for k, j in cases.items()}):
         loss, pieces = found[""]
@@ -202,7 +202,7 @@ def test_gathers_of_single_weights_have_the_same_numbers(way):
 
 @pytest.mark.parametrize(("operators", "way"), some(product(["megatron", "sequence"], TP_WAYS)))
 def test_what_operators_send_again_is_planned(operators, way):
-    """Besides what they send anyway."""
+    """Recomputation sends these besides the collectives of a plain step."""
 
     def asked(recompute: Any) -> Job:
         pipeline = {"micro_batch_num": 2}
@@ -247,5 +247,5 @@ def test_a_forward_that_raises_leaves_no_mode_behind_while_its_error_is_looked_a
     install(model, [Recomputed("0", keep=("matmul",))], Axis(1))
     with pytest.raises(ValueError, match="no way with") as raised:
         model(torch.ones(2, requires_grad=True))
-    assert raised.tb is not None  # with the frames of torch's checkpoint
+    assert raised.tb is not None  # including the frames of torch's checkpoint
     assert torch._C._len_torch_dispatch_stack() == 0
