@@ -79,7 +79,7 @@ def seeded(world: World, cases: Mapping[Any, tuple[Job, Plan]]) -> dict[Any, tup
 
 
 def both(ranks: int, plain: Job, ways: Mapping[str, Job], within: float = 0.0) -> None:
-    """Assert that loss and gradients of ``ways`` equal those of ``plain``, with an error of gradients ``within`` a limit."""
+    """Assert that loss and gradients of ``ways`` equal those of ``plain``; gradients may differ by ``within``."""
     cases = {"": plain, **ways}
     for found in on_ranks(ranks, seeded, {k: (j, plan_job(j)) for k, j in cases.items()}):
         loss, pieces = found[""]
