@@ -1,4 +1,4 @@
-"""A signal that asks to stop sets a flag; who insists is not kept waiting."""
+"""A signal that requests a stop sets a flag; a second one interrupts what waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes back from ranks that do their work."""
+"""What the start of ranks returns from their work."""
 
 from __future__ import annotations
 
