@@ -1,6 +1,6 @@
-"""What works on an accelerator, tried on every machine that has a C++ compiler: ``tests/fake_accelerator/on_devices``.
+"""Tests for accelerators on every machine that has a C++ compiler: ``tests/fake_accelerator/on_devices``.
 
-Each file of that folder is run by a pytest of its own, in which torch has four fake devices.
+Each file of that folder runs in its own pytest, in which torch has four fake devices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
 def environment(devices: int) -> dict[str, str]:
-    """That of a process in which torch sees so many. A pytest in it tries all that ``make test`` would."""
+    """The environment of a process with ``devices`` devices, in which pytest runs all tests of ``make test``."""
     tier = os.environ.get("TESTS", "quick")
     inner = {"TESTS": "quick" if tier in ("long", "turn") else tier}
     return os.environ | inner | {"PYTHONPATH": str(build.site()), "FAKE_DEVICES": str(devices)}
@@ -46,7 +46,7 @@ def test_on_four_devices(file: Path) -> None:
 
 
 def test_two_builders_at_once_make_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second waits for the first, and uses what that has built."""
+    """The second builder waits for the first and uses what it has built."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built: list[Path] = []
 

@@ -107,7 +107,7 @@ def cell(schedule: str, data: str, tp: bool, tied: bool, recompute: str, precisi
 
 @cache
 def found() -> Mapping[tuple[Any, ...], Run]:
-    """Planned in one child, and run by as many ranks as are asked for, which are started once."""
+    """The runs are planned in one child process; the ranks are started once per world size."""
     jobs = {row: cell(*row) for row in ROWS}
     plans, wants = apart(expected, jobs)
     steps: dict[tuple[Any, ...], list[Step]] = {}
@@ -144,7 +144,7 @@ def pairs(row: tuple[Any, ...]) -> set[Pair]:
 
 
 def planned_pairs(missing: list[Pair]) -> list[Pair]:
-    """Those that the planner does not refuse where all else is the plainest."""
+    """The pairs that the planner accepts when all other settings are the plainest."""
     out = []
     for i, first, j, second in missing:
         row = list(PLAINEST)
