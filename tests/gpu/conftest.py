@@ -1,4 +1,4 @@
-"""Ranks of these tests are forked from a clean server: pytest itself plans, and then its children cannot use a device."""
+"""Ranks of these tests are forked from a clean server: pytest itself plans, after which no child can use a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step's loss, gradients and buffers under a layout, and the same from one process: what parity tests compare."""
+"""One step's loss, gradients and buffers under a layout and in one process, which parity tests compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of the zoo, and every layout in it; ``make test-zoo`` tries all of it."""
+"""A sample of the zoo that includes every layout; ``make test-zoo`` tries all of it."""
 
 from __future__ import annotations
 
