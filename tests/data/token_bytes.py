@@ -9,7 +9,7 @@ from pathlib import Path
 import xxhash
 
 CODES = {"B": 1, "b": 2, "h": 3, "i": 4, "q": 5, "d": 6, "f": 7, "H": 8}
-"""Of Megatron's index, by the letter that ``struct`` has for the dtype."""
+"""The dtype codes of Megatron's index, by the letter that ``struct`` has for the dtype."""
 
 
 def little(letter: str, tokens: Sequence[float]) -> bytes:

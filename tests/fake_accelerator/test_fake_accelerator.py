@@ -18,9 +18,9 @@ from tests.fake_accelerator import build
 from tests.pages import ROOT
 
 FILES = sorted(Path(__file__).with_name("on_devices").glob("test_*.py"), key=lambda f: (f.stem != "test_device", f))
-"""The quickest first: ``make test`` tries one."""
+"""The fastest file comes first: ``make test`` tries only one."""
 NEEDED = {"test_hugging_face": "transformers"}
-"""What a file needs besides the dev extra."""
+"""The extra that a file needs besides the dev extra."""
 MISSING = build.missing()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 

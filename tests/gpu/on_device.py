@@ -35,7 +35,7 @@ def missing_gpu() -> str:
 MISSING = missing_gpu()
 ONLY_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(bool(MISSING), reason=MISSING)])
 DEVICES = ["cpu", ONLY_GPU]
-"""What a test is tried on: the CPU everywhere, so that the test itself is tried, and a GPU where there is one."""
+"""The devices of a test: the CPU everywhere, so that the test itself is tested, and a GPU where one exists."""
 
 
 def ranks(device: str, size: int, work: Callable[..., T], *args: Any, **options: Any) -> list[T]:

@@ -143,7 +143,7 @@ def saved_and_loaded(world: World, j: Job, plan: Plan, folder: Path, beside: boo
 
 
 def two_saves_of_one_moment(world: World, j: Job, plan: Plan, folder: Path) -> list[str]:
-    """The tensors of which the thread wrote other values than those at the save; training continues meanwhile."""
+    """The tensors whose saved values differ from those at the time of the save, after which training continued."""
     s = _session(world, j, plan, folder)
     _train(s, 2)
     want = _weights(s)

@@ -24,7 +24,7 @@ INTERFACE = "eth0"
 TUN = "/dev/net/tun"
 PREFIX = "launchernodes"
 START_S = 240.0
-"""Until a run has started, or has ended: ranks share the cores of one machine with others."""
+"""The time for a run to start or to end: its ranks share the cores of one machine."""
 _pairs = count()
 
 

@@ -14,7 +14,7 @@ from tests.run.launching import TINY, checkpoints, losses, reached, status, step
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TIMEOUT_S = 15
 MARGIN_S = 25
-"""Beside the timeout: the network is asked once more, and two busy cores write what is left."""
+"""Seconds after the timeout, in which the network is checked once more and two busy cores write the rest."""
 ALLOW = "security.allow=[tests.nodes.hooks]"
 PAIR = (
     *TINY, "parallel.hsdp=null", "schedule=constant", "checkpoint.every=2", f"launch.timeout_s={TIMEOUT_S}", ALLOW,

@@ -16,7 +16,7 @@ from tests.run.launching import ROOT, TINY, status
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 PAIR = (*TINY, "parallel.hsdp=null", "train.steps=2", "security.allow=[tests.nodes.hooks]")
 SOON_S = 1.0
-"""Until a rank that waits for its peers heeds a signal."""
+"""Seconds until a rank that waits for its peers ends after a signal."""
 
 
 def stopped(rank: Started) -> int:

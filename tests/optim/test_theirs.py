@@ -50,16 +50,16 @@ ANYWHERE: dict[str, dict[str, Any]] = {
     "tests.optim.theirs.IntStep": {}, "tests.optim.theirs.CounterInGroup": {}, "tests.optim.theirs.Swapped": {},
     "tests.optim.theirs.Rare": {}, "tests.optim.theirs.TensorRate": {}, "tests.optim.theirs.Lookahead": {},
 }  # fmt: skip
-"""They treat each number by itself."""
+"""Optimizers that treat each number by itself."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "foreach": {"foreach": True}, "fused": {"fused": True}, "maximize": {"maximize": True, "foreach": True},
 }  # fmt: skip
 WHOLE = ("torch.optim.Adafactor", "torch.optim.Muon", *(f"tests.optim.theirs.{n}" for n in (
     "LARS", "LAMB", "Factored", "Shampoo",
 )))  # fmt: skip
-"""They look at a whole tensor."""
+"""Optimizers that need full tensors."""
 TOGETHER = ("tests.optim.theirs.GlobalNorm", "tests.optim.theirs.Prodigy")
-"""They look at all tensors."""
+"""Optimizers that read all tensors together."""
 EVERYWHERE = (
     "torch.optim.AdamW", "foreach", *(f"tests.optim.theirs.{n}" for n in (
         "IntStep", "CounterInGroup", "Swapped", "Lookahead",
@@ -75,7 +75,7 @@ FINE: dict[str, tuple[str, ...]] = (
     | dict.fromkeys(TOGETHER, ("one", "replicas"))
     | {ROWS: ("one", "stages", "shards", "replicas"), NOISE: ("one",)}
 )
-"""What treats each number by itself does so in any layout: a few are tried in every one, the others in some."""
+"""Optimizers that treat each number by itself work in any layout: a few are tried in each, the others in some."""
 CELLS = [(name, layout) for name, layouts in some_of(FINE).items() for layout in layouts]
 
 
@@ -101,7 +101,7 @@ def advance(s: Session, j: Job, until: int) -> list[Piece]:
 
 
 def trained(world: World, cells: dict[Any, tuple[Job, Plan]], folder: Path) -> dict[Any, list[list[Piece]]]:
-    """For each cell the weights of a run without a stop, of a stopped one, and of one resumed from one rank."""
+    """For each cell the weights of an uninterrupted run, and of runs resumed in the same layout and from one rank."""
     out = {}
     for (name, layout), (j, plan) in cells.items():
         home = folder / name / layout

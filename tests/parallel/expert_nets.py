@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SKIPPED: set[str] = set()
-"""What ``Drops`` leaves out: no tensor says so, and nothing that runs on the meta device can know."""
+"""The blocks that ``Drops`` leaves out. No tensor contains this, so nothing on the meta device can know it."""
 
 
 class Expert(nn.Module):

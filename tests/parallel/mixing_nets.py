@@ -51,7 +51,7 @@ BACKWARDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 TICKS = itertools.chain([1.0, 1.0], itertools.count())
-"""A clock that is the same when it is read for the second time, by chance."""
+"""A clock whose second reading happens to equal the first."""
 
 
 class Net(nn.Module):

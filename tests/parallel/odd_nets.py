@@ -330,7 +330,7 @@ class ReadsGrad(Seeds):
 
 
 class InPlaceBesideClone(nn.Module):
-    """The next stage overwrites its input and adds a clone of another tensor."""
+    """The next stage changes its input in place, beside a clone of another value."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -88,7 +88,7 @@ REFUSED = {
     ),
 }
 JVP = "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
-"""torch's forward mode scripts functions of its own when it is first used."""
+"""torch's forward mode scripts its own functions at the first use."""
 LAYOUTS = {"one": ONE, "cut": CUT, "again": AGAIN, "sharded": {**ONE, **SHARDED}}
 ONE_RANK = ["KeptGradient", "Queued", "HoldsTied", "Weak", "FunctionMode", "Dual", *OTHERS, *GAINS]
 

@@ -53,7 +53,7 @@ def of_mindspores_json(plan: Plan, folder: Path) -> Any:
 
 
 def of_matrices(plan: Plan, folder: Path) -> Any:
-    """Each over a device matrix of its own, out of a file of ours."""
+    """The JSON of a strategy file in which each tensor has its own device matrix."""
     strategy = strategy_of_plan(plan)
     moved = {}
     for i, (name, entry) in enumerate(strategy.entries.items()):

@@ -15,7 +15,7 @@ KINDS = (
     torch.uint8, torch.bool,
 )  # fmt: skip
 WAYS: dict[str, Callable[[list[Tensor]], Tensor]] = {"hash": digests, "sum": weighted_sums}
-"""On a CPU and on devices."""
+"""``hash`` is used on a CPU, and ``sum`` on devices."""
 
 
 def one_bit(t: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A forward that computes something else while traced, or when run again, is refused; others are exact."""
+"""A forward that computes something else while traced, or when run again, is refused; other forwards are exact."""
 
 from __future__ import annotations
 

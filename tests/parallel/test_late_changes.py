@@ -29,7 +29,7 @@ from tests.parity import batch, own, place
 from tests.ranks import DRAWN, on_ranks
 
 LATE = 4
-"""After the three forwards that a plan tries, within the second step."""
+"""A call after the three forwards that a plan tries, within the second step."""
 
 
 def sharded(level: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ WHOLE: dict[str, tuple[int, dict[str, Any]]] = {
        for s in ("seqvpp", "seqsmartvpp")},
     "seqpipe, level3": (4, {"pipeline": PIECES | {"scheduler": "seqpipe"}, **hsdp("level3")}),
 }  # fmt: skip
-"""Whose backwards are not split: (ranks, settings)."""
+"""Layouts whose backwards are not split: (ranks, settings)."""
 SPLIT: dict[str, tuple[int, dict[str, Any]]] = {
     s: (2, {"pipeline": PIPE | {"scheduler": s}}) for s in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
 }  # fmt: skip
@@ -106,7 +106,7 @@ def test_of_split_backwards_too(precision, layout):
 
 
 ROUNDING = {"fp64": 1e-12, "fp32": 1e-6}
-"""Products that wait for the second half of a backward lie elsewhere in memory, and some CPUs add up by where."""
+"""Products deferred to the second half of a backward have other addresses, on which the order of sums may depend."""
 
 LM = {"modules": "layers.*"}
 SLICED: dict[str, tuple[int, dict[str, Any]]] = {
@@ -153,7 +153,7 @@ def test_they_are_those_of_one_process(layout):
 @pytest.mark.parametrize("auto", [True, False], ids=["auto", "as told"])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_running_statistics_move_once(stages, auto):
-    """Their buffers are among what a rank holds."""
+    """The buffers with the statistics are among the tensors that are compared."""
 
     def asked(recompute: Any) -> Job:
         net = {"_target_": "tests.parallel.recompute_nets.Normalized"}
@@ -184,7 +184,7 @@ COUNTED: dict[str, dict[str, Any]] = {
     "zero_bubble_h1": {"pipeline": PIPE | {"scheduler": "zero_bubble_h1"}},
     "seqpipe, level3": {"pipeline": PIECES | {"scheduler": "seqpipe"}, **hsdp("level3")},
 }
-"""Of no operators over tp: what these send is on their lines of the plan."""
+"""Layouts without operators over tp, whose collectives are on their own lines of the plan."""
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def told(job: Job) -> str:
 
 
 HASHED = some(NETS.values(), 10)
-"""Planned and cut in two more processes."""
+"""Nets that are planned and split in two more processes."""
 
 
 def test_ranks_with_other_hashes_of_strings_gather_in_the_same_order():

@@ -30,7 +30,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
 }
 THRICE = {"embed": 0, "a": 0, "b": 1, "again": 2, "c": 3, "head": 3}
-"""Interleaved over two ranks, the first has two copies and the second one."""
+"""Interleaved over two ranks: the first has two copies, and the second has one."""
 JOBS = {name: job(parallel=p, train__precision="fp32", optim__lr=1e-2) for name, p in LAYOUTS.items()} | {
     f"three copies on two ranks{', sharded' if more else ''}": own(
         "nets.Thrice", ["int64", 5], stages=THRICE, train__precision="fp32", optim__lr=1e-2, train__batch_size=8,

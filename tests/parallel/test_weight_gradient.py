@@ -83,7 +83,7 @@ def assert_same(ops: Sequence[str], leaf: bool = True) -> int:
 
 
 INSIDE = {"gradient_inside", "weight_gradient_inside"}
-"""A checkpoint that goes backward by itself refuses ``autograd.grad``, in plain torch too."""
+"""A reentrant checkpoint refuses ``autograd.grad``, also in plain torch."""
 
 
 @settings(max_examples=150, deadline=None)
@@ -99,7 +99,7 @@ PUT_OFF = {
     "mixed": 1, "expanded": 1, "changed_in_place": 1, "detached": 1, "gradient_inside": 1, "weight_gradient_inside": 1,
     "matrix_permuted": 1, "matrix_of_itself": 1, "saved_by_hooks": 1,
 }  # fmt: skip
-"""How many products each operation puts off; all others none."""
+"""The number of products that each operation defers; all others defer none."""
 
 
 @pytest.mark.parametrize("name", sorted(OPS))

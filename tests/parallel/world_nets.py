@@ -48,7 +48,7 @@ class Looking(Asks):
 
 
 class Late(Asks):
-    """Reads it only from its fifth call on."""
+    """Reads the value only from its fifth call on."""
 
     calls = 0
 
@@ -73,7 +73,7 @@ class LateNet(Net):
 
 
 class Built(Net):
-    """The constructor reads it, and the forward uses the value."""
+    """The constructor reads the value, and the forward uses it."""
 
     def __init__(self, how: str) -> None:
         super().__init__("available")

@@ -28,7 +28,7 @@ FAMILIES = {
 TOKENS = ("data=random_tokens", "data.vocab_size=64", "data.seq_len=16")
 READS = {"ViT": ("data=mnist5k", "model.task=image_classification")}
 IN_FP32 = {("Gemma-3", "tp2")}
-"""Norms of its heads work in fp32 always, and tp adds up their gradients over ranks."""
+"""The norms of its heads always compute in fp32, and tp sums their gradients over ranks."""
 
 
 def seen(family: str, column: str, home: Path) -> str:

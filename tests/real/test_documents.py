@@ -30,9 +30,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen2": SOME,
     "qwen3": SOME,
 }
-"""So that windows that slide are shorter than documents."""
+"""Settings that make sliding windows shorter than documents."""
 WAYS = [(f, a) for f in APART for a in ("sdpa", "eager") if (f, a) != ("gemma2", "sdpa")]
-"""Gemma 2 caps its scores, which sdpa does not."""
+"""Gemma 2 caps its scores, which sdpa cannot do."""
 
 
 @pytest.mark.parametrize(("family", "attention"), WAYS)

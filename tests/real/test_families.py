@@ -178,7 +178,7 @@ OLD_KEYS: dict[str, dict[str, object]] = {
     "gemma3_text": {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
     "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000},
 }
-"""Of the positions, as folders of earlier versions of transformers have them."""
+"""The keys of positions in folders of earlier versions of transformers."""
 
 
 NEW_KEYS = [

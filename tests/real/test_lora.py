@@ -116,7 +116,7 @@ def test_a_base_in_half_precision_is_kept_so_and_learns_the_same(
     for name, base in (("half", half), ("widened", widened)):
         assert main(typed(base, tmp_path / name, *words)) == 0
     ours, wide = held(tmp_path / "half"), held(tmp_path / "widened")
-    kept = torch.bfloat16 if low == "bf16" else torch.float32  # fp16 cannot represent a bfloat16
+    kept = torch.bfloat16 if low == "bf16" else torch.float32  # fp16 cannot represent all bfloat16 values
 
     assert {t.dtype for n, t in ours.items() if "lora" not in n} == {kept}
     assert {t.dtype for n, t in ours.items() if "lora" in n} == {torch.float32}

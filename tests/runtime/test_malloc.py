@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 MANY = 20
 PAGES = MANY * (4 << 20) // resource.getpagesize()
-"""Of all results, if each were new."""
+"""The pages of all results, if each were new."""
 
 
 def new_pages(world: World) -> float:

@@ -47,9 +47,9 @@ SchedulerParameters=sched_interval=2,batch_sched_delay=0
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
-"""A requeued job would wait two minutes, but for cred_expire."""
+"""Without cred_expire, a requeued job would wait two minutes."""
 NODE = "NodeName={n.name} NodeHostname={n.host} NodeAddr={n.address} Port={port} CPUs=4 RealMemory=1000 State=UNKNOWN"
-"""A node has more CPUs than the machine."""
+"""A node claims more CPUs than the machine has."""
 
 
 @dataclass(frozen=True)

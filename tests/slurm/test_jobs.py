@@ -58,7 +58,7 @@ def test_told_to_save_and_requeued_by_hand(cluster: None, tmp_path: Path) -> Non
 
 
 def test_its_time_is_up(cluster: None, tmp_path: Path) -> None:
-    """The job requests two minutes; Slurm leaves it one or two, less the 20 s before the signal."""
+    """The job requests two minutes. Slurm ends it after one or two, and sends the signal 20 s earlier."""
     job, n = tmp_path / "job", 40
     slow = "callbacks=[{_target_: tests.slurm.slow_steps.SlowSteps, seconds: 3}]"
     more = ["launch.slurm.time=2", "launch.slurm.signal_s=20", slow, "security.allow=[tests.slurm.slow_steps]"]

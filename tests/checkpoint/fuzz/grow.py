@@ -3,8 +3,8 @@
     python -m tests.checkpoint.fuzz.grow [--seconds 600] [--seed 0] [READER ...]
 
 The readers take turns. Each starts from its real files and from its corpus. The new corpus is a small set of inputs,
-shorter ones first, that together reach every pair of lines that any input reached. An input that raises an unexpected
-error, takes more than two seconds or more than 1 GiB, is printed, and the exit code is then 1.
+shorter ones first, that together reach every pair of lines that any input reached. An input that raises an
+unexpected error or takes more than two seconds or 1 GiB is printed, and then the exit code is 1.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from launcher.untrusted.bounded import TooLong, bounded
 SAID = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), 1)
 LOOP = "{% for a in range(90000) %}"
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-"""Python drops an alarm that comes while it deletes an object, and says so; the next alarm ends the template."""
+"""Python drops an alarm that arrives while it deletes an object, and warns; the next alarm ends the template."""
 
 ENDLESS = {
     "loops": LOOP * 3 + "{% endfor %}" * 3,

@@ -50,10 +50,10 @@ RECOMPUTE: dict[str, Any] = {
 VALUES: tuple[tuple[Any, ...], ...] = (
     (*SCHEDULES,), (*DATA,), (False, True), (False, True), (*RECOMPUTE,), ("fp32", "fp64"),
 )  # fmt: skip
-"""Of each column of ``ROWS``: schedule, data, tp, tied, recompute, precision."""
+"""The values of each column of ``ROWS``: schedule, data, tp, tied, recompute, precision."""
 PLAINEST = ("single", "plain", False, False, "", "fp64")
 Pair = tuple[int, Any, int, Any]
-"""Two columns, with a value of each."""
+"""Two columns, with a value for each."""
 
 ROWS = (
     ("single", "plain", False, True, "full", "fp32"),

@@ -1,4 +1,4 @@
-"""A constructor that is recorded makes what a plain ``Model()`` makes, goes where that goes, or is refused by name."""
+"""A recorded constructor makes what a plain ``Model()`` makes, also after a move, or says why it cannot be recorded."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tests.tiers import some, some_of
 BATCH, TOKENS, MICROS = 16, 3, 2
 ROUTES = {"uneven": [(0,), (0, 1), (1,), (2,)], "all": [(0, 1, 2, 3)] * 4}
 """Which experts each quarter of the batch may go to. Uneven: the last expert is idle on every rank in every micro
-batch, and each other one on some rank, or on all for one micro batch."""
+batch, and each other expert is idle on some rank, or on all ranks for one micro batch."""
 
 
 def batch(route: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,7 +57,7 @@ def experts(net: str, stages: int = 1, level: str = "level1", **layout: Any) -> 
 
 
 Step = tuple[list[Piece], list[Piece], list[Piece], dict[str, float]]
-"""Weights before a step, gradients after it, weights after a second one, as one rank holds them; its own norms."""
+"""A rank's weights before a step, its gradients after it, its weights after a second step, and its own norms."""
 Skipped = Callable[[int], set[str]]
 
 

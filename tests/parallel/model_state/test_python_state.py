@@ -151,5 +151,5 @@ def test_reads_are_told_and_nothing_stays_patched():
     with reading(model, ["b.calls"], seen.append):
         model.b.looks, model.b.calls  # noqa: B018
         model(torch.zeros(1, 6))
-    assert seen == ["b.calls"] * 3  # here, as the module counts, and in the glue
+    assert seen == ["b.calls"] * 3  # read here, by the module's count, and in the glue
     assert "__getattribute__" not in vars(nets.Counting)

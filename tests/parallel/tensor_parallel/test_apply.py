@@ -82,7 +82,7 @@ def test_what_is_predicted_has_all_classes_on_every_rank_of_every_stage():
 
 
 def boxes(world: World, j: Job, plan: Plan) -> dict[str, tuple[Box | None, tuple[int, ...], int]]:
-    """For each parameter, this rank's box, the shape of its local shard, and the number of mesh axes."""
+    """For each parameter, this rank's box, the shape of its local shard, and its number of mesh axes."""
     par, _ = build(world, j, plan)  # ``check`` has compared every piece with its box
     out = {}
     for p, t in par.named():

@@ -126,10 +126,10 @@ JOBS: dict[str, tuple[int, Job]] = {
     "biases, weights used three times, one frozen": (
         3, net("Branches", BRANCHES, [6, 4], where="tensor_parallel.overlap_nets")),
 }  # fmt: skip
-"""And how many of their modules send beside their weight gradient."""
+"""Jobs, each with the number of modules that send beside their weight gradient."""
 CELLS = some_of(JOBS, 8)
 Seen = tuple[float, list[Piece], dict[str, tuple[int, int]]]
-"""The loss, what a rank holds, and what it has sent."""
+"""The loss, the tensors of a rank, and what it has sent."""
 
 
 def rank_cells(world: World, cells: Mapping[str, tuple[Job, Plan, Plan]]) -> dict[str, list[Seen]]:
@@ -182,7 +182,7 @@ class Order(Dispatch):
 
 
 def rank_order(world: World, j: Job, plan: Plan) -> list[str]:
-    """What a step does in its backward."""
+    """The events of one step, forward and backward."""
     par, pipe = build(world, j, plan)
     real = Sending.wait
 

@@ -1,4 +1,4 @@
-"""The plan names what a forward remembers in Python or non-persistent buffers; state from data is refused."""
+"""The plan names what a forward remembers in Python or non-persistent buffers; if it depends on data, it is refused."""
 
 from __future__ import annotations
 

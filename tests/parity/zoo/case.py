@@ -15,7 +15,7 @@ CASES: dict[str, Case] = {}
 
 @dataclass(frozen=True)
 class Case:
-    """A class of the zoo. ``units``: modules in the order of their calls, to be split evenly; without, ``auto`` splits.
+    """A class of the zoo. ``units``: modules in call order, to be split evenly; if there are none, ``auto`` splits.
 
     ``rounds``: the tolerance if its operators are sharded, because some of it computes in float32.
     """

@@ -31,7 +31,7 @@ from tests.parity.zoo.layouts import CLIP, SAMPLES, STEPS, Layout
 from tests.ranks import DRAWN, here
 
 LIMIT_S, COLLECTIVE_S = 240, 120
-"""What a rank may take, and a collective: on a busy machine a model that compiles takes minutes."""
+"""Limits for a rank and for a collective: on a busy machine, a model that compiles takes minutes."""
 TOLERANCE = 1e-12
 OPTIM = {
     "sgd": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},

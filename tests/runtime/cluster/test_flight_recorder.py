@@ -103,7 +103,7 @@ def test_a_failure_that_is_no_hang_leaves_none(tmp_path):
 
 
 def ends_itself(world: World) -> None:
-    """NCCL's watchdog also writes its record before it aborts; rank 1 keeps the collective waiting."""
+    """Write a record and abort, as NCCL's watchdog does; rank 1 only sleeps."""
     if world.rank == 1:
         time.sleep(600)
     Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{world.rank}").write_bytes(b"dump")

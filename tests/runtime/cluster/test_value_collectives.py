@@ -25,7 +25,7 @@ OBJECTS = {
     "recv_object_list",
 }  # fmt: skip
 OWN_CHILDREN = {"runtime/processes/worker.py", "workers.py"}
-"""Pipes without a name, between a process of ours and its own children."""
+"""Unnamed pipes between one of our processes and its own children."""
 
 
 def sent(world: World) -> tuple[Any, ...]:

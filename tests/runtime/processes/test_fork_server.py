@@ -24,7 +24,7 @@ SPOILERS = {
     "threads": "threading.Thread(target=threading.Event().wait, daemon=True).start()",
     "OpenMP's threads": "torch.set_num_threads(2); torch.randn(1 << 20).exp().sum()",
 }
-"""What cannot be forked from, or only by luck."""
+"""State from which a process cannot be forked, or only by luck."""
 
 REQUEST = (
     "model=lm_tiny", "model.dim=16", "data=random_tokens", "data.vocab_size=64", "data.seq_len=8", "train.steps=2",

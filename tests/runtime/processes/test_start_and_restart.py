@@ -1,4 +1,4 @@
-"""What the start of ranks returns from their work."""
+"""What ``run_ranks`` returns from the work of ranks."""
 
 from __future__ import annotations
 

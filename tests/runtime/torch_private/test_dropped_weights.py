@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from tests.ranks import on_ranks
 
 RANKS, STAGES, MICROS = 2, 4, 4
-"""Ranks of the pipeline; each has as many shards."""
+"""``RANKS`` is the number of pipeline ranks, and also the number of shards of each."""
 V = {"there and back": ScheduleZBVZeroBubble, "in a loop": ScheduleInterleaved1F1B}
 
 

@@ -12,7 +12,7 @@ from tests.parity.zoo.case import ABCD, D, Net, block, odd
 
 @odd(*ABCD)
 class WeightsInList(Net):
-    """A plain list of weights; the glue scales the logits by the squares of two of them."""
+    """A plain list of weights; the glue scales the logits by the mean squares of two of them."""
 
     def extra(self) -> None:
         self.weights = [p for p in self.parameters() if p.ndim == 2]
