@@ -1,4 +1,4 @@
-// What the two parts of the fake accelerator share: its memory, its devices, its tensors seen from the host.
+// What the two parts of the fake accelerator share: its memory, its devices, its tensors as CPU tensors.
 #pragma once
 #include <ATen/ATen.h>
 
@@ -7,7 +7,7 @@ namespace fake {
 constexpr auto KIND = c10::DeviceType::PrivateUse1;
 constexpr c10::DeviceIndex MOST = 16;
 
-// Devices that exist, by the environment variable FAKE_DEVICES; counting them initialises nothing.
+// Devices that exist, by the environment variable FAKE_DEVICES; counting them initializes nothing.
 c10::DeviceIndex device_count();
 
 // The device of this thread.
@@ -19,10 +19,10 @@ bool initialized();
 bool in_bad_fork();
 void initialize();
 
-// The random stream of a device. It can be seeded before the device is initialised.
+// The random stream of a device. It can be seeded before the device is initialized.
 const at::Generator& default_generator(c10::DeviceIndex index);
 
-// The same bytes, seen as a tensor of the CPU.
+// The same bytes as a CPU tensor.
 at::Tensor host(const at::Tensor& tensor);
 
 }  // namespace fake
