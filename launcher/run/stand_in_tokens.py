@@ -68,7 +68,8 @@ def make(job: Job, done: tuple[str, ...]) -> None:
     for name, step in makers(job).items():
         if name not in done:
             with ProgressReporter(job.logger.progress, say) as speed:
-                say(f"{name}: {prepare(step, f"steps.{name}", say, speed).text(step.dst)}")
+                prepared = prepare(step, f"steps.{name}", say, speed)
+                say(f"{name}: {prepared.text(step.dst)}")
 
 
 def _paths(job: Job) -> list[str]:

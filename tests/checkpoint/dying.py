@@ -1,4 +1,4 @@
-"""Processes that are killed just before, or in the middle of, one chosen change to the disk."""
+"""Processes that are killed just before, or during, one chosen change to the disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVENTS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "ctyp
 
 
 class Counter:
-    """Counts changes; at the ``last`` one the process is gone. A write has two such moments: at none, and at half."""
+    """Counts changes and kills the process at number ``last``. A write has two moments: its start and its middle."""
 
     def __init__(self, last: int) -> None:
         self.last, self.seen = last, 0
@@ -31,7 +31,7 @@ class Counter:
             return write(fd, data, at)
 
         def synced(fd: int) -> None:
-            self._moment()  # nothing more: what a process has written outlives it, also when it is not on the disk yet
+            self._moment()  # nothing more: what a process has written outlives it, even if it is not on the disk yet
 
         os.pwrite, os.fsync = torn, synced  # type: ignore[assignment]
 
@@ -47,7 +47,7 @@ class Counter:
 
 
 def moments(act: Callable[[], Any]) -> int:
-    """How many changes to the disk ``act`` makes."""
+    """The number of changes to the disk that ``act`` makes."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -60,7 +60,7 @@ def moments(act: Callable[[], Any]) -> int:
 
 
 def killed(act: Callable[[], Any], moment: int) -> None:
-    """``act``, in a process that SIGKILL ends at that change to the disk, counted from 1."""
+    """Run ``act`` in a process that SIGKILL ends at change number ``moment`` to the disk, counted from 1."""
     pid = os.fork()
     if pid == 0:
         _run(act, Counter(moment), None)
@@ -68,7 +68,7 @@ def killed(act: Callable[[], Any], moment: int) -> None:
 
 
 def _run(act: Callable[[], Any], counter: Counter, told: int | None) -> None:
-    """In a forked child: never returns into the test."""
+    """Run ``act`` in a forked child, which never returns into the test."""
     code = 1
     try:
         counter.install()

@@ -1,4 +1,4 @@
-"""What an act is refused with."""
+"""The message with which an act is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def refusal(act: Callable[[], Any], kind: type[Exception] = ValueError) -> str:
-    """The whole message; the exception is of this very type."""
+    """The full message of the exception, which has exactly the type ``kind``."""
     with pytest.raises(kind) as caught:
         act()
     assert caught.type is kind

@@ -1,4 +1,4 @@
-"""Checkpoints made from full tensors, and random layouts to make them in."""
+"""Checkpoints made from full tensors, and random layouts for them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ Full = Mapping[str, bytes]
 
 
 def filled(strategy: Strategy, seed: int = 0) -> dict[str, bytes]:
-    """Random bytes for each tensor, whole."""
+    """Random bytes for each full tensor."""
     rng = random.Random(seed)
     return {name: rng.randbytes(entry.spec.nbytes) for name, entry in strategy.entries.items()}
 
 
 def write_file(path: Path, tensors: Mapping[str, Blob], metadata: Mapping[str, str]) -> dict[str, str]:
-    """A safetensors file of tensors in memory; returns the digest of each."""
+    """Write a safetensors file of tensors in memory; returns the digest of each."""
     specs = {name: blob.spec for name, blob in tensors.items()}
     return dict(write_stream(path, specs, lambda name: sliced(tensors[name].data), metadata).tensors)
 
 
 def cut(data: bytes, spec: TensorSpec, box: Box) -> Blob:
-    """The box of a whole tensor."""
+    """The box of a full tensor."""
     where = tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))
     piece = np.ascontiguousarray(words(data, spec)[where])
     return Blob.of(spec.dtype, box.shape, piece)
 
 
 def held(strategy: Strategy, rank: int, full: Full) -> dict[str, Blob]:
-    """What ``rank`` has in memory."""
+    """The tensors that ``rank`` has in memory."""
     out = {}
     for name, entry in strategy.entries_of(rank).items():
         box = entry.layout.box(rank)
@@ -54,7 +54,7 @@ def held(strategy: Strategy, rank: int, full: Full) -> dict[str, Blob]:
 
 
 def save(final: Path, strategy: Strategy, full: Full, state: Mapping[str, Any] | None = None) -> list[RankRecord]:
-    """All ranks, one after another, then the commit."""
+    """Save as all ranks, one after another, and then commit."""
     records = [
         write_rank(partial(final), rank, strategy, held(strategy, rank, full)) for rank in range(strategy.grid.size)
     ]
@@ -63,7 +63,7 @@ def save(final: Path, strategy: Strategy, full: Full, state: Mapping[str, Any] |
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the manifest as somebody does who knows of its digest, and has no key."""
+    """Change the manifest and its digest, as somebody without a key can do."""
     data = json.loads((folder / "manifest.json").read_text())
     change(data)
     bare = {key: value for key, value in data.items() if key not in ("digest", "mac")}
@@ -78,12 +78,12 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def sharded(grid: Grid, shape: tuple[int, ...], *pp: int) -> Layout:
-    """Dim 0 over ``dp_shard``, on the given stages."""
+    """A layout with dim 0 over ``dp_shard``, on the stages ``pp``."""
     return Layout(grid, shape, (("dp_shard",), *((),) * (len(shape) - 1)), (("pp", pp),))
 
 
 def small() -> Strategy:
-    """Two stages x two shards; a tied table on both stages, an optimizer state, a buffer, a scalar, a ragged bf16."""
+    """Two stages x two shards; a tied table on both stages, an optimizer state, a buffer, a scalar, an uneven bf16."""
     grid = Grid.of(pp=2, dp_replicate=1, dp_shard=2, tp=1)
     return Strategy(
         grid,
@@ -105,7 +105,7 @@ def grids(draw: st.DrawFn) -> Grid:
 
 @st.composite
 def layouts(draw: st.DrawFn, grid: Grid, shape: tuple[int, ...]) -> Layout:
-    """Any axes on any dim in any order, the others replicas or pinned to some coordinates."""
+    """Any axes on any dim in any order; other axes are replicas or pinned to some coordinates."""
     split: list[list[str]] = [[] for _ in shape]
     at = []
     for axis, n in draw(st.permutations(grid.axes)):
@@ -120,7 +120,7 @@ def layouts(draw: st.DrawFn, grid: Grid, shape: tuple[int, ...]) -> Layout:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> dict[str, tuple[TensorSpec, str, tuple[str, ...]]]:
-    """Name -> spec, kind, aliases."""
+    """A dict from names to spec, kind and aliases."""
     out: dict[str, tuple[TensorSpec, str, tuple[str, ...]]] = {}
     for i in range(draw(st.integers(1, 4))):
         shape = tuple(draw(st.lists(st.integers(0, 7), max_size=3)))
@@ -132,7 +132,7 @@ def tensors(draw: st.DrawFn) -> dict[str, tuple[TensorSpec, str, tuple[str, ...]
 
 @st.composite
 def strategies(draw: st.DrawFn, of: Mapping[str, tuple[TensorSpec, Any, tuple[str, ...]]]) -> Strategy:
-    """The same tensors over some grid, or each over a device matrix of its own."""
+    """The same tensors over one grid, or each over its own device matrix."""
     grid = draw(grids())
     own = draw(st.booleans())
     entries = {}

@@ -24,7 +24,7 @@ def whole(source: FullTensors, name: str) -> torch.Tensor:
 @pytest.mark.parametrize("new", ["float32", "float64"])
 @pytest.mark.parametrize("old", NAMES)
 def test_every_number_becomes_what_torch_makes_of_it(old: str, new: str) -> None:
-    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)  # every number of 16 bits, NaN and infinity too
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)  # every 16-bit value, including NaN and infinity
     t = bits.view(getattr(torch, old)) if old in NAMES[:2] else torch.randn(7, 11, dtype=getattr(torch, old))
     made = Cast(Blobs({"w": blob(t), "other": blob(t)}), {"w": new})
     torch.testing.assert_close(whole(made, "w"), t.to(getattr(torch, new)), rtol=0, atol=0, equal_nan=True)
@@ -37,7 +37,7 @@ def test_every_number_becomes_what_torch_makes_of_it(old: str, new: str) -> None
 @pytest.mark.parametrize("old", NAMES)
 def test_what_is_written_is_rounded_once_as_torch_rounds_it(old: str, new: str) -> None:
     halves = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).float()
-    ties = torch.arange(1.0, 2.0, 2.0**-12)  # half-way between neighbors of 8 and of 11 digits too
+    ties = torch.arange(1.0, 2.0, 2.0**-12)  # half-way between neighbors of 8 and of 11 bits too
     t = torch.cat([halves[halves.abs() < 6e4], ties, -ties, torch.tensor([float("inf"), float("nan")])])
     t = t.to(getattr(torch, old))
     made = b"".join(map(bytes, cast_chunks("w", [memoryview(t.view(torch.uint8).numpy().tobytes())], old, new)))

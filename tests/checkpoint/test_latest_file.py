@@ -45,7 +45,7 @@ def test_a_latest_of_the_version_before_names_what_it_named(tmp_path: Path) -> N
 
 
 def test_what_was_committed_while_latest_could_not_be_written_is_the_newest(tmp_path: Path) -> None:
-    saved(tmp_path, 9, 2)  # the run began anew
+    saved(tmp_path, 9, 2)  # the run was started again
     before = (tmp_path / "latest").read_text()
     digest = hashlib.sha256(before.rpartition("sha256")[0].encode()).hexdigest()
     assert before.startswith("step-000002\nolder step-000009 ")
@@ -54,6 +54,6 @@ def test_what_was_committed_while_latest_could_not_be_written_is_the_newest(tmp_
     saved(tmp_path, 4)
     (tmp_path / "latest").write_text(before)
     assert latest(tmp_path) == step_folder(tmp_path, 4)
-    saved(tmp_path, 9)  # as before, at another time
+    saved(tmp_path, 9)  # the same step as before, at another time
     (tmp_path / "latest").write_text(before)
     assert latest(tmp_path) == step_folder(tmp_path, 4)

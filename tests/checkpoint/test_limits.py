@@ -17,7 +17,7 @@ from launcher.plan.values.layout import Layout
 from tests.tiers import exhaustive
 
 COLUMNS = 1 << 13
-GRID = Grid.of(dp_shard=32)  # narrow columns: each piece walks over 32 times its bytes of the source
+GRID = Grid.of(dp_shard=32)  # narrow columns: each rank reads across 32 times its own bytes of the source
 
 CHILD = """
 import sys
@@ -39,7 +39,7 @@ print(held("VmHWM") - before)
 
 
 def sparse(final: Path, shape: tuple[int, int]) -> None:
-    """A checkpoint of one rank with one tensor of zeros that takes no room on disk."""
+    """A checkpoint of one rank with one tensor of zeros that takes no space on disk."""
     grid = Grid.of(dp_shard=1)
     strategy = Strategy(grid, {"w": Entry(Layout(grid, shape, ((), ())), "float32")})
     home = partial(final)

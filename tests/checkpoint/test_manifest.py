@@ -1,4 +1,4 @@
-"""The small files of a checkpoint: whatever one flipped bit makes of them is refused, or is what was written."""
+"""The small files of a checkpoint: with one flipped bit, a file is refused or still means the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def streams(rank: int) -> dict[str, Blob]:
 
 
 def saved(home: Path, step: int = 4, one: bool = False) -> Path:
-    """With the random stream of each rank; ``one``: of a single rank."""
+    """A checkpoint with the random state of each rank; ``one``: of a single rank."""
     strategy, final = single(small()) if one else small(), step_folder(home, step)
     full = filled(strategy)
     records = [
@@ -38,7 +38,7 @@ def saved(home: Path, step: int = 4, one: bool = False) -> Path:
 
 
 def flipped(path: Path, read: Callable[[], Any]) -> tuple[int, int]:
-    """How many changes of single bytes are refused, and how many are read as what was written. All are one of these."""
+    """How many changes of single bytes are refused, and how many are read as the original. There is no third case."""
     good, said = path.read_bytes(), read()
     refused = same = 0
     for at in range(len(good)):
@@ -59,11 +59,11 @@ def flipped(path: Path, read: Callable[[], Any]) -> tuple[int, int]:
 def test_every_flipped_bit_of_a_manifest_is_refused_or_says_the_same(tmp_path: Path) -> None:
     folder = saved(tmp_path, one=True)
     refused, same = flipped(folder / "manifest.json", lambda: parse_manifest(folder))
-    assert refused > 10 * same > 0  # a blank may become another
+    assert refused > 10 * same > 0  # one blank may become another one
 
 
 def test_every_flipped_bit_of_latest_is_refused_or_says_the_same(tmp_path: Path) -> None:
-    for step in (9, 6, 4, 5, 7):  # many names that a bit leads to; 9 is older
+    for step in (9, 6, 4, 5, 7):  # many names that a bit leads to; step 9 is older
         saved(tmp_path, step, one=True)
     assert latest(tmp_path) == step_folder(tmp_path, 7)
     refused, same = flipped(tmp_path / "latest", lambda: latest(tmp_path))

@@ -1,4 +1,4 @@
-"""Manifests of encrypted checkpoints: changed without the key, nothing in them is believed."""
+"""Manifests of encrypted checkpoints: if one is changed without the key, nothing in it is trusted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CURE = "restore the manifest.json that was saved with this checkpoint, or use an
 
 @pytest.fixture
 def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The checkpoint of step 100."""
+    """An encrypted checkpoint of step 100."""
     monkeypatch.setenv("CHECKPOINT_KEY", KEY.hex())
     monkeypatch.setenv("NEW", OTHER.hex())
     return written(tmp_path, 100)
@@ -51,7 +51,7 @@ def written(home: Path, step: int, key: str = "env:CHECKPOINT_KEY") -> Path:
 
 
 def refused(folder: Path, trust: Trust = OURS) -> str:
-    """The same one complaint of whatever reads it."""
+    """The message that every reader gives, asserted to be the same."""
     text = refusal(lambda: open_checkpoint(folder, trust))
     assert verify(folder, trust) == [text]
     assert refusal(lambda: transform(folder, folder.with_name("out"), small(), trust=trust)) == text
@@ -96,7 +96,7 @@ def test_a_step_cannot_be_changed_with_its_digest(sealed: Path) -> None:
 
 def test_a_strategy_file_is_the_one_that_was_written_to_the_byte(sealed: Path) -> None:
     path = sealed / "strategy/stage0.json"
-    path.write_text(path.read_text().replace(": ", ":\t", 1))  # which says the same
+    path.write_text(path.read_text().replace(": ", ":\t", 1))  # which means the same
     assert refused(sealed) == f"{sealed}: its strategy files are not the ones that the manifest was written with"
 
 
@@ -116,7 +116,7 @@ def test_a_manifest_that_says_not_encrypted_is_refused_where_there_is_a_key(seal
     for trust in (OURS, Trust(), Trust(OURS.key, plain=True)):
         assert refused(sealed, trust) == text
     shutil.rmtree(sealed)
-    save(sealed, small(), filled(small(), 1))  # all of it in the attacker's own words
+    save(sealed, small(), filled(small(), 1))  # all files are the attacker's
     assert refused(sealed) == (
         f"{sealed}: it is not encrypted but checkpoint.encrypt is set: it cannot be verified; "
         "checkpoint.accept_plain=true reads it anyway"
@@ -135,7 +135,7 @@ def test_one_that_is_not_encrypted_is_read_where_that_is_asked_for_and_it_is_sai
 def test_a_checkpoint_that_brings_its_own_key_is_not_believed(sealed: Path) -> None:
     shutil.rmtree(sealed)
     written(sealed.parent, 100, "env:NEW")
-    assert verify(sealed) == []  # no key is configured: the place that it names is taken
+    assert verify(sealed) == []  # no key is configured, so the source that the file names is used
     assert refused(sealed) == (
         f"{sealed}: it is encrypted: {sealed}/{MODEL}: wrong key: it is encrypted with key {key_id(OTHER).hex()}, "
         f"this is {key_id(KEY).hex()}; set {ANOTHER} to the place of the key: {FORMS}"
@@ -173,7 +173,7 @@ def test_a_file_cut_short_is_noticed_though_the_manifest_says_so_too(sealed: Pat
     )
     edit(sealed, lambda d: d["files"][MODEL].update(size=size))
     assert refused(sealed).startswith(f"{sealed}/manifest.json: damaged or tampered with: ")
-    manifest = read_manifest(sealed)  # and by somebody with the key, the file itself tells
+    manifest = read_manifest(sealed)  # and if somebody with the key did it, the file itself shows it
     write_manifest(sealed, authentic(manifest, KEY))
     text = f"{path}: truncated: its header says {size + 20} bytes, but it has {size}"
     assert verify(sealed, OURS) == [text]
@@ -195,7 +195,7 @@ def test_latest_has_a_mac_and_leads_back_to_no_older_checkpoint(sealed: Path, tm
     assert old.startswith(f"{name}\nhmac-sha256 ")
     newer = written(tmp_path, 200)
     assert latest(tmp_path, OURS) == latest(tmp_path) == newer
-    path.write_text(old)  # which has its MAC
+    path.write_text(old)  # with its valid MAC
     assert latest(tmp_path, OURS) == newer
     path.unlink()
     assert latest(tmp_path, OURS) == newer

@@ -35,12 +35,12 @@ from tests.tiers import ALL
 
 @pytest.fixture(autouse=True)
 def page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process has written outlives it, on the disk or not: waiting for the disk would tell nothing here."""
+    """Do not sync: what a process has written outlives it even before it is on the disk."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def deaths(home: Path, act: Callable[[], None], count: int = 15) -> Iterator[None]:
-    """Each turn finds ``home`` as it is now, after ``act`` was killed: at some moment, chosen at random."""
+    """Each turn has ``home`` as ``act`` leaves it when it is killed at a moment chosen at random."""
     before = home.with_name("before")
     shutil.copytree(home, before)
     total = moments(act)
@@ -52,7 +52,7 @@ def deaths(home: Path, act: Callable[[], None], count: int = 15) -> Iterator[Non
 
 
 def other() -> Strategy:
-    """As ``small``, in rows of four ranks."""
+    """The tensors of ``small``, in rows over four ranks."""
     grid = Grid.of(dp_shard=4)
     entries = small().entries.items()
     return Strategy(grid, {n: replace(e, layout=flat(grid, e.layout.shape)) for n, e in entries})
@@ -63,7 +63,7 @@ def flat(grid: Grid, shape: tuple[int, ...]) -> Layout:
 
 
 def made(home: Path, act: Callable[[], None]) -> dict[str, bytes]:
-    """What ``act`` makes of ``home`` when nothing stops it; ``home`` is left as it was."""
+    """The files that ``act`` makes of ``home`` if nothing stops it; ``home`` is restored."""
     before = home.with_name("first")
     shutil.copytree(home, before)
     act()
@@ -233,14 +233,14 @@ def test_where_room_cannot_be_taken_in_advance_files_are_written_all_the_same(
 
 
 def synced(fd: int, home: Path) -> str:
-    """The file or folder behind ``fd``; a new text goes by the name that it gets."""
+    """The file or folder behind ``fd``; a new text file has its final name."""
     path = Path(os.readlink(f"/proc/self/fd/{fd}")).relative_to(home)
     new_text = path.name.startswith(".") and path.suffix != ".partial"
     return str(path.with_name(path.name[1:].rpartition(".")[0]) if new_text else path)
 
 
 def void(_: object) -> None:
-    """For a lambda."""
+    """Discard a value in a lambda."""
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ def test_a_transform_to_a_full_disk_says_what_was_needed_and_leaves_nothing(tmp_
     with pytest.raises(OSError, match="No space") as caught:
         transform(tmp_path / "a", disk / "b", large())
     path = disk / ".b.partial" / "rank_1" / "model.safetensors"
-    left = (256 << 10) - -(-size // 4096) * 4096 - 4096  # rank 0 has its file there, and that of the strategy
+    left = (256 << 10) - -(-size // 4096) * 4096 - 4096  # rank 0 has its file and the strategy file there
     assert str(caught.value) == (f"{path}: No space left on device: the file needs {size} bytes, {left} are free")
     assert files(disk) == {}
     assert not any(disk.iterdir())

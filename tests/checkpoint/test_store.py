@@ -66,7 +66,7 @@ def test_what_an_interrupted_attempt_left_is_swept_out(tmp_path: Path) -> None:
 def test_the_latest_is_the_last_one_committed(tmp_path: Path) -> None:
     one, two = saved(tmp_path, 1, 2)
     assert latest(tmp_path) == two
-    saved(tmp_path, 1)  # the run went on from an earlier step
+    saved(tmp_path, 1)  # the run was resumed from an earlier step
     assert latest(tmp_path) == one
 
 
@@ -114,7 +114,7 @@ def test_where_folders_cannot_be_swapped_the_old_one_steps_aside(
 def test_prune_keeps_the_newest_and_never_the_incomplete_instead(tmp_path: Path) -> None:
     steps = saved(tmp_path, 1, 2, 3, 4)
     (steps[2] / "manifest.json").unlink()
-    (tmp_path / "step-000000.trash").mkdir()  # of a run that was killed while deleting
+    (tmp_path / "step-000000.trash").mkdir()  # from a run that was killed while it deleted
     assert prune(tmp_path, 2) == (steps[0],)
     assert [p.exists() for p in steps] == [False, True, True, True]
     assert not (tmp_path / "step-000000.trash").exists()

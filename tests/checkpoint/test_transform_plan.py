@@ -49,7 +49,7 @@ def test_spans_are_bytes_of_the_files(tmp_path: Path) -> None:
     got = b""
     for span in plan.spans(0):
         if span.name == "embed.weight":
-            assert span.stop - span.start == span.nbytes  # whole rows
+            assert span.stop - span.start == span.nbytes  # full rows
             got += (tmp_path / "a" / span.file).read_bytes()[span.start : span.stop]
     assert got == full["embed.weight"]
 
@@ -106,7 +106,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(tmp_path: Path) -> None:
 
 
 def large(grid: Grid, count: int = 1000) -> Strategy:
-    """Matrices of forty sizes, spread over the stages."""
+    """Matrices of forty sizes, distributed over the stages."""
     return Strategy(
         grid,
         {
@@ -120,7 +120,7 @@ def large(grid: Grid, count: int = 1000) -> Strategy:
 
 
 def calls(act: Any) -> int:
-    """Functions called, those of C too: does not depend on how busy the machine is."""
+    """The number of function calls, including those of C: it does not depend on the load of the machine."""
     count = 0
 
     def seen(frame: FrameType, event: str, arg: Any) -> None:
@@ -142,7 +142,7 @@ def calls(act: Any) -> int:
 def test_4096_ranks_of_a_thousand_tensors_are_planned_without_a_look_at_each_rank(after: Grid) -> None:
     src, dst = large(Grid.of(pp=16, dp_shard=64, tp=4)), large(after)
     found: list[Source] = []
-    assert calls(lambda: found.extend(sources(src, dst, {n: n for n in src.entries}))) < 500_000  # 4.1 million pairs
+    assert calls(lambda: found.extend(sources(src, dst, {n: n for n in src.entries}))) < 500_000  # of 4.1 million pairs
     assert sum(s.nbytes for s in found) == sum(e.spec.nbytes for e in src.entries.values())
     assert {s.rank for s in found} == set(range(after.size))
 
@@ -150,7 +150,7 @@ def test_4096_ranks_of_a_thousand_tensors_are_planned_without_a_look_at_each_ran
 def test_what_4096_ranks_save_takes_a_look_at_their_own_tensors_only() -> None:
     src = large(Grid.of(pp=16, dp_shard=64, tp=4))
     assert sum(len(saved_boxes(src, rank)["model.safetensors"]) for rank in range(0, 4096, 64)) == 4000
-    assert calls(lambda: saved_boxes(src, 7)) < 6000  # of 62 tensors; one call for each of a thousand would not pass
+    assert calls(lambda: saved_boxes(src, 7)) < 6000  # 62 tensors; one call for each of a thousand would fail
 
 
 def test_planning_writes_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 
 def write_idx(root: Path, suffix: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Six images of 4 x 4 to train on, two to test; the first six and their labels are returned."""
+    """Six images of 4 x 4 for training and two for the test; returns the six and their labels."""
     root.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
     pixels, labels = rng.integers(0, 256, (8, 4, 4)), rng.integers(0, 10, 8)
@@ -30,7 +30,7 @@ def write_idx(root: Path, suffix: str, seed: int = 0) -> tuple[np.ndarray, np.nd
 
 
 def python2_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
-    """The dictionary as Python 2 wrote it into the published archive: byte strings throughout, opcode by opcode."""
+    """The dictionary as Python 2 wrote it into the published archive: with byte strings, opcode by opcode."""
     array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
     dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
     shape = b"(" + b"".join(b"J" + n.to_bytes(4, "little") for n in pixels.shape) + b"t"
@@ -46,7 +46,7 @@ def cifar_images() -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_cifar(root: Path, form: str) -> None:
-    """Two images a file, as the archives have 10 000."""
+    """Two images per file, where the real archives have 10 000."""
     root.mkdir(exist_ok=True)
     pixels, labels = cifar_images()
     for i, name in enumerate((*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")):

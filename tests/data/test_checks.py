@@ -1,4 +1,4 @@
-"""Every complaint about data, word for word."""
+"""Every message about data, word for word."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BYTES = "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"
 
 
 def said(settings) -> str:
-    """All complaints, which ``open_data`` must make too."""
+    """All messages, which ``open_data`` must raise too."""
     with pytest.raises(RequestError) as refused:
         open_data(settings, seed=0)
     found = "\n".join(map(str, check(settings)))

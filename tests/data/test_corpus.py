@@ -1,4 +1,4 @@
-"""The text file, cut into what is trained on and what is held out."""
+"""The text file, split into training text and held-out text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of the order of samples that are too many to be sorted."""
+"""Laws of the order of samples if they are too many to be sorted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_trillion_samples_take_no_memory():
 
 
 def test_places_and_seeds_look_independent():
-    """Pearson's chi-squared of where the first 65536 places go, in 16 x 16 fields: 255 degrees of freedom."""
+    """Pearson's chi-squared of where the first 65536 places are mapped, in 16 x 16 fields: 255 degrees of freedom."""
     n = 10**9
     drawn = permuted(np.arange(1 << 16), n, seed=1, epoch=0)
     fields = np.histogram2d(np.arange(1 << 16), drawn, bins=16, range=[[0, 1 << 16], [0, n]])[0]

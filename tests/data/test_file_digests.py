@@ -1,4 +1,4 @@
-"""What files contain is told by an amount and a digest: the same for a copy, another one for what was changed."""
+"""An amount and a digest identify the contents of files: equal for a copy, different after a change."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_images_count_by_their_names_and_contents_wherever_they_are(tmp_path):
     assert str(first).startswith("4 files with the digest ")
     assert contents(images(tmp_path / "two")) == first
 
-    # a pixel, a class, an image more, held-out images
+    # a pixel, a class, another image, held-out images
     seen = {first}
     (tmp_path / "one/a/000.png").write_bytes(bytes([9]) * 20)
     seen.add(contents(asked))

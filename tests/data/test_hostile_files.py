@@ -1,4 +1,4 @@
-"""Files of strangers that are refused by the plan, before a rank reads them."""
+"""The plan refuses malformed files of strangers before a rank reads them."""
 
 from __future__ import annotations
 

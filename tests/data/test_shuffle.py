@@ -33,7 +33,7 @@ def test_a_step_is_a_pure_function_of_its_arguments(seed, step, batch_size, n):
 
 @given(seeds, st.integers(0, 30), st.integers(1, 8), st.integers(1, 8), counts)
 def test_the_order_does_not_depend_on_the_batch_size(seed, step, size, times, n):
-    """So micro batches, accumulated steps and any cut over ranks read the same samples."""
+    """Therefore micro batches, accumulated steps and any split over ranks read the same samples."""
     parts = [batch_indices(seed, step * times + i, size, n) for i in range(times)]
     assert np.array_equal(np.concatenate(parts), batch_indices(seed, step, size * times, n))
 

@@ -1,4 +1,4 @@
-"""What every reader offers."""
+"""The interface that every reader offers."""
 
 from __future__ import annotations
 

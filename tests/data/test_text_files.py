@@ -1,4 +1,4 @@
-"""Problems with a tokenizer file, and files that are no text."""
+"""Problems with a tokenizer file, and files that are not text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tokens a model has rows for, where its data say it."""
+"""The number of tokens for which a model has rows, if its data determine it."""
 
 from __future__ import annotations
 

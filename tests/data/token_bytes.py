@@ -1,4 +1,4 @@
-"""Files of tokens as their formats are published, byte by byte; no code of the readers is used."""
+"""Files of tokens byte by byte, as their formats are published, without the code of the readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import xxhash
 
 CODES = {"B": 1, "b": 2, "h": 3, "i": 4, "q": 5, "d": 6, "f": 7, "H": 8}
-"""Of Megatron's index, by the letter that ``struct`` has for the dtype."""
+"""The dtype codes of Megatron's index, by the letter that ``struct`` has for the dtype."""
 
 
 def little(letter: str, tokens: Sequence[float]) -> bytes:
@@ -26,7 +26,7 @@ def own(
     end: int = -1,
     letter: str = "H",
 ) -> bytes:
-    """The table of docs/data.md."""
+    """A file in the format of the table in docs/data.md."""
     payload = little(letter, tokens)
     head = b"\x89TOKENS\n"
     head += version.to_bytes(4, "little") + width.to_bytes(4, "little")
@@ -39,7 +39,7 @@ def own(
 def llm_c(
     tokens: Sequence[int], *, magic: int = 20240520, version: int = 1, count: int | None = None, letter: str = "H"
 ) -> bytes:
-    """As ``write_datafile`` of llm.c's dev/data/data_common.py."""
+    """A file as ``write_datafile`` of llm.c's dev/data/data_common.py writes it."""
     header = [magic, version, len(tokens) if count is None else count] + [0] * 253
     return little("i", header) + little(letter, tokens)
 

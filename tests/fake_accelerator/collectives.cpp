@@ -1,4 +1,4 @@
-// Collectives among tensors of fake devices: gloo's, on the same bytes; and what Python needs of the device.
+// Collectives among tensors of fake devices, by gloo on the same bytes, and the device's functions for Python.
 #include "device.hpp"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -10,7 +10,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Work = c10::intrusive_ptr<c10d::Work>;
 
-// Takes tensors of the device alone, as the collectives of a real one do.
+// Accepts tensors of the device only, as the collectives of a real device do.
 struct Collectives final : c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> gloo;
 
@@ -32,7 +32,7 @@ struct Collectives final : c10d::Backend {
     for (auto& ts : lists) out.push_back(seen(ts));
     return out;
   }
-  // gloo has no form for several tensors: one after the other
+  // gloo cannot take several tensors at once: run one after another
   template <class One>
   static Work each(size_t count, One one) {
     Work last;

@@ -100,7 +100,7 @@ struct Memory final : c10::DeviceAllocator {
   c10::DataPtr on(size_t nbytes, c10::DeviceIndex device) {
     initialize();
     if (nbytes == 0) return {nullptr, c10::Device(KIND, device)};
-    add(device, nbytes);  // first: what does not fit is never asked of the host
+    add(device, nbytes);  // first: memory that does not fit is never allocated on the host
     return held(c10::GetAllocator(c10::DeviceType::CPU)->allocate(nbytes), nbytes, device);
   }
   void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
@@ -134,7 +134,7 @@ void Memory::Block::free(void* block) {
   delete self;
 }
 
-// Host memory that copies from and to a device need not wait for: it is known by its addresses.
+// Pinned host memory, for copies that need not wait: it is recognized by its addresses.
 struct Pinned final : c10::Allocator {
   std::mutex mutex;
   std::map<uintptr_t, size_t> blocks;
@@ -182,7 +182,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(c10::Device d) const noexcept override { current = d.index(); }
   c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
 
-  // one stream a device
+  // one stream per device
   static c10::Stream only(c10::Device d) { return c10::Stream(c10::Stream::DEFAULT, d); }
   c10::Stream getStream(c10::Device d) const override { return only(d); }
   c10::Stream getDefaultStream(c10::Device d) const override { return only(d); }
@@ -212,7 +212,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 // ---- random numbers ---------------------------------------------------------------------------------------
 
-// The stream of a device, apart from the CPU's; its numbers are those of a CPU generator with the same seed.
+// A device's random stream, separate from the CPU's, with the numbers of a CPU generator with the same seed.
 struct Generator final : c10::GeneratorImpl {
   at::Generator numbers;
   explicit Generator(c10::DeviceIndex i, at::Generator own = at::make_generator<at::CPUGeneratorImpl>(c10::default_rng_seed_val))
@@ -240,7 +240,7 @@ const at::Generator& default_generator(c10::DeviceIndex i) {
 
 namespace {
 
-// ---- what torch asks of a device --------------------------------------------------------------------------
+// ---- the interface that torch needs -----------------------------------------------------------------------
 
 struct Hooks final : at::PrivateUse1HooksInterface {
   void init() const override { initialize(); }
@@ -280,7 +280,7 @@ c10::DeviceIndex index_of(std::optional<at::Device> d) { return d && d->has_inde
 at::Tensor host(const at::Tensor& t) {
   auto keep = [](void* storage) { delete static_cast<c10::Storage*>(storage); };
   at::DataPtr data(t.storage().mutable_data(), new c10::Storage(t.storage()), keep, at::Device(at::kCPU));
-  auto* cpu = c10::GetAllocator(c10::DeviceType::CPU);  // kernels resize outputs; take_resized hears of it
+  auto* cpu = c10::GetAllocator(c10::DeviceType::CPU);  // kernels resize outputs; take_resized handles it
   c10::Storage storage(c10::Storage::use_byte_size_t(), t.storage().nbytes(), std::move(data), cpu, /*resizable=*/true);
   auto out = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
   out.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
@@ -306,11 +306,11 @@ at::Tensor device_tensor(const at::Tensor& t, c10::DeviceIndex device) {
   return out;
 }
 
-// Arguments of one call, seen from the host.
+// The arguments of one call as CPU tensors.
 struct Call {
   std::string op;
-  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;  // of the device, and the same seen from the host
-  std::vector<at::Tensor> foreign;                       // tensors of the CPU among them
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;  // device tensors, and the same bytes as CPU tensors
+  std::vector<at::Tensor> foreign;                       // CPU tensors among the arguments
   std::optional<c10::DeviceIndex> device;
 
   at::Tensor seen(const at::Tensor& t) {
@@ -343,7 +343,7 @@ struct Call {
     return v;
   }
 
-  // The tensor of the device that a result is, or a new one with its bytes.
+  // The device tensor of a result, or a new one with its bytes.
   at::Tensor given_back(const at::Tensor& t) {
     if (!t.defined()) return t;
     for (auto& [own, from_host] : pairs)
@@ -359,7 +359,7 @@ struct Call {
     return out;
   }
 
-  // An output that the kernel has given another shape: its bytes are elsewhere now.
+  // An output that the kernel has resized: its bytes now have another address.
   void take_resized() {
     for (auto& [own, from_host] : pairs) {
       bool moved = own.storage().data() != from_host.storage().data() && from_host.storage().nbytes();
@@ -448,7 +448,7 @@ at::Tensor reshape_alias(const at::Tensor& t, c10::SymIntArrayRef size, c10::Sym
 }
 at::Tensor unfold(const at::Tensor& t, int64_t dim, int64_t size, int64_t step) { return at::native::unfold(t, dim, size, step); }
 
-// operators that torch has under another name for devices from outside
+// operators to which torch gives another name for out-of-tree devices
 at::Tensor convolution(
     const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
     c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
@@ -469,7 +469,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   auto [dx, dw, db] = at::convolution_backward_symint(g, a, w, sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
   return {call.given_back(dx), call.given_back(dw), call.given_back(db)};
 }
-// it draws without being given a generator
+// it draws random numbers but has no generator argument
 std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& x, double p, std::optional<bool> train) {
   if (!train.value_or(true)) return {x.clone(), at::ones_like(x, x.options().dtype(at::kBool))};
   auto mask = at::empty_like(x, x.options().dtype(at::kBool)).bernoulli_(1 - p);
@@ -495,7 +495,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_overrideable", TORCH_FN(convolution));
   m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward));
   m.impl("native_dropout", TORCH_FN(native_dropout));
-  m.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());  // else torch takes it to pieces
+  m.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());  // otherwise torch decomposes it
 }
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 

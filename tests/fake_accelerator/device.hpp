@@ -1,4 +1,4 @@
-// What the two parts of the fake accelerator share: its memory, its devices, its tensors seen from the host.
+// What the two parts of the fake accelerator share: its memory, its devices, its tensors as CPU tensors.
 #pragma once
 #include <ATen/ATen.h>
 
@@ -22,7 +22,7 @@ void initialize();
 // The random stream of a device. It can be seeded before the device is initialized.
 const at::Generator& default_generator(c10::DeviceIndex index);
 
-// The same bytes, seen as a tensor of the CPU.
+// The same bytes as a CPU tensor.
 at::Tensor host(const at::Tensor& tensor);
 
 }  // namespace fake

@@ -19,7 +19,7 @@ NAME, COLLECTIVES = "fake", "fakeccl"
 
 
 def autoload() -> None:
-    """What torch calls when it has been imported. Nothing is initialized by it."""
+    """torch calls this after its import. It does not initialize a device."""
     global _C
     if COLLECTIVES in dist.Backend.backend_list or not int(os.environ.get("FAKE_DEVICES", "0")):
         return
@@ -105,7 +105,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 
 
-# streams and events: a device has one stream, and whatever it is given to do is done at once
+# streams and events: a device has one stream, and each operation is done at once
 def synchronize(device: Any = None) -> None:
     init()
 
@@ -198,7 +198,7 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Initializes the device, as a driver that is asked does."""
+    """Initializes the device, as a real driver does."""
     init()
     return torch._C._accelerator_getMemoryInfo(_index(device))
 

@@ -1,6 +1,6 @@
-"""What works on an accelerator, tried on every machine that has a C++ compiler: ``tests/fake_accelerator/on_devices``.
+"""Tests for accelerators on every machine that has a C++ compiler: ``tests/fake_accelerator/on_devices``.
 
-Each file of that folder is run by a pytest of its own, in which torch has four fake devices.
+Each file of that folder runs in its own pytest, in which torch has four fake devices.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tests.fake_accelerator import build
 from tests.pages import ROOT
 
 FILES = sorted(Path(__file__).with_name("on_devices").glob("test_*.py"), key=lambda f: (f.stem != "test_device", f))
-"""The quickest first: ``make test`` tries one."""
+"""The fastest file comes first: ``make test`` tries only one."""
 NEEDED = {"test_hugging_face": "transformers"}
-"""What a file needs besides the dev extra."""
+"""The extra that a file needs besides the dev extra."""
 MISSING = build.missing()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
 def environment(devices: int) -> dict[str, str]:
-    """That of a process in which torch sees so many. A pytest in it tries all that ``make test`` would."""
+    """The environment of a process with ``devices`` devices, in which pytest runs all tests of ``make test``."""
     tier = os.environ.get("TESTS", "quick")
     inner = {"TESTS": "quick" if tier in ("long", "turn") else tier}
     return os.environ | inner | {"PYTHONPATH": str(build.site()), "FAKE_DEVICES": str(devices)}
@@ -46,7 +46,7 @@ def test_on_four_devices(file: Path) -> None:
 
 
 def test_two_builders_at_once_make_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second waits for the first, and uses what that has built."""
+    """The second builder waits for the first and uses what it has built."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built: list[Path] = []
 

@@ -1,4 +1,4 @@
-"""Ranks of these tests are children of a clean server: the process of pytest plans, which no device survives."""
+"""Ranks of these tests are forked from a clean server: pytest itself plans, after which no child can use a device."""
 
 from __future__ import annotations
 

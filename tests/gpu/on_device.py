@@ -1,4 +1,4 @@
-"""Ranks for tests of a device: one on each, or several that share the first."""
+"""Ranks for tests on a device: one on each device, or several on the first one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 def missing_gpu() -> str:
-    """Why there is no GPU to test on, as torch says it; empty where there is one.
+    """Why torch finds no GPU to test on; empty if it finds one.
 
-    It is counted without being touched: ranks are forked from this process.
+    GPUs are counted without initialization, because ranks are forked from this process.
     """
     if torch.cuda.device_count():
         return ""
@@ -35,13 +35,13 @@ def missing_gpu() -> str:
 MISSING = missing_gpu()
 ONLY_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(bool(MISSING), reason=MISSING)])
 DEVICES = ["cpu", ONLY_GPU]
-"""What a test is tried on: the CPU everywhere, so that the test itself is tried, and a GPU where there is one."""
+"""The devices of a test: the CPU everywhere, so that the test itself is tested, and a GPU where one exists."""
 
 
 def ranks(device: str, size: int, work: Callable[..., T], *args: Any, **options: Any) -> list[T]:
     """``work(world, *args)`` on ``size`` ranks of this machine's ``device``; results in rank order.
 
-    Several share the first GPU: NCCL refuses that, so that they talk through gloo. ``work`` and ``args`` are pickled.
+    Several ranks share the first GPU, which NCCL refuses, so they use gloo. ``work`` and ``args`` are pickled.
     """
     call = partial(_on_one, work=work, args=args, device=device)
     if device == "cuda" and size == 1:
@@ -60,7 +60,7 @@ def _on_one(world: World, work: Callable[..., T], args: tuple[Any, ...], device:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One message between two stages, by way of ``host`` memory; ``to``: where what was received is wanted."""
+    """One message between two stages through ``host`` memory; a received message is copied to ``to``."""
 
     work: dist.Work
     host: torch.Tensor
@@ -75,7 +75,7 @@ class Transfer:
 
 @contextmanager
 def _through_host_memory() -> Iterator[None]:
-    """gloo sums, gathers and broadcasts what is on a GPU, but sends and receives host memory only."""
+    """gloo reduces, gathers and broadcasts GPU tensors, but sends and receives host memory only."""
     before = dist.batch_isend_irecv
     dist.batch_isend_irecv = _exchange  # type: ignore[assignment]
     try:

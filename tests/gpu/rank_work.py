@@ -1,4 +1,4 @@
-"""What ranks do in tests of a device: module-level functions, for they are sent to spawned processes."""
+"""What ranks do in tests on a device: module-level functions, because spawned processes unpickle them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def built(world: World, j: Job, plan: Plan) -> tuple[ParallelModel, PipelineRunt
 
 
 def one_step(world: World, j: Job, plan: Plan, exact: bool = False) -> Step:
-    """One forward and backward: mean loss, norm, and what this rank holds. ``exact``: the same bits every time."""
+    """One forward and backward: mean loss, norm, and this rank's gradients. ``exact``: with deterministic kernels."""
     if exact:
         deterministic()
     model, pipeline = built(world, j, plan)
@@ -53,7 +53,7 @@ def one_step(world: World, j: Job, plan: Plan, exact: bool = False) -> Step:
 
 
 def by_hand(world: World, j: Job, plan: Plan, parts: int) -> Outcome:
-    """The plain model on the same device: weights cast for each forward, gradients added up as they are kept."""
+    """The plain model on the same device: weights are cast for each forward, gradients are summed in the kept dtype."""
     device, low = torch.device(world.device), dtype_of(plan.dtypes.compute)
     model = plain(j, plan).to(device)
     kept = full_precision_names(skeleton(model))
@@ -95,7 +95,7 @@ def _train(s: Session, steps: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Overflow:
-    """What dynamic loss scaling did: scales before each step, and whether the weights changed in it."""
+    """What dynamic loss scaling did: the scale before each step, and whether the step changed the weights."""
 
     scales: list[float]
     moved: list[bool]
@@ -103,7 +103,7 @@ class Overflow:
 
 
 def overflowing(world: World, j: Job, plan: Plan, folder: Path) -> Overflow:
-    """Steps from a scale at which every gradient overflows."""
+    """Train from a scale at which every gradient overflows until a step changes the weights."""
     s = _session(world, j, plan, folder)
     s.scaling.factor = 2.0**40
     out = Overflow([], [], [])
@@ -119,7 +119,7 @@ def overflowing(world: World, j: Job, plan: Plan, folder: Path) -> Overflow:
 
 @dataclass(frozen=True)
 class Saved:
-    """Losses before and after a checkpoint, and after going on from it; whether host copies were pinned."""
+    """Losses before and after a checkpoint and after resuming from it, and whether host copies were pinned."""
 
     before: list[float]
     after: list[float]
@@ -128,7 +128,7 @@ class Saved:
 
 
 def saved_and_loaded(world: World, j: Job, plan: Plan, folder: Path, beside: bool) -> Saved:
-    """Three steps, a checkpoint (``beside``: that a thread writes meanwhile), three steps, and those three again."""
+    """Three steps, a checkpoint (``beside``: written by a thread), three steps, and those three again after a load."""
     deterministic()
     s = _session(world, j, plan, folder)
     before = _train(s, 3)
@@ -143,7 +143,7 @@ def saved_and_loaded(world: World, j: Job, plan: Plan, folder: Path, beside: boo
 
 
 def two_saves_of_one_moment(world: World, j: Job, plan: Plan, folder: Path) -> list[str]:
-    """Names of tensors that the thread has written otherwise than a save that waits; training goes on meanwhile."""
+    """The tensors whose saved values differ from those at the time of the save, after which training continued."""
     s = _session(world, j, plan, folder)
     _train(s, 2)
     want = _weights(s)
@@ -158,7 +158,7 @@ def two_saves_of_one_moment(world: World, j: Job, plan: Plan, folder: Path) -> l
 
 
 def waits_for_the_device(world: World, j: Job, plan: Plan, folder: Path) -> list[str]:
-    """Where the CPU waits for the GPU in one step, as torch says; the batch is read before."""
+    """Where the CPU waits for the GPU in one step, according to torch; the batch is read before."""
     s = _session(world, j, plan, folder)
     _train(s, 2)
     torch.cuda.synchronize()
@@ -178,7 +178,7 @@ def _told_of_waits() -> Iterator[None]:
 
 
 def row_of_a_step(world: World, j: Job, plan: Plan, folder: Path) -> tuple[str, dict[str, float]]:
-    """The device by name, and what a step says of it."""
+    """The name of the device, and the figures of a step on it."""
     s = _session(world, j, plan, folder)
     _train(s, 1)
     name = "cpu" if world.device == "cpu" else torch.cuda.get_device_name(world.device)

@@ -1,4 +1,4 @@
-"""The lab runs to its end where there is no device, so that its first minutes on one are not its first."""
+"""The lab runs to its end without a device, so that its errors do not first appear on one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORDS = sorted((ROOT / "benchmarks" / "results" / "gpu").glob("*.jsonl"))
 
 
 def dry(folder: Path, *words: str) -> tuple[int, dict[str, Row]]:
-    """The exit code and the rows of a dry lab, by part; ``folder`` has its record."""
+    """The exit code and the rows of a dry run of the lab, by part; ``folder`` has its record."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--dry", "--device", "cpu", "--write", str(folder), *words]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
     lines = [line for line in run.stdout.splitlines() if line.startswith('{"part"')]
@@ -35,7 +35,7 @@ def dry(folder: Path, *words: str) -> tuple[int, dict[str, Row]]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a dry lab of three parts, all of which went well."""
+    """The folder of a dry run of the lab with three parts, all of which succeeded."""
     folder: Path = tmp_path_factory.mktemp("lab")
     code, rows = dry(folder, "--only", "train.eager", "train.parity", "kernels")
     assert {name: row.why for name, row in rows.items()} == {"train.eager": "", "train.parity": "", "kernels": ""}
@@ -95,7 +95,7 @@ def test_the_page_of_a_kept_record_is_made_of_it(record: Path) -> None:
     assert results.page(*results.read(record)) == record.with_suffix(".md").read_text()
 
 
-# what a part does, as a script: argv has --run NAME --folder FOLDER
+# a script for a part: argv has --run NAME --folder FOLDER
 CHILD = """
 import json, sys, time
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Training on a device equals a hand-written loop there; each test is tried on the CPU as well.
+"""Training on a device equals a hand-written loop there; each test also runs on the CPU.
 
-``make test-gpu`` runs those of a GPU, which need one.
+``make test-gpu`` runs the tests that need a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.gpu import rank_work
 from tests.gpu.on_device import DEVICES, ONLY_GPU, ranks
 from tests.parity import Outcome, Step, assert_same, job, outcome
 
-# the same kernels on the same numbers; what differs is how micro batches are added up
+# the same kernels on the same numbers; only the order in which micro batches are added differs
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-6, "bf16": 1e-6, "fp16": 1e-6}
 RECOMPUTE = {
     "full": {"modules": "layers.*"},
@@ -39,7 +39,7 @@ COMPILES = "compile" in Train.model_fields
 
 
 def lm(**changes: Any) -> Job:
-    """Untied: two uses of one table are added up in another order than a plain model does."""
+    """An untied model: two uses of one table are added in another order than in a plain model."""
     return job(model__tied=False, **changes)
 
 
@@ -75,7 +75,7 @@ def test_what_runs_again_gives_the_same_bits(device: str, policy: str) -> None:
 @pytest.mark.skipif(not COMPILES, reason="train.compile is not a setting of this version")
 @pytest.mark.parametrize("device", [ONLY_GPU])
 def test_a_compiled_model_has_the_gradients_of_a_hand_written_loop(device: str) -> None:
-    """The CPU has tests of its own for what is compiled there."""
+    """On the CPU, other tests cover what is compiled."""
     compiled = {"modules": "layers.*", "backend": "inductor"}
     assert_parity(lm(train__precision="fp32", train__compile=compiled), device)
 

@@ -1,4 +1,4 @@
-"""Attention whose keys and values have fewer heads than its queries."""
+"""Attention with fewer heads for keys and values than for queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A class of the user's own."""
+"""A model class that a user wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``null`` stands for in a model's settings."""
+"""What ``null`` means in a model's settings."""
 
 from __future__ import annotations
 

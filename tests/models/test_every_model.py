@@ -1,4 +1,4 @@
-"""What every model here promises."""
+"""What every model of this package guarantees."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 class Dtypes(TorchDispatchMode):
-    """Collects the floating dtypes that operations put out."""
+    """Collects the floating-point dtypes of the outputs of operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_it_is_built_on_meta_with_the_same_names_and_shapes(settings):
 
 
 def owners(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules with parameters of their own that no module before has."""
+    """The modules that have parameters which no earlier module has."""
     seen: set[int] = set()
     for module in model.modules():
         own = {id(p) for p in module.parameters(recurse=False)}

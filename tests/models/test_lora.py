@@ -1,4 +1,4 @@
-"""Adapters beside linear modules: what is trained, where they begin, and what is refused."""
+"""Adapters beside linear modules: what is trained, how they are initialized, and what is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_it_begins_as_the_model_itself_and_only_adapters_learn() -> None:
         for i in (0, 1) for m in "qv" for ab, shape in (("A", (2, 16)), ("B", (16, 2)))
     }  # fmt: skip
     a = named["layers.0.attn.q.lora_A"]
-    assert 0 < a.abs().max() <= 16**-0.5  # as kaiming_uniform_ with a = sqrt(5) has it, which is PEFT's
+    assert 0 < a.abs().max() <= 16**-0.5  # as kaiming_uniform_ with a = sqrt(5) does, which PEFT uses
     assert not named["layers.0.attn.q.lora_B"].any()
 
 

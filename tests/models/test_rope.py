@@ -49,7 +49,7 @@ def decoder(**changed) -> Decoder:
 
 @pytest.fixture
 def tables():
-    """How many have been made, and how often one was read again."""
+    """A function that returns how many tables were made, and how often one was reused."""
     language_model._table.cache_clear()
     yield lambda: (language_model._table.cache_info().misses, language_model._table.cache_info().hits)
     language_model._table.cache_clear()
@@ -78,10 +78,10 @@ def test_what_is_followed_is_not_kept(tables):
         decoder()(torch.zeros(2, 5, dtype=torch.long))
     model = decoder()
     torch.func.functional_call(model, dict(model.named_parameters()), (tokens,)).sum()
-    with torch.device("cpu"):  # somebody watches functions
+    with torch.device("cpu"):  # a function mode is active
         model(tokens)
     torch.func.vmap(lambda t: language_model.angles(4, 8, 1e4, t)[0])(torch.zeros(3, 2))
-    assert tables() == (1, 2)  # functional_call is a plain call
+    assert tables() == (1, 2)  # functional_call counts as a plain call
 
 
 def test_a_table_first_read_in_inference_mode_serves_a_backward(tables):
@@ -94,7 +94,7 @@ def test_a_table_first_read_in_inference_mode_serves_a_backward(tables):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_no_graph_of_a_compiled_block_works_out_angles():
-    """A compiler puts what is pointwise into its users: pow, cos, sin in float64 for each element of q and k."""
+    """A compiler fuses pointwise operations into their users: pow, cos, sin in float64 for each element of q and k."""
     block, calls = decoder().layers[0], []
 
     def collect(graph, _):

@@ -1,6 +1,6 @@
-"""A line between two network namespaces that delays packets and loses some: ``bad_line.py NS NS NAME MS LOSS``.
+"""A line between two network namespaces that delays and loses packets: ``bad_line.py NS NS NAME MS LOSS``.
 
-A tun device in each, and this process between them: kernels without netem have it too.
+It has a tun device in each and this process between them, so it also works with kernels without netem.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MTU = 1500
 
 
 def opened(namespace: str, name: str) -> int:
-    """A tun device ``name`` in ``namespace``; it is there for as long as this process."""
+    """A tun device ``name`` in ``namespace``, which exists as long as this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     if libc.setns(there, CLONE_NEWNET):
@@ -33,7 +33,7 @@ def opened(namespace: str, name: str) -> int:
 
 
 def relay(near: int, far: int, delay_s: float, loss: float) -> None:
-    """For good: each packet from one to the other, ``delay_s`` later, or never."""
+    """Forever pass each packet from one device to the other after ``delay_s``, or drop it."""
     drawn = random.Random(0)
     other = {near: far, far: near}
     waiting: list[tuple[float, int, int, bytes]] = []

@@ -1,4 +1,4 @@
-"""Two nodes for each test that asks for them."""
+"""Two nodes for each test that requests them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.nodes.nodes import Nodes, two_nodes
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    """Two namespaces and a cable between them, gone after the test with all that is at work there."""
+    """Two namespaces and a cable between them, removed after the test with all their processes."""
     with two_nodes() as pair:
         yield Nodes(pair)

@@ -1,4 +1,4 @@
-"""What a test needs to happen on a node: a slow step, a slow disk, a plan that takes its time."""
+"""Hooks that tests run on a node: a slow step, a slow disk, a slow plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class SlowSteps:
-    """Every step takes so long more."""
+    """Makes every step longer."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -22,7 +22,7 @@ class SlowSteps:
 
 
 class SlowDisk:
-    """From step ``at`` on, what rank ``rank`` writes is on its disk only once ``until`` is there."""
+    """From step ``at`` on, what rank ``rank`` writes is on its disk only when ``until`` exists."""
 
     every_rank = True
 
@@ -43,7 +43,7 @@ class SlowDisk:
 
 
 class SlowPlan(nn.Module):
-    """Rank 0, which plans first, has its plan once ``until`` exists; it makes ``began`` when it begins to plan."""
+    """Rank 0 plans first: it touches ``began`` when it begins, and its plan is ready only when ``until`` exists."""
 
     def __init__(self, vocab: int, dim: int, began: str, until: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Two nodes on this machine: two network namespaces and a cable between them. Needs root and ``ip``."""
+"""Two nodes on this machine: two network namespaces and a cable between them. They need root and ``ip``."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ INTERFACE = "eth0"
 TUN = "/dev/net/tun"
 PREFIX = "launchernodes"
 START_S = 240.0
-"""Until a run has started, or has ended: ranks share the cores of one machine with others."""
+"""The time for a run to start or to end: its ranks share the cores of one machine."""
 _pairs = count()
 
 
 def missing() -> str:
-    """Why there can be no nodes here, in words; "" where there can."""
+    """Why this machine cannot have nodes, in words; "" if it can."""
     if "NODES_TEST" not in os.environ:
         return "make test-nodes makes two network namespaces"
     if os.geteuid():
@@ -42,7 +42,7 @@ def missing() -> str:
 
 @dataclass
 class Node:
-    """One of the two. Its host name stands for no address unless ``hosts`` says so."""
+    """One of the two nodes. Its host name resolves to no address unless ``hosts`` says so."""
 
     index: int
     namespace: str
@@ -73,9 +73,9 @@ class Node:
         self.ip("link", "set", INTERFACE, "up")
 
     def inside(self, before: str = "") -> tuple[str, ...]:
-        """The words before a command that runs there.
+        """The words before a command that runs on this node.
 
-        ``before`` are lines of bash, in a mount namespace of the command's own; ``$NODE`` is the node's index.
+        ``before``: lines of bash, in the command's own mount namespace; ``$NODE`` is the node's index.
         """
         script = f'NODE={self.index}; hostname {self.name}; {before}\nexec "$@"'
         entered = ("nsenter", f"--net=/run/netns/{self.namespace}")  # ip netns exec would hide /sys/fs/cgroup
@@ -84,7 +84,7 @@ class Node:
     def start(
         self, words: Sequence[str], log: Path, env: Mapping[str, str] | None = None, before: str = ""
     ) -> subprocess.Popen[str]:
-        """Start a process there; ``before`` as in ``inside``."""
+        """Start a process on this node; ``before`` as in ``inside``."""
         with log.open("w") as out:
             process = subprocess.Popen(
                 [*self.inside(before), *words],
@@ -99,7 +99,7 @@ class Node:
         return process
 
     def end(self) -> None:
-        """Kill all that is at work there."""
+        """Kill all processes on this node."""
         found = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True)
         for pid in found.stdout.split():
             with suppress(ProcessLookupError):
@@ -115,7 +115,7 @@ def ip(*words: str) -> None:
 
 @contextmanager
 def two_nodes() -> Iterator[tuple[Node, Node]]:
-    """Two nodes, gone after the block with all that is at work there."""
+    """Two nodes, removed after the block with all their processes."""
     _sweep()
     tag = f"{PREFIX}-{os.getpid()}-{next(_pairs)}"
     nodes = (Node(0, f"{tag}-0"), Node(1, f"{tag}-1"))
@@ -132,7 +132,7 @@ def two_nodes() -> Iterator[tuple[Node, Node]]:
 
 
 def plug(nodes: tuple[Node, Node]) -> None:
-    """Put a cable between them: made in the namespaces, so nothing of it is ever seen outside."""
+    """Put a cable between them. It is made inside the namespaces, so it is never visible outside."""
     near, far = nodes
     near.ip("link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", far.namespace)
     for node in nodes:
@@ -141,7 +141,7 @@ def plug(nodes: tuple[Node, Node]) -> None:
 
 @contextmanager
 def bad_line(nodes: tuple[Node, Node], delay_ms: float, loss: float) -> Iterator[None]:
-    """In place of the cable a line that delays each packet and loses this part of them, in the block."""
+    """In the block, replace the cable by a line that delays each packet and loses the share ``loss`` of them."""
     if not os.access(TUN, os.R_OK | os.W_OK):
         pytest.skip(f"a bad line needs {TUN}, which is not there")
     nodes[0].ip("link", "del", INTERFACE)
@@ -159,7 +159,7 @@ def bad_line(nodes: tuple[Node, Node], delay_ms: float, loss: float) -> Iterator
 
 
 def _sweep() -> None:
-    """Take away what a run that was killed has left."""
+    """Remove namespaces that a killed run has left."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     for line in listed.splitlines():
         name = line.split()[0]
@@ -176,9 +176,9 @@ class Nodes:
         self.pair = pair
 
     def ranks(self, at: Path, *words: str, each: int = 1, **change: Any) -> list[Started]:
-        """``launcher WORDS`` on ``each`` ranks of both nodes, started as a pod starts them.
+        """Run ``launcher WORDS`` on ``each`` ranks of both nodes, started as a pod starts them.
 
-        ``change`` goes to ``rank``.
+        ``change`` is passed to ``rank``.
         """
         port = free_port()
         return [self.rank(at, rank, port, *words, each=each, **change) for rank in range(2 * each)]
@@ -194,7 +194,7 @@ class Nodes:
         env: Mapping[str, str] | None = None,
         before: str = "",
     ) -> Started:
-        """One rank, of which ``host`` is the MASTER_ADDR; what it says is in a file beside the folder ``at``."""
+        """Start one rank, with ``host`` as MASTER_ADDR; its output goes to a file beside the folder ``at``."""
         near, node = self.pair[0], self.pair[rank // each]
         place = {
             "RANK": rank, "WORLD_SIZE": 2 * each, "LOCAL_RANK": rank % each, "LOCAL_WORLD_SIZE": each,
@@ -206,7 +206,7 @@ class Nodes:
         return Started(node.start([*command, *words, f"run_dir={at}"], log, every, before), log)
 
     def agents(self, at: Path, *words: str, each: int = 2, late_s: float = 0) -> list[Started]:
-        """The same by an agent of torchrun on each node; the second node is so much later."""
+        """Run it with a torchrun agent on each node; the second node starts ``late_s`` later."""
         port = free_port()
         started = []
         for node in self.pair:
@@ -232,14 +232,14 @@ class Started:
         return self.log.read_text()
 
     def error(self) -> str:
-        """Its line of error."""
+        """Its single error line."""
         lines = [line for line in self.said().splitlines() if line.startswith("error: ")]
         assert len(lines) == 1, self.said()
         return lines[0]
 
 
 def ended(started: Sequence[Started], within_s: float = START_S) -> list[int]:
-    """The exit codes, once all have ended."""
+    """The exit codes, after all have ended."""
     end = time.monotonic() + within_s
     codes = []
     for one in started:
@@ -251,7 +251,7 @@ def ended(started: Sequence[Started], within_s: float = START_S) -> list[int]:
 
 
 def until(done: Callable[[], bool], started: Sequence[Started], within_s: float = START_S) -> None:
-    """Looks again and again until ``done``; fails when a process ends first."""
+    """Poll until ``done``; fails if a process ends first."""
     end = time.monotonic() + within_s
     while not done():
         for one in started:

@@ -1,4 +1,4 @@
-"""The cable between two nodes is pulled, or is a bad one: what each says, and how the run goes on."""
+"""The cable between two nodes is pulled, or is a bad one: what each node reports, and how the run is resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.run.launching import TINY, checkpoints, losses, reached, status, step
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TIMEOUT_S = 15
 MARGIN_S = 25
-"""Beside the timeout: the network is asked once more, and two busy cores write what is left."""
+"""Seconds after the timeout, in which the network is checked once more and two busy cores write the rest."""
 ALLOW = "security.allow=[tests.nodes.hooks]"
 PAIR = (
     *TINY, "parallel.hsdp=null", "schedule=constant", "checkpoint.every=2", f"launch.timeout_s={TIMEOUT_S}", ALLOW,
@@ -27,7 +27,7 @@ CAUSE = (
 
 
 def both_are_named(started: list[Started], folder: Path) -> None:
-    """All ranks end within the timeout; the network between the two nodes is the cause."""
+    """All ranks end within the timeout and name the network between the two nodes as the cause."""
     assert ended(started, TIMEOUT_S + MARGIN_S) == [1, 1]
     assert re.fullmatch(CAUSE, started[0].error()), started[0].error()
     assert re.fullmatch(CAUSE.removeprefix("error: "), status(folder)["error"])
@@ -40,7 +40,7 @@ def test_pulled_in_training_and_the_run_goes_on_on_one_node(nodes: Nodes, tmp_pa
     nodes.pair[1].cable(plugged=False)
     both_are_named(started, run)
 
-    # one node, and as many ranks
+    # resume on one node with as many ranks
     n = steps(run)[-1] + 2
     assert main([*PAIR, "launch.nproc=2", f"run_dir={run}", f"train.steps={n}", "checkpoint.resume=auto"]) == 0
     alone = tmp_path / "alone"
@@ -60,14 +60,14 @@ def test_pulled_in_a_save_leaves_the_checkpoint_before_it(
     both_are_named(started, run)
     assert (run / "checkpoints/step-000004.partial").exists()
 
-    # one node
+    # resume on one node
     assert main([*PAIR, "launch.nproc=2", f"run_dir={run}", "train.steps=5"]) == 0
     assert "resuming from step-000002" in capsys.readouterr().out
     assert checkpoints(run)[-1] == "step-000005"
 
 
 def test_pulled_in_the_start(nodes: Nodes, tmp_path: Path) -> None:
-    """While rank 0 plans: neither waits for the time that a whole run may take."""
+    """The cable is pulled while rank 0 plans: no rank waits for the timeout of a full run."""
     run, began, go = tmp_path / "run", tmp_path / "began", tmp_path / "go"
     model = f"model={{_target_: tests.nodes.hooks.SlowPlan, vocab: 64, dim: 16, began: {began}, until: {go}}}"
     stages = "parallel.pipeline.stage_config={embed: 0, head: 1}"
@@ -90,7 +90,7 @@ def test_pulled_in_the_start(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def test_a_line_that_delays_and_loses_packets(nodes: Nodes, tmp_path: Path) -> None:
-    """20 ms each way, one packet in fifty is lost: slower, with the same numbers."""
+    """Each way takes 20 ms and one packet in fifty is lost: the run is slower and has the same numbers."""
     with bad_line(nodes.pair, delay_ms=20, loss=0.02):
         started = nodes.ranks(tmp_path / "run", *PAIR, "train.steps=3", "launch.timeout_s=120")
         assert ended(started) == [0, 0], started[0].said()

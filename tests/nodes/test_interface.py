@@ -1,4 +1,4 @@
-"""Which interface the ranks of two nodes use: the one that reaches the rendezvous, whatever names stand for."""
+"""The ranks of two nodes use the interface that reaches the rendezvous, whatever their host names resolve to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAIR = (*TINY, "parallel.hsdp=null", "train.steps=2")
 
 
 def a_dead_end(node: Node) -> None:
-    """A second interface, which leads nowhere."""
+    """Add a second interface, which leads nowhere."""
     node.ip("link", "add", "dead0", "type", "veth", "peer", "name", "dead1")
     node.ip("addr", "add", f"10.99.0.{node.index + 1}/24", "dev", "dead0")
     for name in ("dead0", "dead1"):
@@ -22,14 +22,14 @@ def a_dead_end(node: Node) -> None:
 
 
 def hosts(tmp_path: Path, near: str, far: str) -> str:
-    """Lines of bash: on each node its own /etc/hosts."""
+    """Lines of bash that give each node its own /etc/hosts."""
     for index, text in enumerate((near, far)):
         (tmp_path / f"hosts{index}").write_text(f"127.0.0.1 localhost\n{text}\n")
     return f"mount --bind {tmp_path}/hosts$NODE /etc/hosts"
 
 
 def test_names_that_stand_for_a_loopback_and_for_a_dead_end(nodes: Nodes, tmp_path: Path) -> None:
-    """As on Debian: the first node's own name is 127.0.1.1 there. The other's name leads to a dead interface."""
+    """As on Debian, the first node's name resolves to 127.0.1.1 there. The other's name leads to a dead interface."""
     for node in nodes.pair:
         a_dead_end(node)
     before = hosts(tmp_path, "127.0.1.1 node0", "10.77.0.1 node0\n10.99.0.2 node1")

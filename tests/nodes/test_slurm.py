@@ -1,4 +1,4 @@
-"""Slurm's own start over two nodes: its ranks meet over the cable, by the names that Slurm knows the nodes by."""
+"""Slurm starts ranks over two nodes: they connect over the cable, by the names that Slurm has for the nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two nodes that are not alike, or not at the same time: refused by name before anything is written, or waited for."""
+"""Two nodes that differ are refused by name before anything is written; a node that starts later is waited for."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.run.launching import ROOT, TINY, status
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 PAIR = (*TINY, "parallel.hsdp=null", "train.steps=2", "security.allow=[tests.nodes.hooks]")
 SOON_S = 1.0
-"""Until a rank that waits for its peers heeds a signal."""
+"""Seconds until a rank that waits for its peers ends after a signal."""
 
 
 def stopped(rank: Started) -> int:
-    """The exit code of a rank that is asked to stop, which it does soon."""
+    """The exit code of a rank after a request to stop, which ends it soon."""
     rank.process.send_signal(signal.SIGTERM)
     return ended([rank], SOON_S)[0]
 
 
 def test_another_torch_and_another_launcher_on_one_node(nodes: Nodes, tmp_path: Path) -> None:
-    """The second node finds an installed package of another version first."""
+    """On the second node, an installed package of another version comes first."""
     port = free_port()
     for package in ("torch", "autoparallel_launcher"):
         named = tmp_path / "other" / f"{package}-9.9.9.dist-info"
@@ -61,7 +61,7 @@ def test_a_run_folder_that_one_node_does_not_see(nodes: Nodes, tmp_path: Path) -
 
 
 def test_ranks_that_wait_for_peers_heed_a_signal(nodes: Nodes, tmp_path: Path) -> None:
-    """First while rank 0 plans, then while another rank does not join: a sleep stands for its slow start."""
+    """First while rank 0 plans, then while another rank does not join because a sleep delays its start."""
     run, began, go = tmp_path / "run", tmp_path / "began", tmp_path / "go"
     model = f"model={{_target_: tests.nodes.hooks.SlowPlan, vocab: 64, dim: 16, began: {began}, until: {go}}}"
     stages = "parallel.pipeline.stage_config={embed: 0, head: 1}"

@@ -1,4 +1,4 @@
-"""Training over two nodes: the numbers of one node, whichever way the ranks are laid over the cable."""
+"""Training over two nodes has the numbers of one node, however the ranks are placed on the nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOW = ("callbacks=[{_target_: tests.nodes.hooks.SlowSteps, seconds: 0.2}]", "se
 
 
 def test_the_default_recipe_on_two_nodes_then_on_one_and_back(nodes: Nodes, tmp_path: Path) -> None:
-    """By torchrun; the second node is 20 s late. The third start is stopped by a signal to one agent."""
+    """torchrun starts it; the second node starts 20 s later. A signal to one agent stops the third run."""
     run, alone = tmp_path / "run", tmp_path / "alone"
     words = [*TINY, "schedule=constant"]
     started = nodes.agents(run, *words, "train.steps=2", late_s=20)

@@ -1,4 +1,4 @@
-"""Losses and metrics of a user's own."""
+"""Losses and metrics that a user wrote."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Weighted:
-    """Cross entropy in which class c counts 1 + c / 10, and -100 nothing."""
+    """Cross entropy in which class c has the weight 1 + c / 10, and -100 has none."""
 
     def __init__(self, step: float = 0.1) -> None:
         self.step = step
@@ -26,7 +26,7 @@ class Weighted:
 
 
 class MeanOfMeans(Weighted):
-    """Which does not add up: what each part of a batch is divided by hangs on the part."""
+    """A loss that does not add up: each part of a batch is divided by a number that depends on the part."""
 
     def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         total, count = super().__call__(output, target)
@@ -39,7 +39,7 @@ class Miscounted(Weighted):
 
 
 class LaterMiscounted(Weighted):
-    """Where the batch is larger than what a plan tries it with."""
+    """A wrong count for batches that are larger than those with which a plan tries the loss."""
 
     def count(self, target: Tensor) -> Tensor:
         return super().count(target) + (len(target) > 4)
@@ -67,14 +67,14 @@ class Learned(nn.Module):
 
 
 class AbsError:
-    """Mean absolute error, over all elements."""
+    """The mean absolute error over all elements."""
 
     def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, int]:
         return (output - target).abs().sum(), target.numel()
 
 
 class Holes:
-    """The share of targets that are -100; ``nan_from``: of a batch with so many samples on it is NaN."""
+    """The share of targets that are -100; for a batch of ``nan_from`` samples it is NaN."""
 
     def __init__(self, nan_from: int | None = None) -> None:
         self.nan_from = nan_from
@@ -92,14 +92,14 @@ class Largest:
 
 
 class Narrow(Weighted):
-    """As a loss of a language model: computed in float32, whatever comes."""
+    """A loss that computes in float32 whatever the dtype of its input is, as those of language models do."""
 
     def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return super().__call__(output.float(), target)
 
 
 class OfOneDtype(Weighted):
-    """Has a constant of one dtype, which torch multiplies with no other."""
+    """A loss with a constant of one dtype, which torch multiplies with no other dtype."""
 
     def __init__(self, dtype: str) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class OfOneDtype(Weighted):
 
 
 class NarrowMean(OfOneDtype):
-    """Of one dtype, and does not add up."""
+    """A loss of one dtype that does not add up."""
 
     def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         total, count = super().__call__(output, target)
@@ -140,7 +140,7 @@ class Miscounts(Narrow):
 
 
 class Float32Weights(Narrow):
-    """Class weights in float32, as most losses have them: their sum is rounded too."""
+    """Class weights in float32, as in most losses: the sum of the weights is rounded too."""
 
     def weights(self, target: Tensor) -> Tensor:
         return super().weights(target).float()

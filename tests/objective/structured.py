@@ -80,7 +80,7 @@ class NestedOutput(Heads):
 
 
 class LogitsAndNone(Heads):
-    """Returns the logits, and ``None`` in the place of a loss, as nanoGPT does without targets."""
+    """Returns the logits, and ``None`` in place of a loss, as nanoGPT does without targets."""
 
     def forward(self, tokens: torch.Tensor) -> Any:
         logits, _ = super().forward(tokens)

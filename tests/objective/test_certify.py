@@ -1,4 +1,4 @@
-"""The certificate has every loss by code of its own, and says so where a run's is another."""
+"""The certificate computes every loss with its own code, and reports a run whose loss differs."""
 
 from __future__ import annotations
 

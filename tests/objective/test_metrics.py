@@ -1,4 +1,4 @@
-"""Metrics by name: against what they are defined as, ties and numbers that are none included."""
+"""Metrics by name, compared with their definitions, with ties and NaN included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each loss trains the weights of plain torch under every layout, and metrics are those of the whole batch."""
+"""Each loss trains the weights of plain torch in every layout, and metrics are those of the full batch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def smooth(output: Tensor, y: Tensor) -> Tensor:
 
 
 def elsewhere(output: Tensor, y: Tensor) -> Tensor:
-    """Class 7 counts for nothing, and so does nothing else."""
+    """Class 7 does not count, and every other class does."""
     return F.cross_entropy(output.flatten(0, -2), y.flatten(), ignore_index=7)
 
 
@@ -79,7 +79,7 @@ LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any], list[Any], Callable[[Ten
 
 
 def jobs(layout: str) -> dict[str, Job]:
-    """One a loss; what takes whole outputs is left out where they are cut over ``tp``."""
+    """A job for each loss; a loss that takes full outputs is left out if outputs are sharded over ``tp``."""
     out = {}
     for name, (loss, data, metrics, _) in LOSSES.items():
         if layout == "tp2, output cut":
@@ -97,7 +97,7 @@ Found = tuple[list[float], dict[str, float], dict[str, float], list[Piece]]
 
 
 def rank_trains(world: World, cells: Mapping[str, tuple[Job, Plan]], folder: Path) -> dict[str, Found]:
-    """Of each: the losses, what metrics of the last step and of a validation after it are, and the weights."""
+    """For each job: the losses, the metrics of the last step and of a validation after it, and the weights."""
     out = {}
     for name, (j, plan) in cells.items():
         s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
@@ -120,7 +120,7 @@ def samples(name: str, split: str) -> Values:
 
 
 def alone(name: str, j: Job, plan: Plan) -> tuple[list[float], nn.Module, nn.Module]:
-    """Plain torch: the losses, the model before the last step and after it."""
+    """Plain torch: the losses, and the model before and after the last step."""
     loss, (x, y) = LOSSES[name][3], samples(name, "train")
     model, before = plain(j, plan), plain(j, plan)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
@@ -137,7 +137,7 @@ def alone(name: str, j: Job, plan: Plan) -> tuple[list[float], nn.Module, nn.Mod
 
 @torch.no_grad()
 def figures(name: str, model: nn.Module, split: str) -> dict[str, float]:
-    """All metrics that there may be, and the loss."""
+    """All metrics that a job may have, and the loss."""
     x, y = samples(name, split)
     output = model(x)
     found = {"loss": LOSSES[name][3](output, y).item()}

@@ -1,4 +1,4 @@
-"""The page on preferences against DPO as its paper writes it, with a policy and a reference that are two models."""
+"""The documented DPO loss equals that of its paper, with a policy and a reference that are two models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Alone(nn.Module):
-    """One of the two by itself: the layers of one side, called one after the other."""
+    """The policy or the reference alone: the layers of one side, called one after another."""
 
     def __init__(self, both: Any, side: str) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_on_every_layout_too(layout: str, tmp_path: Path) -> None:
     )
     ((plan, got),) = trained.on_layouts({layout: asked}, tmp_path).values()
 
-    # the batch is the whole of the data
+    # the batch contains all samples
     both = plain(asked, plan)
     policy, reference = Alone(both, "policy"), Alone(both, "reference").requires_grad_(False)
 
@@ -143,7 +143,7 @@ def test_on_every_layout_too(layout: str, tmp_path: Path) -> None:
     loss, preferred = of(5)
     want.held_out = {"val_loss": loss.item(), "val_preferred": preferred.item()}
 
-    # under the names of the module that has both
+    # under the names of the module that contains both
     names = {}
     for n, layer in enumerate([both.embed, *both.blocks, both.head]):
         mine = next(name for name, module in both.named_modules() if module is layer)

@@ -1,4 +1,4 @@
-"""What a loss or a metric cannot be worked out from is refused by the plan, or ends the run, by its name."""
+"""If a loss or a metric cannot be computed, the plan refuses it by name, or the run ends with its name."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_what_does_not_add_up_is_refused_in_float32_too() -> None:
     ids=["a ten thousandth", "half", "counts"],
 )
 def test_no_dtype_of_the_loss_excuses_sums_that_do_not_add_up(loss: dict[str, Any]) -> None:
-    """The tolerance is what fp32 promises, however few bits the loss itself keeps."""
+    """The tolerance is the precision of fp32, however few bits the loss itself keeps."""
     with pytest.raises(RequestError) as caught:
         plan_job(asked(loss=loss, train__precision="fp32"))
     assert str(caught.value).endswith(f"; {CUT}")

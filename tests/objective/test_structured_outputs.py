@@ -1,4 +1,4 @@
-"""A model that returns a tuple or a dict of tensors, which a loss of the user's own takes."""
+"""A model that returns a tuple or a dict of tensors, with a user's loss that takes it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def asked(kind: str, parallel: Mapping[str, Any], **changes: Any) -> Job:
 
 
 def mean(output: Any, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss and the metric of a whole batch, written out."""
+    """The loss and the metric of a full batch, computed explicitly."""
     logits, value = (output["logits"], output["value"]) if isinstance(output, dict) else output
     counts = y != -100
     chosen = torch.log_softmax(logits[counts], -1)[torch.arange(int(counts.sum())), y[counts]]

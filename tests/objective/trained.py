@@ -1,4 +1,4 @@
-"""Steps of a job whose loss is its own, on ranks and alone: losses, norms, every gradient and weight."""
+"""Steps of a job with a user's loss, on ranks and in one process: losses, norms, every gradient and weight."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS, LR, CLIP = 3, 0.5, 1.0
 
 @dataclass
 class Trained:
-    """Gradients are those after clipping; ``held_out`` are results of an evaluation after the last step."""
+    """Gradients are those after clipping; ``held_out`` has the results of an evaluation after the last step."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ class _Rank:
 
 
 def on_layouts(jobs: Mapping[K, Job], folder: Path) -> dict[K, tuple[Plan, Trained]]:
-    """Each job by its own layout; all take as many ranks."""
+    """Run each job in its own layout; all jobs take the same number of ranks."""
     cells = {key: (j, plan_job(j)) for key, j in jobs.items()}
     (size,) = {plan.sizes.grid.size for _, plan in cells.values()}
     ranks = on_ranks(size, _train, cells, folder)
@@ -80,7 +80,7 @@ def _whole(plan: Plan, found: list[Piece]) -> dict[str, Tensor]:
 
 
 def alone(model: nn.Module, loss_of: Callable[[], Tensor]) -> Trained:
-    """By plain torch; ``loss_of`` the whole batch."""
+    """Train with plain torch; ``loss_of`` returns the loss of the full batch."""
     made = Trained()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR)
     for _ in range(STEPS):
@@ -96,7 +96,7 @@ def alone(model: nn.Module, loss_of: Callable[[], Tensor]) -> Trained:
 
 
 def assert_same(got: Trained, want: Trained, tolerance: float = 1e-12) -> None:
-    """Relative to the largest number of each tensor; a parameter that no loss reaches may have zeros as gradient."""
+    """Errors are relative to the largest number of each tensor; without a gradient, zeros are accepted."""
     assert got.losses == pytest.approx(want.losses, rel=tolerance)
     assert got.norms == pytest.approx(want.norms, rel=tolerance)
     assert got.held_out == pytest.approx(want.held_out, rel=tolerance)

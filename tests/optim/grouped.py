@@ -1,4 +1,4 @@
-"""Parameters of a plain module, by the groups that a plan would have."""
+"""The parameters of a plain module, in the groups that a plan would have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALONE = Grid.of(pp=1, dp_replicate=1, dp_shard=1, tp=1)
 
 
 def tensor(*names: str, shape: tuple[int, ...], trainable: bool = True, buffer: bool = False) -> Placed:
-    """Whole, on one rank."""
+    """A tensor on one rank, not sharded."""
     layout = Layout(ALONE, shape, ((),) * len(shape), ())
     return Placed(names[0], names, TensorSpec(shape, "float32"), layout, (0,), trainable, buffer, "float32")
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as users write them: right ones, and each with one thing that no training can go by."""
+"""Learning-rate schedules as users write them: correct ones, and ones with a fault that makes them unusable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class InverseRoot:
-    """Up in ``warmup`` steps, then down with the root of the step."""
+    """Rises in ``warmup`` steps, then falls with the square root of the step."""
 
     def __init__(self, warmup: int = 2) -> None:
         self.warmup = warmup
@@ -19,7 +19,7 @@ class InverseRoot:
 
 
 class Both:
-    """One schedule up to a step, then another."""
+    """One schedule up to a step, and zero after it."""
 
     def __init__(self, first: InverseRoot, at: int) -> None:
         self.first, self.at = first, at
@@ -29,7 +29,7 @@ class Both:
 
 
 class Numbers:
-    """Of any kind that is a number."""
+    """Returns numbers of every type."""
 
     def __call__(self, step: int) -> object:
         return (1, 0.5, np.float64(0.25), np.float32(0.125), np.int64(2), Fraction(1, 16), 0)[step % 7]
@@ -57,7 +57,7 @@ class Leaves:
 
 
 class Table:
-    """It has a rate for each of its steps only."""
+    """A table that has a rate for its own steps only."""
 
     def __init__(self, rates: list[float]) -> None:
         self.rates = rates
@@ -67,7 +67,7 @@ class Table:
 
 
 class Gives:
-    """1, and at one step something else."""
+    """Returns 1, and at one step another value."""
 
     def __init__(self, value: str, at: int = 2) -> None:
         self.value, self.at = eval(value, {"np": np}), at
@@ -77,7 +77,7 @@ class Gives:
 
 
 class Counts:
-    """It counts its calls instead of looking at the step."""
+    """Counts its calls and does not read the step."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -88,7 +88,7 @@ class Counts:
 
 
 class InOrder:
-    """It has to be called with step 0 first."""
+    """Fails unless it is called with step 0 first."""
 
     def __call__(self, step: int) -> float:
         if step == 0:
@@ -102,7 +102,7 @@ class Noise:
 
 
 class Ends:
-    """It is no share after so many steps."""
+    """Returns a negative rate after some steps."""
 
     def __init__(self, after: int) -> None:
         self.after = after

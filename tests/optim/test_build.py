@@ -1,4 +1,4 @@
-"""Optimizers, their groups, and parameters that are cut over ranks."""
+"""Optimizers, their groups, and parameters that are sharded over ranks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def three_steps(model: nn.Module, settings: Optim) -> dict[str, torch.Tensor]:
 
 
 def sharded(world: World) -> dict[str, Any]:
-    """The network on two meshes and with a parameter that is not cut at all; its weights and the kinds found."""
+    """The network on two meshes, with a parameter that is not sharded; returns weights after the steps."""
     model, mesh = network(), init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
     fully_shard(model[0], mesh=mesh["a"])
     fully_shard(model[2], mesh=mesh["a", "b"])
@@ -82,7 +82,7 @@ def test_parameters_cut_over_ranks_mixed_with_whole_ones_train_to_the_same_weigh
 
 
 def reference(settings: Optim, decayed: list[nn.Parameter], plain: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Torch's own loop over single tensors."""
+    """Torch's own implementation that loops over single tensors."""
     groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
     if isinstance(settings, AdamW):
         given = settings.model_dump(exclude={"name", "groups"})

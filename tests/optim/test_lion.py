@@ -1,4 +1,4 @@
-"""Lion against its paper, number by number."""
+"""Lion compared with its paper, number by number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTINGS = Lion(name="lion", lr=0.125, betas=(0.5, 0.75), weight_decay=0.25)
 
 
 def by_hand(weights: list[float], gradients: list[list[float]], decay: float) -> list[float]:
-    """Algorithm 2 of arXiv 2302.06675 on Python's numbers."""
+    """Algorithm 2 of arXiv 2302.06675 with Python numbers."""
     (now, kept), lr = SETTINGS.betas, SETTINGS.lr
     means = [0.0] * len(weights)
     for row in gradients:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules of the user's own: called as they are, or refused by the plan with the step and the value."""
+"""A user's learning-rate schedule is called as it is, or the plan refuses it with the step and the value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen of an optimizer that is tried on small tensors."""
+"""What a trial on small tensors finds out about an optimizer."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_a_decay_takes_the_last_steps_down_to_the_final_share_and_leaves_those_b
 
 @given(wsd, st.integers(1, 60))
 def test_a_decay_begins_where_the_stable_rate_ends(settings, more):
-    """Linear in equal steps; 1-sqrt in steps of which the first is the largest, the root of one of them."""
+    """Linear decay has equal steps; in 1-sqrt, the first step is the largest: the square root of one step's share."""
     total = settings.warmup_steps + more
     decay = min(settings.decay(total), more)
     down = [1.0, *rates(settings, total)[total - decay :]]
@@ -154,7 +154,7 @@ def test_restarts_are_where_they_are_however_long_the_training_is(settings, tota
 
 
 def torchs(kind: type[lr_scheduler.LRScheduler], steps: int, **how: Any) -> list[float]:
-    """What torch's own scheduler makes of a rate of 1."""
+    """The rates of torch's own scheduler for a base rate of 1."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
     scheduler, found = kind(optimizer, **how), []
     for _ in range(steps):
@@ -164,7 +164,7 @@ def torchs(kind: type[lr_scheduler.LRScheduler], steps: int, **how: Any) -> list
     return found
 
 
-@tries(deadline=None)  # torch's first step takes its time
+@tries(deadline=None)  # torch's first step is slow
 @given(st.integers(2, 40), st.floats(0.1, 4))
 def test_a_polynomial_is_torchs(total, power):
     want = torchs(lr_scheduler.PolynomialLR, total, total_iters=total - 1, power=power)

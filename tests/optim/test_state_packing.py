@@ -1,4 +1,4 @@
-"""An optimizer's state as tensors of a checkpoint, and back."""
+"""An optimizer's state as tensors of a checkpoint, and the conversion back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def made() -> tuple[nn.Parameter, torch.optim.Optimizer]:
 
 
 def like(a: Any, b: Any) -> bool:
-    """Equal, and of the same types all the way down."""
+    """Whether both are equal and all nested types are the same."""
     if isinstance(a, list | tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(like, a, b))
     return type(a) is type(b) and a == b

@@ -1,4 +1,4 @@
-"""Law 11 of optimizers: in every layout what plain torch does in one process, also after a stop, or a refusal."""
+"""Law 11 for optimizers: every layout does what plain torch does in one process, also after a stop, or is refused."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ ANYWHERE: dict[str, dict[str, Any]] = {
     "tests.optim.theirs.IntStep": {}, "tests.optim.theirs.CounterInGroup": {}, "tests.optim.theirs.Swapped": {},
     "tests.optim.theirs.Rare": {}, "tests.optim.theirs.TensorRate": {}, "tests.optim.theirs.Lookahead": {},
 }  # fmt: skip
-"""They treat each number by itself."""
+"""Optimizers that treat each number by itself."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "foreach": {"foreach": True}, "fused": {"fused": True}, "maximize": {"maximize": True, "foreach": True},
 }  # fmt: skip
 WHOLE = ("torch.optim.Adafactor", "torch.optim.Muon", *(f"tests.optim.theirs.{n}" for n in (
     "LARS", "LAMB", "Factored", "Shampoo",
 )))  # fmt: skip
-"""They look at a whole tensor."""
+"""Optimizers that need full tensors."""
 TOGETHER = ("tests.optim.theirs.GlobalNorm", "tests.optim.theirs.Prodigy")
-"""They look at all tensors."""
+"""Optimizers that read all tensors together."""
 EVERYWHERE = (
     "torch.optim.AdamW", "foreach", *(f"tests.optim.theirs.{n}" for n in (
         "IntStep", "CounterInGroup", "Swapped", "Lookahead",
@@ -75,12 +75,12 @@ FINE: dict[str, tuple[str, ...]] = (
     | dict.fromkeys(TOGETHER, ("one", "replicas"))
     | {ROWS: ("one", "stages", "shards", "replicas"), NOISE: ("one",)}
 )
-"""What treats each number by itself does so in any layout: a few are tried in every one, the others in some."""
+"""Optimizers that treat each number by itself work in any layout: a few are tried in each, the others in some."""
 CELLS = [(name, layout) for name, layouts in some_of(FINE).items() for layout in layouts]
 
 
 def asked(path: str, layout: str, steps: tuple[str, ...] = ("train", "save"), **changes: Any) -> Job:
-    """A job for the optimizer at ``path``, or one of ``OPTIONS`` of Adam, which saves on its way."""
+    """A job for the optimizer at ``path`` or for Adam with one of ``OPTIONS``, which saves before it ends."""
     more = {"_target_": "torch.optim.Adam"} | OPTIONS[path] if path in OPTIONS else {"_target_": path}
     return job(**{
         "model": {"_target_": "tests.optim.theirs.Net", "matrices": path == "torch.optim.Muon"},
@@ -92,7 +92,7 @@ def asked(path: str, layout: str, steps: tuple[str, ...] = ("train", "save"), **
 
 
 def advance(s: Session, j: Job, until: int) -> list[Piece]:
-    """Optimizer steps of the real loop; the weights after them."""
+    """Take optimizer steps of the real loop, and return the weights after them."""
     while s.step < until:
         scale_lr(s.optimizer, factor(j.schedule, s.step, STEPS))
         loop.step(s, j.train.clip_norm)
@@ -101,7 +101,7 @@ def advance(s: Session, j: Job, until: int) -> list[Piece]:
 
 
 def trained(world: World, cells: dict[Any, tuple[Job, Plan]], folder: Path) -> dict[Any, list[list[Piece]]]:
-    """Of each cell the weights of a run that is not stopped, of one that is, and of one that goes on from one rank."""
+    """For each cell the weights of an uninterrupted run, and of runs resumed in the same layout and from one rank."""
     out = {}
     for (name, layout), (j, plan) in cells.items():
         home = folder / name / layout
@@ -120,7 +120,7 @@ def trained(world: World, cells: dict[Any, tuple[Job, Plan]], folder: Path) -> d
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[Plan, list[list[list[Piece]]]]]:
-    """All cells, ranks forked once a size: plan, and what each rank found."""
+    """All cells, with ranks forked once per world size: the plan, and the results of each rank."""
     folder, out = tmp_path_factory.mktemp("cells"), {}
     made = {cell: (j := asked(*cell), plan_job(j)) for cell in CELLS}
     for size in (1, 2):
@@ -132,7 +132,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[Plan, l
 
 @cache
 def alone(path: str) -> dict[str, Tensor]:
-    """Plain torch in one process: a loop as any tutorial has it. Only the weights that it starts from are ours."""
+    """Plain torch in one process: a loop as in any tutorial. Only its initial weights come from our code."""
     j = asked(path, "one")
     model, source = plain(j, plan_job(j)), Shapes([[6]], "train")
     optimizer = theirs_made(path, list(model.parameters()))

@@ -1,4 +1,4 @@
-"""Adafactor and Muon on every layout, against torch's own classes in one process."""
+"""Adafactor and Muon in every layout, compared with torch's own classes in one process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def rank_trains(world: World, jobs: list[tuple[Job, Plan]]) -> list[list[Piece]]
 
 @cache
 def under_layouts() -> dict[tuple[str, str], dict[str, Tensor]]:
-    """The weights after the steps; ranks are forked once a size."""
+    """The weights after the steps; ranks are forked once per world size."""
     cells = {(layout, optim): of(layout, optim) for layout in LAYOUTS for optim in OPTIMIZERS}
     plans = {key: plan_job(j) for key, j in cells.items()}
     out = {}
@@ -81,7 +81,7 @@ def under_layouts() -> dict[tuple[str, str], dict[str, Tensor]]:
 
 
 def torchs(settings: Optim, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """torch's own; vectors do not decay."""
+    """torch's own optimizers, without weight decay for vectors."""
     named = dict(model.named_parameters())
     if isinstance(settings, Adafactor):
         groups = [{"params": [p], "weight_decay": settings.weight_decay if p.ndim > 1 else 0.0} for p in named.values()]
@@ -110,7 +110,7 @@ def train(optimizers: Iterable[torch.optim.Optimizer], model: nn.Module, j: Job,
 
 @pytest.fixture
 def iterates_in_the_dtype_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's Muon, which casts to bfloat16: another rounding before it is another step after it."""
+    """torch's Muon casts to bfloat16; a different rounding before the cast would change the step after it."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
 
 
@@ -140,7 +140,7 @@ def test_sums_that_no_rank_adds_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def network() -> nn.ModuleDict:
-    """A tall matrix, a wide one, a kernel, gains and a scalar."""
+    """A tall matrix, a wide one, a convolution kernel, gains and a scalar."""
     torch.manual_seed(0)
     linear = {"tall": nn.Linear(3, 7, bias=False), "wide": nn.Linear(9, 4)}
     net = nn.ModuleDict(linear | {"kernel": nn.Conv2d(2, 3, 2), "norm": nn.LayerNorm(5)})

@@ -1,4 +1,4 @@
-"""Optimizers as users write them: textbook ones, and each with one thing that a layout or a checkpoint can break."""
+"""Optimizers as users write them: textbook ones, and ones with a feature that a layout or a checkpoint can break."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Params = Iterable[nn.Parameter]
 
 
 class Base(torch.optim.Optimizer):
-    """``update`` says what is added to a parameter."""
+    """A base class whose ``update`` returns what is added to a parameter."""
 
     def __init__(self, params: Params, lr: float = 0.01, **more: Any) -> None:
         super().__init__(params, {"lr": lr, **more})
@@ -39,7 +39,7 @@ class Lion(Base):
 
 
 class IntStep(Base):
-    """Adam with an int, a float, a flag, a list and nothing at all in its state."""
+    """Adam with an int, a float, a flag, a list and None in its state."""
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         state = self.state[p]
@@ -58,7 +58,7 @@ class IntStep(Base):
 
 
 class CounterInGroup(Base):
-    """A warm-up that the optimizer counts itself, in its group."""
+    """A warm-up that the optimizer itself counts in its group."""
 
     def __init__(self, params: Params, lr: float = 0.01) -> None:
         super().__init__(params, lr, k=0, seen=torch.zeros((), dtype=torch.float64))
@@ -76,7 +76,7 @@ class CounterInGroup(Base):
 
 
 class Swapped(Base):
-    """SGD that puts a new tensor in the place of the old one."""
+    """SGD that replaces the parameter's tensor with a new one."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -86,14 +86,14 @@ class Swapped(Base):
 
 
 class Rare(Base):
-    """An operation that DTensor has no rule for."""
+    """Uses an operation for which DTensor has no rule."""
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         return -group["lr"] * torch.special.expit(torch.nextafter(g, torch.zeros_like(g))) * g
 
 
 class TensorRate(Base):
-    """Its rate is a tensor, which it handed to somebody."""
+    """Its rate is a tensor, which is also an attribute."""
 
     def __init__(self, params: Params, lr: float = 0.01) -> None:
         super().__init__(params)
@@ -105,7 +105,7 @@ class TensorRate(Base):
 
 
 class Lookahead(Base):
-    """Its slow weights come to be at the third step only."""
+    """Its slow weights are created at the third step."""
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         state = self.state[p]
@@ -138,7 +138,7 @@ class LAMB(Base):
 
 
 class Factored(Base):
-    """Second moments of rows and columns; of vectors, of every number."""
+    """Second moments of rows and columns, and of every number of a vector."""
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         state, square = self.state[p], g.square() + 1e-30
@@ -152,7 +152,7 @@ class Factored(Base):
 
 
 class RowWise(Base):
-    """A second moment a row: pieces of whole rows are right, other pieces are not."""
+    """One second moment per row: shards of full rows are correct, other shards are not."""
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         v = self.state[p].setdefault("v", torch.zeros_like(p))
@@ -162,7 +162,7 @@ class RowWise(Base):
 
 
 class Shampoo(Base):
-    """Of matrices, with the inverse roots of both Gram matrices."""
+    """For matrices, uses the inverse roots of both Gram matrices."""
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         if p.ndim != 2:
@@ -192,7 +192,7 @@ class GlobalNorm(Base):
 
 
 class Skips(Base):
-    """Leaves out a step whose gradients, all together, are far larger than those before."""
+    """Skips a step if the norm of all gradients is far larger than before."""
 
     def __init__(self, params: Params, lr: float = 0.01) -> None:
         super().__init__(params, lr, usual=0.0)
@@ -208,14 +208,14 @@ class Skips(Base):
 
 
 class Clipped(Base):
-    """Clips each tensor by its own norm, seldom."""
+    """Clips each tensor by its own norm, which happens rarely."""
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         return -group["lr"] * g * min(1.0, 1e4 / g.norm().item())
 
 
 class Prodigy(Base):
-    """Finds its distance ``d`` out of sums over all parameters, and keeps it in its group."""
+    """Computes its distance ``d`` from sums over all parameters, and keeps it in its group."""
 
     def __init__(self, params: Params, lr: float = 1.0) -> None:
         super().__init__(params, lr, d=1e-3, numerator=0.0, k=0)
@@ -231,7 +231,7 @@ class Prodigy(Base):
             group["numerator"] += group["d"] * torch.sum(p.grad * (state["start"] - p)).item()
             state["s"].add_(p.grad, alpha=group["d"])
         total = sum(self.state[p]["s"].abs().sum().item() for p in ps)
-        group["d"] = max(group["d"], 1e3 * group["numerator"] / total)  # in a few steps, for a test
+        group["d"] = max(group["d"], 1e3 * group["numerator"] / total)  # within a few steps, for a test
         group["k"] += 1
         for p in ps:
             p.sub_(p.grad, alpha=group["lr"] * group["d"] / math.sqrt(group["k"]))
@@ -250,7 +250,7 @@ class PythonNoise(Base):
 
 
 class ById(Base):
-    """Momentum in a dict of its own."""
+    """Keeps momentum in a dict by the ids of parameters."""
 
     def __init__(self, params: Params, lr: float = 0.01) -> None:
         super().__init__(params, lr)
@@ -267,7 +267,7 @@ class TextInState(Base):
 
 
 class GlobalState(Base):
-    """A counter under a key that is no parameter."""
+    """Keeps a counter under a key that is not a parameter."""
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         count = self.state["all"]["n"] = self.state["all"].get("n", 0) + 1
@@ -301,7 +301,7 @@ class SAM(Base):
 
 
 class Grouped(Base):
-    """Wants groups, with a key of its own."""
+    """Needs groups with a key of its own."""
 
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         assert all(isinstance(g, dict) and "use_muon" in g for g in params), "groups with use_muon are needed"
@@ -309,14 +309,14 @@ class Grouped(Base):
 
 
 class Idle(Base):
-    """Moves in backward hooks, not in its step."""
+    """Updates parameters in backward hooks and not in its step."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         pass
 
 
 class Flat(Base):
-    """Each number by itself, with a state of another shape."""
+    """Updates each number by itself, with a state of another shape."""
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         both = self.state[p].setdefault("both", p.new_zeros((2, *p.shape)))
@@ -337,7 +337,7 @@ class Strict(Base):
 
 
 class SinglePrecision(Base):
-    """As a kernel of one dtype."""
+    """Fails for any dtype but fp32, as a kernel of one dtype does."""
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         assert p.dtype is torch.float32, "fp32 only"
@@ -345,7 +345,7 @@ class SinglePrecision(Base):
 
 
 class Scale(nn.Module):
-    """One number: of two ranks that cut it, one has nothing."""
+    """One number: if two ranks shard it, one of them has nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -356,7 +356,7 @@ class Scale(nn.Module):
 
 
 class Net(nn.Module):
-    """A layer whose rows two ranks cannot share evenly; ``matrices``: without any vector."""
+    """A layer whose rows two ranks cannot share evenly; ``matrices``: all parameters are matrices."""
 
     def __init__(self, matrices: bool = False) -> None:
         super().__init__()
@@ -371,7 +371,7 @@ class Net(nn.Module):
 
 
 class Spare(Net):
-    """Has a layer that nothing uses."""
+    """A net with a layer that nothing uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ class Spare(Net):
 
 
 class Scaled(Base):
-    """Moves each weight by its attribute ``scale``; ``early``: which the constructor reads."""
+    """Scales each weight's update by its attribute ``scale``; ``early``: the constructor reads it too."""
 
     def __init__(self, params: Params, lr: float = 0.01, early: bool = False) -> None:
         params = list(params)

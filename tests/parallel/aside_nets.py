@@ -1,4 +1,4 @@
-"""Nets whose own code tells its modules something past their arguments, and functions that count."""
+"""Nets whose own code passes values to modules other than by arguments, and nets whose functions count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE = {"factor": 1.0}
 
 
 class Scales(nn.Linear):
-    """By what others have put on it."""
+    """A layer that scales its output by attributes that other code sets."""
 
     factor: Any = 1.0
     read: Callable[[], float] = staticmethod(lambda: 1.0)
@@ -40,7 +40,7 @@ class Attribute(Late):
 
 
 class Toggled(Late):
-    """It is as before when the forward is over."""
+    """Sets an attribute of the head and restores it before the forward ends."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.head.factor = 2.0
@@ -50,7 +50,7 @@ class Toggled(Late):
 
 
 class SetAfter(Late):
-    """For the next forward."""
+    """Sets an attribute of the head that the next forward reads."""
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = super().forward(x)
@@ -68,7 +68,7 @@ class TensorLaid(Late):
 
 
 class Hooked(Late):
-    """A hook for one call."""
+    """Registers a hook for one call only."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
@@ -136,7 +136,7 @@ class Default(Net):
 
 
 class Generated(Net):
-    """A module goes on with a generator."""
+    """A module reads the next value of a generator at each call."""
 
     def more(self) -> None:
         self.b = Scales(6, 6)
@@ -165,14 +165,14 @@ class _Counts(nn.Linear):
 
 
 class Closures(Net):
-    """Two functions of one module share a count."""
+    """Two functions of one module share a counter."""
 
     def more(self) -> None:
         self.b = _Counts()
 
 
 class RootClosure(Net):
-    """A function of the model itself counts."""
+    """A function of the model itself counts the calls."""
 
     def more(self) -> None:
         self.up, _ = counter()
@@ -187,7 +187,7 @@ GIVEN: ContextVar[Any] = ContextVar("GIVEN", default=None)
 
 
 class Place:
-    """Where one module leaves a value for another. ``take`` takes it away: then all is as before the forward."""
+    """Where one module leaves a value for another. ``take`` reads it and restores the state before the forward."""
 
     def put(self, value: Any) -> None:
         KEPT["value"] = value
@@ -273,7 +273,7 @@ class InObject(Place):
 
 
 class InModel(Place):
-    """``above`` has the model, out of sight of ``nn.Module``."""
+    """The value is an attribute of the model, to which ``above`` refers without ``nn.Module`` knowing."""
 
     above: tuple[Any, ...] = ()
 
@@ -291,7 +291,7 @@ PLACES = {p.__name__: p for p in (Place, InThread, InContext, InEnvironment, InC
 
 
 def forget() -> None:
-    """Remove what a forward has left."""
+    """Remove the values that a forward has left."""
     for place in (Place, InThread, InContext, InEnvironment, InClass, InTorch):
         place().remove()
     TABLES.clear()
@@ -339,7 +339,7 @@ class _Looks(nn.Linear):
 
 
 class Tables(Net):
-    """Modules share a table, which whoever comes first makes."""
+    """Modules share a table; the first one that runs makes it."""
 
     def more(self) -> None:
         self.a, self.b, self.head = _Looks(6, 6), _Looks(6, 6), _Looks(6, 3)

@@ -1,4 +1,4 @@
-"""Models with a layer that computes with more than the numbers of its input, and a model that hides some of its own."""
+"""Models that use more of a tensor than its numbers, and models that hide parts of their state."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 
 class Marked(Tensor):
-    """A class of its own."""
+    """A subclass of ``Tensor``."""
 
 
 class Gives(nn.Module):
-    """Returns a plain tensor, or one that is special ``how``: one object twice, a view, of another class, marked."""
+    """Returns a tensor that is special as ``how`` says: returned twice, a view, of a subclass, or marked."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Gives(nn.Module):
 
 
 class Takes(nn.Module):
-    """Computes something else for what is special about its input."""
+    """Computes something else when its input is special as ``how`` says."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Takes(nn.Module):
 
 
 class Asks(nn.Module):
-    """A layer gives the next one more than numbers."""
+    """A layer passes more than numbers to the next one."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Asks(nn.Module):
 
 
 class Hides(nn.Module):
-    """A method ``how`` of the model leaves out what it has of ``a``."""
+    """The method ``how`` of the model omits what belongs to ``a``."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Nets with something that hangs on a weight, a module or a call, where only one process has it."""
+"""Nets with something attached to a weight, a module or a call that exists in one process only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.parallel.python_state_nets import Net
 
 
 class NodeHooked(Net):
-    """A hook of the node that accumulates a weight's gradient."""
+    """A hook on the autograd node that accumulates a weight's gradient."""
 
     def more(self) -> None:
         w = self.b.weight
@@ -28,7 +28,7 @@ class NodeHooked(Net):
 
 
 class TwoHooked(Net):
-    """A hook of two weights together, which waits for the nodes that the constructor saw."""
+    """A hook on two weights together, which waits for the autograd nodes that existed in the constructor."""
 
     def more(self) -> None:
         torch.autograd.graph.register_multi_grad_hook([self.a.weight, self.b.weight], lambda grads: None)
@@ -41,7 +41,7 @@ class _Halves(TorchFunctionMode):
 
 
 class FunctionMode(Net):
-    """A layer under a mode that the forward enters."""
+    """The forward runs a layer under a torch function mode."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -57,7 +57,7 @@ class _HalvesProducts(TorchDispatchMode):
 
 
 class DispatchMode(Net):
-    """The same below autograd."""
+    """The forward runs a layer under a torch dispatch mode, below autograd."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -80,7 +80,7 @@ class ModeInside(Net):
 
 
 class Replaced(Net):
-    """A function of torch is another one while a layer runs."""
+    """A function of ``torch.nn.functional`` is replaced while a layer runs."""
 
     def forward(self, x: Tensor) -> Tensor:
         h, plain = self.a(x), F.linear
@@ -97,7 +97,7 @@ class _Tanh(nn.Module):
 
 
 class ReplacedInTorch(Net):
-    """The same, of a function of ``torch``."""
+    """A function of ``torch`` is replaced while a layer runs."""
 
     def more(self) -> None:
         self.b = _Tanh()
@@ -112,7 +112,7 @@ class ReplacedInTorch(Net):
 
 
 class Exchanged(ReplacedInTorch):
-    """Another function of torch itself is in the place of one."""
+    """A function of ``torch`` is replaced by another function of ``torch``."""
 
     def forward(self, x: Tensor) -> Tensor:
         h, plain = self.a(x), torch.tanh
@@ -149,7 +149,7 @@ class GainOfModule(Net):
 
 
 class GainOfClass(GainOfModule):
-    """The same, of an attribute of the class."""
+    """A class attribute has another value while the layer runs."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -161,7 +161,7 @@ class GainOfClass(GainOfModule):
 
 
 class GainOfFile(GainOfModule):
-    """The same, of a global variable."""
+    """A global variable has another value while the layer runs."""
 
     def forward(self, x: Tensor) -> Tensor:
         global GAIN
@@ -173,7 +173,7 @@ class GainOfFile(GainOfModule):
 
 
 class GainByCall(GainOfModule):
-    """A layer runs twice, with another value each time, which stays."""
+    """A layer runs twice, with another value of an attribute each time; the last value stays."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -190,21 +190,21 @@ class _Called(nn.Linear):
 
 
 class OwnCall(Net):
-    """A module has a ``__call__`` of its own."""
+    """A module defines its own ``__call__``."""
 
     def more(self) -> None:
         self.b = _Called(6, 6)
 
 
 class Slopes(Net):
-    """A module draws slopes, which torch saves for the backward before it draws them."""
+    """A module draws random slopes into a tensor that torch has already saved for the backward."""
 
     def more(self) -> None:
         self.b = nn.Sequential(nn.Linear(6, 6), nn.RReLU())
 
 
 class ReplacedMethod(ReplacedInTorch):
-    """The same, of a method of tensors."""
+    """A method of ``Tensor`` is replaced while a layer runs."""
 
     def forward(self, x: Tensor) -> Tensor:
         h, plain = self.a(x), Tensor.tanh
@@ -216,7 +216,7 @@ class ReplacedMethod(ReplacedInTorch):
 
 
 class ReplacedForward(ReplacedInTorch):
-    """The same, of the forward of a class."""
+    """The forward of a class is replaced while a layer runs."""
 
     def forward(self, x: Tensor) -> Tensor:
         h, plain = self.a(x), _Tanh.forward
@@ -272,7 +272,7 @@ class _ReadsKept(nn.Linear):
 
 
 class KeptGradient(Net):
-    """A value is kept, whose gradient the next forward reads."""
+    """The next forward reads the gradient of a tensor that the module keeps."""
 
     def more(self) -> None:
         self.b = _ReadsKept()
@@ -301,7 +301,7 @@ class _Queues(nn.Linear):
 
 
 class Queued(Net):
-    """What is to run at the end of a backward changes a gradient."""
+    """A callback queued for the end of the backward changes a gradient."""
 
     def more(self) -> None:
         self.b = _Queues(6, 6)
@@ -320,7 +320,7 @@ class _HoldsTied(nn.Linear):
 
 
 class HoldsTied(Net):
-    """A late layer asks an early one, which it holds, whether their weights are one."""
+    """A late layer keeps a weak reference to an early one and asks whether they share a weight."""
 
     def more(self) -> None:
         self.head = nn.Sequential(_HoldsTied(self.a), nn.Linear(6, 3))
@@ -347,7 +347,7 @@ class Weak(Net):
 
 
 class _Several(nn.Module):
-    """As torch's tutorial on ensembles has it."""
+    """An ensemble as in torch's tutorial."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -394,7 +394,7 @@ class _TakesOut(nn.Module):
 
 
 class TakesOut(Net):
-    """A module takes a part of itself out."""
+    """A module removes one of its own parts."""
 
     def more(self) -> None:
         self.b = _TakesOut()
@@ -410,7 +410,7 @@ class _Anchored(nn.Linear):
 
 
 class Anchored(Net):
-    """A layer keeps its weights as they were at the first call."""
+    """A layer keeps a copy of its weights from the first call."""
 
     def more(self) -> None:
         self.b = _Anchored(6, 6)
@@ -426,14 +426,14 @@ class _Scaled(nn.Linear):
 
 
 class CachedProperty(Net):
-    """A layer divides by its first norm."""
+    """A layer divides by a norm that it computes once and caches."""
 
     def more(self) -> None:
         self.b = _Scaled(6, 6)
 
 
 class OneShot(Net):
-    """A hook doubles the first result, and is gone."""
+    """A hook doubles the first result and then removes itself."""
 
     def more(self) -> None:
         handles = [self.b.register_forward_hook(lambda module, args, out: (handles.pop().remove(), out * 2)[1])]
@@ -449,14 +449,14 @@ class _Table(nn.Linear):
 
 
 class KeepsTable(Net):
-    """A table is made once, of nothing that changes."""
+    """A table is made once, from values that do not change."""
 
     def more(self) -> None:
         self.b = _Table(6, 6)
 
 
 class CountsInC(Net):
-    """A number of C counts the calls."""
+    """An integer of ``ctypes`` counts the calls."""
 
     def more(self) -> None:
         self.calls = ctypes.c_int(0)

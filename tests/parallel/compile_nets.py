@@ -1,4 +1,4 @@
-"""Models that torch compiles: with dropout, with another graph in each call, and what is no graph."""
+"""Models for ``torch.compile``: with dropout, with another graph in each call, or with no single graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class Dropped(nn.Module):
-    """A block that draws numbers."""
+    """A block with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Dropped(nn.Module):
 
 
 class Dropping(nn.Module):
-    """Three of them."""
+    """A model of three blocks with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Dropping(nn.Module):
 
 
 class Counting(Dropped):
-    """Every call is another graph: it does something else by a number that it counts."""
+    """A block that needs another graph in each call: it scales its output by the number of calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Counting(Dropped):
 
 
 class Counted(nn.Module):
-    """A model of such a block."""
+    """A model of one such counting block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Saving(Dropped):
 
 
 class Hooked(Counted):
-    """A model of such a block."""
+    """A model of one block with hooks on what autograd saves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Hooked(Counted):
 
 
 class _LateUntraceable(Untraceable):
-    """A block that is one graph on tensors without memory only."""
+    """A block that is one graph on meta tensors only."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_meta:
@@ -109,7 +109,7 @@ class _LateUntraceable(Untraceable):
 
 
 class LateBroken(Counted):
-    """A model of such a block."""
+    """A model of one block that is one graph on meta tensors only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class LateBroken(Counted):
 
 
 class Copied(nn.Module):
-    """A model that runs a copy of a block in the place of the block."""
+    """A model that runs a modified copy of a block in place of the block."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Constructors that ask where they are, and others that a record could get wrong. Each is one class."""
+"""Constructors that check their device, and others that a recording could get wrong: a class for each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Made(nn.Module):
 
 
 class One(Made):
-    """A weight without numbers, for a subclass to fill."""
+    """A weight without values, which a subclass fills."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class AsksTheDefaultDevice(One):
 
 
 class Flagged(Made):
-    """As transformers does: whoever is initialized already says so."""
+    """Marks each initialized weight, as transformers does, and initializes the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class SkipInit(Made):
 
 
 class MetaThenEmpty(Made):
-    """Shapes first, memory after."""
+    """Makes shapes on the meta device first and allocates memory later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class MetaThenEmpty(Made):
 
 
 class Written(Made):
-    """Under no_grad, through ``.data``, in parts, by ``copy_``."""
+    """Writes under ``no_grad``, through ``.data``, in parts and by ``copy_``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Written(Made):
 
 
 class Numpy(Made):
-    """Numbers out of numpy: copied, shared, looked at."""
+    """Values from numpy: copied, shared and read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Numpy(Made):
 
 
 class Laws(Made):
-    """Laws of their own: orthogonal, dirac, eye, sparse, truncated in the middle and far out."""
+    """Special initializations: orthogonal, dirac, eye, sparse, and normals truncated around zero or to a tail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Laws(Made):
 
 
 class Seeds(Made):
-    """Two layers that are equal because they were seeded alike, and one from where the stream was."""
+    """Two layers that are equal because of equal seeds, and two that start from the same random state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Seeds(Made):
 
 
 class OwnGenerators(Made):
-    """Streams of their own, drawn from by turns."""
+    """Generators of the constructor's own, used in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class OwnGenerators(Made):
 
 
 class OtherSources(Made):
-    """Random numbers that are not torch's."""
+    """Random numbers of numpy and of Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class OtherSources(Made):
 
 
 class Looks(Made):
-    """Loops, branches and scales by numbers that it drew."""
+    """Loops, branches and scales that depend on random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Looks(Made):
 
 
 class Outside(Made):
-    """Runs code on tensors that were there before, and changes one after it was used."""
+    """Uses tensors that existed before the constructor, and changes one after its use."""
 
     table: ClassVar[Tensor] = torch.arange(24.0 * 16).reshape(SIZE)
 
@@ -230,7 +230,7 @@ class Outside(Made):
 
 
 class Loads(Made):
-    """Its own weights from a file."""
+    """Loads its weights from a file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ def mask(n: int) -> Tensor:
 
 
 class Caches(Made):
-    """A constant that the first construction makes for all."""
+    """A constant that the first construction computes and caches for all others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Caches(Made):
 
 
 class Moves(Made):
-    """To the CPU and to other dtypes; a tensor that is there is returned, not copied."""
+    """Moves to the CPU and to other dtypes; a tensor that is already there is returned and not copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ class Tied(Made):
 
 
 class Rotary(Made):
-    """Buffers, kept and not kept, and a plain attribute."""
+    """Buffers, persistent and not persistent, and a plain tensor attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ class Rotary(Made):
 
 
 class Blocks(Made):
-    """Inits by ``apply``, with a scale that depends on the depth."""
+    """Initializes by ``apply``, with a scale that depends on the depth."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ class Blocks(Made):
 
 
 class Dtypes(Made):
-    """A default dtype of its own, complex numbers, and what ``new_tensor`` makes."""
+    """Another default dtype, complex numbers, and the results of ``new_tensor``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -320,7 +320,7 @@ class Dtypes(Made):
 
 
 class Draws(Made):
-    """By other functions than those of nn.init."""
+    """Draws random numbers by other functions than those of ``nn.init``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ class OtherDtypes(Made):
 
 
 class OtherStrides(Made):
-    """Results that the CPU lays out in another way than the meta device says (PiSSA, LoftQ, images)."""
+    """Results whose strides on the CPU differ from those of the meta device (PiSSA, LoftQ, images)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -378,7 +378,7 @@ class OtherStrides(Made):
 
 
 class LooksAtStrides(Made):
-    """Whether it changes ``b`` too depends on how LAPACK lays out a result: no replay can know."""
+    """Whether it also changes ``b`` depends on the strides that LAPACK chooses, which no replay can know."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -388,7 +388,7 @@ class LooksAtStrides(Made):
 
 
 class Places(Made):
-    """Indexes that are lists and arrays."""
+    """Indexes by lists and arrays."""
 
     def __init__(self) -> None:
         super().__init__()

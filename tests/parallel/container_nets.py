@@ -1,4 +1,4 @@
-"""A model whose layer hands on two tensors in a container of another class, of which the next layer asks a method."""
+"""A layer returns two tensors in a container of a user's class; the next layer calls its method."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ without_a_fake.register_autograd(lambda ctx, grad: grad * 2.0)
 
 
 class Fakeless(nn.Module):
-    """A layer uses an operator that torch can run on values only."""
+    """A layer uses an operator that torch can run on real values only."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The collectives of a real step, rank by rank, beside those of the plan."""
+"""The collectives of a real step, rank by rank, compared with those of the plan."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ K = TypeVar("K")
 
 
 def rank_counts(world: Any, j: Any, plan: Plan) -> dict[str, tuple[int, int]]:
-    """What the collectives of a step come to; not of the first, in which torch tries every connection."""
+    """Counts and bytes of the collectives of a second step; in the first, torch tries every connection."""
     par, pipe = build(world, j, plan)
     for _ in range(2):
         for _, p in par.trainable():
             p.grad = None
         with CollectiveMeter() as seen:
             sums = torch.stack([step(j, par, pipe), grad_norm.build(par).squared(), torch.tensor(0.0)])
-            torch.distributed.all_reduce(sums)  # as runtime.loop does: test_traffic holds the two together
+            torch.distributed.all_reduce(sums)  # as runtime.loop does: test_traffic asserts that both are equal
     return seen.totals()
 
 
 def planned(plan: Plan) -> list[dict[str, tuple[int, int]]]:
-    """The same of the plan, rank by rank."""
+    """Counts and bytes of the collectives in the plan, rank by rank."""
     ranks = range(plan.sizes.grid.size)
     return [{t.kind: (t.count, t.nbytes) for t in plan.estimate.traffic if t.rank == r} for r in ranks]
 
@@ -44,12 +44,12 @@ def assert_as_planned(j: Any) -> list[dict[str, tuple[int, int]]]:
 
 
 def all_counts(world: Any, cells: Mapping[K, tuple[Any, Plan]]) -> dict[K, dict[str, tuple[int, int]]]:
-    """Of each of them, one after the other."""
+    """The collectives of each cell, one cell after another."""
     return {k: rank_counts(world, j, plan) for k, (j, plan) in cells.items()}
 
 
 def assert_all_as_planned(jobs: Mapping[K, Any]) -> dict[K, Plan]:
-    """Ranks are forked once a size. Their plans."""
+    """Assert that each job sends what is planned, and return the plans; ranks are forked once per world size."""
     plans = {k: plan_job(j) for k, j in jobs.items()}
     for size in {p.sizes.grid.size for p in plans.values()}:
         cells = {k: (jobs[k], p) for k, p in plans.items() if p.sizes.grid.size == size}

@@ -1,4 +1,4 @@
-"""Models of a user's own that take the documents of their samples, or do not."""
+"""User-written models that take the document indices of their samples, or another second input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Mixing(nn.Module):
-    """Attention of one head."""
+    """Causal attention of one head within each document."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Mixing(nn.Module):
 
 
 class Learned(nn.Module):
-    """With a table of positions, which are another embedding where they do not restart."""
+    """A language model with learned positions, which restart in each document."""
 
     def __init__(self, dim: int = 8) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Learned(nn.Module):
 
 
 class Padded(Learned):
-    """Its second input is something else."""
+    """A model whose second input is not called ``documents``."""
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         return super().forward(tokens, mask)

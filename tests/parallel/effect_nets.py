@@ -1,4 +1,4 @@
-"""Modules whose forward does more than compute, or whose tensors are more than weights."""
+"""Modules whose forward has side effects, or whose tensors are not only plain weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Collects", "Inside", "Listing", "Looks", "Replaced"]
 
 
 class Net(nn.Module):
-    """Three layers around a middle that does something odd."""
+    """Three layers around an unusual module."""
 
     def __init__(self, middle: str, **settings: Any) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Odd(nn.Module):
 
 
 class Clamped(Odd):
-    """Its weight never leaves a range."""
+    """Its forward scales its weight and clamps it to a range."""
 
     def __init__(self, copied: bool = False) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Clamped(Odd):
 
 
 class Teacher(Odd):
-    """A slow copy of a layer, changed by every forward."""
+    """A slow copy of a layer, updated in every training forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Teacher(Odd):
 
 
 class Averaged(Odd):
-    """torch's own slow copy, which asks a buffer whether it is the first time."""
+    """torch's own averaged copy, which reads a buffer to know whether this is the first update."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Averaged(Odd):
 
 
 class Second(Odd):
-    """From its second forward on it follows its inputs."""
+    """A slow copy that follows the inputs from the second forward on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Second(Odd):
 
 
 class Rows(nn.Module):
-    """Rows of a table no longer than 1, whichever are looked up."""
+    """A table whose rows are scaled to a norm of at most 1 when they are looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Rows(nn.Module):
 
 
 class Centered(nn.Module):
-    """Takes away a running mean of what it has seen."""
+    """Subtracts a running mean of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Seen(Centered):
 
 
 class Counting(nn.Module):
-    """Counts its calls, and warms up."""
+    """Counts its calls and scales by the count, as a warm-up does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Counting(nn.Module):
 
 
 class Decayed(Odd):
-    """Weights of zero keep no gradient; another hook sees the sum."""
+    """A hook drops the gradient of weights that are not positive; another one halves the accumulated gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Hooked(Odd):
 
 
 class Penalized(Odd):
-    """Adds the gradient of its own energy; ``backward``: by a call that also adds to its weights' gradients."""
+    """Adds the gradient of its energy; ``backward``: by a call that also adds to its weights' gradients."""
 
     def __init__(self, backward: bool = False) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Penalized(Odd):
 
 
 class Wrapped(Odd):
-    """A layer with a forward put around its own, as libraries do."""
+    """A layer whose forward is wrapped in another function, as libraries do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Wrapped(Odd):
 
 
 class Normed(nn.Module):
-    """Weights that are worked out from others, in all the ways that torch has."""
+    """Weights that are computed from others by torch's parametrizations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class Spectral(nn.Module):
 
 
 class Kinds(nn.Module):
-    """Tensors of every shape and dtype that a module may have. ``learns``: those of few digits too."""
+    """Tensors of every shape and dtype that a module may have. ``learns``: also trains low-precision ones."""
 
     def __init__(self, learns: bool = False) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class Complex(nn.Module):
 
 
 class Phases(nn.Module):
-    """A buffer of complex numbers of full precision."""
+    """A complex buffer in double precision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,7 +289,7 @@ class Synced(nn.Module):
 
 
 class Frozen(nn.Module):
-    """``parts`` do not learn. The first and last layers share a weight where ``tied``."""
+    """``parts`` are not trained. The first and last layers share a weight if ``tied``."""
 
     def __init__(self, parts: list[str], tied: bool = False) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ class Block(nn.Module):
 
 
 class Shared(nn.Module):
-    """Blocks with one module between them; ``counts``: which changes a buffer."""
+    """Blocks that share one module; ``counts``: the shared module changes a buffer."""
 
     def __init__(self, counts: bool = False) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ class Between(nn.Module):
 
 
 class Crossing(nn.Module):
-    """A module takes the gradient of something that another of its arguments was made of."""
+    """A module takes the gradient with respect to one argument, from which another argument was computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -367,7 +367,7 @@ class Sensitive(Odd):
 
 
 class Strided(nn.Module):
-    """A layer computes something else where its input has gaps, as it has not if ``kept``."""
+    """A layer computes something else if its input is not contiguous; ``kept`` keeps it contiguous."""
 
     def __init__(self, kept: bool = False) -> None:
         super().__init__()
@@ -389,7 +389,7 @@ class EverySecond(Odd):
 
 
 class StridedPair(nn.Module):
-    """A module returns a transposed tensor and one with gaps; another asks how the second lies in memory."""
+    """A module returns a transposed tensor and one with gaps; another one reads the strides of the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -420,7 +420,7 @@ class Asking(Odd):
 
 
 class Turned(nn.Module):
-    """What goes from a layer to the next are complex numbers."""
+    """Layers pass complex numbers to each other."""
 
     def __init__(self) -> None:
         super().__init__()

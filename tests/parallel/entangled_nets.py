@@ -1,4 +1,4 @@
-"""Modules whose backward reads what a forward has left, or leaves something for the next: an order counts."""
+"""Modules whose backward reads or writes state that another forward uses, so the order of calls matters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Reversal(torch.autograd.Function):
-    """Its factor is in ``box``, and read in the backward."""
+    """Reads its factor from ``box`` in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, box: dict[str, float]) -> Tensor:
@@ -22,7 +22,7 @@ class Reversal(torch.autograd.Function):
 
 
 class Kept(torch.autograd.Function):
-    """Its factor is kept with the call."""
+    """Saves its factor in the context of the call."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -35,7 +35,7 @@ class Kept(torch.autograd.Function):
 
 
 class ByClass(torch.autograd.Function):
-    """Its factor is one for all."""
+    """Its factor is an attribute of the class, shared by all calls."""
 
     factor = 1.0
 
@@ -49,7 +49,7 @@ class ByClass(torch.autograd.Function):
 
 
 class Leaves(torch.autograd.Function):
-    """Its backward leaves the same number each time."""
+    """Its backward writes the same number each time, which the next forward reads."""
 
     factor = 1.0
 

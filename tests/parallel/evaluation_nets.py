@@ -1,4 +1,4 @@
-"""Models that change themselves in evaluation mode too, and models whose outputs are images."""
+"""Models whose state changes in evaluation mode too, and models whose outputs are images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """Layers around a middle that keeps something."""
+    """Layers around a module that keeps state."""
 
     def __init__(self, middle: str, **settings: Any) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ CALLS = 0
 
 
 class Variable(nn.Module):
-    """Counts calls in a variable of its file, whatever the mode, and scales by it in training."""
+    """Counts calls in a global variable in both modes, and scales by the count in training."""
 
     def forward(self, x: Tensor) -> Tensor:
         global CALLS
@@ -52,7 +52,7 @@ class Variable(nn.Module):
 
 
 class Fading(nn.Module):
-    """Scales by the calls so far, whatever the mode, which it counts in Python."""
+    """Divides by the number of calls so far, which it counts in Python in both modes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Fading(nn.Module):
 
 
 class Cache(nn.Module):
-    """Keeps the last activations: in place, as a new tensor, and in a buffer that no checkpoint has."""
+    """Keeps the last activations in place, as a new tensor, and in a non-persistent buffer."""
 
     last: Tensor
 
@@ -84,7 +84,7 @@ class Cache(nn.Module):
 
 
 class Awake(nn.BatchNorm1d):
-    """Never sleeps."""
+    """A batch norm that stays in training mode."""
 
     def __init__(self) -> None:
         super().__init__(6)
@@ -99,7 +99,7 @@ class Untracked(nn.BatchNorm1d):
 
 
 class Drifting(nn.Module):
-    """Subtracts a mean that every forward moves, in evaluation mode only."""
+    """Subtracts a running mean, which only forwards in evaluation mode update."""
 
     mean: Tensor
 
@@ -114,7 +114,7 @@ class Drifting(nn.Module):
 
 
 class Teacher(nn.Module):
-    """A slow copy that follows in evaluation mode too."""
+    """A slow copy that is updated in evaluation mode too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Teacher(nn.Module):
 
 
 class Rows(nn.Module):
-    """Looked-up rows never grow beyond a norm."""
+    """A table whose rows are scaled to a maximal norm when they are looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Images(nn.Module):
 
 
 class Returned(nn.Module):
-    """Logits in ``how`` many ways."""
+    """Returns its logits in the form that ``how`` names."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

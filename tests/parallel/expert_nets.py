@@ -1,4 +1,4 @@
-"""Models in which the data decide what runs: each takes floats of (tokens, 6) and who may do them, of (tokens, 4)."""
+"""Models whose data decide what runs. Inputs: floats (tokens, 6), and scores of the experts (tokens, 4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SKIPPED: set[str] = set()
-"""What ``Drops`` leaves out: no tensor says so, and nothing that runs on the meta device can know."""
+"""The blocks that ``Drops`` leaves out. No tensor contains this, so nothing on the meta device can know it."""
 
 
 class Expert(nn.Module):
@@ -20,7 +20,7 @@ class Expert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Each token goes to its best ``top`` experts; ``empty``: also an expert with no tokens is called."""
+    """Each token goes to its best ``top`` experts; ``empty``: experts without tokens are called too."""
 
     def __init__(self, top: int = 1, empty: bool = False, experts: nn.ModuleList | None = None) -> None:
         super().__init__()
@@ -68,25 +68,25 @@ class Net(nn.Module):
 
 
 class Top1(Net):
-    """One expert a token; those without tokens are not called."""
+    """One expert per token; experts without tokens are not called."""
 
 
 class Top2(Net):
-    """Two experts a token; those without tokens are called with none."""
+    """Two experts per token; experts without tokens are called with an empty tensor."""
 
     def block(self, n: int) -> nn.Module:
         return Block(Mixture(2, empty=True))
 
 
 class Lone(Net):
-    """Every other block is nothing but a mixture whose output has no graph where nobody has a token."""
+    """Every other block is only a mixture, whose output has no graph if none of its tokens is selected."""
 
     def block(self, n: int) -> nn.Module:
         return Block() if n % 2 else Block(Some())
 
 
 class Some(nn.Module):
-    """Tokens that the first expert may do are done; the others get zeros."""
+    """The expert processes the tokens whose first score is positive; the others get zeros."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Some(nn.Module):
 
 
 class Tied(nn.Linear):
-    """A layer of its own with the weights of ``other``."""
+    """A separate layer with the weights of ``other``."""
 
     def __init__(self, other: nn.Linear) -> None:
         super().__init__(other.in_features, other.out_features)
@@ -110,7 +110,7 @@ class Tied(nn.Linear):
 
 
 class Shared(Net):
-    """The experts of the last block have the weights of those of the first; a third block calls one expert twice."""
+    """The last block's experts share weights with the first block's; a third block calls one expert twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Shared(Net):
 
 
 class Passes(nn.Module):
-    """Gives back what it got where nobody may do it."""
+    """Returns its input if no token has a positive second score."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,14 +133,14 @@ class Passes(nn.Module):
 
 
 class Skips(Net):
-    """Blocks that leave themselves out, by their data."""
+    """Some blocks return their input unchanged, depending on the data."""
 
     def block(self, n: int) -> nn.Module:
         return Passes() if n % 2 else Block()
 
 
 class Exits(Net):
-    """Goes through as many blocks as its data ask for."""
+    """Stops after a number of blocks that depends on the data."""
 
     def forward(self, x: Tensor, who: Tensor) -> Tensor:
         x = self.embed(x)
@@ -152,7 +152,7 @@ class Exits(Net):
 
 
 class Permutes(Net):
-    """Its data say in which order blocks run."""
+    """Runs its blocks in an order that depends on the data."""
 
     def forward(self, x: Tensor, who: Tensor) -> Tensor:
         x = self.embed(x)
@@ -162,7 +162,7 @@ class Permutes(Net):
 
 
 class Drops(Net):
-    """Leaves blocks out for a reason that is not in the data."""
+    """Leaves out blocks for a reason that is not in the data."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modules that write into a list which they are given."""
+"""Modules that append to a list that is passed as an argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Leaves(nn.Linear):
-    """It leaves a value in a list that it is given."""
+    """Appends a value to a list that it gets as an argument."""
 
     def forward(self, x: Tensor, values: list[Tensor]) -> Tensor:  # type: ignore[override]
         h = super().forward(x)
@@ -16,7 +16,7 @@ class Leaves(nn.Linear):
 
 
 class Collects(nn.Module):
-    """It has a layer leave a value in a list that both hold."""
+    """Calls a layer that appends a value to a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Collects(nn.Module):
 
 
 class Listing(nn.Module):
-    """The model itself has its layers leave values in a list."""
+    """The model itself passes a list to its layers, which append values."""
 
     def __init__(self) -> None:
         super().__init__()

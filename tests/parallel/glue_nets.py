@@ -1,4 +1,4 @@
-"""Models whose weights are used in other places than the modules that own them."""
+"""Models whose weights are used outside the modules that own them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Around(nn.Module):
-    """The root uses a weight of its own, and one of a layer that has run already."""
+    """The root uses its own weight, and the weight of a layer that has already run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Around(nn.Module):
 
 
 class Block(nn.Module):
-    """Uses the weight of a layer inside without calling it."""
+    """Uses the weight of an inner layer without calling that layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class Inside(nn.Module):
-    """Attention out of torch, whose output projection is never called, and a block of the same kind."""
+    """torch's attention, whose output projection is never called, and a block of the same kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Inside(nn.Module):
 
 
 class Method(nn.Module):
-    """A layer that is entered through another door than its forward."""
+    """A layer that is entered by another way than its ``__call__``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Method(nn.Module):
 
 
 class Branches(nn.Module):
-    """Two branches side by side: neither is needed for the backward of the other."""
+    """Two parallel branches: the backward of one does not need the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Branches(nn.Module):
 
 
 class Uneven(nn.Module):
-    """Nothing divides by 2."""
+    """The output sizes of its layers are not divisible by 2."""
 
     def __init__(self) -> None:
         super().__init__()

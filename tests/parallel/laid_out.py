@@ -25,7 +25,7 @@ def plans(parallel: dict[str, Any], **changes: Any) -> tuple[Any, Plan]:
 
 
 def spoil(net: Net, rank: int) -> None:
-    """Other numbers on every rank."""
+    """Change the numbers, differently on every rank."""
     with torch.no_grad():
         for same in net.copies().values():
             for n, t in enumerate(same):
@@ -33,7 +33,7 @@ def spoil(net: Net, rank: int) -> None:
 
 
 class Around(nn.Module):
-    """What scripts wrap a model in: a loss beside it, a level of names above it."""
+    """A wrapper as scripts write it: a container that adds a level of names above the model."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ def replace(layer: nn.Linear) -> None:
 
 
 def write(layer: nn.Linear) -> None:
-    """In place, without a new version for autograd."""
+    """Changes the weight in place without a new version for autograd."""
     layer.weight.data.mul_(0.5)
 
 
@@ -30,7 +30,7 @@ CHANGES: dict[str, Callable[[nn.Linear], None]] = {f.__name__: f for f in (freez
 
 
 class Changing(nn.Linear):
-    """It makes the ``change`` at call ``at``; at every call if that is 0."""
+    """Makes the ``change`` at call ``at``; at every call if ``at`` is 0."""
 
     def __init__(self, change: str, at: int) -> None:
         super().__init__(6, 6)
@@ -44,7 +44,7 @@ class Changing(nn.Linear):
 
 
 class Restarting(nn.Linear):
-    """At call ``at`` it restarts from its samples: ``what`` is a weight, a buffer that it adds, or another number."""
+    """At call ``at`` it overwrites ``what`` from its samples: a weight, a buffer that it adds, or a number."""
 
     middle: Tensor
     passing: Tensor

@@ -1,4 +1,4 @@
-"""Modules whose Python looks at lengths, ids and numbers of the data, and the data: no zeros are among them."""
+"""Modules whose Python reads lengths, ids and values of the data, and data without zeros for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.data.source import Source
 
 
 class Sentences(Source):
-    """Ids from 1 on, and how many of them count: 1 to 6."""
+    """Ids of at least 1, and the length of each sentence: 1 to 6."""
 
     def __init__(self, split: str) -> None:
         self.split = split
@@ -38,7 +38,7 @@ class Packed(nn.Module):
 
 
 class Last(Packed):
-    """The last state of each: of a fixed shape."""
+    """The last state of each sequence, which has a fixed shape."""
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         return super().forward(x, lengths)[torch.arange(len(x)), lengths - 1]
@@ -50,7 +50,7 @@ class Trimmed(nn.Module):
 
 
 class Masked(nn.Module):
-    """By ids: the code before it has made a mask and a length of them."""
+    """Cuts its input to the longest sequence and refuses an empty one."""
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         if int(lengths.min()) < 1:
@@ -59,7 +59,7 @@ class Masked(nn.Module):
 
 
 class Net(nn.Module):
-    """``inner`` is a module above; then a mean over as many places as it gives."""
+    """``inner`` is a module above; its output is averaged over as many positions as it returns."""
 
     def __init__(self, inner: str) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ class Net(nn.Module):
 
 
 class Counted(Net):
-    """Its lengths are worked out of the ids."""
+    """Its lengths are computed from the ids."""
 
     def counted(self, ids: Tensor, lengths: Tensor) -> Tensor:
         return (ids > 3).sum(1).clamp(min=lengths.min())
 
 
 class Stacked(Net):
-    """Packs sequences in its own forward and hands them from one recurrent layer to another."""
+    """Packs sequences in its own forward and passes them from one recurrent layer to another."""
 
     def __init__(self, inner: str) -> None:
         super().__init__(inner)
@@ -97,7 +97,7 @@ class Stacked(Net):
 
 
 class Scaled(nn.Module):
-    """Divides by a number of its input, which must be none of zeros."""
+    """Divides by a value of its input, which must not be all zeros."""
 
     def __init__(self) -> None:
         super().__init__()

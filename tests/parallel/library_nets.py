@@ -32,13 +32,13 @@ class _Counts(nn.Module):
         if self.how == "import":
             import sys
 
-            assert hasattr(sys, "modules")  # named, as what it keeps is
+            assert hasattr(sys, "modules")  # refused by name, as what it keeps is
             return sys
         return {"module": torch, "inner": torch.backends, "class": nn.Module, "function": F.relu}[self.how]
 
 
 class Given(nn.Module):
-    """Scales by what a function returns that it was given: its file is not one of the model's classes."""
+    """Scales by the result of a function argument, whose file defines none of the model's classes."""
 
     def __init__(self, scale: Callable[[], float]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Given(nn.Module):
 
 
 class Net(nn.Module):
-    """Its middle module counts: on ``how``, or in a dict there."""
+    """Its middle module counts calls in an attribute of what ``how`` names, or in a dict there."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

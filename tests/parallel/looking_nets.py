@@ -1,4 +1,4 @@
-"""Modules that keep something of their batch, and look at numbers besides: the look hides nothing of it."""
+"""Modules that keep state of their batch and also read values: the reads must not hide the state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Looks(nn.Module):
-    """Takes away a running mean of its batch; ``how`` it looks at data."""
+    """Subtracts a running mean of its batch; ``how`` says where it reads values."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Looks(nn.Module):
 
 
 class Inside(nn.Module):
-    """The look is in a submodule, which returns a number."""
+    """A submodule reads a value and returns it as a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Size(nn.Module):
 
 
 class Replaced(nn.Module):
-    """Its weight gets other memory with every forward."""
+    """Its weight gets new memory in every forward."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models that look up tokens: rows of their table are counted in the constructor."""
+"""Models that look up tokens; the number of rows of the table is a constructor argument."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Net(nn.Module):
 
 
 class Positions(Net):
-    """It looks them up by hand, in a parameter, and looks at the data besides."""
+    """Looks up tokens by indexing a parameter; ``looks``: also reads the data."""
 
     def __init__(self, rows: int, how: str, looks: bool = False) -> None:
         super().__init__(9)
@@ -41,7 +41,7 @@ class Positions(Net):
 
 
 class Ids(Source):
-    """Up to 8; one of a late sample is ``late``."""
+    """Ids up to 8, but one id of a late sample is ``late``."""
 
     def __init__(self, split: str, late: int = 8) -> None:
         self.split, self.late = split, late

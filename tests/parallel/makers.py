@@ -16,7 +16,7 @@ class Maker(nn.Module):
 
 
 class Inits(Maker):
-    """Every function of nn.init that fills by a law of its own."""
+    """Functions of nn.init with different distributions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Inits(Maker):
 
 
 class Constants(Maker):
-    """Numbers written down."""
+    """Constant values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Constants(Maker):
 
 
 class Applied(Maker):
-    """Standard layers, then an init of the user's own for all of them."""
+    """Standard layers, and then a user's own initialization for all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Applied(Maker):
 
 
 class Copied(Maker):
-    """A target network starts as the online one."""
+    """A target network that starts as a copy of the online one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Copied(Maker):
 
 
 class Looking(Maker):
-    """Looks at numbers that are not random: drop rates out of linspace."""
+    """Reads numbers that are not random: drop rates from ``linspace``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Looking(Maker):
 
 
 class OnCpu(Maker):
-    """Old ways that put tensors on the CPU whatever the default device."""
+    """Old constructors that put tensors on the CPU whatever the default device is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class OnCpu(Maker):
 
 
 class Generators(Maker):
-    """Draws from generators of its own."""
+    """Draws from its own generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Generators(Maker):
 
 
 class FromNumpy(Maker):
-    """Numbers that torch never made."""
+    """Values that numpy made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class FromNumpy(Maker):
 
 
 class RandomLook(Maker):
-    """Looks at a random number."""
+    """Reads a random number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Parametrized(Maker):
 
 
 class Orthogonal(Maker):
-    """Its constructor asks whether random numbers are orthogonal already."""
+    """Its constructor tests whether random numbers are already orthogonal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Orthogonal(Maker):
 
 
 class Wide(nn.Module):
-    """``layers`` of 16 MB."""
+    """``layers`` layers of 16 MB each."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models whose output for a sample depends, or does not, on the other samples of its batch."""
+"""Models whose output for a sample depends, or does not depend, on the other samples of its batch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Untracked(nn.BatchNorm1d):
-    """Without running statistics."""
+    """A batch norm without running statistics."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, track_running_stats=False)
 
 
 class Centered(nn.BatchNorm1d):
-    """A batch norm with a forward of its own."""
+    """A batch norm with its own forward."""
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.mean(0) if self.training else self.running_mean
@@ -28,7 +28,7 @@ class Centered(nn.BatchNorm1d):
 
 
 class InBackward(torch.autograd.Function):
-    """The identity, with what ``change`` makes of the gradient."""
+    """The identity, whose backward applies ``change`` to the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -51,11 +51,11 @@ BACKWARDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 TICKS = itertools.chain([1.0, 1.0], itertools.count())
-"""A clock that is the same when it is read for the second time, by chance."""
+"""A clock whose second reading happens to equal the first."""
 
 
 class Net(nn.Module):
-    """``kind`` of what is between two layers."""
+    """Two layers with an operation of ``kind`` between them."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -137,12 +137,12 @@ class Net(nn.Module):
         return self.drop(x) if self.kind == "dropout" else self.norm(self.b(x))
 
     def counted(self, grad: Tensor) -> Tensor:
-        """A gradient that is centred after a hundred backwards."""
+        """Centers the gradient after a hundred backwards."""
         self.calls += 1
         return grad - grad.mean(0) if self.calls > 100 else grad
 
     def routed(self, x: Tensor, capacity: int, drop: Callable[[Tensor], Tensor] = torch.tanh) -> Tensor:
-        """Each expert takes the first ``capacity`` samples that want it."""
+        """Each expert takes the first ``capacity`` samples that are routed to it."""
         first, out = self.gate(x).argmax(-1), torch.zeros_like(x)
         for n, expert in enumerate(self.experts):
             places = (first == n).nonzero()[:, 0][:capacity]
@@ -151,14 +151,14 @@ class Net(nn.Module):
 
 
 class OnlyTrained(Net):
-    """As a model that works out its loss itself: in training alone."""
+    """Mixes samples in training only, as a model that computes its own loss does."""
 
     def between(self, x: Tensor) -> Tensor:
         return super().between(x) if self.training else x
 
 
 class Words(Net):
-    """Of tokens, which have no gradients; as many positions as there are samples in a try, and first."""
+    """A model with 8 tokens per sample, as many as a trial has samples; ``first``: positions come first."""
 
     def __init__(self, kind: str, first: bool) -> None:
         super().__init__(kind)

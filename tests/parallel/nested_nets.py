@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class _Jagged(nn.Module):
-    """Makes a nested tensor of a fixed number of rows each, or of as many as its Python reads."""
+    """Makes a nested tensor of 2 rows per sample, or of as many as its Python reads from the data."""
 
     def __init__(self, reads: bool) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class _Jagged(nn.Module):
 
 
 class Inside(nn.Module):
-    """A module with a nested tensor inside; ``reads``: its Python reads values."""
+    """A module that uses a nested tensor inside; ``reads``: its Python reads values."""
 
     def __init__(self, reads: bool = False) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Inside(nn.Module):
 
 
 class Between(nn.Module):
-    """A nested tensor that modules hand on, as the result too (``returned``)."""
+    """A nested tensor passes from module to module; ``returned``: it is also the result."""
 
     def __init__(self, returned: bool = False) -> None:
         super().__init__()

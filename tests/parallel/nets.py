@@ -1,4 +1,4 @@
-"""Modules as users write them, each with one thing that makes cutting it hard."""
+"""Modules as users write them, each with one feature that makes it hard to split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def conv(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Long skips: what ``down1`` makes is used by the very last module."""
+    """Long skips: the very last module uses the output of ``down1``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """Karpathy's forward, word for word: positions made in the glue, an assert, tied weights, optional targets."""
+    """Karpathy's forward, verbatim: positions made in the glue, an assert, tied weights, optional targets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class NanoGPT(nn.Module):
 
 
 class Picky(nn.Module):
-    """Python that looks at the data, and counts how often it ran."""
+    """Python that reads the data and counts how often it ran."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Picky(nn.Module):
 
 
 class Eager(nn.Module):
-    """Its named modules are Python that no tracer could follow."""
+    """Its named modules are Python that no tracer can follow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Vision(nn.Module):
 
 
 class Buffered(nn.Module):
-    """Buffers in the glue, one of them not in the state dict."""
+    """Buffers in the glue, one of them not persistent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class Pair(nn.Module):
 
 
 class Joined(nn.Module):
-    """Takes a tuple; ``used``: how many of its two parts matter."""
+    """Takes a tuple; ``used``: how many of its two parts it uses."""
 
     def __init__(self, used: int) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Joined(nn.Module):
 
 
 class TuplePart(nn.Module):
-    """A module returns two tensors, one of them crosses, the other stays."""
+    """A module returns two tensors: one crosses a stage boundary, the other stays."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class TuplePart(nn.Module):
 
 
 class TupleWhole(nn.Module):
-    """The tuple itself is handed on, over two boundaries."""
+    """The tuple itself crosses two stage boundaries."""
 
     used = 2
 
@@ -231,13 +231,13 @@ class TupleWhole(nn.Module):
 
 
 class TupleHalf(TupleWhole):
-    """The tuple is handed on, but half of it never matters: that half has no gradient."""
+    """The tuple crosses, but one part is never used and has no gradient."""
 
     used = 1
 
 
 class Sizes(nn.Module):
-    """Numbers and shapes worked out early are used late."""
+    """Numbers and shapes computed early are used late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class Twice(nn.Module):
 
 
 class LateInput(nn.Module):
-    """Two inputs; the second is needed by the last module only."""
+    """Two inputs; only the last module needs the second one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ class LateInput(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Integers cross: the tokens themselves, and what an argmax makes of them."""
+    """Integers cross a boundary: the tokens themselves, and the result of an argmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ class Tokens(nn.Module):
 
 
 class Views(nn.Module):
-    """What crosses is a transposed view."""
+    """A transposed view crosses a boundary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ class Views(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Modules that overwrite what they get."""
+    """Modules that overwrite their input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,7 +312,7 @@ class InPlace(nn.Module):
 
 
 class FrozenFirst(nn.Module):
-    """Nothing on the first stage learns."""
+    """The first stage has no trainable parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ class FrozenFirst(nn.Module):
 
 
 class FrozenTied(nn.Module):
-    """A table that two stages share and that does not learn."""
+    """A table that two stages share and that is not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class FrozenTied(nn.Module):
 
 
 class Functional(nn.Module):
-    """The output table is used by the glue, not by a module: tied all the same."""
+    """The glue uses the output table, not a module: the table is still tied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -372,7 +372,7 @@ class Unused(nn.Module):
 
 
 class Normed(nn.Module):
-    """BatchNorm, and one that its owner has put to sleep."""
+    """A BatchNorm, and another one that its owner has put into evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modules that are refused, each for one reason, and some that only look as if they should be."""
+"""Modules that are refused, each for one reason, and some that only look as if they should be refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MEAN = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
 
 
 class Made(nn.Module):
-    """The glue makes tensors: of numbers written down, of a size, of nothing."""
+    """The glue makes tensors: from constants, from a size, from nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Scaled(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """What a module returns is nested; only a part of it goes on."""
+    """A module returns a nested structure, of which only a part is used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Recurrent(nn.Module):
 
 
 class Changed(nn.Linear):
-    """What it returns can be changed from outside."""
+    """Its output can be changed from outside by replacing ``by``."""
 
     by = staticmethod(lambda x: x)
 
@@ -82,7 +82,7 @@ class Changing(nn.Module):
 
 
 class Foreign(nn.Module):
-    """The glue uses a tensor that is not the model's."""
+    """The glue uses a tensor that does not belong to the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Foreign(nn.Module):
 
 
 class Listed(nn.Module):
-    """Tensors in a list, where nothing can find them."""
+    """Tensors in a list, where ``nn.Module`` does not find them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Lazy(nn.Module):
 
 
 class Backwards(nn.Module):
-    """Called in another order than its names suggest."""
+    """Its modules are called in another order than their names suggest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class ByData(nn.Module):
 
 
 class TooLong(NanoGPT):
-    """Its own assert does not hold for the shapes it gets."""
+    """Its own assert fails for the shapes that it gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class TooLong(NanoGPT):
 
 
 class Added(nn.Module):
-    """On each stage two parameters have one gradient, the very tensor that is sent back; a third's has stride 0."""
+    """On each stage two parameters share one gradient tensor, which is also sent back; a third's has stride 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Offsets(nn.Module):
 
 
 class Again(nn.Module):
-    """Two weights used in turn, twice each, and slices of a third: what a cut backward counts more than once."""
+    """Two weights used in turn, twice each, and slices of a third: a split backward may count them twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class UsedAgain(nn.Module):
 
 
 class Between(nn.Module):
-    """``between`` is called between its modules."""
+    """Calls ``between`` between its modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,14 +281,14 @@ class Caching(Between):
 
 
 class OtherDtype(Between):
-    """A dtype is written down."""
+    """The code between its modules casts to a fixed dtype."""
 
     def between(self, x: Tensor) -> Tensor:
         return x.float()
 
 
 class Seeds(nn.Module):
-    """The code between its layers seeds torch's stream, and puts it back."""
+    """The code between its layers seeds torch's random stream and restores it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ class Seeds(nn.Module):
 
 
 class Dice(Seeds):
-    """It draws from a generator that is seeded at each call."""
+    """Draws from a generator that is seeded at each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ class Dice(Seeds):
 
 
 class Packs(Seeds):
-    """It has hooks on what autograd saves."""
+    """Uses hooks on what autograd saves."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t.float(), lambda t: t.double()):
@@ -322,7 +322,7 @@ class Packs(Seeds):
 
 
 class ReadsGrad(Seeds):
-    """It divides by the norm of the gradient that is there."""
+    """Divides by the norm of the current gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
         grad = self.head.weight.grad
@@ -330,7 +330,7 @@ class ReadsGrad(Seeds):
 
 
 class InPlaceBesideClone(nn.Module):
-    """What one stage gets, the next overwrites, beside a clone of something else."""
+    """The next stage changes its input in place, beside a clone of another value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -343,7 +343,7 @@ class InPlaceBesideClone(nn.Module):
 
 
 class WrittenByView(Seeds):
-    """It looks at a tensor of its own that a view has changed."""
+    """Reads a tensor of its own after a view has changed it."""
 
     def forward(self, x: Tensor) -> Tensor:
         mask = torch.zeros(5)

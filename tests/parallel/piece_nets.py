@@ -1,4 +1,4 @@
-"""Modules that look at several positions, with and without a way to do so in pieces."""
+"""Modules that look at several positions, some of which can process a sequence in pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class RunningSum(nn.Module):
-    """Each position gets the sum of what came before it, a state of one vector; written by a user."""
+    """Each position gets the sum of the inputs so far: a user's module whose state is one vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Summing(nn.Module):
 
 
 class Backwards(nn.Module):
-    """Looks at other positions and does not say how to do that in pieces."""
+    """Looks at other positions and has no method to do so in pieces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Backwards(nn.Module):
 
 
 class Sorted(nn.Module):
-    """What it does to each position is unusual, but to that position alone."""
+    """Does something unusual to each position, but uses that position alone."""
 
     positionwise = True
 
@@ -69,7 +69,7 @@ class Sorting(Summing):
 
 
 class Twice(Summing):
-    """One module, run twice."""
+    """A model that runs one module twice."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.b(self.a(self.a(self.embed(tokens)))))

@@ -1,4 +1,4 @@
-"""Models that keep a number in the process that they run in, or ask it for one."""
+"""Models that keep a number in their process, or read one from it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 class Asks(nn.Module):
-    """Computes with the answer of a function outside of it, or only reads it (``unused``)."""
+    """Multiplies by the answer of an outside function, or only reads the answer (``unused``)."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

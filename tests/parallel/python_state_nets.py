@@ -1,4 +1,4 @@
-"""Nets that keep numbers in Python, and who reads them."""
+"""Nets that keep numbers in Python, and the modules that read them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Net(nn.Module):
         self.more()
 
     def more(self) -> None:
-        """What is odd about it."""
+        """Make the part that is unusual."""
 
     def factor(self) -> Any:
         return 1
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 class Table(Net):
-    """A table in numpy decays."""
+    """A numpy table whose values decay."""
 
     def more(self) -> None:
         self.table = np.ones(6)
@@ -47,7 +47,7 @@ class Table(Net):
 
 
 class Nested(Net):
-    """A count in an object of its own is looked at late."""
+    """A count in a nested object changes the result after some calls."""
 
     def more(self) -> None:
         self.box = Box()
@@ -58,7 +58,7 @@ class Nested(Net):
 
 
 class Cycle(Net):
-    """An iterator goes round."""
+    """An iterator cycles through factors."""
 
     def more(self) -> None:
         self.turn = itertools.cycle([1, 1, 1, 1, 1, 2])
@@ -68,7 +68,7 @@ class Cycle(Net):
 
 
 class Generated(Net):
-    """A generator, which nobody can copy."""
+    """A generator, which cannot be copied."""
 
     def more(self) -> None:
         self.turn = (1 for _ in itertools.count())
@@ -90,7 +90,7 @@ class Counting(nn.Linear):
 
 
 class CountRead(Net):
-    """The glue looks at what a module counts."""
+    """The glue reads a module's counter."""
 
     def more(self) -> None:
         self.b = Counting()
@@ -100,7 +100,7 @@ class CountRead(Net):
 
 
 class CountOfLookingRead(CountRead):
-    """The same of a module that looks at data, of which a copy runs."""
+    """The glue reads the counter of a module that looks at data, of which a copy runs."""
 
     def more(self) -> None:
         self.b = Counting(looks=True)
@@ -116,7 +116,7 @@ class Reader(nn.Linear):
 
 
 class CountReadByModule(CountRead):
-    """Another module looks at it."""
+    """Another module reads the counter."""
 
     def more(self) -> None:
         self.b = Counting()
@@ -127,7 +127,7 @@ class CountReadByModule(CountRead):
 
 
 class CountedAlone(CountRead):
-    """Only the module itself looks at what it counts."""
+    """Only the module itself reads its counter."""
 
     def factor(self) -> Any:
         return 1
@@ -144,7 +144,7 @@ class Sharing(nn.Linear):
 
 
 class Shared(Net):
-    """Two modules count in one object."""
+    """Two modules count in one shared object."""
 
     def more(self) -> None:
         box = Box()
@@ -162,7 +162,7 @@ STREAMS: dict[str, Callable[[], Any]] = {
 
 
 class Drawing(nn.Linear):
-    """It takes its next factor from a stream."""
+    """Draws its next factor from a stream."""
 
     def __init__(self, out: int, stream: Any) -> None:
         super().__init__(6, out)
@@ -183,7 +183,7 @@ class Drawing(nn.Linear):
 
 
 class Streams(Net):
-    """Two modules draw, each from a stream of its own, or from one that they ``share``."""
+    """Two modules draw, each from its own stream, or from one stream if ``share``."""
 
     def __init__(self, kind: str, share: bool) -> None:
         self.kind, self.share = kind, share
@@ -216,14 +216,14 @@ class Numbered(nn.Linear):
 
 
 class ByNumber(Net):
-    """Each module knows how many of its class were made before."""
+    """Each module knows how many of its class existed before it."""
 
     def more(self) -> None:
         self.a, self.b = Numbered(), Numbered()
 
 
 class LooksAround(nn.Module):
-    """It looks at data and has a net in it whose copying reads what it keeps in Python."""
+    """Looks at data and contains a net whose copying reads its Python state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class LooksAround(nn.Module):
 
 
 class Recurrent(Net):
-    """A module with a recurrent net that looks at data."""
+    """A module that looks at data and contains a recurrent net."""
 
     def more(self) -> None:
         self.b = LooksAround()

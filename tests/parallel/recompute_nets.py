@@ -1,4 +1,4 @@
-"""Models whose modules run again: with dropout of several kinds, ties, and data that decide what runs."""
+"""Models for recomputation: several kinds of dropout, tied weights, and data that decide what runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.models.language_model import Attention
 
 
 class Mixed(nn.Module):
-    """Attention and a wide layer, dropout as a module and as a function."""
+    """Attention and a wide layer, with dropout as a module and as a function."""
 
     def __init__(self, dim: int, p: float) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Tied(nn.Module):
 
 
 class Routed(nn.Module):
-    """Each sample goes through one of two layers, by its numbers."""
+    """Each sample goes through one of two layers, chosen from its values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class _Noisy(nn.Module):
 
 
 class Noisy(nn.Module):
-    """A module that draws from a generator of its own."""
+    """A module that draws from its own generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Recurrent(nn.Module):
 
 
 class Normalized(nn.Module):
-    """Batch norms, whose running statistics a second forward would move once more."""
+    """Batch norms, whose running statistics a second forward would update again."""
 
     def __init__(self) -> None:
         super().__init__()

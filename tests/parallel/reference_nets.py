@@ -1,4 +1,4 @@
-"""Modules whose tensors are referred to past them, or lie in one another's memory."""
+"""Modules whose tensors are referenced from elsewhere, or share memory with each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLES: dict[int, Tensor] = {}
 
 
 class Net(nn.Module):
-    """Two layers around one that keeps something."""
+    """Two layers around a module that keeps a reference."""
 
     def __init__(self, middle: str, **settings: Any) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 class Held(Odd):
-    """It keeps its own weight, in one way or another, and takes it from there."""
+    """Keeps a second reference to its own weight, in the way that ``way`` names."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -75,9 +75,9 @@ class Held(Odd):
 
 
 class Array(Odd):
-    """It keeps an array of numpy that shares the weight's memory, in a list, or a copy of one.
+    """Keeps a list with a numpy array that shares the weight's memory, or with a copy.
 
-    ``in_memory``: its constructor does what only a plain build can, so it is not recorded.
+    ``in_memory``: its constructor needs a plain build, so it is not recorded.
     """
 
     def __init__(self, copied: bool = False, in_memory: bool = False) -> None:
@@ -101,7 +101,7 @@ class Hooked(Odd):
 
 
 class Registered(Odd):
-    """A dictionary of the file has it."""
+    """A dictionary of the file refers to the weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Registered(Odd):
 
 
 class Hidden(Odd):
-    """A module that is none of the model's."""
+    """Refers to a module that is not registered in the model."""
 
     def __init__(self, way: str = "dict") -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Hidden(Odd):
 
 
 class Stateless(Odd):
-    """Hidden, but it has no tensors; and a module of the model in a list."""
+    """Refers to a module without tensors, and to one of its own modules in a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Stateless(Odd):
 
 
 class Prior(Odd):
-    """A distribution of the constructor's."""
+    """A distribution that the constructor makes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Prior(Odd):
 
 
 class Flat(Odd):
-    """Views of one parameter that were taken when it was made."""
+    """A view of a parameter, taken in the constructor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Scaled(Odd):
 
 
 class Twice(Odd):
-    """Two parameters of one tensor."""
+    """Two parameters that share memory."""
 
     def __init__(self, parts: bool = False) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Twice(Odd):
 
 
 class Follows(Odd):
-    """A buffer in a weight's memory."""
+    """A buffer that shares a weight's memory."""
 
     def __init__(self, persistent: bool = True) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Follows(Odd):
 
 
 class Buffers(Odd):
-    """A buffer in another's memory, which the forward changes or not."""
+    """A buffer that is a view of another one; ``changes``: the forward changes it."""
 
     def __init__(self, changes: bool) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class Marked(Odd):
 
 
 class Weight(nn.Parameter):
-    """A class of its own."""
+    """A subclass of ``nn.Parameter``."""
 
 
 class Kind(Odd):
@@ -232,7 +232,7 @@ def table(n: int) -> Tensor:
 
 
 class Cached(Odd):
-    """A table that is made once: by the constructor too, or in the forward alone."""
+    """A table that is computed once; ``early``: in the constructor, otherwise in the forward."""
 
     def __init__(self, early: bool = False) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class Cached(Odd):
 
 
 class Global(Odd):
-    """A table in a dictionary of the file; ``early``: from the constructor."""
+    """A table in a dictionary of the file; ``early``: the constructor makes it."""
 
     def __init__(self, early: bool = False) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class Global(Odd):
 
 
 class Made(Odd):
-    """Tensors of numbers that the forward writes down."""
+    """Tensors of constants that the forward makes."""
 
     def forward(self, x: Tensor) -> Tensor:
         row = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
@@ -267,7 +267,7 @@ class Made(Odd):
 
 
 class Normed(Odd):
-    """Attributes that hooks compute anew at each call, one in a weight's memory."""
+    """Attributes that hooks recompute at each call, one of them in a weight's memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ class Normed(Odd):
 
 
 class Recurrent(nn.Module):
-    """torch keeps a list of its weights."""
+    """torch's LSTM, which keeps a list of its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ class Scripted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is on its way out, and people use it
+            warnings.simplefilter("ignore")  # it is deprecated but still in use
             self.lin = torch.jit.script(nn.Linear(6, 6))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ class Scripted(nn.Module):
 
 
 class Pruned(Odd):
-    """torch's pruning, by a hook that keeps a mask."""
+    """torch's pruning: a hook that applies a mask."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modules that remember something outside of parameters and persistent buffers, and use it in the next forward."""
+"""Modules that remember state outside parameters and persistent buffers, and use it in the next forward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG: list[int] = []
 
 
 class Remembers(nn.Module):
-    """``kind`` of what it remembers, under the name ``kept``."""
+    """Remembers a value of ``kind``, under the name ``kept``."""
 
     calls = 0
 
@@ -99,7 +99,7 @@ class Net(nn.Module):
 
 
 class HookedForAll(nn.Module):
-    """Its constructor has every module of torch do something more."""
+    """Its constructor registers a hook for all modules of torch."""
 
     def __init__(self) -> None:
         super().__init__()

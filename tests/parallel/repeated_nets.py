@@ -1,4 +1,4 @@
-"""Nets whose modules may compute something else when they run again in the backward."""
+"""Nets whose modules may compute something else when the backward runs them again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part(nn.Module):
 
 
 def warms_up(part: Part, x: Tensor) -> float:
-    """Half as much in the first forward."""
+    """The factor is half in the first forward."""
     first, part.warm = not part.warm, True
     return 0.5 if first else 1.0
 
@@ -30,7 +30,7 @@ def counts(part: Part, x: Tensor) -> float:
 
 
 def fills_a_table(part: Part, x: Tensor) -> Tensor:
-    """A table that is made once and has the same values as if it were made anew."""
+    """A table that is made once; a new one would have the same values."""
     if x.shape[-1] not in part.table:
         part.table[x.shape[-1]] = torch.linspace(1, 2, x.shape[-1], dtype=x.dtype, device=x.device)
     return part.table[x.shape[-1]]
@@ -42,7 +42,7 @@ def leaves(part: Part, x: Tensor) -> float:
 
 
 def takes(part: Part, x: Tensor) -> float:
-    """What another part has left; 1 if there is nothing, as in a second forward."""
+    """A value that another part has left, or 1 if none is left, as in a second forward."""
     return float(part.bag.pop()) if part.bag else 1.0
 
 
@@ -50,7 +50,7 @@ WAYS: dict[str, Any] = {f.__name__: f for f in (warms_up, counts, fills_a_table,
 
 
 class Repeated(nn.Module):
-    """Parts of several ways, one after the other."""
+    """A sequence of parts, one for each of ``ways``."""
 
     def __init__(self, ways: list[str]) -> None:
         super().__init__()

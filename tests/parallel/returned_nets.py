@@ -1,4 +1,4 @@
-"""Nets of which a module looks at data and returns what Python can see."""
+"""Nets with a module that looks at data and returns Python values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rows(Returns):
 
 
 class Sizes(Returns):
-    """Numbers that are the same for any data."""
+    """Returns numbers that are the same for any data."""
 
     def more(self, h: Tensor) -> Any:
         return 2, tuple(h.shape)
@@ -56,7 +56,7 @@ class Net(nn.Module):
 
 
 class Sized(Net):
-    """It is used as a number."""
+    """The code after the module uses the returned value as a number."""
 
 
 class Summed(Net):
@@ -81,7 +81,7 @@ class Picked(Net):
 
 
 class SummedUnderAutocast(Net):
-    """The same where a module runs in half precision."""
+    """The code after the module uses a sum; the module runs under autocast."""
 
     kind = Sums
 

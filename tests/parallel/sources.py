@@ -1,4 +1,4 @@
-"""A data set of any shapes, for modules of the user's own."""
+"""Data sets of any shape, for user-written modules."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from launcher.data.source import Source
 
 
 class Shapes(Source):
-    """One input a shape: ``[3, 8, 8]`` are floats, ``["int64", 8]`` tokens below 8.
+    """One input per entry of ``shapes``: ``[3, 8, 8]`` are floats, ``["int64", 8]`` tokens below 8.
 
-    Targets are class 0 or 1, at each of so many positions: ``[]`` one a sample.
+    Targets are class 0 or 1 in the shape ``target``: ``[]`` is one per sample.
     """
 
     def __init__(self, shapes: list[list[Any]], split: str, samples: int = 32, target: Sequence[int] = ()) -> None:
@@ -39,7 +39,7 @@ class Shapes(Source):
 
 
 class Holed(Source):
-    """Tokens below 64, of whose targets about half are ``hole``; of every ``empty``-th sample all are."""
+    """Tokens below 64. About half of the targets are ``hole``; in every ``empty``-th sample all of them are."""
 
     def __init__(
         self, seq_len: int, split: str, samples: int = 8, val_samples: int = 13, empty: int = 4, hole: int = -100
@@ -61,9 +61,9 @@ class Holed(Source):
 
 
 class Labeled(Source):
-    """Floats of ``shape``, with targets below ``classes`` of the shape ``target``; ``wrong``: that of sample 5.
+    """Floats of ``shape``, with targets below ``classes`` of shape ``target``; ``wrong``: one of sample 5.
 
-    ``more`` targets than were asked for; ``later``: only where those of a batch are.
+    ``more``: returns more targets than requested; ``later``: only for more than 2 indices.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Labeled(Source):
 
 
 class Measured(Source):
-    """Tokens below 64, whose targets are numbers of the shape ``target``, from 0 to 1; ``wrong``: one of sample 5."""
+    """Tokens below 64, with targets from 0 to 1 of shape ``target``; ``wrong``: a target of sample 5."""
 
     def __init__(
         self, seq_len: int, target: list[int], split: str, samples: int = 8, val_samples: int = 13,

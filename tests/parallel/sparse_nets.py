@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 class Between(nn.Module):
-    """The same between its modules, by a constant matrix."""
+    """Adds neighbors between its modules, by a constant sparse matrix."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Nets whose stages torch's own way of cutting a backward gets wrong: weights used twice, gradients that lie across."""
+"""Nets whose backward torch's own way of splitting gets wrong: weights used twice, transposed gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDTH, WORDS, HEADS = 6, 8, 2
 
 
 class Two(nn.Module):
-    """Returns two tensors, of weights of their own."""
+    """Returns two tensors, each from its own weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Two(nn.Module):
 
 
 class Both(nn.Module):
-    """Takes two tensors, and learns nothing through the second."""
+    """Takes two tensors and detaches the second one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Both(nn.Module):
 
 
 class Detaching(nn.Module):
-    """What crosses a boundary could have a gradient, and has none."""
+    """A tensor that crosses a boundary requires a gradient but gets none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class SharedBias(nn.Module):
 
 
 class LookedUpTwice(nn.Module):
-    """A table that is read twice, and is a matrix too."""
+    """A table that is looked up twice and also used as a matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class LookedUpTwice(nn.Module):
 
 
 class Attention(nn.Module):
-    """With a bias of positions that it is given, as in T5."""
+    """Attention with a position bias that it gets as an argument, as in T5."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Attention(nn.Module):
 
 
 class RelativeBias(nn.Module):
-    """Two blocks of attention that share a table of relative positions."""
+    """Two attention blocks that share a table of relative positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class RelativeBias(nn.Module):
 
 
 class Across(nn.Module):
-    """Its input's gradient is a transpose of a recurrent layer's, and a part of a concatenation's."""
+    """The gradient of its input is the sum of a transposed one of an LSTM and a slice of a wider one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Across(nn.Module):
 
 
 class Block(nn.Module):
-    """All of it."""
+    """A block of all the modules above."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """On every stage all of it, and a skip over the stages between."""
+    """Every stage has a full block, and a skip connection crosses the stages between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Net(nn.Module):
 
 
 class T5Like(nn.Module):
-    """The first block has the table, and hands the bias on to all others."""
+    """The first block owns the table and passes the bias on to all others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class T5Like(nn.Module):
 
 
 class Turned(nn.Module):
-    """Each stage's input gradient lies across."""
+    """The gradient of each stage's input is transposed in memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What hangs on a weight, a module or a call is kept, or the plan says why it cannot be."""
+"""What is attached to a weight, a module or a call is kept, or the plan says why it cannot be kept."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ REFUSED = {
     ),
 }
 JVP = "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
-"""torch's forward mode scripts functions of its own when it is first used."""
+"""torch's forward mode scripts its own functions at the first use."""
 LAYOUTS = {"one": ONE, "cut": CUT, "again": AGAIN, "sharded": {**ONE, **SHARDED}}
 ONE_RANK = ["KeptGradient", "Queued", "HoldsTied", "Weak", "FunctionMode", "Dual", *OTHERS, *GAINS]
 

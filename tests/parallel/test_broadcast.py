@@ -53,7 +53,7 @@ def of_mindspores_json(plan: Plan, folder: Path) -> Any:
 
 
 def of_matrices(plan: Plan, folder: Path) -> Any:
-    """Each over a device matrix of its own, out of a file of ours."""
+    """The JSON of a strategy file in which each tensor has its own device matrix."""
     strategy = strategy_of_plan(plan)
     moved = {}
     for i, (name, entry) in enumerate(strategy.entries.items()):
@@ -113,9 +113,9 @@ def test_replicas_are_those_of_each_tensors_own_device_matrix() -> None:
     layout = {
         "w": Layout(Grid.of(x=2, y=2), (2,), (("x",),)),  # copies on ranks 0 and 1, 2 and 3
         "v": Layout(Grid.of(a=2, b=2), (2,), (("b",),)),  # on 0 and 2, 1 and 3
-        "u": Layout(Grid.of(x=2, y=2), (4,), (("y", "x"),)),  # none
+        "u": Layout(Grid.of(x=2, y=2), (4,), (("y", "x"),)),  # no copies
         "t": Layout(Grid.of(all=4), (1,), ((),)),
-        "s": Layout(Grid.of(c=2, d=2), (2,), (("c",),)),  # as w
+        "s": Layout(Grid.of(c=2, d=2), (2,), (("c",),)),  # the same as w
     }
 
     def work(world: World) -> Any:

@@ -1,4 +1,4 @@
-"""What pieces of a sequence leave for later ones is there as long as somebody needs it."""
+"""The state that a piece of a sequence leaves is kept as long as a later piece needs it."""
 
 from __future__ import annotations
 

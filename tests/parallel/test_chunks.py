@@ -1,4 +1,4 @@
-"""Which models can run sequences in pieces, and that those which can are right."""
+"""Which models can process sequences in pieces, and that their results are right."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def counted(world: World, j: Any, plan: Any) -> tuple[list[int], str]:
     from torch._dynamo.utils import counters
 
     par, pipe = build(world, j, plan)
-    counters.clear()  # of what the plan has tried
+    counters.clear()  # drop the counts of the plan's own trials
     seen = []
     for _ in range(2):
         step(j, par, pipe)
@@ -100,13 +100,13 @@ def counted(world: World, j: Any, plan: Any) -> tuple[list[int], str]:
 def test_equal_blocks_are_compiled_once_and_a_validation_compiles_nothing() -> None:
     j = compiled(pipeline={"micro_batch_num": 1})
     ((graphs, told),) = on_ranks(1, counted, j, plan_job(j))
-    assert graphs == [2, 2, 2]  # of a block, and of the loss
+    assert graphs == [2, 2, 2]  # a graph of a block, and one of the loss
     assert told.startswith("2 graphs in ")
     assert told.endswith(" s; shared by 3 more modules")
 
 
 def sent(world: World, j: Any, plan: Any) -> list[tuple[str, int]]:
-    """Each collective of a step, and the numbers that this rank gives or gets; inside of graphs too."""
+    """Each collective of a step, and the number of elements that this rank passes, also inside graphs."""
     calls = []
     for name in ("all_reduce", "all_gather", "reduce_scatter"):
         real = getattr(dist, name)
@@ -163,7 +163,7 @@ def test_a_step_with_graphs_sends_what_is_planned(level: str) -> None:
     ("precision", "layout"), [*product(["fp64", "fp32", "bf16", "fp16"], AGAIN)] if ALL else [("fp16", "level3")]
 )
 def test_what_runs_again_in_a_graph_has_the_bits_of_eager_code(precision: str, layout: str) -> None:
-    """Half of the units are dropped: of another share eager code, in half precision, rounds the scale once more."""
+    """With a dropout rate other than 0.5, eager code in half precision rounds the scale once more."""
     ranks, parallel = AGAIN[layout]
     p = 0.5 if precision in ("bf16", "fp16") else 0.25
 

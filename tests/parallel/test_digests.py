@@ -15,7 +15,7 @@ KINDS = (
     torch.uint8, torch.bool,
 )  # fmt: skip
 WAYS: dict[str, Callable[[list[Tensor]], Tensor]] = {"hash": digests, "sum": weighted_sums}
-"""On a CPU and on devices."""
+"""``hash`` is used on a CPU, and ``sum`` on devices."""
 
 
 def one_bit(t: Tensor) -> Tensor:
@@ -55,6 +55,6 @@ def test_a_change_changes_it(
     for seed in range(5):
         torch.manual_seed(seed)
         one = torch.randn(6, columns)
-        balanced = torch.cat([one, -one])  # the signs add up to nothing
+        balanced = torch.cat([one, -one])  # the values sum to zero
         for t in (one, balanced):
             assert way([t]).item() != way([change(t)]).item()

@@ -1,4 +1,4 @@
-"""A forward that computes something else while it is traced, or when it runs again, is refused; others are exact."""
+"""A forward that computes something else while traced, or when run again, is refused; other forwards are exact."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def again(ways, **recompute):
 
 
 def refused(job, cure):
-    """The modules that the plan refuses to recompute, with the reasons; what the cure names is planned."""
+    """The modules that the plan refuses to recompute, with the reasons; asserts that the cure is planned."""
     with pytest.raises(RequestError) as error:
         plan_job(job)
     pattern = r"(\S+) cannot be recomputed in the backward: (.*)"
@@ -76,7 +76,7 @@ def test_each_of_several_equal_modules_that_change_their_state_is_named():
 
 
 def test_each_of_several_large_equal_modules_that_change_their_state_is_named(monkeypatch):
-    monkeypatch.setattr("launcher.parallel.trace.mixing_samples.FEW", 1)  # nothing is tried on values
+    monkeypatch.setattr("launcher.parallel.trace.mixing_samples.FEW", 1)  # no trials on values
     test_each_of_several_equal_modules_that_change_their_state_is_named()
 
 

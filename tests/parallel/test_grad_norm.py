@@ -1,4 +1,4 @@
-"""The global norm is that of the numbers, not of a sum that fp32 has rounded."""
+"""The global norm is that of the exact values, not of a sum rounded to fp32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forward that changes weights, or what is trained: refused where ranks cannot follow, by the plan or at the step."""
+"""If ranks cannot follow a forward that changes weights or what is trained, the plan or step refuses it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.parity import batch, own, place
 from tests.ranks import DRAWN, on_ranks
 
 LATE = 4
-"""After the three forwards that a plan tries, within the second step."""
+"""A call after the three forwards that a plan tries, within the second step."""
 
 
 def sharded(level: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_values_that_a_later_call_changes_are_not_lost_silently(name: str, chang
 
 
 def own_loop(world: World, j: Job, plan: Plan) -> str:
-    """What ends the third step of a loop that a user writes."""
+    """The error that ends the third step of a user's own loop."""
     net = parallelize(builder(j), plan)
     xs, y = batch(j, plan)
     n = plan.sizes.local_batch
@@ -179,7 +179,7 @@ def test_a_weight_that_a_later_call_makes_of_one_ranks_samples_is_not_saved(tmp_
 
 
 def damaged(world: World, j: Job, plan: Plan, folder: Path, name: str, rank: int) -> str:
-    """``saved``, after one number of ``name`` has changed by one bit on ``rank``."""
+    """Save a checkpoint after one number of ``name`` has changed by one bit on ``rank``."""
     s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     if world.rank == rank:
         for placed, t in s.model.named():
@@ -221,7 +221,7 @@ NOTED = {
 
 
 def texts_of(world: World, j: Job, plan: Plan, folder: Path) -> list[str]:
-    """What a training of five steps says when it saves, and when it is asked again."""
+    """The messages of a training of five steps that saves and then reports late state again."""
     rows: list[dict[str, Any]] = []
     s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     s.emit = rows.append

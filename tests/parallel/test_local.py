@@ -1,4 +1,4 @@
-"""Marks made where they are used are those of the list."""
+"""``flags`` makes the same tensor on its device as ``torch.tensor`` makes from the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local norms are those of one process that has a rank's own samples only."""
+"""Local norms are those of one process that has only the rank's own samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MICROS = 2
 
 
 def rank_norms(world: World, j: Job, plan: Plan) -> list[dict[str, float]]:
-    """Two steps on the same samples: what is seen of one must not be counted in the next."""
+    """Two steps on the same samples: gradients of one step must not be counted in the next."""
     par, pipe = build(world, j, plan)
     own = watch(par)
     pipe.before_reduce = own.see_unsharded
@@ -39,8 +39,8 @@ def rank_norms(world: World, j: Job, plan: Plan) -> list[dict[str, float]]:
 
 
 def alone(j: Job, plan: Plan, part: int, together: bool) -> dict[str, float]:
-    """Norms of one part's gradient; the head untied, for each stage has a gradient of its own. Apart: a micro batch's
-    squares are added up."""
+    """Norms of the gradient of one part of the batch. The head is untied, because each stage has its own gradient.
+    Unless ``together``, the squares of the micro batches are added up."""
     model: Any = plain(j, plan)
     if j.model.tied:  # type: ignore[union-attr]
         model.head.weight = nn.Parameter(model.head.weight.detach().clone())
@@ -82,7 +82,7 @@ def test_each_rank_sees_the_gradient_of_its_own_samples(parallel: dict[str, Any]
         assert first == second
         at = plan.sizes.grid.coords(rank)
         want = alone(j, plan, at["dp_replicate"] * plan.sizes.grid["dp_shard"] + at["dp_shard"], together)
-        if plan.sizes.grid["pp"] == 1:  # both ends are here: one tensor, one gradient
+        if plan.sizes.grid["pp"] == 1:  # both ends are on one stage: one tensor, one gradient
             first.pop("embed.weight")
             assert first.keys() == want.keys() - {"embed.weight", "head.weight"}
         for name, norm in first.items():

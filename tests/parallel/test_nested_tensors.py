@@ -1,4 +1,4 @@
-"""Nested tensors train inside of a stage; no stage can hand one on, and no module that makes one is recomputed."""
+"""Nested tensors train inside a stage; they cannot cross stages, and a module that makes one cannot be recomputed."""
 
 from __future__ import annotations
 

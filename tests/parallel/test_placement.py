@@ -27,7 +27,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def rank_pieces(world, j, plan) -> int:
-    """How many tensors of this rank were compared with their box of the whole tensor, and found equal."""
+    """The number of this rank's tensors, each of which equals its box of the full tensor."""
     par, _ = build(world, j, plan)
     want = dict(plain(j, plan).named_parameters(remove_duplicate=False))
     named = par.named()
@@ -57,7 +57,7 @@ def too_small(par: ParallelModel) -> None:
 
 
 def another_shard(par: ParallelModel) -> None:
-    """The right shape of the wrong half."""
+    """A plan whose shard has the right shape, but is another part of the tensor."""
     name = "layers.0.mlp.gate.weight"
     box = {p.name: p for p in par.plan.params}[name].layout
     wrong = Layout(box.grid, box.shape, ((), ("dp_shard",)), box.at)

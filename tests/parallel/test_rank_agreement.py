@@ -1,4 +1,4 @@
-"""A rank that builds or follows another model than its peers is told from them before anything is trained."""
+"""A rank that builds or traces another model than its peers is detected before training begins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STAGE = Stage(index=0, nodes=(), receives=(), sends=(), modules=(), params=(), f
 
 
 class Ordered(nn.Module):
-    """Layers made in the order of ``names``, kept in alphabetical order; ``cached``: made of one drawn before."""
+    """Layers made in the order of ``names`` but stored by name; ``cached``: a buffer from an earlier draw."""
 
     def __init__(self, names: list[str], cached: torch.Tensor | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What runs again has the same numbers: gradients with and without it are equal to the last bit."""
+"""Recomputation does not change the numbers: gradients with and without it are equal to the last bit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WHOLE: dict[str, tuple[int, dict[str, Any]]] = {
        for s in ("seqvpp", "seqsmartvpp")},
     "seqpipe, level3": (4, {"pipeline": PIECES | {"scheduler": "seqpipe"}, **hsdp("level3")}),
 }  # fmt: skip
-"""Whose backwards are not split: (ranks, settings)."""
+"""Layouts whose backwards are not split: (ranks, settings)."""
 SPLIT: dict[str, tuple[int, dict[str, Any]]] = {
     s: (2, {"pipeline": PIPE | {"scheduler": s}}) for s in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
 }  # fmt: skip
@@ -69,7 +69,7 @@ def tied(parallel: dict[str, Any], precision: str = "fp64", p: float = 0.25) -> 
 
 
 def seeded(world: World, cases: Mapping[Any, tuple[Job, Plan]]) -> dict[Any, tuple[float, list[Piece]]]:
-    """Loss and gradients of each, with the same random numbers."""
+    """Loss and gradients of each case, with the same random numbers."""
     out = {}
     for key, (j, plan) in cases.items():
         torch.manual_seed(3 + world.rank)
@@ -79,7 +79,7 @@ def seeded(world: World, cases: Mapping[Any, tuple[Job, Plan]]) -> dict[Any, tup
 
 
 def both(ranks: int, plain: Job, ways: Mapping[str, Job], within: float = 0.0) -> None:
-    """Loss and gradients of ``ways`` are those of ``plain``, bit by bit, or gradients ``within`` so much."""
+    """Assert that loss and gradients of ``ways`` equal those of ``plain``; gradients may differ by ``within``."""
     cases = {"": plain, **ways}
     for found in on_ranks(ranks, seeded, {k: (j, plan_job(j)) for k, j in cases.items()}):
         loss, pieces = found[""]
@@ -106,7 +106,7 @@ def test_of_split_backwards_too(precision, layout):
 
 
 ROUNDING = {"fp64": 1e-12, "fp32": 1e-6}
-"""Products that wait for the second half of a backward lie elsewhere in memory, and some CPUs add up by where."""
+"""Products deferred to the second half of a backward have other addresses, on which the order of sums may depend."""
 
 LM = {"modules": "layers.*"}
 SLICED: dict[str, tuple[int, dict[str, Any]]] = {
@@ -153,7 +153,7 @@ def test_they_are_those_of_one_process(layout):
 @pytest.mark.parametrize("auto", [True, False], ids=["auto", "as told"])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_running_statistics_move_once(stages, auto):
-    """Their buffers are among what a rank holds."""
+    """The buffers with the statistics are among the tensors that are compared."""
 
     def asked(recompute: Any) -> Job:
         net = {"_target_": "tests.parallel.recompute_nets.Normalized"}
@@ -184,7 +184,7 @@ COUNTED: dict[str, dict[str, Any]] = {
     "zero_bubble_h1": {"pipeline": PIPE | {"scheduler": "zero_bubble_h1"}},
     "seqpipe, level3": {"pipeline": PIECES | {"scheduler": "seqpipe"}, **hsdp("level3")},
 }
-"""Of no operators over tp: what these send is on their lines of the plan."""
+"""Layouts without operators over tp, whose collectives are on their own lines of the plan."""
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_gathers_of_single_weights_have_the_same_numbers(way):
 
 @pytest.mark.parametrize(("operators", "way"), some(product(["megatron", "sequence"], TP_WAYS)))
 def test_what_operators_send_again_is_planned(operators, way):
-    """Besides what they send anyway."""
+    """Recomputation sends these besides the collectives of a plain step."""
 
     def asked(recompute: Any) -> Job:
         pipeline = {"micro_batch_num": 2}
@@ -247,5 +247,5 @@ def test_a_forward_that_raises_leaves_no_mode_behind_while_its_error_is_looked_a
     install(model, [Recomputed("0", keep=("matmul",))], Axis(1))
     with pytest.raises(ValueError, match="no way with") as raised:
         model(torch.ones(2, requires_grad=True))
-    assert raised.tb is not None  # with the frames of torch's checkpoint
+    assert raised.tb is not None  # including the frames of torch's checkpoint
     assert torch._C._len_torch_dispatch_stack() == 0

@@ -1,4 +1,4 @@
-"""What a step of modules that run again really holds on each rank is what the plan says."""
+"""The memory that a step with recomputed modules really uses on each rank is the memory in the plan."""
 
 from __future__ import annotations
 

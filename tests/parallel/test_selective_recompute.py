@@ -1,4 +1,4 @@
-"""Results that are kept while a module runs again, call by call: the same numbers, and nothing run twice."""
+"""Results that are kept while a module runs again, call by call: equal numbers, and nothing runs twice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Counting(TorchDispatchMode):
 
 
 class Net(nn.Module):
-    """``forward`` of a block, and weights that it may use."""
+    """Runs ``forward``, which may use its weights."""
 
     def __init__(self, forward: Callable[[Net, Tensor], Tensor]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def products(net: Net, x: Tensor) -> Tensor:
 
 
 def frozen(net: Net, x: Tensor) -> Tensor:
-    """A product that learns by one of its two arguments only, and one that does by none."""
+    """A product with a gradient for only one of its arguments, and one with a gradient for neither."""
     const = torch.ones(8, 8, dtype=x.dtype)
     alone = F.linear(const.cos(), net.outer.weight).sin().sum(0)
     return alone + (x.detach().cos() @ const).sin() * (x.sin() @ const).sin()
@@ -92,7 +92,7 @@ def again(plain: nn.Module, keep: tuple[str, ...] = PRODUCTS) -> nn.Module:
 
 
 def gradients(net: nn.Module, times: int = 1) -> tuple[list[Any], Counter[str]]:
-    """Of some forwards and their backwards in turn, and what the last backward has run."""
+    """Gradients after ``times`` forwards and backwards, and the operations of the last backward."""
     torch.manual_seed(1)
     for _ in range(times):
         x = torch.randn(2, 6, 8, dtype=torch.float64, requires_grad=True)
@@ -122,7 +122,7 @@ def test_gradients_are_the_same_bits_and_nothing_kept_runs_again(name):
         assert (a is None and b is None) or torch.equal(a, b)
     for op in ("mm", "bmm", "addmm", "_scaled_dot_product_flash_attention_for_cpu"):
         assert ran_again[op] == ran[op]
-    assert ran_again.total() > ran.total()  # what is between them does
+    assert ran_again.total() > ran.total()  # the operations between them run again
 
 
 def test_what_is_not_kept_runs_again():
@@ -131,7 +131,7 @@ def test_what_is_not_kept_runs_again():
     _, again_but_attention = gradients(again(plain, ("attention",)), 2)
     flash = "_scaled_dot_product_flash_attention_for_cpu"
     assert again_but_attention[flash] == ran[flash] == 0
-    assert again_but_attention["mm"] == ran["mm"] + forward_count(plain)["mm"] - 1  # the last feeds nobody
+    assert again_but_attention["mm"] == ran["mm"] + forward_count(plain)["mm"] - 1  # none needs the last
 
 
 def test_no_mode_looks_at_operations_after_the_first_forward():
@@ -148,7 +148,7 @@ def test_no_mode_looks_at_operations_after_the_first_forward():
 
 
 def test_a_product_that_copies_its_argument_is_kept_operation_by_operation():
-    """What its backward needs is neither an argument nor a result."""
+    """Its backward needs a copy, which is neither an argument nor a result."""
     plain = Net(
         lambda net, x: (x.sin().unsqueeze(0) @ net.bank.exp().unsqueeze(1)).sin()[0] @ net.outer.weight
     ).double()
@@ -171,7 +171,7 @@ def test_a_function_that_torch_hides_is_kept_operation_by_operation():
     for p in net.parameters():
         p.grad = None
     found, ran_again = gradients(net, 1)
-    assert ran_again["addmm"] == 0  # kept now
+    assert ran_again["addmm"] == 0  # its results are kept now
     for a, b in zip(found, wanted, strict=True):
         assert (a is None and b is None) or torch.equal(a, b)
 
@@ -243,7 +243,7 @@ def test_a_module_that_calls_itself_has_the_same_gradients(keep: tuple[str, ...]
 
 
 class Borrowing(nn.Module):
-    """Runs a module that lies elsewhere in the model, once within its own forward."""
+    """Runs a module from elsewhere in the model once, within its own forward."""
 
     def __init__(self, lent: nn.Module) -> None:
         super().__init__()

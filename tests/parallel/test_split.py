@@ -1,4 +1,4 @@
-"""Any module can be cut: the gradients of what the pieces compute equal one process in fp64."""
+"""Any module can be split: the gradients of its parts equal those of one process in fp64."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_stage_whose_parameters_are_all_below_the_threshold_is_no_exception():
 
 
 def parts(job: Job) -> tuple[torch.nn.Module, list[StagePart]]:
-    """The model before the cut, and all its stages as one rank after the other would make them."""
+    """The model before the split, and all its stages as the ranks would make them."""
     plan = plan_job(job)
     model, _ = fill.from_constructor(builder(job), plan)
     tracer = traced(model, plan, inputs(job, 6))
@@ -110,7 +110,7 @@ def test_names_in_the_state_dict_do_not_change(job):
 
 
 def told(job: Job) -> str:
-    """What a rank is to have in common with others: its plan, and what its stages hold, in order."""
+    """Text that must be equal on all ranks: the plan, and the names in each stage, in order."""
     lines = [repr(plan_job(job))]
     for part in parts(job)[1]:
         module = part.module
@@ -119,7 +119,7 @@ def told(job: Job) -> str:
 
 
 HASHED = some(NETS.values(), 10)
-"""Planned and cut in two more processes."""
+"""Nets that are planned and split in two more processes."""
 
 
 def test_ranks_with_other_hashes_of_strings_gather_in_the_same_order():

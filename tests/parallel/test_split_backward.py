@@ -1,4 +1,4 @@
-"""Backwards cut into two halves, on modules that torch's own way of cutting gets wrong."""
+"""Backwards split into two halves, for modules that torch's own way of splitting gets wrong."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ SHARDED: dict[str, dict[str, Any]] = {
 
 
 def odd(net: str, scheduler: str, sharded: str) -> Job:
-    """5 micro batches: the last ones of ``dualpipe_v`` have whole backwards, so that all kinds of actions mix."""
+    """5 micro batches, so that ``dualpipe_v`` ends with full backwards and all kinds of actions mix."""
     stages = STAGES[net]["one" if scheduler in ("1f1b", "zero_bubble_h1") else "two"]
     shape = ["int64", 5] if net == "split_nets.Net" else [5, 5]
     parallel = {**pipeline(scheduler, stages, 5), **SHARDED[sharded]}
@@ -92,7 +92,7 @@ def test_weights_used_twice_and_gradients_that_lie_across_are_right_in_every_lay
 
 
 def test_a_bias_of_positions_that_blocks_on_other_stages_share_is_learned_right():
-    """As T5's: one table, used on its own stage and handed on."""
+    """One table is used on its own stage and its bias is passed on, as in T5."""
     one = {"embed": 0, "relative": 0, "blocks.0": 0, "blocks.1": 0, "blocks.2": 1, "blocks.3": 1, "head": 1}
     two = one | {"blocks.0": 1, "blocks.1": 1, "blocks.2": 2, "blocks.3": 3, "head": 3}
     stages = {"zero_bubble_h1": one, "zero_bubble_v": two, "dualpipe_v": two}
@@ -106,7 +106,7 @@ def test_a_bias_of_positions_that_blocks_on_other_stages_share_is_learned_right(
 
 
 def rank_norms(world: World, j: Job, plan: Plan, times: int) -> list[list[float]]:
-    """Of every gradient of this rank, to the last bit, as often."""
+    """The norm of every gradient of this rank, in each of ``times`` runs."""
     found = []
     for _ in range(times):
         par, pipe = build(world, j, plan)
@@ -126,7 +126,7 @@ def test_four_runs_give_the_same_bits():
 
 
 def rank_count(world, j, plan) -> int:
-    """How often this rank reduces and scatters in one step."""
+    """The number of reduce-scatters of this rank in one step."""
     par, pipe = build(world, j, plan)
     with CollectiveMeter() as seen:
         step(j, par, pipe)
@@ -144,7 +144,7 @@ def test_level2_reduces_after_every_micro_batch_and_level1_once(level, times):
 
 
 def test_the_plan_says_how_much_of_a_backward_waits():
-    """A frozen layer has nothing that could wait; of others the gradients of inputs are the other half."""
+    """A frozen layer defers nothing; other layers do not defer the half for input gradients."""
     plan = plan_job(own("nets.FrozenFirst", ["int64", 5], stages=FROZEN, parallel=pipeline("zero_bubble_h1", FROZEN)))
     assert [(s.flops, s.deferred) for s in plan.stages] == [(2 * 15 * 36, 0), (2 * 15 * (36 + 18), 2 * 15 * (36 + 18))]
     lines = " ".join(show.text(plan).split())

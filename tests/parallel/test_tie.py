@@ -30,7 +30,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
 }
 THRICE = {"embed": 0, "a": 0, "b": 1, "again": 2, "c": 3, "head": 3}
-"""Interleaved over two ranks, the first has two copies and the second one."""
+"""Interleaved over two ranks: the first has two copies, and the second has one."""
 JOBS = {name: job(parallel=p, train__precision="fp32", optim__lr=1e-2) for name, p in LAYOUTS.items()} | {
     f"three copies on two ranks{', sharded' if more else ''}": own(
         "nets.Thrice", ["int64", 5], stages=THRICE, train__precision="fp32", optim__lr=1e-2, train__batch_size=8,
@@ -42,7 +42,7 @@ every_job = pytest.mark.parametrize("job", some(JOBS.values()), ids=some(JOBS))
 
 
 def rank_each_step(world, j, plan, steps: int) -> list[list[Any]]:
-    """The weights after every one of the steps."""
+    """The weights after each step."""
     par, pipe = build(world, j, plan)
     optimizer, out = build_optimizer(j.optim, par.param_groups()), []
     for _ in range(steps):
@@ -54,7 +54,7 @@ def rank_each_step(world, j, plan, steps: int) -> list[list[Any]]:
 
 
 def table(plan, ranks) -> torch.Tensor:
-    """The tied table of all ranks put together, which asserts that all copies are bit-equal."""
+    """The tied table of all ranks put together, after a check that all copies are bit-equal."""
     mine = [p for held in ranks for p in held if p.name == "embed.weight"]
     copies = len(plan.ties[0].stages) * plan.sizes.replicas // len({p.box for p in mine})
     assert len(mine) == copies * len({p.box for p in mine})
@@ -72,7 +72,7 @@ def test_copies_are_bit_equal_after_every_one_of_20_steps(job):
 
 
 def rank_sync(world, j, plan) -> tuple[list[Any], list[Any]]:
-    """The weights before and after, when every copy holds numbers of its own."""
+    """The weights before and after ``sync``, if every copy starts with its own numbers."""
     par, _ = build(world, j, plan)
     for part in par.parts:
         for at, (placed, _, t) in enumerate(part.named(plan.params)):

@@ -98,7 +98,7 @@ def test_odd_models_are_counted_as_planned(case):
 
 
 def rank_loop(world: Any, j: Any, plan: Plan, folder: Path) -> dict[str, tuple[int, int]]:
-    """Of the second step, through the loop itself."""
+    """The collectives of a second step of ``runtime.loop``."""
     live = build_session.build(world, j, plan, folder, drawn=DRAWN)
     loop.step(live, None)
     with CollectiveMeter() as seen:
@@ -106,7 +106,7 @@ def rank_loop(world: Any, j: Any, plan: Plan, folder: Path) -> dict[str, tuple[i
     return seen.totals()
 
 
-@pytest.mark.parametrize("layout", ["replicas", "level2"])  # over stages, ranks that read hand samples to others too
+@pytest.mark.parametrize("layout", ["replicas", "level2"])  # with stages, readers also send samples
 def test_the_loop_sends_what_is_planned_and_nothing_else(layout, tmp_path):
     j = job(parallel=LAYOUTS[layout])
     plan = plan_job(j)

@@ -1,4 +1,4 @@
-"""What runs where nobody expects it, and buffers that are not what they were: exact or refused."""
+"""Code in unexpected places, and buffers that are replaced: exact or refused."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_on_one_stage_it_is_exact(net):
 
 @pytest.mark.parametrize("calls", [0, 1, 3])
 def test_native_code_between_modules_is_refused_however_often_it_has_run(calls):
-    """TorchScript differentiates by itself after some calls; a recording would take its inputs for constants."""
+    """TorchScript computes its own gradients after some calls; a trace would make its inputs constants."""
     for _ in range(calls):
         fused(torch.ones(2, requires_grad=True), torch.ones(2))
     with pytest.raises(RequestError, match="it runs native code, of torch"):

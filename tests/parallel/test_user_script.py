@@ -25,7 +25,7 @@ def test_a_model_laid_out_by_hand_trains_the_gradients_of_one_process(given: str
     asked, plan = plans(SHARDED)
 
     def work(world: World) -> Any:
-        torch.manual_seed(3)  # the numbers of a module are its own
+        torch.manual_seed(3)  # a module brings its own numbers, equal on all ranks
         net = parallelize(builder(asked) if given == "a function" else double(builder(asked)()), plan)
         before = gathered(plan, pieces(net.live, weights=True))
         xs, y = batch(asked, plan)
@@ -61,7 +61,7 @@ def test_copies_on_all_stages_are_equal_after_sync_whatever_they_held(around: bo
 
     def work(world: World) -> Any:
         net = parallelize(builder(asked), plan)
-        spoil(net, world.rank // 4 * 10)  # replicas alike, stages not
+        spoil(net, world.rank // 4 * 10)  # equal on replicas, different between stages
         before = gathered(plan, pieces(net.live, weights=True))
         sync_pipeline_shared_parameters(Around(net) if around else net)
         return before, gathered(plan, pieces(net.live, weights=True))

@@ -1,4 +1,4 @@
-"""A backward in two halves gives what a whole one gives, whatever the weights are used for."""
+"""A backward in two halves gives the gradients of a full one, whatever the weights are used for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def whole(ops: Sequence[str], leaf: bool) -> list[Tensor | None]:
 
 
 def halves(ops: Sequence[str], leaf: bool) -> tuple[list[Tensor | None], int]:
-    """The same in two halves, the second two micro batches late; and how many products were put off."""
+    """The gradients in two halves, the second two micro batches later, and how many products were deferred."""
     model, batch, deferral = net(ops), micros(leaf), Deferral()
     waiting, count = [], 0
     for x, tokens, goal in batch:
@@ -83,7 +83,7 @@ def assert_same(ops: Sequence[str], leaf: bool = True) -> int:
 
 
 INSIDE = {"gradient_inside", "weight_gradient_inside"}
-"""A checkpoint that goes backward by itself refuses ``autograd.grad``, in plain torch too."""
+"""A reentrant checkpoint refuses ``autograd.grad``, also in plain torch."""
 
 
 @settings(max_examples=150, deadline=None)
@@ -99,7 +99,7 @@ PUT_OFF = {
     "mixed": 1, "expanded": 1, "changed_in_place": 1, "detached": 1, "gradient_inside": 1, "weight_gradient_inside": 1,
     "matrix_permuted": 1, "matrix_of_itself": 1, "saved_by_hooks": 1,
 }  # fmt: skip
-"""How many products each operation puts off; all others none."""
+"""The number of products that each operation defers; all others defer none."""
 
 
 @pytest.mark.parametrize("name", sorted(OPS))
@@ -126,7 +126,7 @@ def test_an_input_changed_between_the_halves_is_told():
 
 
 def rank_piece(world: World) -> tuple[int, float]:
-    """Products put off of a weight that is this rank's piece, and how far its gradient is off."""
+    """The number of deferred products of a sharded weight, and the error of its gradient."""
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (world.size,))
     weight = torch.nn.Parameter(DTensor.from_local(torch.randn(3, 4), mesh, [Shard(0)], run_check=False))
     x, deferral = torch.randn(5, 4, requires_grad=True), Deferral()
@@ -149,7 +149,7 @@ def test_a_piece_of_a_weight_waits_too():
 
 
 def test_a_sum_may_be_wider_than_its_weight():
-    """As FSDP2 has it since torch 2.15; one product is set, the other added."""
+    """FSDP2 has such sums since torch 2.15. One product is written, the other is added."""
     weight, deferral, waiting = nn.Parameter(torch.randn(3, 4, dtype=torch.bfloat16)), Deferral(), []
     weight.grad_dtype = torch.float32
     inputs = [torch.randn(2, 4, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]

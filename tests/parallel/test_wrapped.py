@@ -1,4 +1,4 @@
-"""What is chosen automatically of a model whose layers are inside another module, and of one that looks at its data."""
+"""The automatic choices for a model whose layers are inside another module, and for a model that reads data."""
 
 from __future__ import annotations
 

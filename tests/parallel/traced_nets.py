@@ -1,4 +1,4 @@
-"""Nets whose code between the modules asks how it is run."""
+"""Nets whose code between the modules checks how it is run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.parallel.python_state_nets import Net
 
 
 class Asks(Net):
-    """A factor depends on ``way``, which a trace may answer in another way than a plain forward."""
+    """A factor depends on ``way``, whose answer may differ between a trace and a plain forward."""
 
     def __init__(self, way: str) -> None:
         super().__init__()

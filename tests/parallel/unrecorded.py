@@ -1,4 +1,4 @@
-"""Constructors that no record can follow, and those that leave numbers to chance. Each is one class."""
+"""Constructors that cannot be recorded, and those whose numbers are not determined: a class for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WritesThroughNumpy(One):
 
 
 class ChangesItsArray(Made):
-    """The parameter and the array are one memory."""
+    """The parameter and the array share memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class AsksForItsMemory(One):
 
 
 class HidesWhatFailed(One):
-    """A record that fails must not be taken for a constructor that failed."""
+    """A failed recording must not be mistaken for a constructor that failed."""
 
     def fill(self) -> None:
         nn.init.normal_(self.weight)
@@ -74,7 +74,7 @@ class Sparse(Made):
 
 
 class Unwritten(Made):
-    """One weight, one buffer, one attribute that nobody wrote, and a weight of which a row is missing."""
+    """A weight, a buffer and an attribute that are never written, and a weight with an unwritten row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Unwritten(Made):
 
 
 class UnwrittenWhole(Unwritten):
-    """The same where no tape runs."""
+    """The same tensors in a constructor that cannot be recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class UnwrittenWhole(Unwritten):
 
 
 class OnMeta(Made):
-    """On the meta device in a plain build too."""
+    """A module that is on the meta device in a plain build too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class OnMeta(Made):
 
 
 class Unseeded(Made):
-    """Numbers that are new each time."""
+    """Numbers that differ at each run."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Nets that run where nobody expects it, and buffers that are not what they were."""
+"""Nets whose code runs in unexpected places, and nets whose buffers are replaced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with warnings.catch_warnings():
 
 
 class Scripted(Net):
-    """A function of TorchScript between modules: from its second call on its operations run without autograd."""
+    """A TorchScript function between modules; from its second call on, its operations bypass autograd."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -42,7 +42,7 @@ class Scripted(Net):
 
 
 class Threads(Net):
-    """Two modules in threads."""
+    """Two modules run in threads."""
 
     def forward(self, x: Tensor) -> Tensor:
         with ThreadPoolExecutor(2) as pool:
@@ -79,7 +79,7 @@ class _Saves(nn.Linear):
 
 
 class SavesInside(Net):
-    """A module asks for its state dict in its forward."""
+    """A module calls its ``state_dict`` in its forward."""
 
     def more(self) -> None:
         self.b = _Saves()
@@ -109,14 +109,14 @@ class _Grows(_Buffers):
 
 
 class Grows(Net):
-    """A buffer of the state dict gets longer."""
+    """A persistent buffer grows."""
 
     def more(self) -> None:
         self.b = _Grows(start=torch.zeros(0, 6))
 
 
 class GrowsAside(Net):
-    """One that is in no state dict does."""
+    """A non-persistent buffer grows."""
 
     def more(self) -> None:
         self.b = _Grows(persistent=False, start=torch.zeros(0, 6))
@@ -130,14 +130,14 @@ class _Averages(_Buffers):
 
 
 class Averages(Net):
-    """A running mean in a buffer that was none, and is in no state dict."""
+    """A running mean in a non-persistent buffer that starts as None."""
 
     def more(self) -> None:
         self.b = _Averages(persistent=False)
 
 
 class AveragesKept(Net):
-    """One that is."""
+    """A running mean in a persistent buffer that starts as None."""
 
     def more(self) -> None:
         self.b = _Averages()
@@ -151,14 +151,14 @@ class _Remembers(_Buffers):
 
 
 class Remembers(Net):
-    """A table in a buffer that was none."""
+    """A table in a buffer that starts as None."""
 
     def more(self) -> None:
         self.b = _Remembers()
 
 
 class _Hooked(nn.Linear):
-    """``calls`` is counted in the backward."""
+    """A backward hook appends to ``calls``."""
 
     def __init__(self) -> None:
         super().__init__(6, 6)
@@ -172,14 +172,14 @@ class _ReadsCount(_Hooked):
 
 
 class HookNotes(Net):
-    """A backward hook notes what nobody reads."""
+    """A backward hook counts in a list that nobody reads."""
 
     def more(self) -> None:
         self.b = _Hooked()
 
 
 class HookCounts(Net):
-    """A backward hook counts, and the next forward reads it."""
+    """A backward hook counts, and the next forward reads the count."""
 
     def more(self) -> None:
         self.b = _ReadsCount()
@@ -209,14 +209,14 @@ class _Fades(nn.Linear):
 
 
 class FunctionFades(Net):
-    """A Function changes a buffer in its backward."""
+    """An autograd Function changes a buffer in its backward."""
 
     def more(self) -> None:
         self.b = _Fades()
 
 
 class HookCools(nn.Module):
-    """What a hook of b changes in a backward is the whole model's, whose own code reads it."""
+    """A backward hook of ``b`` changes a buffer of the root, which the root's own code reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class HookCools(nn.Module):
 
 
 class TensorHookCools(HookCools):
-    """The same of a hook that a hook puts on a tensor."""
+    """A forward hook registers a tensor hook, which changes the same buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class TensorHookCools(HookCools):
 
 
 class Equilibrium(nn.Module):
-    """Its backward solves for a fixed point, by gradients that a hook of a tensor takes."""
+    """Its backward solves for a fixed point with gradients that a tensor hook takes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class Solves(nn.Module):
 
 
 class Differentiates(nn.Module):
-    """Takes the gradient of a part of itself with torch.func, within its forward."""
+    """Its forward takes the gradient of one of its parts with torch.func."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,12 +285,12 @@ class Differentiates(nn.Module):
 
 
 class Empty(nn.Module):
-    """A layer without outputs, and one without inputs."""
+    """A layer without outputs, and a layer without inputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 16)
-        with warnings.catch_warnings(action="ignore"):  # there is nothing to initialize
+        with warnings.catch_warnings(action="ignore"):  # a layer of size 0 has nothing to initialize
             self.none, self.some = nn.Linear(6, 0, bias=False), nn.Linear(0, 16)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -309,7 +309,7 @@ class MakesParameter(Net):
 
 
 class MakesModule(Net):
-    """The first forward makes a module, and moves it."""
+    """The first forward makes a module and moves it."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not hasattr(self, "late"):
@@ -318,7 +318,7 @@ class MakesModule(Net):
 
 
 class ReplacesParameter(Net):
-    """The forward ties two layers, too late."""
+    """The forward ties two layers, which is too late."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.b.weight = self.a.weight
@@ -326,7 +326,7 @@ class ReplacesParameter(Net):
 
 
 class _Refers(nn.Linear):
-    """A layer that uses another one's tensor by a reference that torch does not know."""
+    """A layer that uses a tensor of another one through a reference that torch does not see."""
 
     def __init__(self, other: list[nn.Module], attr: str, called: bool = False) -> None:
         super().__init__(6, 6)
@@ -362,7 +362,7 @@ class RefersByCall(Refers):
 
 
 class Ensemble(Net):
-    """vmap over copies of layers, which the forward stacks and moves."""
+    """vmap over copies of layers, which the forward stacks."""
 
     def more(self) -> None:
         self.several = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Random nets whose weights are used once to three times, by all sorts of operations."""
+"""Random nets that use their weights once to three times, in many kinds of operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPS: dict[str, Callable[[Net, Tensor], Tensor]] = {}
 
 
 def op(f: Callable[[Net, Tensor], Tensor]) -> Callable[[Net, Tensor], Tensor]:
-    """Known by its name, for a net to be made of."""
+    """Register the operation by its name, for nets to use."""
     OPS[f.__name__] = f
     return f
 
@@ -187,7 +187,7 @@ def expanded(net: Net, x: Tensor) -> Tensor:
 
 @op
 def untracked(net: Net, x: Tensor) -> Tensor:
-    """An input that autograd does not know."""
+    """An input that does not require a gradient."""
     return x @ net.plain(torch.eye(WIDTH, dtype=x.dtype))
 
 
@@ -232,7 +232,7 @@ def checkpointed_reentrant(net: Net, x: Tensor) -> Tensor:
 
 
 class Inner(Function):
-    """Goes back through a graph of its own, made in the forward or (``again``) in the backward."""
+    """A Function whose backward runs a graph of its own, made in the forward or, with ``again``, in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, net: Net, again: bool, *weights: Tensor) -> Tensor:

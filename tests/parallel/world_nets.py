@@ -1,4 +1,4 @@
-"""Modules that ask about the processes of the run, or draw from random streams other than torch's."""
+"""Modules that read the process group or the environment, or draw from random streams other than torch's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed import get_world_size
 
 
 class ReadsWorld(nn.Module):
-    """Scales its output by what it asks for, as ``how`` says; like common code, it also runs in a single process."""
+    """Scales its output by what ``how`` names; like common code, it also runs in a single process."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class ReadsWorldAndValues(ReadsWorld):
 
 
 class ReadsWorldLate(ReadsWorld):
-    """Asks only from its fifth call on."""
+    """Reads the value only from its fifth call on."""
 
     calls = 0
 
@@ -74,7 +74,7 @@ class LateNet(Net):
 
 
 class ReadsWorldInConstructor(Net):
-    """The constructor asks, and the forward uses the answer."""
+    """The constructor reads the value, and the forward uses it."""
 
     def __init__(self, how: str) -> None:
         super().__init__("available")

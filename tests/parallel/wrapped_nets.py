@@ -17,7 +17,7 @@ class Block(nn.Module):
 
 
 class Body(nn.Module):
-    """Layers with a mask that is no float, made by code between them."""
+    """Layers with a boolean mask, made by the code between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Body(nn.Module):
 
 
 class Looking(Body):
-    """The code between the layers looks at the data: it cannot be cut."""
+    """The code between the layers looks at the data, so the model cannot be split."""
 
     def forward(self, tokens: Tensor) -> tuple[Tensor]:
         if bool((tokens == -1).any()):
@@ -41,7 +41,7 @@ class Looking(Body):
 
 
 class Counting(Body):
-    """The code between the layers looks at numbers that are always the same."""
+    """The code between the layers reads numbers that are always the same."""
 
     def forward(self, tokens: Tensor) -> tuple[Tensor]:
         place = torch.arange(tokens.shape[1], device=tokens.device)
@@ -49,7 +49,7 @@ class Counting(Body):
 
 
 class Lm(nn.Module):
-    """A model around one whose layers are inside; the head is the table."""
+    """A model around another one that contains the layers; the head is tied to the table."""
 
     kind: type[Body] = Body
 
@@ -63,7 +63,7 @@ class Lm(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """All of it is one child of the root."""
+    """A root whose only child is the full model."""
 
     kind: type[Lm] = Lm
 
@@ -92,7 +92,7 @@ class WrappedCounting(Wrapped):
 
 
 class Weighed(nn.Module):
-    """The same numbers twice; ``look``: with Python that looks at them in the middle."""
+    """Computes the same numbers with or without ``look``: Python that reads values between the layers."""
 
     def __init__(self, look: bool) -> None:
         super().__init__()

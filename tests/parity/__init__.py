@@ -1,4 +1,4 @@
-"""One step's loss, gradients and buffers under a layout, and the same from one process: what parity tests compare."""
+"""One step's loss, gradients and buffers under a layout and in one process, which parity tests compare."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOLERANCE = {"fp64": 1e-12, "fp32": 1e-6}
 CPU = torch.device("cpu")
 K = TypeVar("K")
 Step = tuple[float, float, list[Piece]]
-"""Mean loss, norm, and what a rank holds."""
+"""Mean loss, norm, and the pieces of a rank."""
 
 
 def job(**changes: Any) -> Job:
@@ -56,9 +56,9 @@ def job(**changes: Any) -> Job:
 def own(net: str, *shapes: list[Any], stages: Mapping[str, Any] | int, **changes: Any) -> Job:
     """A job for the module ``tests.parallel.<net>``, whose forward takes inputs of ``shapes`` after the batch.
 
-    ``net`` may also begin with ``tests``: then it is the name itself.
+    If ``net`` begins with ``tests``, it is the full name.
 
-    ``stages``: a ``stage_config``, or a number of stages to cut automatically.
+    ``stages``: a ``stage_config``, or a number of stages, to be split automatically.
     """
     count = stages if isinstance(stages, int) else max(flatten(stages).values()) + 1
     pipeline: dict[str, Any] = {"stages": count} | ({} if isinstance(stages, int) else {"stage_config": dict(stages)})
@@ -74,9 +74,9 @@ def own(net: str, *shapes: list[Any], stages: Mapping[str, Any] | int, **changes
 
 
 def _positions(model: dict[str, Any], shapes: Any) -> list[int]:
-    """The shape of the targets of one sample, of a ``model`` whose logits end in its classes; none where it looks."""
+    """The shape of one sample's targets, if the last dim of the logits is the classes; empty if the forward fails."""
     try:
-        with torch.no_grad():  # in numbers, for some look at them
+        with torch.no_grad():  # with real values, because some models read them
             made = builder(job(model=dict(model), security__allow=("tests",)))()
             xs = [torch.zeros(1, *s[1:], dtype=torch.int64) if s[0] == "int64" else torch.zeros(1, *s) for s in shapes]
             return list(made(*xs).shape[1:-1])
@@ -85,7 +85,7 @@ def _positions(model: dict[str, Any], shapes: Any) -> list[int]:
 
 
 def batch(j: Job, plan: Plan) -> tuple[tuple[Tensor, ...], Tensor]:
-    """A fixed global batch: inputs, and class numbers that fit the model's output."""
+    """A fixed global batch: inputs, and class indices that fit the model's output."""
     g = torch.Generator().manual_seed(5)
     top = getattr(j.data, "vocab_size", 8)
     xs = tuple(
@@ -100,7 +100,7 @@ def batch(j: Job, plan: Plan) -> tuple[tuple[Tensor, ...], Tensor]:
 
 
 def place(plan: Plan, meshes: Meshes) -> int:
-    """This rank's data-parallel place."""
+    """This rank's data-parallel index."""
     at = meshes.coords
     return at["dp_replicate"] * plan.sizes.grid["dp_shard"] + at["dp_shard"]
 
@@ -113,7 +113,7 @@ def build(world: World, j: Job, plan: Plan) -> tuple[ParallelModel, PipelineRunt
 
 
 def step(j: Job, par: ParallelModel, pipe: PipelineRuntime) -> Tensor:
-    """Forward and backward of this rank's part of the batch; the loss as the pipeline returns it."""
+    """Forward and backward of this rank's part of the batch; returns the loss of the pipeline."""
     xs, y = batch(j, par.plan)
     n, at = par.plan.sizes.local_batch, place(par.plan, par.meshes)
     mine = slice(at * n, (at + 1) * n)
@@ -121,7 +121,7 @@ def step(j: Job, par: ParallelModel, pipe: PipelineRuntime) -> Tensor:
 
 
 def rank_step(world: World, j: Job, plan: Plan) -> Step:
-    """One forward and backward on one rank: mean loss, norm, and what it holds."""
+    """One forward and backward on one rank: mean loss, norm, and the pieces of this rank."""
     par, pipe = build(world, j, plan)
     both = torch.stack([step(j, par, pipe), grad_norm.build(par).squared()])
     torch.distributed.all_reduce(both)
@@ -129,7 +129,7 @@ def rank_step(world: World, j: Job, plan: Plan) -> Step:
 
 
 def rank_train(world: World, j: Job, plan: Plan, steps: int, clip: float = 1.0) -> list[Piece]:
-    """Optimizer steps on one rank; the weights after them."""
+    """Take optimizer steps on one rank, and return the weights after them."""
     par, pipe = build(world, j, plan)
     cut = pieces_of(par.layouts(), world.rank, par.meshes.axes)
     optimizer, norms = build_optimizer(j.optim, par.param_groups(), pieces=cut), grad_norm.build(par)
@@ -152,7 +152,7 @@ def whole(plan: Plan, found: list[Piece]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Run:
-    """What every rank found under a layout, and what one process finds."""
+    """The results of every rank in a layout, and those of one process."""
 
     plan: Plan
     ranks: list[Step]
@@ -164,7 +164,7 @@ class Run:
 
 
 def together(jobs: Mapping[K, Job]) -> dict[K, Run]:
-    """Each job under its layout and alone. Ranks are forked once a size, and run all jobs of that size."""
+    """Run each job in its layout and in one process. Ranks are forked once per world size, and run all its jobs."""
     plans = {k: plan_job(j) for k, j in jobs.items()}
     found: dict[K, list[Step]] = {}
     for size in {p.sizes.grid.size for p in plans.values()}:
@@ -199,7 +199,7 @@ def under_layout(j: Job) -> tuple[Plan, Outcome]:
 
 
 def outcome(plan: Plan, ranks: list[Step]) -> Outcome:
-    """The whole tensors that all ranks hold pieces of."""
+    """The full tensors, put together from the pieces of all ranks."""
     full = whole(plan, [p for _, _, held in ranks for p in held])
     buffers = {p.name for p in plan.params if p.buffer}
     return Outcome(
@@ -209,7 +209,7 @@ def outcome(plan: Plan, ranks: list[Step]) -> Outcome:
 
 
 def train_alone(j: Job, plan: Plan, steps: int, clip: float = 1.0) -> dict[str, Tensor]:
-    """The weights after as many steps of the plain model with torch's own clipping."""
+    """The weights after ``steps`` steps of the plain model with torch's own clipping."""
     model = plain(j, plan)
     optimizer = build_optimizer(j.optim, grouped(j.optim, model.named_parameters()))
     for _ in range(steps):
@@ -222,7 +222,7 @@ def train_alone(j: Job, plan: Plan, steps: int, clip: float = 1.0) -> dict[str, 
 
 
 def alone(j: Job, plan: Plan, parts: int = 1) -> Outcome:
-    """The whole batch through the plain model, at once or in ``parts``."""
+    """The full batch through the plain model, at once or in ``parts``."""
     model = plain(j, plan)
     loss = accumulate(model, *batch(j, plan), parts)
     mine = fill.tensors(model)
@@ -232,7 +232,7 @@ def alone(j: Job, plan: Plan, parts: int = 1) -> Outcome:
 
 
 def assert_same(got: Outcome, want: Outcome, tolerance: float) -> None:
-    """Loss, norm, every gradient and every buffer within ``tolerance``, relative to each tensor's largest number."""
+    """Assert that loss, norm, gradients and buffers differ at most by ``tolerance``, relative to each one's maximum."""
     assert got.grads.keys() >= want.grads.keys(), f"no gradients of {sorted(want.grads.keys() - got.grads.keys())}"
     assert got.buffers.keys() == want.buffers.keys()
     off = {"loss": abs(got.loss - want.loss) / abs(want.loss), "norm": abs(got.norm - want.norm) / want.norm}
@@ -243,7 +243,7 @@ def assert_same(got: Outcome, want: Outcome, tolerance: float) -> None:
 
 
 def assert_parity(j: Job, parts: int = 1) -> tuple[Plan, Outcome]:
-    """N ranks = 1 rank, to the tolerance of law 6."""
+    """Assert that N ranks equal one process, within the tolerance of law 6."""
     plan, got = under_layout(j)
     assert_same(got, alone(j, plan, parts), TOLERANCE[plan.precision])
     return plan, got

@@ -1,4 +1,4 @@
-"""The same training in one process: the plain model, with nothing of ours but its numbers at step 0."""
+"""The same training in one process: the plain model, with only its weights at step 0 from our code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from launcher.planner.plan_job import builder
 class Outcome:
     """Mean loss of the global batch, gradients and buffers by first name, and the global norm before clipping.
 
-    A parameter without a gradient is not in ``grads``; one behind an unused output may have zeros for it, for all that
-    crosses a stage boundary gets a gradient.
+    A parameter without a gradient is not in ``grads``. One behind an unused output may have a gradient of zeros: all
+    tensors that cross a stage boundary get a gradient.
     """
 
     loss: float
@@ -38,7 +38,7 @@ def plain(job: Job, plan: Plan) -> nn.Module:
     """The model as its author wrote it, on the CPU."""
     with default_dtype(dtype_of(DTYPE[plan.precision])):
         model = builder(job)()
-        model.train()  # as a user's loop begins
+        model.train()  # as at the start of a user's loop
         _, numbers = fill.from_constructor(builder(job), plan)
     first = {n: p.name for p in plan.params for n in p.names}
     for name, t in fill.tensors(model).items():
@@ -47,7 +47,7 @@ def plain(job: Job, plan: Plan) -> nn.Module:
 
 
 def accumulate(model: Callable[..., Tensor], xs: tuple[Tensor, ...], y: Tensor, parts: int) -> float:
-    """Mean loss of the batch, and its gradients, in ``parts`` equal micro batches one by one."""
+    """The mean loss of the batch, and its gradients, in ``parts`` equal micro batches, one after another."""
     counted = int((y != IGNORED).sum())
     total = 0.0
     for *x, t in zip(*(v.chunk(parts) for v in (*xs, y)), strict=True):

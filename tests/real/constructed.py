@@ -1,4 +1,4 @@
-"""Small configurations of transformers' architectures: each class by name, and what its config takes."""
+"""Small configurations of transformers' architectures: each class by name, with the settings of its config."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def build(name: str) -> nn.Module:
 
 
 class Lm(nn.Module):
-    """A user's own module that has one of transformers' inside, and a layer that asks where it is."""
+    """A user's own module around one of transformers, and a layer that checks its device."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

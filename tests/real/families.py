@@ -1,4 +1,4 @@
-"""Model families of transformers, tiny: what a folder of each says."""
+"""Tiny model families of transformers: the content of a folder for each."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def described(family: str, folder: Path) -> Path:
-    """A folder that has a ``config.json`` alone."""
+    """A folder that has only a ``config.json``."""
     AutoConfig.for_model(family, **(DECODERS | OTHERS)[family]).save_pretrained(folder)
     return folder
 
 
 def weighed(family: str, folder: Path) -> Path:
-    """A folder with weights, as transformers draws and saves them."""
+    """A folder with weights, as transformers initializes and saves them."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **(DECODERS | EXPERTS)[family])
-    config.experts_implementation = "eager"  # torch's grouped products are not for so small ones
+    config.experts_implementation = "eager"  # torch's grouped matmul does not support such small experts
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder

@@ -1,4 +1,4 @@
-"""The table of docs/hugging_face.md, a row a family: ``python -m tests.real.family_table`` writes what it sees."""
+"""The table of docs/hugging_face.md, a row per family: ``python -m tests.real.family_table`` writes its results."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FAMILIES = {
 TOKENS = ("data=random_tokens", "data.vocab_size=64", "data.seq_len=16")
 READS = {"ViT": ("data=mnist5k", "model.task=image_classification")}
 IN_FP32 = {("Gemma-3", "tp2")}
-"""Norms of its heads work in fp32 always, and tp adds up their gradients over ranks."""
+"""The norms of its heads always compute in fp32, and tp sums their gradients over ranks."""
 
 
 def seen(family: str, column: str, home: Path) -> str:
-    """``exact``, or why it is refused. Raises ``AssertionError`` for what is neither."""
+    """``exact``, or why it is refused. Raises ``AssertionError`` if it is neither."""
     from tests.real.families import described
 
     folder = described(FAMILIES[family], home / FAMILIES[family])
@@ -54,13 +54,13 @@ def seen(family: str, column: str, home: Path) -> str:
 
 
 def first_problem(said: str) -> str:
-    """What the first of the problems is, without its key."""
+    """The first of the problems, without its key."""
     line = next(row for row in said.splitlines() if row.startswith("  "))
     return line.strip().partition(": ")[2]
 
 
 def table(found: dict[str, dict[str, str]]) -> str:
-    """A row a family, and below it the reasons of what is refused."""
+    """The table with a row per family, and below it the reasons of refusals."""
     notes: dict[str, int] = {}
     lines = [f"| family | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
     for family, row in found.items():
@@ -73,7 +73,7 @@ def table(found: dict[str, dict[str, str]]) -> str:
 
 
 def written() -> dict[str, dict[str, str]]:
-    """What the page says of each family: as ``seen`` does, a column each."""
+    """The page's entry for each family and column, in the words of ``seen``."""
     text = TABLE.search(PAGE.read_text(encoding="utf-8"))
     assert text is not None
     reasons = dict(re.findall(r"^(\d+)\. (.+)$", text[0], re.MULTILINE))

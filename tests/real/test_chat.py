@@ -1,4 +1,4 @@
-"""Conversations as transformers encodes them, and what it says of the assistant's tokens."""
+"""Conversations as transformers encodes them, and its mask of the assistant's tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_tokens_and_the_mask_of_the_assistant(marked: bool, tmp_path: Path) -> N
     path = tmp_path / "tokenizer.json"
     text = "Hi there, you. Hello! More? No. OK you help be brief. " * 9
     tokenizer = train_byte_pairs.train_on([text], 420, ["<|im_start|>", "<|im_end|>"])
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # as GPT-2 and Llama 3 have it
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # as in GPT-2 and Llama 3
     tokenizer.save(str(path))
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), eos_token="<|im_end|>", chat_template=TEMPLATE)
     plain = TEMPLATE.replace("generation %}{{ m", "if true %}{{ m").replace("endgeneration", "endif")

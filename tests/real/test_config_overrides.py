@@ -1,4 +1,4 @@
-"""``model.config``: overrides of a folder's ``config.json``, under names of today and of before, and lists."""
+"""``model.config`` overrides a folder's ``config.json``, under current and earlier key names, and with lists."""
 
 from __future__ import annotations
 

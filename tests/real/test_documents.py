@@ -1,4 +1,4 @@
-"""``data.document_mask`` with ``model=hf``: documents of a window are as if each were alone, or it is refused."""
+"""``data.document_mask`` with ``model=hf``: documents of a window are independent, or the request is refused."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen2": SOME,
     "qwen3": SOME,
 }
-"""So that windows that slide are shorter than documents."""
+"""Settings that make sliding windows shorter than documents."""
 WAYS = [(f, a) for f in APART for a in ("sdpa", "eager") if (f, a) != ("gemma2", "sdpa")]
-"""Gemma 2 caps its scores, which sdpa does not."""
+"""Gemma 2 caps its scores, which sdpa cannot do."""
 
 
 @pytest.mark.parametrize(("family", "attention"), WAYS)
@@ -51,7 +51,7 @@ def test_logits_are_those_of_each_document_alone(family: str, attention: str, tm
     cuts = [(0, 11), (11, 13), (13, 16)]
     documents = torch.cat([torch.full((2, b - a), n) for n, (a, b) in enumerate(cuts)], 1)
     alone = torch.cat([model(tokens[:, a:b]) for a, b in cuts], 1)
-    tolerance = 1e-6 if attention == "eager" else 1e-12  # whose softmax is in fp32 always
+    tolerance = 1e-6 if attention == "eager" else 1e-12  # its softmax is always in fp32
     torch.testing.assert_close(model(tokens, documents), alone, rtol=tolerance, atol=tolerance)
     assert (model(tokens) - alone).abs().max() > 0.1
 
@@ -92,7 +92,7 @@ def test_layouts_train_the_same_numbers(family: str, layout: str, corpus: Path, 
     folder, run = described(family, tmp_path / family), tmp_path / "run"
     words = [*LAYOUTS[layout][1], "steps=[certify]", f"run_dir={run}"]
     if (family, layout) == ("gemma3_text", "tp"):
-        words += ["steps.certify.precision=fp32", "seed=1"]  # as in test_families.py; at seed 0 it rounds by 1.0e-6
+        words += ["steps.certify.precision=fp32", "seed=1"]  # as in test_families.py; with seed 0 its error is 1.0e-6
     assert main(typed(folder, corpus, *words)) == 0
     assert json.loads((run / "certificate.json").read_text())["holds"]
 

@@ -1,4 +1,4 @@
-"""``model=hf``: families of transformers are certified in every layout, or refused; folders come and go whole."""
+"""``model=hf``: transformers' families are certified in every layout, or refused; folders are read and written."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_setting_that_the_config_does_not_have(tmp_path: Path, capsys: pytest.
     assert text in capsys.readouterr().err
 
 
-CUT = {"llama": "fp64", "opt": "fp64", "gemma3_text": "fp32"}  # others on one stage are in the table
+CUT = {"llama": "fp64", "opt": "fp64", "gemma3_text": "fp32"}  # the table has others on one stage
 
 
 @pytest.mark.parametrize("family", CUT)
@@ -146,7 +146,7 @@ def test_a_folder_comes_back_in_its_own_dtype(dtype: str, tmp_path: Path, capsys
     rounded = f"export: weights are rounded once, to the nearest {dtype} value (steps.export.dtype)"
     assert (rounded in capsys.readouterr().out) == (dtype != "float32")
 
-    # each number is the nearest to the one that was trained; with the setting, that number
+    # each number is the nearest to the trained one; with the setting it is exactly the trained one
     exact = (f"run_dir={run}", "steps=[export]", "steps.export.dtype=fp32", f"steps.export.path={tmp_path}/wide")
     assert main(typed(folder, run, *words, *exact)) == 0
     wide = load_file(tmp_path / "wide/model.safetensors")
@@ -178,7 +178,7 @@ OLD_KEYS: dict[str, dict[str, object]] = {
     "gemma3_text": {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
     "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000},
 }
-"""Of the positions, as folders of earlier versions of transformers have them."""
+"""The keys of positions in folders of earlier versions of transformers."""
 
 
 NEW_KEYS = [

@@ -1,4 +1,4 @@
-"""transformers' models start as a plain construction of them does: its inits are not skipped, its buffers are there."""
+"""transformers' models start as if constructed plainly: initializations are not skipped, and buffers exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def names(model: nn.Module) -> list[list[str]]:
-    """What is one tensor under several names."""
+    """The names of each tensor."""
     found: dict[int, list[str]] = {}
     for name, t in model.named_parameters(remove_duplicate=False):
         found.setdefault(id(t), []).append(name)

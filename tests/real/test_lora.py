@@ -1,4 +1,4 @@
-"""``model.lora`` beside a folder of transformers: certified, and exported as transformers and PEFT read it."""
+"""``model.lora`` with a folder of transformers: certified, and exported as transformers and PEFT read it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def half(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in bfloat16."""
+    """The folder saved in bfloat16."""
     from transformers import AutoModelForCausalLM
 
     at = tmp_path_factory.mktemp("half") / "m"
@@ -43,7 +43,7 @@ def half(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def widened(half: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The numbers of ``half`` in float32."""
+    """The numbers of ``half`` saved in float32."""
     from transformers import AutoModelForCausalLM
 
     at = tmp_path_factory.mktemp("widened") / "m"
@@ -82,12 +82,12 @@ def test_adapters_beside_weights_that_the_folder_cuts_are_certified(folder: Path
     assert main(typed(folder, tmp_path / "run", "steps=[certify]", *cut)) == 0
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT reads it
 def test_transformers_and_peft_read_what_was_trained(folder: Path, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    # two runs of the same numbers: weights that adapters are added to, and adapters alone
+    # two runs with the same numbers: one exports merged weights, the other adapters alone
     merged = AutoModelForCausalLM.from_pretrained(trained(folder, tmp_path / "merged", "merged") / "hf")
     base = AutoModelForCausalLM.from_pretrained(folder)
     before = logits(base)
@@ -116,7 +116,7 @@ def test_a_base_in_half_precision_is_kept_so_and_learns_the_same(
     for name, base in (("half", half), ("widened", widened)):
         assert main(typed(base, tmp_path / name, *words)) == 0
     ours, wide = held(tmp_path / "half"), held(tmp_path / "widened")
-    kept = torch.bfloat16 if low == "bf16" else torch.float32  # a bfloat16 is no number of fp16
+    kept = torch.bfloat16 if low == "bf16" else torch.float32  # fp16 cannot represent all bfloat16 values
 
     assert {t.dtype for n, t in ours.items() if "lora" not in n} == {kept}
     assert {t.dtype for n, t in ours.items() if "lora" in n} == {torch.float32}
@@ -137,7 +137,7 @@ def test_a_base_in_half_precision_is_certified_and_goes_on_in_another_layout(hal
     assert {t.dtype for n, t in after.items() if "lora" not in n} == {torch.bfloat16}
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT reads it
 def test_a_base_in_half_precision_is_exported_as_its_folder_is_or_in_whole_sums(half: Path, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""SmolLM2-135M through both recipes, judged by transformers: read, trained on 4 ranks, exported."""
+"""SmolLM2-135M through both recipes, checked by transformers: read, trained on 4 ranks, exported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLOSE = {"rtol": 0, "atol": 1e-4}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Gigabytes, so not kept."""
+    """A folder that is removed afterwards, because it has gigabytes."""
     folder = tmp_path_factory.mktemp("smollm2")
     yield folder
     shutil.rmtree(folder)
@@ -55,14 +55,14 @@ def words(weights: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(home: Path, words: list[str]) -> Path:
-    """The whole recipe, its steps fewer."""
+    """The full recipe with fewer steps."""
     assert main([*words, f"run_dir={home}/run"]) == 0
     return home / "run"
 
 
 @pytest.fixture(scope="module")
 def held_out(words: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch of real text that no step trains on, and the token after each."""
+    """A batch of real text on which no step trains, and the next tokens."""
     job = compose(words).job
     val = open_data(job.data, seed=0, allow=()).val
     first = torch.arange(job.train.batch_size).numpy()

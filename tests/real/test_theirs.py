@@ -1,4 +1,4 @@
-"""Models as transformers ships them: cut and sharded automatically, and certified."""
+"""Models as transformers ships them: split and sharded automatically, and certified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of transformers, as they are: ids in, logits out."""
+"""Unmodified models of transformers: ids in, logits out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 
 class _Logits(nn.Module):
-    """All that an adapter has to do."""
+    """A minimal adapter."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

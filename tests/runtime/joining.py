@@ -1,4 +1,4 @@
-"""One rank of a run that somebody else started: it says what it got from the others."""
+"""One rank of a run that something else started: it prints what it received from the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round of calibrating tells of ranks that are not equally fast."""
+"""What a round of calibration measures if the ranks are not equally fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOW = 0.5
 
 
 def rounds(world: World) -> dict[bool, float]:
-    """Of two samples: both ranks are in the first, the one that takes no time by itself in the other."""
+    """Two samples: both ranks take part in the first, and only the fast rank takes part in the other."""
 
     def work() -> None:
         time.sleep(SLOW * world.rank)
@@ -34,7 +34,7 @@ def test_it_tells_how_long_the_slowest_takes_of_those_that_are_in_it() -> None:
 
 
 def collectives(world: World) -> tuple[int, float]:
-    """One that a rank comes to late."""
+    """A collective that one rank joins late."""
     flat = torch.zeros(10)
     device = torch.device("cpu")
     what = TimedCollective("inside", "all_reduce", 40, 2)
@@ -46,7 +46,7 @@ def collectives(world: World) -> tuple[int, float]:
 
 
 def test_a_collective_after_something_else_is_what_it_takes_the_last_one() -> None:
-    """``before`` counts in how often it is done, and not in its seconds."""
+    """``before`` counts for the number of repetitions, but not for the measured seconds."""
     first, second = here(collectives, 2)
     assert first == second
     times, seconds = first

@@ -1,4 +1,4 @@
-"""Which code a run ran: what is written of it, and what is said when it has changed."""
+"""Which code a run used: what the run records, and what it reports when the code has changed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_commit_and_whether_it_is_what_is_there(repository: Path) -> None:
 @pytest.mark.parametrize("name", ["evil", "e.v=i l"])
 @pytest.mark.parametrize("required", ["true", "false"])
 def test_nothing_of_a_repository_is_run(repository: Path, name: str, required: str) -> None:
-    """It may be a stranger's: its filters, its monitor of files and its hooks are programs of its own."""
+    """The repository may be a stranger's: its filters, its file monitor and its hooks are programs."""
     ran = repository.parent / "ran"
     evil = f"touch {ran}; cat"
     for words in (

@@ -1,4 +1,4 @@
-"""The one module that knows devices. On an accelerator: ``tests/fake_accelerator/on_devices``."""
+"""The one module that knows devices. Tests on an accelerator: ``tests/fake_accelerator/on_devices``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAY_NAME = {
 
 
 def words(tree: ast.Module) -> Iterator[str]:
-    """What code names: strings that are no docstrings, attributes, variables, imported modules."""
+    """The names in code: strings that are not docstrings, attributes, variables, imported modules."""
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
@@ -81,7 +81,7 @@ def test_collectives_are_those_of_the_table_of_torch(kind: str, want: str) -> No
 
 
 def test_collectives_from_outside_are_taken_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch-npu registers its own."""
+    """torch-npu registers its own collectives in this way."""
     monkeypatch.setitem(torch.distributed.Backend.default_device_backend_map, "npu", "hccl")
     assert device.backends("npu") == "cpu:gloo,npu:hccl"
 

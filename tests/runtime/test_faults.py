@@ -1,4 +1,4 @@
-"""The failure that is named is the one to repair."""
+"""The error names the failure that has to be repaired."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_signal_without_a_name_is_numbered():
 
 
 def test_who_looks_for_a_fault_while_it_is_written_sees_a_whole_one(tmp_path):
-    """Rank 0 of an outer launcher does; a file that is cut short and filled again would end it with another error."""
+    """Rank 0 of an outer launcher reads while others write: a truncated file would give it another error."""
     written = [fault(1, n, "boom" * 500 * (n % 2)) for n in range(100)]
     write(written[0], tmp_path)
     over = threading.Event()

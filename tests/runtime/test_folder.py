@@ -1,4 +1,4 @@
-"""Every run has a folder of its own."""
+"""Every run has its own folder."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ MB = 1 << 20
 
 
 def machine(home: Path, member: str, *mounts: str, kb: int = 8 << 20) -> Path:
-    """What ``/proc`` says on a machine with so many KB available; ``/cgroup`` in ``mounts`` is below ``home``."""
+    """A fake ``/proc`` with ``kb`` KB available; ``/cgroup`` in ``mounts`` is a folder below ``home``."""
     proc = home / "proc"
     (proc / "self").mkdir(parents=True)
     (proc / "meminfo").write_text(f"MemTotal:       99999999 kB\nMemAvailable:   {kb} kB\n")

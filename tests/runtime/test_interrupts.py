@@ -1,4 +1,4 @@
-"""Who is deaf to signals stays so."""
+"""A process that has called ``deafen`` ignores signals from then on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder that somebody else has made: a link in it is refused, and what it leads to stays as it is."""
+"""A run folder that somebody else made: a link in it is refused, and its target is not changed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_a_run_writes_goes_through_no_link(run, precious, name, write):
     (run / name).symlink_to(precious)
     with pytest.raises((RefusedFile, RequestError), match="a link, which is not followed"):
         write(run)
-    run_folder.reserve_status(run)  # says nothing, and writes nothing elsewhere
+    run_folder.reserve_status(run)  # reports nothing, and writes nothing elsewhere
     assert precious.read_bytes() == PRECIOUS
 
 

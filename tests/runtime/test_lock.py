@@ -15,7 +15,7 @@ def test_a_lock_waits_for_ranks_whose_launcher_is_dead(tmp_path):
     holder, ready = os.pipe(), os.pipe()
     if (parent := os.fork()) == 0:
         with locked(tmp_path):
-            if os.fork() == 0:  # a rank: it has the lock too
+            if os.fork() == 0:  # a rank inherits the lock
                 os.write(ready[1], b"x")
                 os.read(holder[0], 1)
             os._exit(0)

@@ -1,4 +1,4 @@
-"""Memory that a rank on CPU frees is used again: the tensors of its next operation take no new pages."""
+"""Memory that a rank frees on the CPU is reused: the tensors of its next operation take no new pages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.skipif(
 )
 MANY = 20
 PAGES = MANY * (4 << 20) // resource.getpagesize()
-"""Of all results, if each were new."""
+"""The pages of all results, if each were new."""
 
 
 def new_pages(world: World) -> float:
-    """Of most rounds, in each of which all results are freed together, as activations are.
+    """The median number of new pages per round. All results of a round are freed together, as activations are.
 
-    Not of a certain one: where something small comes to lie between them, a round takes pages for a few.
+    A single round may need a few pages if a small object is allocated between them.
     """
     kept = torch.ones(1 << 20)
     each = []

@@ -1,4 +1,4 @@
-"""A signal that asks to stop sets a flag; who insists is not kept waiting."""
+"""A signal that requests a stop sets a flag; a second one interrupts what waits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ with heard(forced=FORCED) as told:
         print(stop, told(), stop.insisted, flush=True)
 """
 NATIVE = "import ctypes; lock = ctypes.create_string_buffer(64); libc = ctypes.CDLL(None); "
-"""A mutex that is taken twice, which no signal interrupts: so a collective waits for its peer."""
+"""A mutex that is locked twice: no signal interrupts it, as a collective that waits for its peer."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Temporary folders of runs that were killed go with the next run; those of the living stay."""
+"""The next run removes temporary folders of killed runs; those of running processes stay."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_it_goes_with_its_block(home):
 
 
 def test_what_a_killed_owner_left_goes_with_the_next_and_the_living_keep_theirs(home):
-    (home / "launcher-other").mkdir()  # of somebody else: nothing says who owns it
+    (home / "launcher-other").mkdir()  # of another program: nothing says who owns it
     children = [
         subprocess.Popen([sys.executable, "-c", OWNER], env={"TMPDIR": str(home)} | path(), stdout=subprocess.PIPE)
         for _ in range(2)

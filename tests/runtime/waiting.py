@@ -1,4 +1,4 @@
-"""A run that ends only when it is told: it prints a line with the process id of each rank."""
+"""A run that ends only on request: it prints a line with the process id of each rank."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from launcher.runtime.processes.start_and_restart import run_ranks
 
 
 def work(world: World) -> None:
-    """Rank 0 waits in a collective for rank 1, which waits for nothing."""
+    """Rank 0 waits in a collective for rank 1, which waits for a signal."""
     if "deaf" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.all_reduce(torch.ones(1))
-    os.write(1, f"{os.getpid()}\n".encode())  # print may write the end of the line apart
+    os.write(1, f"{os.getpid()}\n".encode())  # print may write the end of the line separately
     if world.rank == 0:
         dist.all_reduce(torch.ones(1))
     else:

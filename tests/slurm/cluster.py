@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: a controller and two nodes, all of theirs below one folder. Needs root."""
+"""A real Slurm on this machine: a controller and two nodes, with all their files below one folder. It needs root."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ SchedulerParameters=sched_interval=2,batch_sched_delay=0
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
-"""A requeued job would wait two minutes, but for cred_expire."""
+"""Without cred_expire, a requeued job would wait two minutes."""
 NODE = "NodeName={n.name} NodeHostname={n.host} NodeAddr={n.address} Port={port} CPUs=4 RealMemory=1000 State=UNKNOWN"
-"""A node has more CPUs than the machine."""
+"""A node claims more CPUs than the machine has."""
 
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node of the Slurm, by the name that Slurm gives it, its host name and its address.
+    """A Slurm node, with its name in Slurm, its host name and its address.
 
     ``inside``: the words before a command that runs on it.
     """
@@ -66,7 +66,7 @@ class SlurmNode:
 
 
 def missing() -> str:
-    """Why there is to be none here, in words; "" where there is."""
+    """Why these tests start no Slurm, in words; "" if they do."""
     if "SLURM_TEST" not in os.environ:
         return "make test-slurm starts a Slurm of its own"
     if os.geteuid():
@@ -75,20 +75,20 @@ def missing() -> str:
 
 
 def lacking() -> str:
-    """Which of its daemons are not installed, in words; "" where all are."""
+    """Which Slurm daemons are not installed, in words; "" if all are installed."""
     absent = [name for name in DAEMONS if _where(name) is None]
     return f"not installed: {', '.join(absent)}; make test-slurm installs them" if absent else ""
 
 
 class NoSlurm(Exception):
-    """It is installed and does not start here; the words are the daemons'."""
+    """Slurm is installed but does not start here; the message is that of its daemons."""
 
 
 @contextmanager
 def slurm(at: Path, nodes: Sequence[SlurmNode] = ()) -> Iterator[Path]:
-    """Its configuration file, for ``SLURM_CONF``. What was started ends with the block.
+    """Slurm's configuration file, for ``SLURM_CONF``. All processes end with the block.
 
-    ``nodes``: two on the loopback of this machine, unless there are others; the controller is on the first.
+    ``nodes``: by default two on the loopback of this machine; the controller runs on the first.
 
     Raises:
         NoSlurm: this machine does not let its daemons work.
@@ -112,7 +112,7 @@ def slurm(at: Path, nodes: Sequence[SlurmNode] = ()) -> Iterator[Path]:
 
 
 def _start(at: Path, conf: Path, nodes: Sequence[SlurmNode], started: list[subprocess.Popen[bytes]]) -> None:
-    """Until a job has run on both nodes."""
+    """Start the daemons and wait until a job has run on both nodes."""
     env = os.environ | {"SLURM_CONF": str(conf)}
     first = nodes[0]
     rows = [NODE.format(n=node, port=free_port()) for node in nodes]
@@ -146,7 +146,7 @@ def _where(name: str) -> str | None:
 
 
 def _host() -> str:
-    """Our name, which has to lead to this machine."""
+    """This machine's host name, after making sure that it resolves to this machine."""
     host = socket.gethostname()
     hosts = Path("/etc/hosts")
     if host not in hosts.read_text().split():
@@ -156,7 +156,7 @@ def _host() -> str:
 
 
 def _munged(at: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """None where one is at work already."""
+    """The munge daemon that it starts, or none if one is already running."""
     if subprocess.run(["munge", "-n"], stdin=subprocess.DEVNULL, capture_output=True).returncode == 0:
         return
     for folder in ("/run/munge", "/var/log/munge", "/var/lib/munge", KEY.parent):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Debian's Slurm, without starting it: tests start their own. Says so where that cannot be done.
+# Installs Debian's Slurm without starting it, as tests start their own. Reports if that is impossible.
 set -euo pipefail
 if [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/slurmd ] && [ -x /usr/sbin/munged ]; then
     exit

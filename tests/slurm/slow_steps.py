@@ -1,4 +1,4 @@
-"""A callback that takes its time."""
+"""A callback that makes steps slow."""
 
 from __future__ import annotations
 

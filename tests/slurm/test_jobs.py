@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm of two nodes: stopped in every way it has, they end as if nothing had happened."""
+"""Jobs on a real Slurm of two nodes: stopped in every way that Slurm has, they end as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOW_S = 300
 
 
 def submitted(job: Path, n: int, *more: str) -> str:
-    """2 x 2 ranks; returns the number of the job."""
+    """Submit a job on 2 x 2 ranks, and return its number."""
     nodes = ["launch=slurm", "launch.device=cpu", *PP2_HSDP2, "launch.nnodes=2", "launch.nproc=2"]
     assert main([*TINY, *nodes, f"train.steps={n}", f"run_dir={job}", "checkpoint.every=10", *more]) == 0
     return str(status(job)["slurm"])
@@ -39,7 +39,7 @@ def undisturbed(tmp_path: Path, n: int) -> Path:
 
 
 def same(job: Path, alone: Path, n: int) -> None:
-    """To the last bit: losses, weights, optimizer state."""
+    """Assert that losses, weights and optimizer state are equal to the last bit."""
     assert losses(job) == losses(alone)
     assert tensors(job, n) == tensors(alone, n)
 
@@ -58,7 +58,7 @@ def test_told_to_save_and_requeued_by_hand(cluster: None, tmp_path: Path) -> Non
 
 
 def test_its_time_is_up(cluster: None, tmp_path: Path) -> None:
-    """Two minutes, of which Slurm leaves it one or two less the 20 s that it asks for."""
+    """The job requests two minutes. Slurm ends it after one or two, and sends the signal 20 s earlier."""
     job, n = tmp_path / "job", 40
     slow = "callbacks=[{_target_: tests.slurm.slow_steps.SlowSteps, seconds: 3}]"
     more = ["launch.slurm.time=2", "launch.slurm.signal_s=20", slow, "security.allow=[tests.slurm.slow_steps]"]
@@ -70,7 +70,7 @@ def test_its_time_is_up(cluster: None, tmp_path: Path) -> None:
 
 
 def test_a_node_is_lost(cluster: None, tmp_path: Path) -> None:
-    """All of its processes at once, as when its power is gone; nothing is requeued, for it has failed."""
+    """All of the node's processes end at once, as in a power failure; the failed job is not requeued."""
     job, n = tmp_path / "job", 60
     number = submitted(job, n)
     until(lambda: trained(job, 15), SLOW_S, "it does not start")
@@ -79,14 +79,14 @@ def test_a_node_is_lost(cluster: None, tmp_path: Path) -> None:
     until(lambda: not queued(number), SLOW_S, "it does not end")
     assert last(job).name == "step-000010"
 
-    # the same file again
+    # submit the same file again
     subprocess.run(["sbatch", job / "job.sbatch"], check=True, capture_output=True)
     until(lambda: is_(job, "done"), SLOW_S, "it does not go on")
     same(job, undisturbed(tmp_path, n), n)
 
 
 def test_a_drill_of_a_node_that_is_lost(cluster: None, tmp_path: Path) -> None:
-    """Its ranks are killed at the start of a step; the batch file starts all of them again."""
+    """The ranks of a node are killed at the start of a step; the batch file starts all ranks again."""
     job = tmp_path / "job"
     fault = ["debug.drill={lose_node: {node: 1, step: 15}}", "launch.max_restarts=1", "launch.timeout_s=60"]
     number = submitted(job, 20, *fault)
@@ -98,7 +98,7 @@ def test_a_drill_of_a_node_that_is_lost(cluster: None, tmp_path: Path) -> None:
 
 
 def on_node(index: int) -> list[int]:
-    """The ranks there."""
+    """The process ids of the ranks on that node."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Sweeps on a real Slurm: cells that fail or are preempted end as if nothing had happened, each once."""
+"""Sweeps on a real Slurm: cells that fail or are preempted end as if nothing had happened, each of them once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_array_of_which_one_cell_fails_and_one_is_preempted(cluster: None, tm
     until(lambda: not queued(number), 2 * SLOW_S, "the array does not end")
     assert [status(cell)["status"] == "done" for cell in cells] == [True, False, True, True]
 
-    # what failed is submitted again, and nothing else
+    # only what failed is submitted again
     assert sweep(grid, *words) == 0
     assert numbers(grid)["1-2"].partition("_")[0] != number
     text = (grid / "cells-2.sbatch").read_text()

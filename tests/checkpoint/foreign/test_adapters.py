@@ -1,4 +1,4 @@
-"""Adapters added to the weights that they are beside, as an export writes them."""
+"""Adapters are merged into their weights, as an export writes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = {
 
 
 def saved(folder: Path, dtype: str) -> dict[str, torch.Tensor]:
-    """A checkpoint on two shards whose frozen weights are of ``dtype``, and its numbers."""
+    """A checkpoint on two shards whose frozen weights have ``dtype``, and its full tensors."""
     numbers = torch.Generator().manual_seed(0)
     entries, full, tensors = {}, {}, {}
     for name, shape in SHAPES.items():

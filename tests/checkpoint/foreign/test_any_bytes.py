@@ -1,4 +1,4 @@
-"""Whatever the bytes: a value or a ``ValueError``, nothing else, and nothing is run."""
+"""Any bytes give a value or a ``ValueError`` and nothing else, and no code in them runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launcher.checkpoint.foreign.torch_dcp import read, read_dcp
 def real() -> dict[str, bytes]:
     """The files of a folder as torch writes it."""
     with TemporaryDirectory() as made, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of one process: that it is one process
+        warnings.simplefilter("ignore")  # torch warns that this is only one process
         dcp.save({"w": torch.ones(3, 4), "step": 1}, checkpoint_id=Path(made) / "d", no_dist=True)
         return {path.name: path.read_bytes() for path in (Path(made) / "d").iterdir()}
 

@@ -1,4 +1,4 @@
-"""Experts one by one in a folder, against the tensors that a model has of them."""
+"""Separate experts in a folder, compared with the fused tensors of a model."""
 
 from __future__ import annotations
 

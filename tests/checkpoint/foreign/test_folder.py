@@ -29,7 +29,7 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int
 
 def saved(folder: Path, state: dict[str, Any]) -> Path:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of one process: that it is one process
+        warnings.simplefilter("ignore")  # torch warns that this is only one process
         dcp.save(state, checkpoint_id=folder, no_dist=True)
     return folder
 
@@ -152,7 +152,7 @@ def test_files_of_two_checkpoints_are_not_mixed(tmp_path: Path) -> None:
 
 
 class _AsOlderPythonsDo:
-    """The member of an enumeration, as Python 3.11.0 to 3.11.3 writes it."""
+    """An enumeration member, as Python 3.11.0 to 3.11.3 pickles it."""
 
     def __reduce__(self) -> Any:
         return getattr, (torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")

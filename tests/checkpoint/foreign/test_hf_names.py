@@ -1,4 +1,4 @@
-"""Names in folders of transformers, against those of its models."""
+"""Names in folders of transformers, compared with those of its models."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_files_beside_the_model_are_checked_first(src: Path, tmp_path: Path, nam
 
 
 def sharded(folder: Path) -> dict[str, Any]:
-    """Two shards of one tensor each, and the index, which is returned."""
+    """Two shards of one tensor each, and their index, which is returned."""
     folder.mkdir()
     for i, name in enumerate("ab", 1):
         write_file(folder / f"{i}.safetensors", {name: Blob.of("int8", (1,), b"x")}, {})

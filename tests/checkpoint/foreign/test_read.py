@@ -1,4 +1,4 @@
-"""What others have saved, read a region at a time: no full copy is made first."""
+"""Other programs' checkpoints are read one region at a time, without a full copy."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def hugging_face(home: Path) -> FullTensors:
 
 def torch_dcp(home: Path) -> FullTensors:
     state = {n: torch.frombuffer(bytearray(b.data), dtype=torch.float32).reshape(b.shape) for n, b in BLOBS.items()}
-    state["emb.w"] = state["emb.w"].t().contiguous().t()  # its numbers are apart
+    state["emb.w"] = state["emb.w"].t().contiguous().t()  # its numbers are not adjacent in memory
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of one process: that it is one process
+        warnings.simplefilter("ignore")  # torch warns that this is only one process
         dcp.save(state, checkpoint_id=home / "dcp", no_dist=True)
     return read_incoming(home / "dcp").tensors
 
@@ -92,7 +92,7 @@ def test_ranks_are_cut_straight_from_it_and_nothing_else_is_written(form: Any, t
     source = form(tmp_path / "src")
     sys.addaudithook(lambda event, args: opened.append(str(args[0])) if watch and written(event, args) else None)
     import_tensors(source, tmp_path / "a", TARGET, {"step": 0})
-    watch.clear()  # a hook stays
+    watch.clear()  # an audit hook cannot be removed
     assert verify(tmp_path / "a") == []
     assert opened
     assert [path for path in opened if not path.startswith(f"{tmp_path}/.a.partial/")] == []
@@ -101,5 +101,5 @@ def test_ranks_are_cut_straight_from_it_and_nothing_else_is_written(form: Any, t
 
 
 def written(event: str, args: Any) -> bool:
-    """By its path: what is opened once more by a descriptor was opened before."""
+    """Whether a path is opened for writing: a descriptor that is reopened was opened by its path before."""
     return event == "open" and not isinstance(args[0], int) and bool(args[2] & (os.O_WRONLY | os.O_RDWR))

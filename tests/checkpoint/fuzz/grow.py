@@ -1,10 +1,10 @@
-"""Grows the corpus that ``test_corpus`` replays: changes bytes at random, keeps what reaches lines in a new order.
+"""Grow the corpus that ``test_corpus`` replays: change bytes at random and keep inputs that reach new code.
 
     python -m tests.checkpoint.fuzz.grow [--seconds 600] [--seed 0] [READER ...]
 
-The readers take turns. It starts from their real files and from what is kept already; what comes out is the fewest
-inputs, the short ones first, that together go everywhere that any input went. An input that ends in anything but a
-value or a complaint, takes more than two seconds of work or more than 1 GiB, is printed, and the command ends with 1.
+The readers take turns. Each starts from its real files and from its corpus. The new corpus is a small set of inputs,
+shorter ones first, that together reach every pair of lines that any input reached. An input that raises an
+unexpected error or takes more than two seconds or 1 GiB is printed, and then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 from tests.checkpoint.fuzz.readers import READERS, Reader, keep, kept, outcome
 
-LONGEST = 4096  # bytes; longer inputs find nothing more
+LONGEST = 4096  # bytes; longer inputs reach nothing more
 SECONDS, MOST, TURNS = 2, 1 << 30, 20
 TRACED = ("/launcher/", "/pickle.py", "/zipfile.py")
 NUMBERS = (0, 1, -1, 2, 7, 255, 1 << 20, 2**31, 2**32 - 1, 2**40, 2**63, 10**30, 0.5, float("nan"), float("inf"))
@@ -39,11 +39,11 @@ Edges = frozenset[Edge]
 
 
 class Slow(Exception):
-    """It has taken too long."""
+    """The reader takes too long."""
 
 
 def went(reader: Reader, folder: Path, data: bytes) -> Edges:
-    """Which line came after which in our code. Raises what ``outcome`` raises, and ``Slow``."""
+    """The pairs of successive lines in our code. Raises what ``outcome`` raises, and ``Slow``."""
     edges: set[Edge] = set()
 
     def call(frame: FrameType, event: str, arg: object) -> Any:
@@ -71,7 +71,7 @@ def went(reader: Reader, folder: Path, data: bytes) -> Edges:
 
 
 def changed(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """``data`` with some bytes replaced, cut out, put in, repeated, or taken from another input."""
+    """``data`` with some bytes replaced, removed, inserted, repeated, or taken from another input."""
     if rng.random() < 0.5 and (new := _json(rng, data)) is not None:
         return new
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -89,7 +89,7 @@ def _piece(rng: random.Random, old: bytes, other: bytes) -> bytes:
 
 
 def _json(rng: random.Random, data: bytes) -> bytes | None:
-    """With one value or key of its JSON replaced, that of a safetensors header too; ``None`` if there is none."""
+    """``data`` with one value or key of its JSON replaced, also in a safetensors header; ``None`` if it has none."""
     head = 8 if data[8:9] == b"{" else 0
     length = int.from_bytes(data[:8], "little") if head else len(data)
     try:
@@ -125,7 +125,7 @@ def _holders(value: Any) -> Iterator[Any]:
 
 
 def fewest(found: dict[bytes, Edges]) -> list[bytes]:
-    """Greedy: always the input that goes to most edges where none before it went, the shorter of two."""
+    """A greedy choice: always the input with the most pairs of lines that are new, the shorter of two."""
     seen: set[Edge] = set()
     chosen = []
     while left := {data: len(edges - seen) for data, edges in found.items() if not edges <= seen}:
@@ -135,7 +135,7 @@ def fewest(found: dict[bytes, Edges]) -> list[bytes]:
 
 
 class Garden:
-    """The inputs of one reader, and where each went; of sealed ones also the plain text."""
+    """The inputs of one reader, and the lines that each reached; for encrypted ones also the plain text."""
 
     def __init__(self, name: str, home: Path, rng: random.Random) -> None:
         self.name, self.reader, self.folder, self._rng = name, READERS[name], home / name, rng
@@ -152,7 +152,7 @@ class Garden:
             self.plant(data)
 
     def plant(self, data: bytes) -> None:
-        """Run it, and keep it if it went somewhere new."""
+        """Run it, and keep it if it reached a new pair of lines."""
         self.runs += 1
         try:
             edges = went(self.reader, self.folder, data)
@@ -167,7 +167,7 @@ class Garden:
             self.found[data] = edges
 
     def turn(self, seconds: float) -> None:
-        """Changes this way and that, of the newest inputs more often."""
+        """Change inputs in many ways, the newest inputs more often."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             inputs = [*self.found]
@@ -214,7 +214,7 @@ def _too_slow(signum: int, frame: object) -> None:
 
 
 def _memory() -> int:
-    """Bytes of data that this process has."""
+    """Bytes of data that this process uses."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
 

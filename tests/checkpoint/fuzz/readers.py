@@ -1,4 +1,4 @@
-"""Every reader of files that others may have made: how it is given some bytes, and real bytes to begin with."""
+"""Every reader of files that others may have made: how it gets some bytes, and real bytes to begin with."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ FLOATS = {"w": TensorSpec((2, 3), "float32"), "b.é": TensorSpec((0,), "bfloat16
 
 @dataclass(frozen=True)
 class Reader:
-    """``file`` is what the bytes are written to, within a folder that ``make`` has furnished.
+    """The bytes are written to ``file``, within a folder that ``make`` has prepared.
 
-    ``read`` gets that folder and looks at everything. ``seeds`` gives real files, from the furnished folder or made
-    there. Where files are encrypted ``seal`` makes one of the plain text, which is what ``seeds`` gives then, and
-    ``block`` bytes are read at a time.
+    ``read`` gets that folder and reads everything. ``seeds`` returns real files, which exist in the prepared folder or
+    are made there. If files are encrypted, ``seeds`` returns plain text, ``seal`` encrypts it, and ``block`` bytes are
+    read at a time.
     """
 
     file: str
@@ -53,7 +53,7 @@ class Reader:
 
 
 def outcome(reader: Reader, folder: Path, data: bytes) -> str:
-    """What the reader says to ``data``: "" for a value, or its complaint, a plain ``ValueError`` that names a file."""
+    """The empty string if the reader returns a value; otherwise its ``ValueError``'s message, which names a file."""
     (folder / reader.file).write_bytes(data)
     try:
         reader.read(folder)
@@ -66,7 +66,7 @@ def outcome(reader: Reader, folder: Path, data: bytes) -> str:
 
 
 def kept(name: str) -> list[bytes]:
-    """The corpus of a reader; none of one that is new."""
+    """The corpus of a reader, which is empty for a new reader."""
     path = CORPUS / f"{name}.txt"
     lines = path.read_text(encoding="ascii").split() if path.exists() else []
     return [_unpacked(line) for line in lines]
@@ -77,14 +77,14 @@ def _unpacked(line: str) -> bytes:
 
 
 def keep(name: str, corpus: Iterable[bytes]) -> None:
-    """One input a line, compressed, the shortest first."""
+    """Write the corpus, one compressed input per line, the shortest first."""
     CORPUS.mkdir(exist_ok=True)
     lines = [base64.b85encode(zlib.compress(data, 9)).decode() for data in sorted(corpus, key=lambda d: (len(d), d))]
     (CORPUS / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
 
 
 def looked_at(source: RankSource) -> None:
-    """Every byte of every tensor, which is as many as its shape says."""
+    """Read every byte of every tensor, and assert that there are as many as its shape says."""
     for name, spec in source.specs.items():
         assert sum(len(memoryview(chunk)) for chunk in source.chunks(name)) == spec.nbytes, name
 
@@ -96,7 +96,7 @@ def _safetensors(folder: Path) -> list[bytes]:
 
 
 def _sealed(folder: Path, plain: bytes) -> bytes:
-    """The file that our own writer of blocks makes of ``plain``."""
+    """The file that our encrypting writer makes of ``plain``."""
     from launcher.checkpoint.tensorfile.encryption import Encryptor
 
     path = folder / "made.sealed"
@@ -188,7 +188,7 @@ def _strategies(folder: Path) -> list[bytes]:
 
 
 def _dcp(folder: Path) -> None:
-    """As torch 2.13 has saved a transposed matrix, a vector of bfloat16 and a number."""
+    """Files that torch 2.13 saved for a transposed matrix, a bfloat16 vector and a number."""
     for line in (Path(__file__).parent / "dcp.txt").read_text(encoding="ascii").splitlines():
         name, data = line.split()
         (folder / name).write_bytes(_unpacked(data))

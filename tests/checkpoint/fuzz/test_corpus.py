@@ -1,4 +1,4 @@
-"""What ``grow`` has found, once more: a value or a complaint that names a file, in memory of the file's own size."""
+"""Replays what ``grow`` found: a value or a message that names a file, in memory proportional to the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.checkpoint.fuzz.readers import CORPUS, READERS, kept, outcome
 TIMES, BASE = (
     16,
     1 << 16,
-)  # bytes that a reader may use: so many for each byte of its files, and these; of a sealed one a block
+)  # bytes that a reader may use: so many for each byte of its files, and a constant; encrypted files add a block
 
 
 def test_every_reader_has_a_corpus() -> None:
@@ -25,7 +25,7 @@ def test_no_kept_input_breaks_its_reader(tmp_path: Path, name: str) -> None:
     reader = READERS[name]
     reader.make(tmp_path)
     inputs = kept(name)
-    for data in inputs:  # the first time something is imported, or kept for every later call
+    for data in inputs:  # the first call imports modules and fills caches
         outcome(reader, tmp_path, data)
     around = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     for data in inputs:

@@ -1,4 +1,4 @@
-"""Layouts that say the same in other words."""
+"""Layouts that are equal but written differently."""
 
 from __future__ import annotations
 

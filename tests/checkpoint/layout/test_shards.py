@@ -22,7 +22,7 @@ def cells(box: Box) -> list[tuple[int, ...]]:
 def test_a_piece_is_saved_by_the_lowest_of_its_holders_only(data: st.DataObject, shape: tuple[int, ...]) -> None:
     layout = data.draw(layouts(data.draw(grids()), shape))
     lowest = {(ranks[0], box) for box, ranks in layout.holders().items()}
-    if 0 in shape:  # no elements: once is enough, whatever the boxes
+    if 0 in shape:  # no elements: one copy is enough, whatever the boxes are
         lowest = {min(lowest)}
     assert {(p.rank, p.box) for p in saved_shards(layout)} == lowest
     assert {(r, b) for r in range(layout.grid.size) if (b := saved(layout, r)) is not None} == lowest

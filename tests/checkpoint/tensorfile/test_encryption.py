@@ -1,4 +1,4 @@
-"""Encrypted checkpoints: read like any other with the key, and not at all without it."""
+"""Encrypted checkpoints are read like any other with the key, and not at all without it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GRID = Grid((("dp_shard", 2),))
 
 
 def strategy() -> Strategy:
-    """A tensor of more than two blocks in rows, one in columns, a number and nothing."""
+    """A tensor of more than two blocks split in rows, one split in columns, and a scalar."""
     rows, columns = ((("dp_shard",), ()), ((), ("dp_shard",)))
     shapes = {"rows": ((3000, 513), rows), "columns": ((64, 4098), columns)}
     entries = {n: Entry(Layout(GRID, shape, split), "float32", "param", ()) for n, (shape, split) in shapes.items()}

@@ -16,7 +16,7 @@ def test_a_key_is_read_in_each_of_its_forms_and_never_shown(tmp_path: Path, monk
     for text in (KEY, KEY.hex().encode() + b"\n", base64.b64encode(KEY)):
         path.write_bytes(text)
         assert load_key(f"file:{path}") == KEY
-    for secret in ("hunter2", KEY[:16].hex(), "a phrase of thirty-two letters!!"):  # no key, nor half a one
+    for secret in ("hunter2", KEY[:16].hex(), "a phrase of thirty-two letters!!"):  # not a key, nor half of one
         path.write_text(secret)
         monkeypatch.setenv("K", secret)
         for place in ("env:K", f"file:{path}"):

@@ -1,4 +1,4 @@
-"""A run folder that is moved, deleted or replaced: nothing is written at its old path, nor is it made again."""
+"""If a run folder is moved, deleted or replaced, nothing is written at its old path, and it is not made again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rename(run: Path) -> None:
 
 
 def replace(run: Path) -> None:
-    """The folder that takes its place has the same folders."""
+    """Replace the folder by a copy with the same subfolders."""
     rename(run)
     shutil.copytree(run.parent / "moved", run)
 

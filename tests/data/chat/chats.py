@@ -50,7 +50,7 @@ def messages(turns: list[tuple[str, str]] = TURNS) -> dict[str, Any]:
 
 
 def expected(tokenizer: Tokenizer, parts: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
-    """Inputs and targets of texts that follow each other, each learned or not."""
+    """Inputs and targets of successive texts, each of which is learned or not."""
     ids, counted = [], []
     for text, learned in parts:
         found = tokenizer.encode(text, add_special_tokens=False).ids
@@ -61,7 +61,7 @@ def expected(tokenizer: Tokenizer, parts: list[tuple[str, bool]]) -> tuple[list[
 
 
 def read(settings: Chat) -> tuple[list[int], list[int]]:
-    """The first sample without its padding, which is looked at."""
+    """The first sample without its padding, which is asserted to be padding."""
     data = open_chat(settings).train
     (inputs,), targets = data.inputs(np.array([0])), data.targets(np.array([0]))
     last = int((targets[0] != -100).nonzero().max()) + 1

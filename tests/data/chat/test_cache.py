@@ -1,4 +1,4 @@
-"""Conversations of many rows, by many processes, and of tables."""
+"""Conversations from many rows, by many processes, and from tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations as tokens and targets: which tokens they are, which of them count, and what is refused."""
+"""Conversations as tokens and targets: which tokens they have, which of them count, and what is refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_the_assistant_says_is_learned(kind: str, tokenizer: Tokenizer, tmp
 
 
 def test_a_template_of_its_own_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """``chat_template.jinja`` beside the tokenizer is stronger than its config, ``data.template`` than both."""
+    """``chat_template.jinja`` beside the tokenizer overrides its config, and ``data.template`` overrides both."""
     settings = written(tmp_path, CHATML, [messages()])
     (tmp_path / "chat_template.jinja").write_text(LLAMA)
     assert read(settings)[1] == expected(tokenizer, SHAPES["llama"][1])[1]
@@ -75,7 +75,7 @@ def test_a_template_of_its_own_file(tokenizer: Tokenizer, tmp_path: Path) -> Non
 def test_blanks_are_learned_and_nothing_is_cut_whatever_comes_with_the_tokenizer(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Of GPT-2 and Llama 3 a token of blanks has no offsets; what a trainer saved may cut and pad."""
+    """In GPT-2 and Llama 3 a token of blanks has no offsets; a saved tokenizer may truncate and pad."""
     parts = [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", False), ("  a:   1\n    2<|im_end|>", True)]
     inputs, targets = expected(tokenizer, parts)
     assert tokenizer.encode("a   1").tokens.count("Ġ") > 1
@@ -91,7 +91,7 @@ def test_a_prompt_and_its_completion(tokenizer: Tokenizer, tmp_path: Path) -> No
     settings = written(tmp_path, CHATML, [{"prompt": "Hi there", "completion": " Hello"}])
     assert read(settings)[1] == expected(tokenizer, [("Hi there", False), (" Hello", True), ("</s>", True)])[1]
 
-    # as messages: of the prompt nothing is learned, even what the assistant said
+    # as messages: nothing in the prompt is learned, not even the assistant's turns
     row = {"prompt": messages(TURNS[:3])["messages"], "completion": messages(TURNS[3:])["messages"]}
     parts = SHAPES["chatml"][1]
     unlearned = [(text, learned and i == 3) for i, (text, learned) in enumerate(parts)]
@@ -106,7 +106,7 @@ def test_bytes_bring_a_template(tmp_path: Path) -> None:
 
 
 def test_a_template_has_the_tools_and_the_filters_of_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """What stands in a comment is no mark."""
+    """A mark inside a comment is not a mark."""
     shown = "{# {% generation %} #}{% if tools %}{{ tools | tojson(separators=(',', ':'), sort_keys=true) }}{% endif %}"
     row = messages(TURNS[:2]) | {"tools": [{"name": "é", "a": 1}]}
     first, *others = SHAPES["chatml"][1][:2]
@@ -151,7 +151,7 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
         assert torch.equal(one.inputs(at)[0], other.inputs(at)[0])
         assert torch.equal(one.targets(at), other.targets(at))
     (tmp_path / "rows.jsonl").write_text(json.dumps(messages(TURNS[:2])) + "\n")
-    assert tokens.opened(kept) is None  # of other conversations
+    assert tokens.opened(kept) is None  # the cache of other conversations
 
 
 BAD = {
@@ -213,7 +213,7 @@ def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
     assert f"a row in {form} form; " in said
     assert "on_bad" not in said
 
-    # the command, as it is shown
+    # the command, as the message shows it
     line = next(line for line in said.splitlines() if "python -c" in line)
     command = line[line.index("python -c") :].replace("python", quote(sys.executable), 1)
     assert subprocess.run(command, shell=True).returncode == 0
@@ -259,7 +259,7 @@ def test_a_template_that_cannot_say_what_is_learned(
 ) -> None:
     settings = written(tmp_path, template, [messages(turns)])
     assert main([*asked(settings), "show=plan"]) == 2
-    assert f"  data.path: {settings.path}:1: {why}\n    set by" in capsys.readouterr().err  # skipped, none is left
+    assert f"  data.path: {settings.path}:1: {why}\n    set by" in capsys.readouterr().err  # skipped, so no row is left
 
 
 def test_tokenizers_and_templates_that_are_none(
@@ -311,7 +311,7 @@ def test_where_no_row_is_left_nothing_starts(
     assert main(words) == 2
     assert f"  data.path: none of its rows can be trained on: {first}\n" in capsys.readouterr().err
 
-    # what the first rows do not tell
+    # a problem that the first rows do not show
     written(tmp_path, CHATML, [{"messages": []}] * 60)
     assert main(words) == 1
     assert capsys.readouterr().err.splitlines()[0] == (
@@ -320,7 +320,7 @@ def test_where_no_row_is_left_nothing_starts(
 
 
 def test_layouts_train_the_same(tmp_path: Path) -> None:
-    """Micro batches count other numbers of tokens each."""
+    """Each micro batch has a different number of tokens that count."""
     words = ["recipe=chat_lm_pp2", "train.precision=fp64", "train.steps=3", "steps=[train]", "logger=plain"]
     found = []
     for name, layout in {"one": shape(), "two": shape(pp=2), "four": shape(pp=2, shard=2)}.items():

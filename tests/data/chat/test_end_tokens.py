@@ -1,4 +1,4 @@
-"""The end of a turn is learned, or the request is refused; what is learned of the first row is a line of the plan."""
+"""The end of a turn is learned, or the request is refused; the plan shows what is learned of the first row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates of strangers: each ends in a line, soon, and in little memory."""
+"""Templates of strangers end soon, with a one-line error and in little memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.untrusted.bounded import TooLong, bounded
 SAID = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), 1)
 LOOP = "{% for a in range(90000) %}"
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-"""Python drops an alarm that comes while it deletes an object, and says so; the next alarm ends the template."""
+"""Python drops an alarm that arrives while it deletes an object, and warns; the next alarm ends the template."""
 
 ENDLESS = {
     "loops": LOOP * 3 + "{% endfor %}" * 3,
@@ -36,7 +36,7 @@ ENDLESS = {
 
 @pytest.fixture(autouse=True)
 def no_callbacks():
-    """Hypothesis has one in the garbage collector, and pytest reports an exception that Python drops there."""
+    """Hypothesis has a callback in the garbage collector; pytest reports exceptions that Python drops there."""
     kept = gc.callbacks[:]
     gc.callbacks.clear()
     yield
@@ -48,10 +48,10 @@ def test_one_without_end_is_a_bad_row(source):
     limits, handler = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
     template = ChatTemplate(source, {})
     began = time.monotonic()
-    for _ in range(50):  # as many rows as are looked at
+    for _ in range(50):  # as many rows as a check reads
         with pytest.raises(BadRow):
             template.spans(SAID)
-    assert time.monotonic() - began < 60  # 2 s of an idle machine, once
+    assert time.monotonic() - began < 60  # 2 s on an idle machine, once
     assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == (limits, handler)
 
 
@@ -65,11 +65,11 @@ def test_what_is_computed_while_it_is_compiled_ends_too():
     began = time.monotonic()
     with pytest.raises(ValueError, match="not a template: more than 2 s"):
         ChatTemplate("{{ [1] | slice(1000000000) | list | length }}", {}).compile()
-    assert time.monotonic() - began < 60  # 2 s of an idle machine
+    assert time.monotonic() - began < 60  # 2 s on an idle machine
 
 
 class Slow:
-    """Python drops what comes while it deletes one."""
+    """Python drops an exception that arrives while it deletes this object."""
 
     def __del__(self):
         until = time.monotonic() + 0.5

@@ -1,4 +1,4 @@
-"""Several conversations in a sample."""
+"""A sample with several conversations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_several_conversations_in_a_sample(tokenizer: Tokenizer, tmp_path: Path)
     assert len(packed) == len(packed.inputs(np.arange(2))) == 2
     (both, numbers), both_targets = packed.inputs(np.arange(2)), packed.targets(np.arange(2))
 
-    # each conversation once, whole, under a number of its own, and what is left has the next one and no target
+    # each conversation occurs once, uncut, under its own number; the rest has the next number and no target
     size = [int((t != -100).nonzero().max()) + 1 for t in targets]
     want = {(tuple(tokens[i, :n].tolist()), tuple(targets[i, :n].tolist())) for i, n in enumerate(size)}
     found = []

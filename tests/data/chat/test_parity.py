@@ -1,4 +1,4 @@
-"""Conversations train the weights of plain torch, which reads each alone and without padding, under every layout."""
+"""Conversations train the weights of plain torch, which reads each alone and without padding, in every layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.parity import job, plain, whole
 from tests.ranks import DRAWN, on_ranks
 
 STEPS = 3
-CHATS = [  # what is learned of one is from 10 to 70 tokens, so micro batches and ranks differ
+CHATS = [  # from 10 to 70 tokens of each are learned, so micro batches and ranks differ
     [("user", "a"), ("assistant", "b")],
     [("user", "long question?" * 3), ("assistant", "")],
     [("system", "short"), ("user", "1 + 1"), ("assistant", "2"), ("user", "and 1"), ("assistant", "3, é")],
@@ -59,7 +59,7 @@ def rank_trains(world: World, cells: Mapping[str, tuple[Job, Plan]], folder: Pat
 
 
 def bytes_learned(chat: list[tuple[str, str]]) -> tuple[list[int], list[bool]]:
-    """Of a conversation, and which of them the assistant says."""
+    """The bytes of a conversation, and which of them the assistant says."""
     ids, learned = [], []
     for role, content in chat:
         for text, mine in (
@@ -71,7 +71,7 @@ def bytes_learned(chat: list[tuple[str, str]]) -> tuple[list[int], list[bool]]:
 
 
 def alone(model: nn.Module) -> list[float]:
-    """Losses of training on all of ``CHATS`` at once, the sum over the count of what is learned."""
+    """Losses of training on all of ``CHATS`` at once: the sum divided by the number of learned tokens."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
     for _ in range(STEPS):
         optimizer.zero_grad()

@@ -28,12 +28,12 @@ ODD = [
 
 
 def documents(count: int) -> list[str]:
-    """Odd texts, then paragraphs of real text; ``count`` in all."""
+    """``count`` documents: odd texts, and then paragraphs of real text."""
     return [*ODD, *TEXT.split("\n\n")[: count - len(ODD)]]
 
 
 def tokenizer(folder: Path, end: str = END) -> Path:
-    """Writes a tokenizer.json of byte pairs, and a tokenizer_config.json that names the token ``end``."""
+    """Write a tokenizer.json of byte pairs, and a tokenizer_config.json that names the token ``end``."""
     path = folder / "tokenizer.json"
     path.write_text(
         train_byte_pairs.train_on([f"{part}\n\n" for part in TEXT[:100_000].split("\n\n")], 600, [END]).to_str()
@@ -54,7 +54,7 @@ def gzipped(path: Path) -> Path:
 
 
 def expected(file: Path, texts: list[str]) -> list[int]:
-    """The tokens of each document, encoded by itself and in one piece, and its end token."""
+    """The tokens of each document, encoded by itself and in one piece, followed by the end token."""
     alone = Tokenizer.from_file(str(file))
     end = alone.token_to_id(END)
     return [i for text in texts if text for i in (*alone.encode(text, add_special_tokens=False).ids, end)]
@@ -69,7 +69,7 @@ def quiet(settings: Prepare, lines: list[str]) -> PreparedTokens:
 
 
 def tokens(folder: Path) -> list[int]:
-    """The tokens in all files of a folder; fails if a digest is wrong."""
+    """The tokens in all files of a folder; raises if a digest is wrong."""
     files = [token_file(path, dtype="uint16") for path in sorted(folder.glob("*.tokens"))]
     for file in files:
         check_digest(file)

@@ -1,4 +1,4 @@
-"""A byte order mark is no text: ``data=text`` and ``prepare`` leave it out, and make the same tokens."""
+"""A byte order mark is not text: ``data=text`` and ``prepare`` omit it and make the same tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAIN = f"First \U0001f642 ñ words.\n{MARK}in the middle it is text\n" * 40
 
 
 def read(data: Dataset) -> list[int]:
-    """The tokens of all training samples, in the order of the file."""
+    """The tokens of all training samples, in file order."""
     inputs = data.train.inputs(np.arange(len(data.train)))[0]
     return [int(i) for i in inputs.flatten()]
 
@@ -47,7 +47,7 @@ def test_both_roads_leave_it_out(tmp_path, files, how, cached):
         got[name] = read(open_data(settings, seed=0))
     assert got["marked"] == got["plain"]
     assert len(got["plain"]) > 100
-    if how == "bpe":  # prepare trains one with an end of documents
+    if how == "bpe":  # prepare trains one with an end-of-document token
         return
 
     ours = prepared(src=str(files["marked"]), dst=str(tmp_path / "d"), tokenizer=how, **(

@@ -1,4 +1,4 @@
-"""What is refused before anything is read whole, and before anything is written: exit code 2."""
+"""What is refused before a file is read to the end and before anything is written: exit code 2."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ = ".txt, .text, .jsonl, .ndjson, .json (one object per line), each also wit
 
 
 def found(tmp_path: Path, **settings) -> list[str]:
-    """What is wrong, without the folder that everything is in."""
+    """The problems, with paths relative to the folder of the test."""
     asked = {"src": str(tmp_path / "a.jsonl"), "dst": str(tmp_path / "out"), "tokenizer": "bytes", **settings}
     if "tokenizer_file" in settings:
         asked["tokenizer"] = "file"
@@ -169,7 +169,7 @@ def test_tokens_of_another_corpus_or_of_other_settings_are_refused_before_anythi
     assert found(tmp_path) == [text]
     assert found(tmp_path, overwrite=True) == []
 
-    # a plan does not read a corpus that is large: it compares what costs nothing
+    # a plan does not read a large corpus: it compares only what is cheap
     monkeypatch.setattr("launcher.data.prepare.prepare.READ_BY_PLAN", 1)
     assert found(tmp_path) == []
     assert found(tmp_path, shard_tokens=7) == [text]

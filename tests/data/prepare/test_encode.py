@@ -1,4 +1,4 @@
-"""Documents in batches and pieces have the tokens that `tokenizers` gives whole documents."""
+"""Documents encoded in batches and pieces have the tokens that `tokenizers` gives for full documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATTERNS = {
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }  # fmt: skip
 ENDED = [f"{part}{end}" for part in TEXT[:60_000].split("\n\n") for end in ("\n\n", "  \n", " \n", "\r\n")]
-TRAINED = train_byte_pairs.train_on(ENDED, 500, [END]).to_str()  # several spaces are one token where they are one word
+TRAINED = train_byte_pairs.train_on(ENDED, 500, [END]).to_str()  # several spaces are one token within one word
 CHARS = st.one_of(st.sampled_from("ab'sS 1\n\n\r\t.-/日🙂"), st.characters(exclude_categories=["Cs"]))
 
 

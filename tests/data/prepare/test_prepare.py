@@ -1,4 +1,4 @@
-"""A corpus as files of tokens: the tokens of `tokenizers` alone, whatever its files are, whoever was killed."""
+"""A corpus becomes files of the tokens that `tokenizers` alone makes, whatever its files are and whoever is killed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_tokens_of_json_lines_are_those_of_tokenizers_alone_for_any_number_of_pr
         assert tokens(tmp_path / dst) == expected(file, texts)
         assert (done.documents, done.skipped, done.end) == (sum(map(bool, texts)), 0, END)
 
-    # and a run reads them
+    # and a run can read them
     found, wrong = corpus(Tokens(name="tokens", path=str(tmp_path / "three"), seq_len=64))
     assert (found.vocab_size, wrong) == (600, [])
     assert json.loads((tmp_path / "three/tokenizer.json").read_text()) == json.loads(file.read_text())
@@ -149,7 +149,7 @@ def test_what_is_bad_is_named_with_its_line_or_left_out_and_counted(tmp_path):
     assert (done.documents, done.skipped) == (2, 7)
     assert tokens(tmp_path / "out") == expected(file, ["one", "two"])
     with pytest.raises(RunError, match=f"^{tmp_path}/out: {OTHER_CORPUS}; {REPLACES}$"):
-        prepared(**common)  # which does not leave out anything
+        prepared(**common)  # which omits nothing
 
 
 def test_lines_of_a_text_that_are_no_utf8_are_left_out(tmp_path):
@@ -178,7 +178,7 @@ def test_the_same_corpus_is_prepared_once_and_another_is_not_put_over_it(tmp_pat
     file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", ["one", "two"])
     common = {"src": str(src), "dst": str(tmp_path / "out"), "tokenizer_file": str(file)}
     assert prepared(workers=1, **common).anew
-    again = prepared(workers=2, **common)  # how many processes is no matter
+    again = prepared(workers=2, **common)  # the number of processes does not matter
     assert not again.anew
     assert again.text("out") == "out: it exists already: 6 tokens (ids below 600) of 2 documents, each ended by <|end|>"
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
@@ -199,7 +199,7 @@ def test_a_start_after_a_kill_goes_on_behind_whole_files_to_the_same_bytes(tmp_p
     command = [sys.executable, "-m", "launcher.data.prepare", *settings]
     work = working_folder(killed)
 
-    # at several moments: before the first file is whole, and behind others
+    # at several moments: before the first file is complete, and after it
     for files in range(2):
         with subprocess.Popen([*command, f"dst={killed}"], stdout=subprocess.DEVNULL) as process:
             while len(list(work.glob("*.done.json"))) < files and process.poll() is None:
@@ -310,7 +310,7 @@ def test_an_arrow_stream_without_its_end_is_cut_short(tmp_path):
         end = file.tell()
         stream.write_table(table[1000:])
         stream.close()
-    src.write_bytes(src.read_bytes()[:end])  # between two batches, where pyarrow sees nothing amiss
+    src.write_bytes(src.read_bytes()[:end])  # between two batches, where pyarrow notices nothing
     with pytest.raises(BadFile, match=r"a\.arrow: the stream has no mark at its end: it is cut short; write it again"):
         prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1)
 

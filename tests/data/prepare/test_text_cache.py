@@ -1,4 +1,4 @@
-"""Tokens of ``data=text`` that are kept: the same samples as without, made once."""
+"""Cached tokens of ``data=text``: they are made once and give the same samples as without a cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.data.prepare.corpora import TEXT, tokenizer
 
 
 def text(tmp_path: Path, **more) -> Text:
-    """Lines that end in every way that Python knows, over several blocks."""
+    """Text over several blocks, whose lines end in every way that Python knows."""
     path = tmp_path / "a.txt"
     if not path.exists():
         odd = "one\r\ntwo\x0bthree\u2028four\x85\n\n  \nñ ² 🙂\r"
@@ -42,7 +42,7 @@ def test_samples_are_those_of_a_process_that_encodes_for_itself(tmp_path, monkey
     own = open_data(text(tmp_path, **more), seed=0)
     kept = text(tmp_path, cache=str(tmp_path / "cache"), **more)
     assert len(make(kept)) == 1
-    monkeypatch.setattr("launcher.data.text_windows._tokens", None)  # nobody encodes it again
+    monkeypatch.setattr("launcher.data.text_windows._tokens", None)  # must not encode it again
     read = open_data(kept, seed=0)
 
     for a, b in ((own.train, read.train), (own.val, read.val)):
@@ -76,7 +76,7 @@ def test_tokens_are_kept_beside_the_runs_unless_it_is_said_where(tmp_path, monke
     assert text_cache.with_cache(compose(["data=text"]).job).data.cache is None
     named = compose(["data=text_bpe", "data.cache=there"]).job
     assert text_cache.with_cache(named).data.cache == "there"
-    monkeypatch.setattr("os.access", lambda *_: False)  # whoever runs the tests may write everywhere
+    monkeypatch.setattr("os.access", lambda *_: False)  # the user who runs the tests may write everywhere
     assert text_cache.with_cache(own).data.cache == f"{tmp_path}/one/tokens"
 
 

@@ -1,4 +1,4 @@
-"""The documents of a window, and which targets are of the document of their token."""
+"""The documents of a window, and which targets belong to the document of their token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def opened(**changes) -> Dataset:
 
 
 def by_hand(tokens: list[int], end: int, seq_len: int) -> list[tuple[list[int], list[int], list[int]]]:
-    """Tokens, documents and targets of every window, token by token."""
+    """Tokens, documents and targets of every window, computed token by token."""
     out = []
     for at in range(0, len(tokens) - seq_len, seq_len):
         document, documents, targets = 0, [], []
@@ -62,7 +62,7 @@ def test_documents_are_whole_with_padding_after_them(tmp_path_factory, packing, 
     found = []
     for row in zip(x.tolist(), documents.tolist(), y.tolist(), strict=True):
         runs = [[*zip(*run, strict=True)] for _, run in groupby(zip(*row, strict=True), key=lambda cell: cell[1])]
-        if all(target == -100 for target in runs[-1][2]):  # no document is without a target
+        if all(target == -100 for target in runs[-1][2]):  # every document has a target
             assert {*runs.pop()[0]} == {0}
         found += [(inside, targets) for inside, _, targets in runs]
         assert packing == "best_fit" or len(runs) == 1
@@ -70,7 +70,7 @@ def test_documents_are_whole_with_padding_after_them(tmp_path_factory, packing, 
 
 
 def pieces(tokens: list[int], seq_len: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Of every document, with its end, up to ``seq_len`` tokens, and the next one of each in the document."""
+    """Each document with its end token, in pieces of up to ``seq_len`` tokens, and the targets of each piece."""
     text = "".join(map(str, tokens))
     for document in re.findall("[^0]*0|[^0]+$", text):
         for at in range(0, len(document), seq_len):
@@ -88,7 +88,7 @@ def test_one_document_a_window_needs_no_mask(tmp_path):
 
 
 def test_held_out_windows_are_of_all_kinds(tmp_path):
-    """Not the short documents that are packed last."""
+    """They are not only the short documents that are packed last."""
     lengths = np.random.default_rng(0).integers(2, 20, 600)
     tokens = [token for n in lengths.tolist() for token in [*[1] * (n - 1), 0]]
     (tmp_path / "a.tokens").write_bytes(own(tokens, 9, end=0))

@@ -1,4 +1,4 @@
-"""Which files a request means, what is trained on and held out, and every complaint, word for word."""
+"""Which files a request means, what is trained on and held out, and every message, word for word."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tokens(path=None, **changes) -> Tokens:
 
 
 def said(settings: Tokens) -> str:
-    """All complaints, which ``open_data`` must make too."""
+    """All messages, which ``open_data`` must raise too."""
     with pytest.raises(RequestError) as refused:
         open_data(settings, seed=0)
     found = "\n".join(map(str, check(settings)))

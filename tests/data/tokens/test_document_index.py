@@ -1,4 +1,4 @@
-"""Documents of files: where they are, and that windows have all of them, whole, in little space."""
+"""Where documents are in files, and that windows contain all of them uncut, in little memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_million_documents_leave_next_to_nothing():
 
 
 def by_hand(tokens: list[int], seq_len: int) -> list[tuple[int, int]]:
-    """Every piece of every document that has a target, token by token."""
+    """Every piece of a document that has a target, found token by token."""
     out, begun = [], 0
     for i, token in enumerate(tokens):
         last = token == END or i == len(tokens) - 1
@@ -62,7 +62,7 @@ def test_all_pieces_of_all_documents_are_in_some_window(tmp_path_factory, tokens
 
 
 def test_memory_is_that_of_the_pieces(tmp_path):
-    """Of 4 million tokens in 40 thousand documents: the index itself, and a chunk."""
+    """The index of 4 million tokens in 40 thousand documents takes its own size and a chunk."""
     path = tmp_path / "a.tokens"
     path.write_bytes(own(([1] * 99 + [END]) * 40_000, 5, end=END))
     file = token_file(path, "uint16")

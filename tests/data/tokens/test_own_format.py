@@ -1,4 +1,4 @@
-""".tokens files: their bytes, there and back, and what is refused."""
+""".tokens files: their bytes, a round trip, and what is refused."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_nanogpt_files_are_tokens_alone(tmp_path_factory, dtype, tokens):
     path = tmp_path_factory.mktemp("nanogpt") / "train.bin"
     path.write_bytes(little(LETTERS[dtype], tokens))
     read = token_file(path, dtype)
-    check_digest(read)  # there is none
+    check_digest(read)  # the file has none
     assert mapped(read).tolist() == tokens
     assert read.vocab_size is None
 
@@ -212,7 +212,7 @@ def test_an_index_that_promises_the_most_is_refused_at_once(tmp_path):
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
-    """In each place where a file of a user's can be."""
+    """The bytes are tried in each place where a user's file can be."""
     folder = tmp_path_factory.mktemp("any")
     good = megatron(folder / "m.bin", TWO)
     (folder / "m.idx").write_bytes((folder / "m.idx").read_bytes()[: len(data)] + data)

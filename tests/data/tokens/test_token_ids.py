@@ -1,4 +1,4 @@
-"""Ids without a row in the vocabulary are found before anything starts, in bounded time."""
+"""Ids without a row in the vocabulary are detected before anything starts, in bounded time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_of_large_files_a_part_is_read_and_the_plan_says_which(tmp_path, monkeyp
         "and have no larger id; the ranks check the rest as they read it"
     ) in noted
 
-    # the first and the last block are among those read; more rows may not be enough, so they are no cure
+    # the first and last blocks are always read; more rows may not be enough, so the message offers no cure
     for at in (0, 19_999):
         tokens[at] = 400
         path.write_bytes(tokens.tobytes())

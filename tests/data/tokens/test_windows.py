@@ -1,4 +1,4 @@
-"""Samples of files of tokens: windows, mixtures, tokens that cannot be, processes that share the files."""
+"""Samples from files of tokens: windows, mixtures, invalid tokens, and processes that share the files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def samples(source: Source) -> list[list[int]]:
 
 
 def folder(tmp_path: Path, *sizes: int) -> str:
-    """Files whose tokens are counted on from one to the next."""
+    """Files whose tokens are consecutive numbers, continued from file to file."""
     at = 0
     for k, n in enumerate(sizes):
         (tmp_path / f"{k}.tokens").write_bytes(own(list(range(at, at + n)), 60_000))
@@ -94,7 +94,7 @@ def test_a_mixture_reads_small_sources_again(tmp_path):
 
 
 def test_the_samples_of_a_step_do_not_depend_on_who_reads_them(tmp_path):
-    """Any cut of a batch over ranks, and a run that was resumed, read what one process reads that never stopped."""
+    """Any split of a batch over ranks, also in a resumed run, reads what one uninterrupted process reads."""
     folder(tmp_path, 101, 57, 33)
     sources = [{"path": f"{tmp_path}/{k}.tokens", "weight": w} for k, w in enumerate((0.5, 0.3, 0.2))]
     steps = 20

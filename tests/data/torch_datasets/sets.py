@@ -16,7 +16,7 @@ CLASSES, SIDE = 3, 6
 
 
 class Net(nn.Module):
-    """Four layers of linear, on ``ways`` inputs that are added."""
+    """Four linear layers, on the sum of ``ways`` inputs."""
 
     def __init__(self, ways: int = 1) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def numbers(i: int) -> Tensor:
 
 
 class Rows(Dataset[Any]):
-    """``noise``: each item draws from three global generators; ``how`` the item is returned, or what is wrong."""
+    """``noise``: each item draws from three global generators; ``how``: the form of an item, or what is wrong."""
 
     def __init__(self, samples: int, how: str = "pair", noise: bool = False, split: str = "train") -> None:
         self.samples, self.how, self.noise = (samples if split == "train" else 7), how, noise
@@ -67,14 +67,14 @@ class Rows(Dataset[Any]):
 
 
 class NoSplit(Rows):
-    """Its constructor is not told which part to be."""
+    """A data set whose constructor has no argument for the split."""
 
     def __init__(self, samples: int, noise: bool = False) -> None:
         super().__init__(samples, noise=noise)
 
 
 class Trained(Rows):
-    """As torchvision has it."""
+    """A data set with the argument ``train``, as torchvision has it."""
 
     def __init__(self, samples: int, train: bool) -> None:
         super().__init__(samples, split="train" if train else "val")
@@ -86,7 +86,7 @@ class Endless(Dataset[Any]):
 
 
 class Row(IterableDataset[Any]):
-    """The same items in their order, up to ``samples`` of them; a second iterator is the rest of the first."""
+    """The same items in order, up to ``samples`` of them; a second iterator continues where the first ended."""
 
     def __init__(self, samples: int = 1 << 40, noise: bool = False, how: str = "pair") -> None:
         self.rows = Rows(samples, how, noise)
@@ -100,7 +100,7 @@ class Row(IterableDataset[Any]):
 
 
 class Kept(IterableDataset[Any]):
-    """Says where it is; ``how`` it does, or what of it is lost. ``read`` counts all items of this process."""
+    """A stream that reports its position; ``how``: in which form, or what is missing. ``read`` counts all items."""
 
     read = 0
 
@@ -123,7 +123,7 @@ class Kept(IterableDataset[Any]):
 
 
 class KeptByIterator(IterableDataset[Any]):
-    """Its iterator says where it is, as torchdata allows too."""
+    """A stream whose iterator reports the position, which torchdata also allows."""
 
     def __iter__(self) -> Any:
         return Places()
@@ -149,7 +149,7 @@ class Places:
 
 
 class ByRank(Row):
-    """Splits itself, as some do where they find a process group."""
+    """A stream that splits itself over ranks if there is a process group, as some do."""
 
     def __iter__(self) -> Iterator[Any]:
         there = dist.is_initialized()
@@ -159,7 +159,7 @@ class ByRank(Row):
 
 
 class Counted(Row):
-    """One that says how many; with a split of its own."""
+    """A stream that knows its length and has its own splits."""
 
     def __init__(self, samples: int, split: str) -> None:
         super().__init__(samples if split == "train" else 7)
@@ -175,5 +175,5 @@ class Loader(DataLoader[Any]):
 
 
 def rows(samples: int) -> NoSplit:
-    """A function that makes one."""
+    """A function that returns a data set."""
     return NoSplit(samples)

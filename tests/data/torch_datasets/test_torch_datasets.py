@@ -40,7 +40,7 @@ N = 11
 
 
 def seeded(*key: int) -> None:
-    """As docs/your_own.md says it."""
+    """Seed the generators as docs/your_own.md describes."""
     a, b = np.random.SeedSequence(key[0], spawn_key=key[1:]).generate_state(2, np.uint32).tolist()
     random.seed(a << 32 | b)
     np.random.seed(a)
@@ -74,7 +74,7 @@ def test_items_by_index_with_noise_equal_plain_torch_on_any_layout_and_after_a_r
     for name, j in jobs.items():
         assert_same(on_layout(j, tmp_path / name), want)
 
-    # the epoch ends within step 3: stopped after it, and on in another layout
+    # the epoch ends within step 3: stop after it, and resume in another layout
     saved, *_ = on_layout(jobs["hsdp2"], tmp_path / "stopped", until=3)
     assert_same(on_layout(jobs["pp2"], tmp_path / "on", saved=saved), want)
 
@@ -122,7 +122,7 @@ def test_a_stream_that_says_where_it_is_goes_on_there_on_any_layout(tmp_path):
     ("Kept", "", 3), ("KeptByIterator", None, 3), ("Kept", "no JSON", 13), ("Kept", "long", 13), ("Row", None, 0),
 ], ids=str)  # fmt: skip
 def test_what_a_stream_that_goes_on_reads(name, how, reads):
-    """Up to item 12, of which 10 were read before."""
+    """It reads up to item 12, and 10 items were read before."""
     settings = Target.model_validate(of(name, **({} if how is None else {"how": how})))
     one, other = (open_own(settings, 0, ("tests",)).train for _ in range(2))
     want = one.inputs(np.arange(13))[0]
@@ -133,10 +133,10 @@ def test_what_a_stream_that_goes_on_reads(name, how, reads):
     if place is not None:
         other.go_on(json.loads(json.dumps(place)))
     sets.Kept.read = 0
-    for i in (10, 11, 12, 12):  # padding asks for the last one again
+    for i in (10, 11, 12, 12):  # padding requests the last one again
         assert torch.equal(other.inputs(np.array([i]))[0], want[i : i + 1])
     assert sets.Kept.read == reads
-    assert torch.equal(other.inputs(np.array([2]))[0], want[2:3])  # back
+    assert torch.equal(other.inputs(np.array([2]))[0], want[2:3])  # an earlier item
 
 
 def test_a_stream_of_another_request_is_read_from_its_beginning():

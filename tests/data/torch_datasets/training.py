@@ -1,4 +1,4 @@
-"""A few optimizer steps on data of the user's own: on the ranks of a layout, and in plain torch."""
+"""A few optimizer steps on a user's own data, on the ranks of a layout and in plain torch."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def trained(data: Mapping[str, Any], layout: str = "one rank", model: Any = MODE
 
 
 def of(name: str, **arguments: Any) -> dict[str, Any]:
-    """The class ``name`` of ``sets``."""
+    """A target for the class ``name`` of ``sets``."""
     return {"_target_": f"tests.data.torch_datasets.sets.{name}", **arguments}
 
 
 def rank_steps(world: World, j: Job, plan: Plan, folder: Path, until: int, saved: Path | None) -> Any:
-    """Steps up to ``until``: the checkpoint written then, the loss of each, of held-out samples, and weights."""
+    """Steps up to ``until``: the checkpoint written then, all losses, the held-out loss, and the weights."""
     s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     if saved is not None:
         state.load(s, saved)
@@ -62,7 +62,7 @@ def rank_steps(world: World, j: Job, plan: Plan, folder: Path, until: int, saved
 
 
 def on_layout(j: Job, folder: Path, until: int = STEPS, saved: Path | None = None) -> Any:
-    """As ``rank_steps``, with whole weights."""
+    """The results of ``rank_steps``, with full weights."""
     plan = plan_job(j)
     found = on_ranks(plan.sizes.grid.size, rank_steps, j, plan, folder, until, saved)
     path, losses, held, _ = found[0]
@@ -73,7 +73,7 @@ Batch = tuple[tuple[Tensor, ...], Tensor]
 
 
 def alone(j: Job, batch: Callable[[int], Batch], held: Batch | None = None) -> Any:
-    """Plain torch on the batches of all steps: losses, that of held-out samples, weights."""
+    """Plain torch on the batches of all steps: its losses, the held-out loss, and the weights."""
     plan = plan_job(j)
     model = plain(j, plan)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=RATE), []
@@ -90,7 +90,7 @@ def alone(j: Job, batch: Callable[[int], Batch], held: Batch | None = None) -> A
 
 
 def order(n: int, seed: int = 0) -> list[list[tuple[int, int]]]:
-    """(epoch, sample) of each place of each step, as docs/data.md and the laws have it."""
+    """(epoch, sample) of each place of each step, as docs/data.md and the laws define it."""
     out: list[tuple[int, int]] = []
     epoch = 0
     while len(out) < STEPS * BATCH:
@@ -101,7 +101,7 @@ def order(n: int, seed: int = 0) -> list[list[tuple[int, int]]]:
 
 
 def assert_same(got: Any, want: Any) -> None:
-    """Losses of the last steps, the held-out one and every weight, in fp64."""
+    """Assert that the losses of the last steps, the held-out loss and every weight are equal, in fp64."""
     _, losses, held, weights = got
     want_losses, want_held, want_weights = want
     torch.testing.assert_close(losses, want_losses[-len(losses) :], rtol=1e-12, atol=1e-14)

@@ -1,4 +1,4 @@
-"""These tests are for a process in which torch has fake devices; ``tests/fake_accelerator`` starts one."""
+"""These tests need a process in which torch has fake devices; ``tests/fake_accelerator`` starts one."""
 
 from __future__ import annotations
 

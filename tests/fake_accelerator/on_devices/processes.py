@@ -28,7 +28,7 @@ def apart(work: Callable[..., T], *args: Any) -> T:
 
 
 def on_devices(size: int, work: Callable[..., T], *args: Any, kind: str = KIND) -> list[T]:
-    """``work(world, *args)`` on so many ranks, each with a device; results in rank order."""
+    """Run ``work(world, *args)`` on ``size`` ranks, each with a device; returns the results in rank order."""
 
     def call(world: World) -> T:
         return work(world, *args)
@@ -38,7 +38,7 @@ def on_devices(size: int, work: Callable[..., T], *args: Any, kind: str = KIND) 
 
 @dataclass(frozen=True)
 class Done:
-    """What a command printed, and where it left its run."""
+    """What a command printed, and the folder of its run."""
 
     out: str
     err: str
@@ -46,7 +46,7 @@ class Done:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Its steps, as ``metrics.jsonl`` has them."""
+        """Its steps, from ``metrics.jsonl``."""
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
         return [row for row in map(json.loads, lines) if "loss" in row]
 
@@ -61,7 +61,7 @@ class Done:
 
 
 def launched(*words: str, folder: Path, code: int = 0) -> Done:
-    """``python -m launcher WORDS``, whose run is in ``folder`` and which ends with ``code``."""
+    """Run ``python -m launcher WORDS`` in ``folder``, and assert that it ends with ``code``."""
     where = () if any(word.startswith("runs=") for word in words) else (f"run_dir={folder}",)
     process = python("launcher", *words, *where, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = process.communicate()
@@ -71,9 +71,9 @@ def launched(*words: str, folder: Path, code: int = 0) -> Done:
 
 
 def fresh(*words: str, folder: Path, memory_mb: int) -> tuple[int, list[str]]:
-    """A command whose devices have so much memory: its exit code, and what it says at the end.
+    """Run a command whose devices have ``memory_mb`` of memory: its exit code, and its lines of stderr.
 
-    Its process is not forked, for the size of a device is read once.
+    The process is not forked, because the size of a device is read once.
     """
     command = [sys.executable, "-m", "launcher", *words, f"run_dir={folder}"]
     env = os.environ | {"FAKE_MEMORY_MB": str(memory_mb)}

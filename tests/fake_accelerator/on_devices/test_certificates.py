@@ -1,4 +1,4 @@
-"""Certificates on devices: in several kinds of layouts, steps, updates, saves and loads equal those of one process.
+"""Certificates on devices: in several layouts, steps, updates, saves and loads equal those of one process.
 
 The reference runs on the first rank's device. Tied weights must be tied there too.
 """

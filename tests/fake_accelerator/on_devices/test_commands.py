@@ -21,7 +21,7 @@ KEPT = ("train.precision=fp64", "checkpoint.every=2", "checkpoint.keep=null")
 
 
 def on_cpu(*words: str, folder: Path) -> Done:
-    """The same command on a machine without devices."""
+    """Run the same command on a machine without devices."""
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "FAKE_DEVICES")}
     command = [sys.executable, "-m", "launcher", *words, f"run_dir={folder}"]
     done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True)
@@ -31,7 +31,7 @@ def on_cpu(*words: str, folder: Path) -> Done:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """Six steps on four devices, with the other verbs after them; a thread writes a checkpoint every two."""
+    """Six steps on four devices, followed by the other verbs; a thread writes a checkpoint every two steps."""
     words = (*DEVICE, *KEPT, "checkpoint.async=true", "train.steps=6", BATCH, "steps.predict.batches=1")
     verbs = "steps=[train,evaluate,save,sync_shared,broadcast,predict,merge_strategies,transform,export,inspect]"
     return launched(*words, verbs, folder=tmp_path_factory.mktemp("straight") / "run")
@@ -40,7 +40,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Done:
 def test_the_accelerator_is_taken_where_there_are_enough_and_the_plan_says_so(tmp_path: Path) -> None:
     done = launched(*TINY, "train.steps=2", folder=tmp_path / "run")
     assert "launch.device auto -> fake: 4 ranks on this machine, torch sees 4 fake\n" in done.out + done.err
-    # figures are those of the allocator of the device, not of the process
+    # memory figures come from the device's allocator, not from the process
     assert all(0 < row["memory_mb"] == row["memory_reserved_mb"] < 5 for row in done.rows)
 
 
@@ -83,7 +83,7 @@ def test_a_run_goes_on_bit_for_bit_on_its_devices(straight: Done, tmp_path: Path
 
 
 def test_a_run_goes_on_on_the_cpu_and_back_on_devices_in_another_layout(straight: Done, tmp_path: Path) -> None:
-    """Four devices, then two processes of the CPU in another layout, then two devices in a third one."""
+    """Four devices, then two CPU processes in another layout, then two devices in a third layout."""
     checkpoint = f"{straight.folder}/checkpoints/step-000002"
     words = (*TINY, "schedule=constant", *KEPT, "parallel.pipeline.micro_batch_num=2")
     away = on_cpu(
@@ -95,7 +95,7 @@ def test_a_run_goes_on_on_the_cpu_and_back_on_devices_in_another_layout(straight
 
 
 def test_the_same_layout_goes_on_on_the_cpu_and_back(straight: Done, tmp_path: Path) -> None:
-    """The streams of the CPU go on; the device has none to go on with, and begins as a new run does."""
+    """The CPU's random streams are resumed; the device's has no saved state and begins as in a new run."""
     words = (*TINY, "schedule=constant", *KEPT)
     checkpoint = f"checkpoint.resume={straight.folder}/checkpoints/step-000002"
     away = on_cpu(*words, checkpoint, "train.steps=4", folder=tmp_path / "away")
@@ -110,7 +110,7 @@ def test_the_same_layout_goes_on_on_the_cpu_and_back(straight: Done, tmp_path: P
 
 
 def test_devices_are_calibrated_with_samples_that_fit_their_memory(tmp_path: Path) -> None:
-    """Those of a device of 16 GB and more are 64 times as large, and need gigabytes."""
+    """The samples for a device of 16 GB and more are 64 times as large, and need gigabytes."""
     words = ("steps=[calibrate]", "steps.calibrate.seconds=0.1", "steps.calibrate.spread=1e9", "train.steps=1")
     run = tmp_path / "run"
     code, said = fresh(*DEVICE, *words, "launch.nproc=2", "parallel.hsdp=null", folder=run, memory_mb=128)

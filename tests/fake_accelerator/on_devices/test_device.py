@@ -1,4 +1,4 @@
-"""The device itself: what goes wrong on an accelerator goes wrong here, and its figures are counted."""
+"""The fake device itself: errors of a real accelerator also occur here, and its figures are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST = torch.device(KIND, 0)
 
 
 def test_torch_and_the_launcher_are_imported_and_nothing_is_initialized() -> None:
-    """So ranks that use devices can be forked from a process that has imported both."""
+    """Therefore ranks that use devices can be forked from a process that has imported both."""
     import launcher.run.run
     import launcher.steps.certify
     import launcher.steps.on_ranks  # noqa: F401
@@ -32,7 +32,7 @@ def test_torch_and_the_launcher_are_imported_and_nothing_is_initialized() -> Non
 
 
 def used_and_forked() -> tuple[str, bool]:
-    """What a child says that uses a device after its parent has; and whether the parent had."""
+    """The error of a child that uses a device after its parent has, and whether the parent had used one."""
     torch.ones(2, device=KIND)
     read, write = os.pipe()
     if os.fork() == 0:
@@ -77,7 +77,7 @@ def test_tensors_of_two_devices_do_not_meet() -> None:
 
 
 def sends(world: World) -> tuple[float, str, list[str]]:
-    """A sum of all ranks on their devices, and what the same collectives say to a tensor of the CPU."""
+    """A sum over all ranks on their devices, and the error of the same collectives for a CPU tensor."""
     group: Any = dist.group.WORLD
     there = torch.full((2,), float(world.rank + 1), device=world.device)
     dist.all_reduce(there)
@@ -87,7 +87,7 @@ def sends(world: World) -> tuple[float, str, list[str]]:
     except RuntimeError as error:
         said = str(error).partition("\n")[0]
     here = torch.ones(2)
-    dist.all_reduce(here)  # gloo's, of the same group
+    dist.all_reduce(here)  # gloo's, in the same group
     return there[0].item(), said, [str(there.device), str(here.tolist())]
 
 
@@ -142,7 +142,7 @@ def test_a_device_draws_from_a_stream_of_its_own() -> None:
 
 
 def convolved() -> list[float]:
-    """The largest difference to the CPU of outputs and gradients, transposed too."""
+    """The largest difference between device and CPU of outputs and gradients, also transposed."""
     torch.manual_seed(0)
     off = []
     for make in (
@@ -186,7 +186,7 @@ def test_autocast_has_the_lists_of_other_devices() -> None:
 
 
 def copied(world: World) -> tuple[bool, bool, list[float]]:
-    """A copy in pinned memory that training changes no more, written by the thread."""
+    """A copy in pinned memory, which later training does not change, written by the thread."""
     t = torch.ones(3, device=world.device)
     saver, seen = Saver(), list[float]()
     kept = saver.host("t", t)
@@ -217,7 +217,7 @@ def test_events_tell_time() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", KIND])
 def test_an_optimizer_is_tried_without_a_device(kind: str) -> None:
-    """The planner does so in a process from which ranks are forked later."""
+    """The planner does this in a process from which ranks are forked later."""
 
     def tried() -> bool:
         from launcher.optim.dry_run import probe

@@ -1,4 +1,4 @@
-"""A model of transformers on devices: certified over two stages, trained, and exported, which compares its logits."""
+"""A transformers model on devices: certified over two stages, trained, and exported with a check of its logits."""
 
 from __future__ import annotations
 

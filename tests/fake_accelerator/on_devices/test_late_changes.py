@@ -1,4 +1,4 @@
-"""On devices, too, what a forward changes of copies of weights ends the step: differences are read with the loss."""
+"""On devices too, a forward that changes copies of weights ends the step: the check is read with the loss."""
 
 from __future__ import annotations
 

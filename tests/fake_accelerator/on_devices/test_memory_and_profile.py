@@ -1,4 +1,4 @@
-"""A device that has no memory left, and one that is profiled."""
+"""A device without free memory, and a device that is profiled."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_what_is_proposed_when_memory_is_out_trains_when_pasted(tmp_path: Path) 
     cure = re.fullmatch(rf"  try: (.*) \(planned: {SIZE}\)", said[at + 2])
     assert cure is not None
 
-    # pasted, it trains on the same devices
+    # with the proposed settings it trains on the same devices
     code, said = fresh(*LM, *cure[1].split(" "), folder=tmp_path / "again", memory_mb=60)
     assert code == 0, "\n".join(said)
 
 
 def test_the_plan_is_an_upper_bound_of_what_a_device_holds(tmp_path: Path) -> None:
-    """Law 4, on a device that has no kernel for attention or norms: torch takes both to pieces there."""
+    """Law 4 on a device without kernels for attention and norms: torch decomposes both."""
     for device in ("auto", "fake"):
         folder = tmp_path / device
         done = launched(*LM, f"launch.device={device}", folder=folder)

@@ -50,10 +50,10 @@ RECOMPUTE: dict[str, Any] = {
 VALUES: tuple[tuple[Any, ...], ...] = (
     (*SCHEDULES,), (*DATA,), (False, True), (False, True), (*RECOMPUTE,), ("fp32", "fp64"),
 )  # fmt: skip
-"""Of each column of ``ROWS``: schedule, data, tp, tied, recompute, precision."""
+"""The values of each column of ``ROWS``: schedule, data, tp, tied, recompute, precision."""
 PLAINEST = ("single", "plain", False, False, "", "fp64")
 Pair = tuple[int, Any, int, Any]
-"""Two columns, with a value of each."""
+"""Two columns, with a value for each."""
 
 ROWS = (
     ("single", "plain", False, True, "full", "fp32"),
@@ -107,7 +107,7 @@ def cell(schedule: str, data: str, tp: bool, tied: bool, recompute: str, precisi
 
 @cache
 def found() -> Mapping[tuple[Any, ...], Run]:
-    """Planned in one child, and run by as many ranks as are asked for, which are started once."""
+    """The runs are planned in one child process; the ranks are started once per world size."""
     jobs = {row: cell(*row) for row in ROWS}
     plans, wants = apart(expected, jobs)
     steps: dict[tuple[Any, ...], list[Step]] = {}
@@ -144,7 +144,7 @@ def pairs(row: tuple[Any, ...]) -> set[Pair]:
 
 
 def planned_pairs(missing: list[Pair]) -> list[Pair]:
-    """Those that the planner does not refuse where all else is the plainest."""
+    """The pairs that the planner accepts when all other settings are the plainest."""
     out = []
     for i, first, j, second in missing:
         row = list(PLAINEST)

@@ -1,4 +1,4 @@
-"""Law 10 on devices: every recipe trains two steps, does every one of its steps, and leaves all of its files."""
+"""Law 10 on devices: every recipe trains two steps, runs every one of its steps, and writes all of its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_it_trains_two_steps_and_does_the_rest(recipe: str, tmp_path: Path) -> N
     check_files(run, len(list((run / "logs").glob("rank*.log"))))
     check_steps(run, list(compose(words).job.steps), dict(done.figures))
 
-    # memory is that of the device
+    # memory is the device's
     assert [row["step"] for row in done.rows] == [1, 2]
     for row in done.rows:
         assert math.isfinite(row["loss"])

@@ -1,4 +1,4 @@
-"""Ranks start beside accelerators, whatever the process that asks for them or a module of the user's has done."""
+"""Ranks start beside accelerators, whatever the parent process or a user's module has done before."""
 
 from __future__ import annotations
 

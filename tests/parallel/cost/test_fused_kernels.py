@@ -1,4 +1,4 @@
-"""Attention on meta tensors keeps for backward what it keeps on this machine, norms what they keep on CUDA."""
+"""Attention on meta tensors keeps for backward what it keeps on this machine; norms keep what CUDA keeps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MASKS: dict[str, Callable[[], Tensor | None]] = {
 
 
 def saved(device: str, mask: Callable[[], Tensor | None]) -> int:
-    """Bytes of attention from 40 positions to 64."""
+    """Bytes that attention from 40 positions to 64 keeps."""
     with torch.device(device):
         q, k, v = (torch.zeros(2, 4, n, 8, requires_grad=True) for n in (40, 64, 64))
         with ForwardMeter(()) as meter:
@@ -41,7 +41,7 @@ def test_as_many_bytes_are_saved_on_meta_as_on_a_cpu(mask):
 
 
 def norm(fused: bool, weight: torch.dtype = torch.bfloat16) -> tuple[int, Tensor]:
-    """Bytes that the norm of 30 rows of 64 in bfloat16 keeps, its weight aside, and what comes of it."""
+    """The bytes that a bf16 norm of 30 rows of 64 keeps, without its weight, and its output."""
     with torch.device("meta"), counted_as(SupportedKernels(norms=fused)):
         x, scale = torch.zeros(2, 15, 64, dtype=torch.bfloat16, requires_grad=True), torch.ones(64, dtype=weight)
         with ForwardMeter((scale,)) as meter:
@@ -50,7 +50,7 @@ def norm(fused: bool, weight: torch.dtype = torch.bfloat16) -> tuple[int, Tensor
 
 
 def test_one_kernel_keeps_its_input_and_two_numbers_a_row() -> None:
-    """CUDA's keeps its input and one: derivatives of torch's _fused_rms_norm."""
+    """CUDA's kernel keeps one number per row: see the derivatives of torch's ``_fused_rms_norm``."""
     kept, out = norm(fused=True)
     assert kept == 2 * 30 * 64 + 2 * 4 * 30
     assert (out.shape, out.dtype, out.requires_grad) == ((2, 15, 64), torch.bfloat16, True)
@@ -60,7 +60,7 @@ def test_in_pieces_it_keeps_more() -> None:
     assert norm(fused=False)[0] > 2 * 2 * 30 * 64
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch says so, on CPUs too
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch warns on CPUs too
 def test_a_weight_of_another_dtype_takes_it_to_pieces_on_every_device() -> None:
     assert norm(fused=True, weight=torch.float32)[0] == norm(fused=False, weight=torch.float32)[0]
 
@@ -80,7 +80,7 @@ def plan(*overrides: str) -> Plan:
     ],
 )
 def test_activations_are_those_of_the_devices_that_are_planned_for(there: list[str], fused: bool) -> None:
-    """A norm in float32 keeps its input, what it is divided by and the quotient, or its input: for each of 9."""
+    """A fused fp32 norm keeps only its input; in pieces, it also keeps the divisor and the quotient."""
     least, most = plan("launch.device=cuda"), plan("launch.device=cpu")
     found = plan(*there).estimate.memory[0].activations
     assert least.estimate.memory[0].activations < most.estimate.memory[0].activations
@@ -88,7 +88,7 @@ def test_activations_are_those_of_the_devices_that_are_planned_for(there: list[s
 
 
 def test_auto_plans_for_the_devices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each rank has one; a cluster that is named, and a job that starts elsewhere, are not here."""
+    """Local devices count if each rank has one, but not for a named cluster or a job that runs elsewhere."""
     on_cuda, on_cpu = plan("launch.device=cuda"), plan("launch.device=cpu")
     ranks = on_cpu.sizes.grid.size
     monkeypatch.setattr(device_kernels, "devices", lambda: ("cuda", ranks))
@@ -113,7 +113,7 @@ def test_the_plan_says_which_attention_it_counts() -> None:
 
 @pytest.mark.parametrize("more", [{"dropout_p": 0.1}, {"enable_gqa": True}], ids=["dropout", "groups"])
 def test_a_device_drops_out_and_reads_groups_in_one_kernel(more: dict[str, Any]) -> None:
-    """It keeps what it is given, what it returns, and a number for each query."""
+    """The kernel keeps its inputs, its output, and one number for each query."""
     with torch.device("meta"), counted_as(device_kernels.kernels_of("cuda", here=False)):
         q, k, v = (torch.zeros(2, h, 40, 8, requires_grad=True) for h in (4, 2 if "enable_gqa" in more else 4, 4))
         v = v[:, : k.shape[1]]
@@ -123,7 +123,7 @@ def test_a_device_drops_out_and_reads_groups_in_one_kernel(more: dict[str, Any])
 
 
 def test_a_device_without_a_kernel_for_attention_keeps_its_scores() -> None:
-    """Torch takes attention to pieces there: the weights of 40 positions to each of 64 are kept."""
+    """Torch decomposes attention there: the weights of 40 positions for each of 64 are kept."""
     with counted_as(SupportedKernels(attention=False)):
         in_pieces = saved("meta", MASKS["none"])
     scores = 4 * 2 * 4 * 40 * 64

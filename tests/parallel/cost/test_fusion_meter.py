@@ -1,4 +1,4 @@
-"""What a compiler spares of a module: bytes between operations that it joins, and what it does not save."""
+"""What a compiler saves in a module: bytes between fused operations, and tensors that it does not keep."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def compiled(run: Callable[[Net, Tensor], Tensor]) -> Compiled:
 
 def test_what_lies_between_two_products_is_read_once_and_written_once() -> None:
     found = compiled(lambda net, x: net.second(net.first(x).sin().cos().exp()))
-    assert found.forward.moved == 6 * T - 2 * T  # three read and write; one reads the first and writes the last
+    assert found.forward.moved == 6 * T - 2 * T  # three read and write; fused, they do so once
     assert found.forward.kernels == 2
 
 
 @pytest.mark.parametrize(
     ("run", "saved"),
     [
-        (lambda net, x: net.second(F.silu(net.first(x)) * net.first(x)), T),  # silu's result, made of its input
-        (lambda net, x: net.second(net.first(x).relu()), 0),  # the second product takes it
-        (lambda net, x: net.second(x).relu(), 0),  # it is returned
-        (lambda net, x: net.first(x).sin().cos().sum(0), T),  # cos saves what sin makes of what it saves itself
-        (lambda net, x: net.first(x).exp().sin(), 0),  # of exp only its result is there
+        (lambda net, x: net.second(F.silu(net.first(x)) * net.first(x)), T),  # silu's result, recomputed from its input
+        (lambda net, x: net.second(net.first(x).relu()), 0),  # the second product needs it
+        (lambda net, x: net.second(x).relu(), 0),  # it is an output
+        (lambda net, x: net.first(x).sin().cos().sum(0), T),  # cos keeps sin's result, which is recomputed
+        (lambda net, x: net.first(x).exp().sin(), 0),  # exp saves only its result
         (lambda net, x: net.second(net.first(x)), 0),
     ],
     ids=["of another", "taken", "returned", "a chain", "of nothing saved", "products"],

@@ -1,4 +1,4 @@
-"""What real kernels refuse for its dtypes, the plan refuses: those of the meta device do not look."""
+"""The plan refuses the dtypes that real kernels refuse; meta kernels do not check them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step really holds on each rank is what the plan says."""
+"""The memory that a training step really uses on each rank is the memory in the plan."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CASES = [
 
 
 def layout(pipeline: str, level: str, recompute: dict[str, Any] | None = None) -> Job:
-    """On 4 ranks."""
+    """A job on 4 ranks."""
     parallel: dict[str, Any] = {"pipeline": PIPELINES[pipeline], "recompute": recompute}
     if level == "unsharded":
         parallel |= {"grid": {"dp_replicate": 4 if pipeline == "one stage" else 2}}
@@ -62,13 +62,13 @@ def rank_peaks(world: World, cases: list[tuple[Job, Plan]]) -> list[int]:
 
 
 def rank_peak(world: World, j: Job, plan: Plan) -> int:
-    """Bytes of all tensors at the fullest moment of the second step; the first makes the optimizer's."""
+    """Peak bytes of all tensors in the second step; the first step makes the optimizer's state."""
     par, pipe = build(world, j, plan)
     optimizer = build_optimizer(j.optim, par.param_groups())
     optimizer.zero_grad(set_to_none=True)
     step(j, par, pipe)
     optimizer.step()
-    gc.collect()  # of the first step, which would be let go at some moment of this one
+    gc.collect()  # frees tensors of the first step, which would otherwise be freed in the second
     there = [*(t for _, t in par.named()), *(v for s in optimizer.state.values() for v in s.values())]
     with MeasuredMemory(there) as held:
         optimizer.zero_grad(set_to_none=True)
@@ -135,7 +135,7 @@ def test_what_another_thread_is_about_to_let_go_of_is_not_counted():
 
     def transport(messages: list[torch.Tensor]) -> None:
         holds.set()
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # as gloo's threads: busy, without the interpreter's lock
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # busy without the interpreter's lock, as gloo is
         messages.clear()
 
     with MeasuredMemory() as held:

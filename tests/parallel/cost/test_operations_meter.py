@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("learns", [True, False])
 def test_flops_are_those_of_torchs_counter(learns: bool) -> None:
-    """The oracle counts while real tensors run."""
+    """The reference counts while real tensors run."""
     real = Net()
     x = torch.randn(5, 3, 6, 6, requires_grad=True)
     for p in real.up.parameters():

@@ -1,4 +1,4 @@
-"""The plan's pass counts what autograd saves, and lets torch.func run."""
+"""The plan's pass counts what autograd saves, and works with torch.func."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A constructor that is recorded makes what a plain ``Model()`` makes, goes where that goes, or is refused by name."""
+"""A recorded constructor makes what a plain ``Model()`` makes, also after a move, or says why it cannot be recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.parallel import constructors, unrecorded
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every tensor by name, plain attributes too, without the code that is tested."""
+    """Every tensor by name, plain attributes too, found without the code under test."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for path, module in model.named_modules():
         plain = {n: t for n, t in vars(module).items() if isinstance(t, torch.Tensor)}
@@ -29,7 +29,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def seeding(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A constructor that seeds torch first: then every number of it is promised, to the bit."""
+    """A constructor that seeds torch first, so that its numbers are determined to the bit."""
 
     def build() -> nn.Module:
         torch.manual_seed(7)
@@ -39,7 +39,7 @@ def seeding(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 
 def plain(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    constructors.mask.cache_clear()  # which a record has filled
+    constructors.mask.cache_clear()  # which a recording has filled
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
@@ -68,7 +68,7 @@ def test_without_a_seed_of_its_own_the_path_is_the_same_and_the_numbers_are_alik
     assert sorted(meta) == sorted(want)
     for name, t in meta.items():
         made, other = replay(recorded.log, t, name, 5), want[name]
-        # what it picks depends on what it drew; bits have no distribution
+        # what Looks picks depends on random numbers; the bits of OtherDtypes have no distribution
         if maker in (constructors.Looks, constructors.OtherDtypes):
             continue
         assert made.shape == other.shape
@@ -148,7 +148,7 @@ def test_a_sparse_tensor_is_refused():
 
 
 def test_a_module_that_does_something_of_its_own_when_it_is_moved_is_as_after_a_move():
-    """``module.to(device)`` is what every loop calls first: the plan must know the dtype that is left then."""
+    """Training loops call ``module.to(device)`` first, so the plan must know the dtypes after that call."""
     with default_dtype(torch.float64):
         model, recorded = constructor.record(constructors.KeepsFloat32, 5)
         want = constructors.KeepsFloat32().to("cpu")

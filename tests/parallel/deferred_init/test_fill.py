@@ -43,7 +43,7 @@ def rank_weights(world, j, plan):
 
 
 def weights(j) -> dict[str, torch.Tensor]:
-    """The weights at step 0 of a layout, put together; replicas and copies are compared on the way."""
+    """The full weights of a layout at step 0; replicas and copies are compared."""
     plan = plan_job(j)
     ranks = on_ranks(plan.sizes.grid.size, rank_weights, j, plan)
     return whole(plan, [p for held in ranks for p in held])
@@ -95,9 +95,9 @@ STATUS = Path("/proc/self/status")
 
 
 def rank_memory(world, small, j) -> tuple[float, float]:
-    """MB that building took at its peak, and MB of this rank's shards. ``small`` has the code in memory before."""
+    """The peak MB of building the model, and MB of this rank's shards; ``small`` loads the code first."""
     built(world, *small)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of before, and of whoever forked this, does not count
+    Path("/proc/self/clear_refs").write_text("5")  # forget earlier peaks, also those before the fork
     before = resident()
     par = built(world, *j)
     (peak,) = (int(line.split()[1]) * 1024 for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
@@ -106,7 +106,7 @@ def rank_memory(world, small, j) -> tuple[float, float]:
 
 
 def built(world, j, plan):
-    """The model of a rank; a pipeline's own modules would take 100 MB more."""
+    """The model of a rank, without a pipeline, whose modules would take 100 MB more."""
     return parallelize(draw(j, plan), plan, mesh.build(plan.sizes.grid, "cpu", plan.ties), CPU)
 
 
@@ -124,12 +124,12 @@ def wide(stages: int, layers: int):
 
 @pytest.mark.parametrize("stages", [1, pytest.param(2, marks=exhaustive)])
 def test_deferred_init_of_384_mb_over_4_ranks_never_holds_much_more_than_a_share(stages):
-    # of an interpreter of its own: what the tests before have left in this one moves while it is measured
+    # in an interpreter of its own: memory that earlier tests left in this one would change meanwhile
     call = f"on_ranks(4, rank_memory, wide({stages}, 2), wide({stages}, 24))"
     work = f"from tests.parallel.deferred_init.test_fill import *; print({call})"
-    # glibc puts large blocks that are freed back into holes, or not, as their addresses fall: here it never does
+    # glibc reuses holes for large freed blocks or not, depending on addresses; with this it never does
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     done = subprocess.run([sys.executable, "-c", work], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     for peak, held in ast.literal_eval(done.stdout):
-        assert held == 96  # without building the pieces of the test twice
+        assert held == 96  # 384 MB over 4 ranks
         assert peak < held + 16 + 8, f"{peak:.0f} MB at the peak for {held:.0f} MB of shards and 16 MB of a layer"

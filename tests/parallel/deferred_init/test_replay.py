@@ -1,4 +1,4 @@
-"""What is replayed is distributed as the constructor's own numbers, the same whatever was made before."""
+"""Replayed tensors have the distribution of the constructor's own, and do not depend on earlier ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.parallel import makers
 
 
 def again(build: Any, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Every tensor of a model, each made alone."""
+    """Every tensor of a model, each replayed alone."""
     model, recorded = constructor.record(build, seed)
     assert not constructor.unknown(model, recorded)
     assert all(t.is_meta for t in fill.tensors(model).values())

@@ -1,4 +1,4 @@
-"""Memory that nobody wrote, and numbers that no seed decides, are named and refused."""
+"""Memory that nobody wrote, and numbers that no seed determines, are named and refused."""
 
 from __future__ import annotations
 

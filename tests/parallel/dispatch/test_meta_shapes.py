@@ -1,4 +1,4 @@
-"""An operation on meta tensors that is remembered gives what it gives when it is worked out."""
+"""A cached result of an operation on meta tensors equals the computed one."""
 
 from __future__ import annotations
 

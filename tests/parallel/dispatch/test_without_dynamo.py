@@ -23,7 +23,7 @@ def test_a_kernel_imports_no_dynamo(call: str) -> None:
 
 
 def test_torch_marks_kernels_as_this_version_expects() -> None:
-    """Where torch marks none, nothing is imported either; elsewhere this module has become useless."""
+    """torch imports dynamo only if it marks kernels; if it marks none, this module is useless."""
     script = f"import sys, torch\n{PLAIN}\nprint('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout == "True\n") == bool(_disabled())

@@ -19,7 +19,7 @@ EVENT = re.compile(r"(?:FSDP::)?(\w+)(?: \((.*)\))?$")
 
 
 def rank_events(world: World, j: Job, plan: Plan) -> list[str]:
-    """Of a second step, such as "gather layers.0"; names are those of the modules of a group, "root" for the rest."""
+    """The events of a second step, such as "gather layers.0": a group's modules, or "root" for the rest."""
     par, pipe = build(world, j, plan)
     for _ in range(2):
         for _, p in par.trainable():

@@ -1,4 +1,4 @@
-"""Where the data decide what runs, every rank gathers and reduces the same weights: exact, idle experts included."""
+"""If the data decide what runs, all ranks gather and reduce the same weights, idle experts included."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.tiers import some, some_of
 BATCH, TOKENS, MICROS = 16, 3, 2
 ROUTES = {"uneven": [(0,), (0, 1), (1,), (2,)], "all": [(0, 1, 2, 3)] * 4}
 """Which experts each quarter of the batch may go to. Uneven: the last expert is idle on every rank in every micro
-batch, and each other one on some rank, or on all for one micro batch."""
+batch, and each other expert is idle on some rank, or on all ranks for one micro batch."""
 
 
 def batch(route: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, who may do them, and classes."""
+    """Inputs, scores of the experts, and classes."""
     g = torch.Generator().manual_seed(11)
     x = torch.randn(BATCH, TOKENS, 6, generator=g, dtype=torch.float64)
     who = torch.full((BATCH, TOKENS, 4), -50.0, dtype=torch.float64)
@@ -44,7 +44,7 @@ def batch(route: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def experts(net: str, stages: int = 1, level: str = "level1", **layout: Any) -> Job:
-    """A job for the model ``net`` of ``expert_nets``; ``layout``: of ``parallel``, and a ``precision``."""
+    """A job for the model ``net`` of ``expert_nets``; ``layout``: keys of ``parallel``, and ``precision``."""
     at = [n * stages // 4 for n in range(4)]
     cut = {"embed": 0, **{f"blocks.{n}": s for n, s in enumerate(at)}, "head": stages - 1}
     asked = layout.pop("pipeline", {})
@@ -57,12 +57,12 @@ def experts(net: str, stages: int = 1, level: str = "level1", **layout: Any) -> 
 
 
 Step = tuple[list[Piece], list[Piece], list[Piece], dict[str, float]]
-"""Weights before a step, gradients after it, weights after a second one, as one rank holds them; its own norms."""
+"""A rank's weights before a step, its gradients after it, its weights after a second step, and its own norms."""
 Skipped = Callable[[int], set[str]]
 
 
 def here_or_there(at: int) -> set[str]:
-    """What ``Drops`` leaves out on the data-parallel rank ``at``: one block everywhere, others on some ranks."""
+    """The blocks that ``Drops`` leaves out on rank ``at``: one on all ranks, one that differs by rank."""
     return {"blocks.1", ["blocks.0", "blocks.2"][at % 2]}
 
 
@@ -117,7 +117,7 @@ class Oracle:
                 names[name].copy_(w)
 
     def grads(self, ranks: Collection[int] | None = None) -> dict[str, Tensor]:
-        """Every gradient of the whole batch, or of what some ranks have of it; none where there is none."""
+        """Every gradient of the full batch, or of the samples of some ``ranks``; unused weights have none."""
         parts = self.replicas * self.micros
         for p in self.model.parameters():
             p.grad = None
@@ -143,8 +143,8 @@ class Oracle:
 
 
 def assert_exact(cells: Mapping[str, tuple[str, Job, str]], tolerance: float = 1e-12) -> dict[str, list[Step]]:
-    """Each job's gradients are those of one process, with none where that has none; in fp64 the weights after two
-    optimizer steps are too. Returns what ranks found."""
+    """Assert that each job has the gradients of one process, and none where that has none; in fp64 also that
+    the weights after two optimizer steps are equal. Returns the steps of each job's ranks."""
     made = {k: (j, plan_job(j), route) for k, (_, j, route) in cells.items()}
     out = {}
     for size in {p.sizes.grid.size for _, p, _ in made.values()}:
@@ -173,7 +173,7 @@ def assert_near(key: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor],
 
 @pytest.fixture(autouse=True)
 def too_large_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of these models decide by a whole batch what runs, and the plan refuses those that it can try."""
+    """Some of these models choose what runs by the full batch, and the plan refuses such a model if it tries it."""
     monkeypatch.setattr("launcher.parallel.trace.mixing_samples.FEW", 0)
 
 
@@ -273,7 +273,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("net", some(GROUPS))
 def test_nothing_is_gathered_by_itself_inside_of_what_looks_at_data(net):
-    """Even where every module travels alone."""
+    """This is so even where every module is gathered alone."""
     plan = plan_job(experts(net, level="level3", comm_fusion={"openstate": False}))
     modules, said = GROUPS[net]
     names = [m for g in plan.groups for m in g.modules]

@@ -1,6 +1,6 @@
-"""Weights are gathered group by group ahead of their use, and each is waited for where it is used first.
+"""Weights are gathered group by group ahead of their use, and a module waits for them at the first use.
 
-Gradients that are reduced once a step travel group by group while the last backward goes on.
+Gradients that are reduced once a step are reduced group by group during the last backward.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def sharded(level: str, **pipeline: Any) -> Job:
 
 @pytest.mark.parametrize("level", ["level1", "level2"])
 def test_a_forward_waits_for_what_it_uses_and_no_more(level):
-    """Everything is under way before the first forward, as it is small, and waited for module by module."""
+    """All gathers begin before the first forward, as the model is small; each module waits for its own."""
     plan = plan_job(sharded(level))
     one, other = on_ranks(2, rank_events, sharded(level), plan)
     uses = ["root", *BLOCKS, "norm"]
@@ -94,7 +94,7 @@ def test_the_next_stage_of_a_rank_is_gathered_ahead_too():
 
 
 def rank_evaluations(world: World, j: Job, plan: Plan) -> list[int]:
-    """How many groups are whole after a step, and after each of two evaluations."""
+    """The number of gathered groups after a step and after each of two evaluations."""
     par, pipe = build(world, j, plan)
     xs, y = batch(j, plan)
     n, at = plan.sizes.local_batch, place(plan, par.meshes)

@@ -1,4 +1,4 @@
-"""What the three levels of HSDP do to memory, seen at work."""
+"""The effect of the three HSDP levels on memory, observed in a running step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LEVELS = ("level1", "level2", "level3")
 
 
 def rank_watch(world, j, plan) -> tuple[list[bool], list[bool], list[bool]]:
-    """Of each micro batch: was the weight a shard after its forward, after its backward; had the shard a gradient.
+    """For each micro batch: was the weight a shard after forward and after backward, had it a gradient?
 
-    In the last backward level1 drops weights, too; the shard has a gradient once that has come.
+    In the last backward level1 reshards weights, too; the shard has a gradient once it is reduced.
     """
     par, pipe = build(world, j, plan)
     (stage,), (part,) = pipe._train._stages, par.parts

@@ -1,4 +1,4 @@
-"""A module whose backward and other forwards hang on each other is refused on stages, whose order is another."""
+"""A module whose backward and other forwards depend on each other is refused on stages, which reorder both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy of a model is another model, also where functions hold its modules."""
+"""A copy of a model is independent of it, also where functions refer to its modules."""
 
 from __future__ import annotations
 

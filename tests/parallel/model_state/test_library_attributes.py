@@ -1,4 +1,4 @@
-"""What a model's code keeps on modules, classes and functions of libraries is its state too."""
+"""State that a model's code keeps on modules, classes and functions of libraries is the model's state too."""
 
 from __future__ import annotations
 

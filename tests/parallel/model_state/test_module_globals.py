@@ -1,4 +1,4 @@
-"""What a run leaves in the variables of a model's files is put back."""
+"""What a run leaves in the global variables of a model's files is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forward that changes the process that it runs in: planning undoes it, and layouts that see it are refused."""
+"""Planning undoes what a forward changes in its process; layouts in which this is visible are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def net(parallel: dict[str, Any]) -> Job:
 def test_planning_leaves_what_a_forward_counts_in_the_environment(
     parallel: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = net(parallel)  # its targets are those of a forward
+    job = net(parallel)  # the helper runs a forward to make targets
     monkeypatch.delenv(COUNTED, raising=False)
     plan_job(job)
     assert COUNTED not in os.environ

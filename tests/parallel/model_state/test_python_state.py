@@ -1,4 +1,4 @@
-"""What a model keeps in Python is right on every stage, or refused."""
+"""State that a model keeps in Python is right on every stage, or the model is refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_model_that_nobody_can_copy_is_shared_where_it_has_to_be():
 
 
 def stateful() -> nn.Module:
-    """Of each kind of thing one."""
+    """A model with one attribute of each kind."""
     model = nn.Module()
     model.inner = nn.Module()
     model.inner.number = 1.0
@@ -151,5 +151,5 @@ def test_reads_are_told_and_nothing_stays_patched():
     with reading(model, ["b.calls"], seen.append):
         model.b.looks, model.b.calls  # noqa: B018
         model(torch.zeros(1, 6))
-    assert seen == ["b.calls"] * 3  # here, as the module counts, and in the glue
+    assert seen == ["b.calls"] * 3  # read here, by the module's count, and in the glue
     assert "__getattribute__" not in vars(nets.Counting)

@@ -1,4 +1,4 @@
-"""Tensors of a model that something else refers to: refused with the place, or planned."""
+"""Tensors of a model that something else refers to are refused with the place, or planned."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_plan_leaves_nothing_without_numbers_in_a_cache():
 
 def test_the_known_modules_are_not_copied_for_each_attribute() -> None:
     class Known:
-        """Can be asked, but not listed: a list for each attribute would be all modules times all modules."""
+        """Supports ``in`` but not iteration: iterating for each attribute would take modules squared."""
 
         def __contains__(self, key: object) -> bool:
             return key == id(known)

@@ -1,4 +1,4 @@
-"""Hooks of tensors that use weights are told from those that scale, count or note gradients."""
+"""Tensor hooks that use weights are distinguished from those that scale, count or record gradients."""
 
 from __future__ import annotations
 

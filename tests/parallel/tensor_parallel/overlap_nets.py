@@ -1,4 +1,4 @@
-"""Models whose matmuls are called in ways that a language model does not."""
+"""Models whose matmuls are called in ways that do not occur in a language model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Branches(nn.Module):
-    """Layers with bias that are used three times, once on what lies across memory; one that does not learn."""
+    """Layers with bias that are used three times, once on a transposed tensor, and a layer that is not trained."""
 
     def __init__(self) -> None:
         super().__init__()

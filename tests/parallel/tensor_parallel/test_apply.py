@@ -1,4 +1,4 @@
-"""What operators over ``tp`` send, hold and leave behind is what the plan says."""
+"""What operators over ``tp`` send, keep and leave behind is what the plan says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.test_parity_tp import MEGATRON, SEQUENCE
 
 
 def counted(world: World, j: Job, plan: Plan) -> tuple[Counter[str], int]:
-    """How often each collective ran over ``tp`` in one step, and the bytes that they made whole or added up."""
+    """How often each collective ran over ``tp`` in one step, and the bytes that were gathered or reduced."""
     par, pipe = build(world, j, plan)
     calls: Counter[str] = Counter()
     sent = 0
@@ -56,10 +56,10 @@ def test_a_step_sends_the_collectives_of_the_plan_and_their_bytes(operators, pip
     plan = plan_job(j)
     planned = Counter(c.op for s in plan.operators.spreads for c in s.comms)
     planned = Counter({op: 2 * n for op, n in planned.items()})  # two micro batches
-    planned["all_reduce"] += 2 * 2 * plan.sizes.pieces + len(plan.sums)  # the loss, and what is added up once a step
+    planned["all_reduce"] += 2 * 2 * plan.sizes.pieces + len(plan.sums)  # the loss, and what is summed once a step
     nbytes = 2 * sum(c.nbytes for s in plan.operators.spreads for c in s.comms)
     nbytes += 2 * 3 * plan.output[0].nbytes // plan.output[0].shape[-1]
-    nbytes += sum(b.nbytes + 4 * len(b.names) for b in plan.sums)  # with a number a tensor: is there a gradient
+    nbytes += sum(b.nbytes + 4 * len(b.names) for b in plan.sums)  # per tensor also: is there a gradient
     ranks = on_ranks(plan.sizes.grid.size, counted, j, plan)
     for tp in range(2):
         every = [r for i, r in enumerate(ranks) if plan.sizes.grid.coords(i)["tp"] == tp]
@@ -82,7 +82,7 @@ def test_what_is_predicted_has_all_classes_on_every_rank_of_every_stage():
 
 
 def boxes(world: World, j: Job, plan: Plan) -> dict[str, tuple[Box | None, tuple[int, ...], int]]:
-    """Of each parameter the box of this rank, the shape of its local piece, and the axes of its DTensor."""
+    """For each parameter, this rank's box, the shape of its local shard, and its number of mesh axes."""
     par, _ = build(world, j, plan)  # ``check`` has compared every piece with its box
     out = {}
     for p, t in par.named():

@@ -47,7 +47,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def gradients(x: Tensor, weight: Tensor, bias: Tensor | None, over: Tensor, beside: bool) -> list[Tensor]:
-    """The output of a linear layer, and the gradients of all that goes into it."""
+    """The output of a linear layer, and the gradients of all its inputs."""
     leaves = [t.detach().requires_grad_() for t in (x, weight, bias) if t is not None]
     own = leaves[1], leaves[2] if bias is not None else None
     linear, axis = OverlappedLinear(lambda: own), Axis(1, planned=True)
@@ -61,7 +61,7 @@ def gradients(x: Tensor, weight: Tensor, bias: Tensor | None, over: Tensor, besi
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_product_has_the_bits_and_the_strides_of_autograd(dtype, layout):
-    """Whatever lies how in memory: torch has another product for most of these."""
+    """Torch uses another kernel for most of these memory layouts."""
     g = torch.Generator().manual_seed(0)
     for lead, (k, n), biased, turned in product(LEADS, ((6, 10), (64, 48), (1, 3)), (True, False), (True, False)):
         x = LAYOUTS[layout](torch.randn(*lead, k, generator=g).to(dtype))
@@ -126,14 +126,14 @@ JOBS: dict[str, tuple[int, Job]] = {
     "biases, weights used three times, one frozen": (
         3, net("Branches", BRANCHES, [6, 4], where="tensor_parallel.overlap_nets")),
 }  # fmt: skip
-"""And how many of their modules send beside their weight gradient."""
+"""Jobs, each with the number of modules that send beside their weight gradient."""
 CELLS = some_of(JOBS, 8)
 Seen = tuple[float, list[Piece], dict[str, tuple[int, int]]]
-"""The loss, what a rank holds, and what it has sent."""
+"""The loss, the tensors of a rank, and what it has sent."""
 
 
 def rank_cells(world: World, cells: Mapping[str, tuple[Job, Plan, Plan]]) -> dict[str, list[Seen]]:
-    """A step without it, and with it."""
+    """A step without overlap, and a step with it."""
     return {name: [seen(j, *build(world, j, plan)) for plan in plans] for name, (j, *plans) in cells.items()}
 
 
@@ -146,7 +146,7 @@ def seen(j: Job, par: ParallelModel, pipe: PipelineRuntime) -> Seen:
 
 @cache
 def ran() -> dict[str, list[list[Seen]]]:
-    """Each cell; ranks are forked once a size."""
+    """The steps of each cell; ranks are forked once per size."""
     plans = {name: (j, plan_job(j), plan_job(switched(j))) for name, (_, j) in CELLS.items()}
     found = {}
     for size in {off.sizes.grid.size for _, off, _ in plans.values()}:
@@ -168,7 +168,7 @@ def test_a_step_is_the_same_to_the_last_bit_and_sends_as_much(cell):
 
 
 class Order(Dispatch):
-    """Products of matrices, collectives that begin, and waits for those that were not waited for at once."""
+    """Matmuls, collectives that begin, and waits for those that were not waited for at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Order(Dispatch):
 
 
 def rank_order(world: World, j: Job, plan: Plan) -> list[str]:
-    """What a step does in its backward."""
+    """The events of one step, forward and backward."""
     par, pipe = build(world, j, plan)
     real = Sending.wait
 
@@ -191,7 +191,7 @@ def rank_order(world: World, j: Job, plan: Plan) -> list[str]:
             order.seen.append("wait")
         return real(sending)
 
-    Sending.wait = wait  # in this process
+    Sending.wait = wait  # only in this forked process
     with Order() as order:
         step(j, par, pipe)
     return order.seen
@@ -209,7 +209,7 @@ def test_a_gradient_is_on_its_way_before_the_weight_gradient_and_waited_for_behi
 
 
 def column(weight: Tensor, world: World, beside: bool) -> nn.Linear:
-    """A layer of which each rank has some columns."""
+    """A column-parallel layer."""
     axis = Axis(world.size, world.rank, torch.distributed.group.WORLD)
     layer = nn.Linear(weight.shape[1], weight.shape[0] // world.size, bias=False, dtype=weight.dtype)
     layer.weight = nn.Parameter(axis.piece(weight, 0))
@@ -224,8 +224,8 @@ def column(weight: Tensor, world: World, beside: bool) -> nn.Linear:
 
 
 def second(world: World, weight: Tensor, x: Tensor) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Gradients of a gradient's square, and two backwards through one graph, without and with it."""
-    warnings.simplefilter("ignore")  # torch's, of a sum that it does not know how to go back through
+    """Second-order gradients, and two backwards through one graph, without and with overlap."""
+    warnings.simplefilter("ignore")  # torch warns that it cannot differentiate the reduction
     out = []
     for beside in (False, True):
         layer, leaf = column(weight, world, beside), x.clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""What follows a cut value through the rest of the model: the rules, and every refusal."""
+"""How a sharded value propagates through the rest of the model: the rules, and every refusal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRID = Grid.of(pp=1, dp_replicate=1, dp_shard=1, tp=2)
 
 
 class Net(nn.Module):
-    """Two linear layers with ``between`` them; a whole gain and a norm are there to be used."""
+    """Two linear layers with ``between`` them, which may use a replicated gain and a norm."""
 
     def __init__(self, between: Any) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def test_what_would_be_wrong_is_refused_with_the_reason(between, operators, text
 
 
 class Twice(nn.Module):
-    """One gain on what is cut, and on what is whole."""
+    """Uses one gain on a sharded value and on a replicated one."""
 
     def __init__(self) -> None:
         super().__init__()

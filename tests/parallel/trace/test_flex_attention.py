@@ -1,4 +1,4 @@
-"""torch's flex_attention cannot be planned: the refusal says so, and what to use."""
+"""torch's flex_attention cannot be planned: the refusal says so and names an alternative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module that asks for more than the numbers of its input is refused where a layout passes the numbers alone."""
+"""A module that uses more of its input than the numbers is refused where a layout passes only numbers."""
 
 from __future__ import annotations
 

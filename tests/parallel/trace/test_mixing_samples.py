@@ -1,4 +1,4 @@
-"""A model whose samples depend on one another is refused where the batch is cut, as a loss is; BatchNorm is known."""
+"""A model that mixes samples is refused where the batch is split, and so is such a loss; BatchNorm is recognized."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ BACKWARDS = [
 
 @pytest.mark.parametrize("kind", BACKWARDS)
 def test_gradients_of_samples_that_depend_on_one_another_are_refused_too(kind):
-    """The output for a sample depends on nothing else."""
+    """Only the gradients depend on other samples; the outputs do not."""
     with pytest.raises(RequestError) as refused:
         plan_job(net(kind, CUTS["1 micro batch and 2 data-parallel ranks"]))
     assert TEXT.format("1 micro batch and 2 data-parallel ranks").replace(MIXES, GRADIENT) in str(refused.value)
@@ -81,7 +81,7 @@ def test_gradients_of_samples_that_depend_on_one_another_are_refused_too(kind):
     ids=["centred", "normalized", "turned round", "positions before samples", "in the forward"],
 )
 def test_gradients_of_tokens_are_those_of_what_is_looked_up(kind, first, what):
-    """Positions, as many as the samples of a try, are no samples."""
+    """Positions are not mistaken for samples, even if there are as many of them as samples in a trial."""
     torch.manual_seed(0)
     real = Words(kind, first)
     tokens = torch.randint(0, 16, (8, 8))
@@ -139,7 +139,7 @@ def test_other_models_are_planned(kind, cut):
     ids=["in a buffer", "in Python"],
 )
 def test_what_remembers_micro_batches_is_planned_and_the_plan_says_so(name, kind, kept, parallel, samples):
-    """As a plain loop that adds up the gradients of micro batches."""
+    """The results equal those of a plain loop that accumulates the gradients of micro batches."""
     model = {"_target_": f"tests.parallel.{name}.Net", "kind": kind}
     text = (
         f"the forward updates {kept} from the {samples} samples of a micro batch and then reads it: another "

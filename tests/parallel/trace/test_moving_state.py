@@ -1,4 +1,4 @@
-"""What a forward remembers in Python, or in buffers that no checkpoint has, the plan names; by data it is refused."""
+"""The plan names what a forward remembers in Python or non-persistent buffers; if it depends on data, it is refused."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_number_of_each_ranks_own_batch_is_refused(kind):
 
 
 def test_hooks_for_all_modules_are_refused_and_taken_off():
-    with hooked_for_all():  # to take off those of this process
+    with hooked_for_all():  # removes the hooks of this process
         job = own("remembering_nets.HookedForAll", [6], stages=1)
     with pytest.raises(RequestError) as refused:
         plan_job(job)

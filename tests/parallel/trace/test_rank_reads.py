@@ -1,4 +1,4 @@
-"""Models that ask for a rank, a world or a stream of their process differ on several ranks: refused there."""
+"""A model that reads a rank, a world size or a random stream of its process is refused on several ranks."""
 
 from __future__ import annotations
 

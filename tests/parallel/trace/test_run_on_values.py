@@ -1,4 +1,4 @@
-"""What a module returns to Python, and not to torch, must not hang on data where the code around it runs once."""
+"""What a module returns to Python must not depend on data where the code around the module runs once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the code between modules tells them past their arguments is refused; what their own functions count is not."""
+"""Values that code between modules passes outside arguments are refused; counts of own functions are not."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_table_that_each_module_makes_if_it_is_not_there_is_exact():
 def test_a_default_that_counts_calls_is_refused():
     job = own("aside_nets.Default", [6], stages=CUT)
     (seen,) = nets._ByDefault.forward.__defaults__
-    seen.clear()  # ``own`` has run one
+    seen.clear()  # ``own`` has run a forward
     with pytest.raises(RequestError) as refused:
         plan_job(job)
     assert seen == {}

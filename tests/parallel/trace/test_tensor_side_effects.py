@@ -1,4 +1,4 @@
-"""A model that does more than compute trains as in plain torch, or is refused with the reason by the plan."""
+"""A model whose forward has side effects trains as in plain torch, or the plan refuses it with the reason."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _trained(j: Job, par: Any, pipe: Any) -> tuple[float, list[Piece]]:
 
 
 def alone(j: Job, plan: Plan) -> tuple[float, dict[str, Tensor]]:
-    """Plain torch: each micro batch is what all replicas have of it."""
+    """Plain torch in one process: a micro batch has the samples of all replicas."""
     model, sizes = plain(j, plan), plan.sizes
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
     (x,), y = batch(j, plan)
@@ -133,7 +133,7 @@ def alone(j: Job, plan: Plan) -> tuple[float, dict[str, Tensor]]:
             part.backward()
             loss += part.item()
         grads = [p.grad for p in model.parameters() if p.grad is not None]
-        size = torch.stack([g.double().square().sum() for g in grads]).sum().sqrt()  # torch's has the digits of bf16
+        size = torch.stack([g.double().square().sum() for g in grads]).sum().sqrt()  # torch's norm rounds to bf16
         nn.utils.clip_grads_with_norm_(model.parameters(), 0.3, size)
         optimizer.step()
     mine = fill.tensors(model)

@@ -1,4 +1,4 @@
-"""Weights used outside of the modules that own them are gathered by whoever runs; what runs in a row is fused."""
+"""Weights used outside their own modules are gathered by the module that runs; modules in a row are fused."""
 
 from __future__ import annotations
 

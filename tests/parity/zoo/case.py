@@ -1,4 +1,4 @@
-"""What a model of the zoo needs to be run: its cut, its inputs, its targets."""
+"""The settings with which a model of the zoo runs: its stages, its inputs, its targets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CASES: dict[str, Case] = {}
 
 @dataclass(frozen=True)
 class Case:
-    """A class of the zoo. ``units``: modules in the order of their calls, to be cut evenly; none: ``auto`` cuts.
+    """A class of the zoo. ``units``: modules in call order, to be split evenly; if there are none, ``auto`` splits.
 
-    ``rounds``: what numbers may be off by where its operators are cut, for some of it computes in float32.
+    ``rounds``: the tolerance if its operators are sharded, because some of it computes in float32.
     """
 
     cls: type[nn.Module]
@@ -40,14 +40,14 @@ class Case:
         return (self.cls.__doc__ or "").split("\n")[0].rstrip(".")
 
     def config(self, stages: int) -> dict[str, int] | str:
-        """``stage_config``: the units in order, as evenly as it goes; ``auto`` where there are too few."""
+        """``stage_config``: the units in order, as evenly as possible; ``auto`` if there are too few."""
         if len(self.units) < stages or stages == 1:
             return "auto"
         return {u: n * stages // len(self.units) for n, u in enumerate(self.units)}
 
 
 def odd(*units: str, **options: Any) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Registers a class under its name."""
+    """Register a class under its name."""
 
     def register(cls: type[nn.Module]) -> type[nn.Module]:
         case = replace(Case(cls, units), **options)
@@ -63,7 +63,7 @@ def block(i: int = D, o: int = D) -> nn.Module:
 
 
 class Net(nn.Module):
-    """Four blocks in a row, ``a`` to ``d``; what is odd is said by the subclass."""
+    """Four blocks in a row, ``a`` to ``d``; a subclass says what is odd."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Net(nn.Module):
         self.extra()
 
     def extra(self) -> None:
-        """More parts."""
+        """Make more parts."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.d(self.c(self.b(self.a(x))))
@@ -82,12 +82,12 @@ ABCD = ("a", "b", "c", "d")
 
 
 def tokens(*units: str, **options: Any) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Of a model of eight tokens, six at a time: logits of each."""
+    """Register a model of eight tokens, with sequences of six: it returns logits of each."""
     return odd(*units, **{"inputs": (("int64", 6),), "target": (6,), **options})
 
 
 def sequence(*units: str, **options: Any) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Of a model of six vectors: logits of each."""
+    """Register a model of six vectors, which returns logits of each."""
     return odd(*units, **{"inputs": ((6, D),), "target": (6,), **options})
 
 

@@ -1,4 +1,4 @@
-"""One model under one layout: planned, run on real ranks, and judged by the oracle."""
+"""One model under one layout: planned, run on real ranks, and compared with the oracle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.parity.zoo.layouts import CLIP, SAMPLES, STEPS, Layout
 from tests.ranks import DRAWN, here
 
 LIMIT_S, COLLECTIVE_S = 240, 120
-"""What a rank may take, and a collective: on a busy machine a model that compiles takes minutes."""
+"""Limits for a rank and for a collective: on a busy machine, a model that compiles takes minutes."""
 TOLERANCE = 1e-12
 OPTIM = {
     "sgd": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
@@ -44,9 +44,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Verdict:
-    """``text``: why, or what is off.
+    """``text``: the reason of a refusal, or what differs.
 
-    ``kind``: exact, refused, WRONG, CRASH, HANG; BADCURE: refused, and again with its cure; ILLEGAL: so does torch.
+    ``kind``: exact, refused, WRONG, CRASH, HANG; BADCURE: its cure is refused too; ILLEGAL: torch also fails.
     """
 
     kind: str
@@ -58,20 +58,20 @@ class Verdict:
 
     @property
     def helps(self) -> bool:
-        """Whether every line of a refusal says what to do instead: a cure to paste, or words after a semicolon."""
+        """Whether every line of a refusal has a way out: a cure to paste, or words after a semicolon."""
         return all("(try: " in line or "; " in line for line in self.text.splitlines())
 
 
 @dataclass(frozen=True)
 class Refused:
-    """What the plan says."""
+    """The problems with which the plan refuses."""
 
     problems: tuple[Problem, ...]
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What one rank holds: at the start, after each backward with loss and norm, at the end."""
+    """What one rank has: at the start, after each backward with loss and norm, and at the end."""
 
     start: list[Piece]
     steps: list[tuple[float, float, list[Piece]]]
@@ -79,7 +79,7 @@ class Ran:
 
 
 def asked(case: Case, layout: Layout) -> dict[str, Any]:
-    """The request, as a file would have it."""
+    """The request, as in a file."""
     parallel: dict[str, Any] = dict(layout.parallel)
     config = case.config(layout.virtual)
     parallel["pipeline"] = {
@@ -98,9 +98,9 @@ def asked(case: Case, layout: Layout) -> dict[str, Any]:
 
 
 def judge(case: Case, layout: Layout) -> Verdict:
-    """Never raises: what goes wrong is the verdict. What a refusal offers is pasted, and must not be refused the same.
+    """Never raises: the verdict contains the error. Cures of a refusal are pasted and must not be refused again.
 
-    All that runs the model is in processes of its own: what one leaves behind, the truth must not see.
+    All that runs the model is in separate processes, so that no run affects the oracle.
     """
     request, said = asked(case, layout), list[str]()
     while True:
@@ -120,14 +120,14 @@ def judge(case: Case, layout: Layout) -> Verdict:
 
 
 def _as_cured(layout: Layout, request: dict[str, Any]) -> Layout:
-    """What the cures have made of it: other ranks, stages, micro batches or another batch are another one's truth."""
+    """The layout after cures: other ranks, stages, micro batches or another batch need another result of the oracle."""
     pipeline, batch = request["parallel"]["pipeline"], request["train"]["batch_size"]
     ranks = request["launch"]["nproc"]
     return replace(layout, ranks=ranks, stages=pipeline["stages"], micros=pipeline["micro_batch_num"], batch=batch)
 
 
 def _ran(case: Case, layout: Layout, request: dict[str, Any]) -> Verdict | tuple[Problem, ...]:
-    """What came of it, or why it was refused."""
+    """The verdict, or the problems of a refusal."""
     out = _within(partial(_run, layout, request))
     if isinstance(out, Fault):
         return _failed(case, layout, out)
@@ -135,7 +135,7 @@ def _ran(case: Case, layout: Layout, request: dict[str, Any]) -> Verdict | tuple
 
 
 def _within(work: Callable[[], T]) -> T | Fault:
-    """In a process of its own."""
+    """Run ``work`` in a separate process."""
     try:
         return here(lambda w: work(), 1, alone=True)[0]
     except RanksFailed as error:
@@ -143,7 +143,7 @@ def _within(work: Callable[[], T]) -> T | Fault:
 
 
 def _run(layout: Layout, request: dict[str, Any]) -> Fault | Refused | tuple[Plan, list[Ran]]:
-    """As the command does it: planned in one process, which then draws and forks the ranks."""
+    """As the command does it: planned in one process, which then initializes the model and forks the ranks."""
     warnings.simplefilter("ignore")
     signal.alarm(3 * LIMIT_S)
     job = Job.model_validate(request)
@@ -162,7 +162,7 @@ def _run(layout: Layout, request: dict[str, Any]) -> Fault | Refused | tuple[Pla
 
 
 def _failed(case: Case, layout: Layout, fault: Fault) -> Verdict:
-    """A model that plain torch cannot train either is a mistake of the zoo."""
+    """If plain torch cannot train the model either, it is a mistake of the zoo."""
     try:
         here(lambda w: _oracle(case, layout, {}), 1, alone=True)
     except RanksFailed as own:
@@ -172,7 +172,7 @@ def _failed(case: Case, layout: Layout, fault: Fault) -> Verdict:
 
 
 def _root(fault: Fault) -> str:
-    """The first exception of a chain: what torch's pipeline wraps around it says nothing."""
+    """The first exception of a chain, without those that torch's pipeline adds around it."""
     said = re.search(r"^[\w.]*(Error|Exception|Failure|Exit): .*$", fault.traceback, re.MULTILINE)
     where = re.findall(r'File "[^"]*/(launcher/[^"]+)", line (\d+)', fault.traceback)
     at = f" (at {where[-1][0]}:{where[-1][1]})" if where else ""
@@ -239,7 +239,7 @@ def _oracle(case: Case, layout: Layout, start: dict[str, Tensor]) -> oracle.Trai
 
 
 def _off(plan: Plan, got: dict[str, Tensor], want: dict[str, Tensor], what: str, buffers: bool) -> dict[str, float]:
-    """Largest difference of each tensor, relative to its largest number or a hundredth of the largest of all."""
+    """The largest error of each tensor, relative to its largest number or a hundredth of the largest of all."""
     wanted = {p.name: next((want[n] for n in p.names if n in want), None) for p in plan.params if p.buffer is buffers}
     numbers = [_top(t) for t in wanted.values() if t is not None and not buffers]
     floor = max(numbers, default=0.0) * 1e-2

@@ -1,4 +1,4 @@
-"""What a refusal offers to paste, pasted into the job that it refused."""
+"""The cures of a refusal, pasted into the job that was refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Job = dict[str, Any]
 
 
 def pasted(job: Mapping[str, Any], problems: tuple[Problem, ...]) -> Job | None:
-    """The job with every cure in it; ``None`` if one is missing or is no ``key=value``."""
+    """The job with every cure; ``None`` if a cure is missing or is not ``key=value``."""
     out = copy.deepcopy(dict(job))
     for problem in problems:
         words = [w.partition("=") for w in shlex.split(problem.cure)]
@@ -28,7 +28,7 @@ def pasted(job: Mapping[str, Any], problems: tuple[Problem, ...]) -> Job | None:
 
 
 def _set(job: Job, key: str, value: Any) -> None:
-    """Below ``stage_config`` the rest of the key is the name of a module, dots and all."""
+    """Below ``stage_config`` the rest of the key is the name of a module, including dots."""
     at: Any = job
     if key.startswith(STAGES):
         pipeline = at["parallel"]["pipeline"]

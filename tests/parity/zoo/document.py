@@ -1,4 +1,4 @@
-"""What the zoo found, as text: a grid, the reasons of the refusals, the failures."""
+"""The results of the zoo as text: a grid, the reasons of the refusals, the failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.parity.zoo.table import Results, counts, failing
 
 
 def grid(found: Results, layouts: Sequence[str]) -> str:
-    """A row a model."""
+    """A grid with a row per model."""
     wide = max(map(len, found), default=0)
     lines = [" " * wide + "  " + "  ".join(layouts)]
     for name, row in found.items():
@@ -32,7 +32,7 @@ def refusals(found: Results) -> str:
 
 
 def failures(found: Results) -> str:
-    """What failed, and the refusals that leave the user alone."""
+    """The failures, and the refusals without a way out."""
     wrong = [f"- {name}, {layout}: {v.kind}: {_short(v.text)}" for name, layout, v in failing(found)]
     said = {
         _short(v.text): name for name, row in found.items() for v in row.values() if v.kind == "refused" and not v.helps
@@ -42,7 +42,7 @@ def failures(found: Results) -> str:
 
 
 def page(found: Results, layouts: Sequence[str]) -> str:
-    """``docs/zoo.md``."""
+    """The text of ``docs/zoo.md``."""
     about, notes, rows = all_cases(), dict[str, int](), []
     for name, row in found.items():
         cells = []
@@ -79,5 +79,5 @@ def _reasons(row: dict[str, object]) -> dict[str, list[str]]:
 
 
 def _short(text: str) -> str:
-    """On one line."""
+    """The text on one line."""
     return " / ".join(line.strip() for line in text.splitlines() if line.strip())[:600]

@@ -1,4 +1,4 @@
-"""The layouts that every model of the zoo is tried under."""
+"""The layouts in which every model of the zoo is tried."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BATCH, STEPS, SAMPLES, CLIP = 32, 3, 120, 1.0
 
 @dataclass(frozen=True)
 class Layout:
-    """``ranks`` in ``stages`` x replicas; ``virtual``: stages that the cut names."""
+    """``ranks`` in ``stages`` x replicas; ``virtual``: the number of stages in the split."""
 
     ranks: int
     stages: int = 1
@@ -26,7 +26,7 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Of the whole batch; ranks that share operators out have one together."""
+        """Replicas of the full batch; ranks that shard operators are one replica together."""
         return 1 if self.cuts_operators else self.ranks // self.stages
 
 
@@ -36,7 +36,7 @@ def _shard(size: int, level: str) -> dict[str, Any]:
 
 SEARCHED = {
     "mode": "recursive_programming",
-    "comm_fusion": {"network": {"latency_us": 1e-6, "gb_per_s": 1e6}},  # so fast that operators are cut
+    "comm_fusion": {"network": {"latency_us": 1e-6, "gb_per_s": 1e6}},  # so fast that operators are sharded
 }
 
 LAYOUTS = {

@@ -1,7 +1,7 @@
-"""The truth: plain torch, which imports nothing of the project.
+"""The oracle: plain torch, which imports nothing of the project.
 
-Data parallelism is what ``DistributedDataParallel`` makes of it: a process for each replica, each over its own part of
-the batch, gradients added up, the first one's buffers handed on.
+Data parallelism is that of ``DistributedDataParallel``: a process for each replica, each on its own part of the
+batch; gradients are summed, and the first replica's buffers are sent to the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Named = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Terms:
-    """Of one training. ``optim``: ``sgd`` with momentum, or ``adamw``."""
+    """The settings of one training. ``optim``: ``sgd`` with momentum, or ``adamw``."""
 
     replicas: int
     micros: int
@@ -39,7 +39,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Step:
-    """``norm`` is the one before clipping, ``grads`` are those after it."""
+    """``norm`` is before clipping, and ``grads`` are after it."""
 
     loss: float
     norm: float
@@ -49,7 +49,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Trained:
-    """``built``: the weights and buffers of a plain build from the seed in training, before anything was loaded."""
+    """``built``: the weights and buffers of a plain build from the seed in training mode, before anything is loaded."""
 
     steps: list[Step]
     weights: Named
@@ -57,13 +57,13 @@ class Trained:
 
 
 class _Replicas:
-    """The ends of the pipes between the first replica and each of the others; one has just that to the first."""
+    """Pipes between the first replica and each of the others, which have only the pipe to the first."""
 
     def __init__(self, ends: Sequence[Connection], first: bool) -> None:
         self.ends, self.first = ends, first
 
     def gathered(self, mine: Any) -> list[Any]:
-        """What each replica has, in their order. Raises what one of them has raised."""
+        """The values of all replicas, in order. Raises if one of them has raised."""
         if not self.first:
             self.ends[0].send_bytes(pickle.dumps(mine))
             every: list[Any] = pickle.loads(self.ends[0].recv_bytes())
@@ -78,7 +78,7 @@ class _Replicas:
 
 
 def train(build: Callable[[], nn.Module], start: Mapping[str, Tensor], read: Read, terms: Terms) -> Trained:
-    """From ``start`` (any names of any tensors), in fp64."""
+    """Train from ``start``, which may name any tensors, in fp64."""
     ends = []
     for place in range(1, terms.replicas):
         mine, theirs = mp.Pipe()
@@ -95,7 +95,7 @@ def _other(
     try:
         _replica(build, start, read, terms, place, _Replicas([end], first=False))
     except EOFError:
-        return  # the first has failed, and says so
+        return  # the first has failed, and reports it
     except Exception as error:
         end.send_bytes(pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}")))
 
@@ -110,7 +110,7 @@ def _replica(
 ) -> Trained:
     torch.set_default_dtype(torch.float64)
     model, built = _built(build, start, terms.seed)
-    model.train()  # as every loop begins; it may change weights
+    model.train()  # as at the start of every loop; it may change weights
     built = built or _kept({**dict(model.named_parameters()), **dict(model.named_buffers())})
     _load(model, start)
     optimizer = _optimizer(model, terms.optim)
@@ -123,7 +123,7 @@ def _replica(
 
 
 class _Draws(TorchDispatchMode):
-    """Notes what random operations give, and puts ``known`` numbers in the place of it, by the count of operations."""
+    """Records the results of random operations, and replaces them by ``known`` values, by the count of operations."""
 
     def __init__(self, known: Mapping[int, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -142,9 +142,9 @@ class _Draws(TorchDispatchMode):
 
 
 def _built(build: Callable[[], nn.Module], start: Mapping[str, Tensor], seed: int) -> tuple[nn.Module, Named]:
-    """The model after its constructor has drawn the numbers of ``start``, so that what it reads off them is right.
+    """The model, whose constructor has drawn the values of ``start``, so that all it computes from them is right.
 
-    And the tensors of one that has drawn its own, which says what ``start`` should be like.
+    Also the tensors of a plain constructor, to which ``start`` must be similar.
     """
     mine, theirs = mp.Pipe()
     mp.get_context("fork").Process(target=_drawn, args=(build, list(start), seed, theirs), daemon=True).start()
@@ -152,16 +152,16 @@ def _built(build: Callable[[], nn.Module], start: Mapping[str, Tensor], seed: in
     try:
         places, plain = pickle.loads(mine.recv_bytes())
     except EOFError:
-        places, plain = {}, {}  # the constructor fails, here too, or its tensors cannot be sent
+        places, plain = {}, {}  # the constructor fails here too, or its tensors cannot be sent
     torch.manual_seed(seed)
     with _Draws({place: start[name] for place, name in places.items()}):
         return build(), plain
 
 
 def _drawn(build: Callable[[], nn.Module], names: Sequence[str], seed: int, end: Connection) -> None:
-    """Sends the draws of a constructor that stay in a tensor as they are, with its name, and all tensors.
+    """Send the draws of a constructor that remain unchanged in a tensor, with its name, and all tensors.
 
-    In a process of its own, for a constructor may count how often it is called.
+    This runs in a separate process, because a constructor may count its calls.
     """
     torch.manual_seed(seed)
     with _Draws({}) as draws:
@@ -205,7 +205,7 @@ def _step(
 
 @torch.no_grad()
 def _add_up(model: nn.Module, replicas: _Replicas) -> None:
-    """All replicas get the sum of their gradients; those of a sparse embedding as dense ones."""
+    """Give all replicas the sum of their gradients; those of a sparse embedding become dense."""
     params = list(model.parameters())
     grads = [p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for p in params]
     for p, *same in zip(params, *replicas.gathered([None if g is None else g.detach() for g in grads]), strict=True):
@@ -215,7 +215,7 @@ def _add_up(model: nn.Module, replicas: _Replicas) -> None:
 
 
 def _optimizer(model: nn.Module, name: str) -> torch.optim.Optimizer:
-    """Tensors of two or more dims decay, gains and biases do not: the rule that the README states."""
+    """Weight decay for tensors of two or more dims, and none for gains and biases: the rule in the README."""
     mine = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in mine if p.ndim >= 2], "weight_decay": 0.1},
@@ -245,9 +245,9 @@ def _kept(tensors: Mapping[str, Tensor]) -> Named:
 
 
 def unlike(start: Mapping[str, Tensor], built: Mapping[str, Tensor]) -> list[str]:
-    """Tensors whose numbers at the start are not of the same kind as those of a plain build.
+    """Tensors whose initial numbers are not of the same kind as those of a plain build.
 
-    Constants must be equal; of more than 16 random numbers mean and deviation agree to six standard errors.
+    Constants must be equal; for more than 16 random numbers, mean and deviation must agree to six standard errors.
     """
     out = []
     for name, a in start.items():

@@ -1,4 +1,4 @@
-"""Samples as pure functions of their index, for the oracle and for the run that it judges."""
+"""Samples as pure functions of their index, for the oracle and for the run that is compared with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IGNORED = -100
 def inputs(shapes: Sequence[Sequence[Any]], indices: Sequence[int]) -> tuple[Tensor, ...]:
     """Inputs of the samples ``indices``, one tensor for each of ``shapes``.
 
-    A shape ``[3, 8]`` has random floats. ``["int64", 12]`` has permutations of the eight tokens, one after the other.
+    A shape ``[3, 8]`` has random floats. ``["int64", 12]`` has permutations of the eight tokens, one after another.
     """
     return tuple(torch.stack([_one(s, int(i), place) for i in indices]) for place, s in enumerate(shapes))
 

@@ -13,7 +13,7 @@ from tests.parity.zoo.layouts import SAMPLES
 
 
 class Samples(Source):
-    """As many as three batches, so that no two steps are alike."""
+    """A data set of three batches, so that no two steps are equal."""
 
     def __init__(self, shapes: list[Any], classes: int, target: list[int], ignored: bool, split: str) -> None:
         self.shapes, self.classes, self.target, self.ignored = shapes, classes, target, ignored

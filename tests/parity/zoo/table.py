@@ -1,4 +1,4 @@
-"""All models under all layouts, a few at a time, each in a process of its own."""
+"""All models in all layouts, several at a time, each in its own process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Results = dict[str, dict[str, Verdict]]
 
 
 def run(cases: Sequence[Case], layouts: Sequence[str], jobs: int, tell: Callable[[str], None] = print) -> Results:
-    """``jobs`` models at a time. A model that ends its process or outlasts its time loses one cell, not the others."""
+    """Run ``jobs`` models at a time. If a model ends its process or times out, only that cell is lost."""
     found: Results = {c.name: {} for c in cases}
     waiting = [(c, list(layouts)) for c in reversed(cases)]
     live: dict[Connection, tuple[Case, list[str], mp.Process]] = {}

@@ -1,4 +1,4 @@
-"""The judge of the zoo: it sees small errors, and outlives what it judges."""
+"""The judge of the zoo detects small errors, and survives what it judges."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Raises(Net):
 
 
 class Sleeps(Net):
-    """Never comes back from a rank. Inside a module, for what is between them does not run there."""
+    """Never returns from a rank. A hook on a module sleeps, because the code between modules does not run there."""
 
     def extra(self) -> None:
         self.b.register_forward_pre_hook(_sleep)
@@ -46,14 +46,14 @@ def _sleep(*_: object) -> None:
 
 
 class Illegal(Net):
-    """Plain torch cannot train it either."""
+    """Plain torch cannot train this model either."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.d(self.c(self.b(self.a(x)).tanh_().mul_(2)))
 
 
 class Differs(Net):
-    """Computes something else where there are ranks: by one part in a hundred thousand million."""
+    """Computes something else on ranks: the relative difference is 1e-11."""
 
     def forward(self, x: Tensor) -> Tensor:
         out = super().forward(x)
@@ -61,7 +61,7 @@ class Differs(Net):
 
 
 class Starts(Net):
-    """Is built otherwise when the launcher builds it."""
+    """Initializes a weight differently when the launcher builds it."""
 
     def extra(self) -> None:
         if any("launcher/parallel" in frame.filename for frame in traceback.extract_stack()):
@@ -83,7 +83,7 @@ class CountsModes(Net):
 
 
 class HandedOutMerged(Net):
-    """Low-rank additions that are merged into a weight as the model is made, and taken out by ``train``."""
+    """Low-rank additions that the constructor merges into a weight and ``train`` removes."""
 
     def extra(self) -> None:
         self.left, self.right = torch.nn.Parameter(torch.ones(D, 1)), torch.nn.Parameter(torch.ones(1, D) / 3)
@@ -135,7 +135,7 @@ def test_a_model_that_never_comes_back_is_a_hang(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_expected_number_is_one_of_plain_torch() -> None:
-    """Three steps of the oracle by hand, for one model of one micro batch."""
+    """One step of the oracle, computed by hand, for one model and one micro batch."""
     torch.manual_seed(0)
     terms = oracle.Terms(replicas=1, micros=1, batch=4, steps=1, samples=4, optim="sgd", clip=1e9)
     x, y = torch.randn(4, D, dtype=torch.float64), torch.tensor([0, 1, -100, 3])

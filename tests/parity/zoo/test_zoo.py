@@ -1,4 +1,4 @@
-"""A sample of the zoo, and every layout in it; ``make test-zoo`` tries all of it."""
+"""A sample of the zoo that includes every layout; ``make test-zoo`` tries all of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLE = {
     "TiedThrice": (CUT, HALVED, CHUNKS), "DetachedInPlace": (STAGES,), "ParameterHook": (WHOLE,),
     "Recursive": (SELECTIVE,), "VmapInside": (SELECTIVE,), "ScriptedGlue": (CUT,), "CompiledModule": ("pp2", REPLICAS),
 }  # fmt: skip
-"""Each way to go wrong, under the layouts that it goes wrong in: stages, split backwards, shards, replicas."""
+"""For each kind of error, models and layouts in which it would occur: stages, split backwards, shards, replicas."""
 
 
 @pytest.mark.parametrize(("name", "layouts"), some(SAMPLE.items()), ids=some(SAMPLE))

@@ -1,4 +1,4 @@
-"""When a collective hangs, what ranks did before is in the run folder."""
+"""When a collective hangs, the run folder has a record of what the ranks did before."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_without_a_run_folder_nothing_is_set():
 
 
 def test_it_is_set_before_the_group_is_made(tmp_path):
-    """Else torch would have no buffer: its size is read when the first group is made."""
+    """Otherwise torch would have no buffer: it reads the size when it makes the first group."""
 
     def work(_: World) -> list[str]:
         dist.all_reduce(torch.ones(3))
@@ -103,7 +103,7 @@ def test_a_failure_that_is_no_hang_leaves_none(tmp_path):
 
 
 def ends_itself(world: World) -> None:
-    """As NCCL's watchdog does, which has written first; rank 1 keeps it waiting."""
+    """Write a record and abort, as NCCL's watchdog does; rank 1 only sleeps."""
     if world.rank == 1:
         time.sleep(600)
     Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{world.rank}").write_bytes(b"dump")

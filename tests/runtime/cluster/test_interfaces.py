@@ -74,7 +74,7 @@ def test_a_name_that_stands_for_no_address_leaves_the_choice_to_gloo() -> None:
 
 
 def test_a_loopback_name_gives_way_to_the_address_that_others_reach() -> None:
-    """One machine can only show this with another address of its own."""
+    """One machine can show this only if it has another address than the loopback."""
     other = next((each for each in interfaces() if not each.loopback and "%" not in each.address), None)
     if other is None:
         pytest.skip("this machine has no interface but the loopback")
@@ -83,7 +83,7 @@ def test_a_loopback_name_gives_way_to_the_address_that_others_reach() -> None:
     network.use(other.address)
     assert env == {GLOO: other.name, NCCL: f"={other.name}"}
 
-    # another node's address is none of ours
+    # another node's address does not belong to this machine
     network = NetworkView(at(), env := {})
     network.use("192.0.2.77")
     assert env == {GLOO: "lo", NCCL: "=lo"}
@@ -94,7 +94,7 @@ def test_a_node_that_listens_is_reached_and_one_that_has_gone_is_not() -> None:
     near.peers = far.peers = peers = (*near.listen(), *far.listen())
     assert near.unreached() == far.unreached() == []
 
-    # a port at which nobody listens any more
+    # a port on which nobody listens any more
     far.close()
     [failed] = near.unreached()
     assert (failed.source, failed.target, failed.why) == (*peers, "Connection refused")

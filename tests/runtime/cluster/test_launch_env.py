@@ -1,4 +1,4 @@
-"""What torchrun and srun say is read with suspicion: every problem at once, whole, and never a traceback."""
+"""The variables of torchrun and srun are validated: every problem is reported at once, and never as a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks read from their store what somebody with the secret of the job has written, and nothing else."""
+"""Ranks accept from their store only what somebody with the secret of the job has written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks send each other: values of declared types, which come back as they were; anything else is refused."""
+"""Messages between ranks are values of declared types, which arrive unchanged; anything else is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LISTENER = Listener(0, "a", "eth0", "10.0.0.1", 7)
 
 
 def same(a: Any, b: Any, where: str = "") -> None:
-    """Equal, of the same types all the way down."""
+    """Assert that both are equal and that all nested types are the same."""
     assert type(a) is type(b), (where, type(a), type(b))
     if dataclasses.is_dataclass(a):
         for f in dataclasses.fields(a):

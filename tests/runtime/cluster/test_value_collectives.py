@@ -1,4 +1,4 @@
-"""Values and tensors between ranks: what arrives is what was sent, and nothing that arrives is unpickled."""
+"""Values and tensors between ranks arrive as they were sent, and nothing that arrives is unpickled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OBJECTS = {
     "recv_object_list",
 }  # fmt: skip
 OWN_CHILDREN = {"runtime/processes/worker.py", "workers.py"}
-"""Pipes without a name, between a process of ours and its own children."""
+"""Unnamed pipes between one of our processes and its own children."""
 
 
 def sent(world: World) -> tuple[Any, ...]:
@@ -42,7 +42,7 @@ def sent(world: World) -> tuple[Any, ...]:
 
 
 def passed_on(rank: int) -> str:
-    """What rank 0 sends to rank 2."""
+    """The value that rank 2 receives from rank 0."""
     if rank == 0:
         collectives.send("from 0", str, 2)
     return str(collectives.recv(str, 0)) if rank == 2 else ""
@@ -62,7 +62,7 @@ def test_each_rank_gets_what_the_others_have_sent_whatever_its_length() -> None:
 
 
 def made(rank: int) -> dict[str, torch.Tensor]:
-    """Tensors of every kind that a model may have, another number of them on each rank."""
+    """Tensors of every kind that a model may have; each rank has a different number of them."""
     base = torch.arange(6).reshape(2, 3) + rank
     every = {
         "strided": base.double().T, "bf16": base.bfloat16(), "fp8": base.to(torch.float8_e4m3fn), "bool": base > 2,
@@ -123,14 +123,14 @@ def test_tensors_of_a_dtype_that_there_is_not_or_cut_short_are_refused() -> None
 
 
 def called(tree: ast.AST) -> set[str]:
-    """Names of functions and attributes that a module mentions, imports among them."""
+    """The names of functions and attributes that a module mentions, including imports."""
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return names | {a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names}
 
 
 def unpickles(tree: ast.AST) -> bool:
-    """Whether a module calls what reads a pickle with nothing that bounds it."""
+    """Whether a module calls something that unpickles without a limit."""
     attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
     pairs = {(n.value.id, n.attr) for n in attributes if isinstance(n.value, ast.Name)}
     imported = {

@@ -1,4 +1,4 @@
-"""A rank started by somebody else finds its place."""
+"""A rank that something else started finds its rank and world size."""
 
 from __future__ import annotations
 

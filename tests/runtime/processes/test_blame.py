@@ -1,4 +1,4 @@
-"""Ranks that waited for each other in vain: is it the network between their nodes?"""
+"""If ranks waited for each other in vain, the error says whether the network between their nodes is to blame."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GONE = RuntimeError("Connection closed by peer [10.0.0.2]:4711")
 
 
 class Asked(NetworkView):
-    """Two nodes of two ranks, whose network answers as it is told."""
+    """Two nodes of two ranks, with a network that reports the given failures."""
 
     def __init__(self, *failed: Unreached) -> None:
         super().__init__(Place(rank=0, size=4, local_rank=0, local_size=2, attempt=0, host="127.0.0.1", port=1), {})

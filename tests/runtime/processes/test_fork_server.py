@@ -1,4 +1,4 @@
-"""Ranks start whatever the process that asks for them has done, and whatever modules of the user's do."""
+"""Ranks start whatever the parent process has done before, and whatever the user's modules do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPOILERS = {
     "threads": "threading.Thread(target=threading.Event().wait, daemon=True).start()",
     "OpenMP's threads": "torch.set_num_threads(2); torch.randn(1 << 20).exp().sum()",
 }
-"""What cannot be forked from, or only by luck."""
+"""State from which a process cannot be forked, or only by luck."""
 
 REQUEST = (
     "model=lm_tiny", "model.dim=16", "data=random_tokens", "data.vocab_size=64", "data.seq_len=8", "train.steps=2",
@@ -59,7 +59,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def own_request(folder: Path, spoiler: str = "", inside: str = "") -> None:
-    """A recipe of a model that runs ``spoiler`` when it is imported, and ``inside`` when it is constructed."""
+    """Write a recipe whose model runs ``spoiler`` when it is imported, and ``inside`` when it is constructed."""
     (folder / "own_net.py").write_text(NET.format(spoiler=spoiler, inside=inside))
     (folder / "r.yaml").write_text(
         "defaults:\n  - override /model: null\n  - override /data: null\n  - override /steps: [train]\n"
@@ -69,7 +69,7 @@ def own_request(folder: Path, spoiler: str = "", inside: str = "") -> None:
 
 
 def python(code: str, folder: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """``code`` as a program of its own in ``folder``."""
+    """Run ``code`` as a separate program in ``folder``."""
     script = folder / "program.py"
     script.write_text(textwrap.dedent(code))
     paths = [str(ROOT), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -204,7 +204,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("how", PROGRAMS)
 def test_a_program_runs_a_job(how, tmp_path):
-    """Its main module is not imported again: it has no ``if __name__`` around what it does."""
+    """Its main module is not imported again, although it has no ``if __name__`` guard."""
     before, call = PROGRAMS[how]
     code = SCRIPT.format(before=before, call=call, request=list(REQUEST), folder=tmp_path)
     done = python(code, tmp_path)
@@ -213,7 +213,7 @@ def test_a_program_runs_a_job(how, tmp_path):
 
 
 def test_a_program_without_a_file_runs_a_job(tmp_path):
-    """As a notebook's kernel has none: its main module cannot be imported anywhere else."""
+    """A notebook's kernel has no file either: its main module cannot be imported in another process."""
     code = textwrap.dedent(SCRIPT.format(before="", call="run()", request=list(REQUEST), folder=tmp_path))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A rank that hangs is named, not one that waited for it; no group waits longer than it was told."""
+"""The error names the rank that hangs, not one that waited for it; no group waits longer than its timeout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ranks import on_ranks
 
 
 def timeouts() -> dict[str, float]:
-    """Of every group that this rank is in, by its description."""
+    """The timeout of every group of this rank, by the group's description."""
     groups = dist.distributed_c10d._world.pg_map
     cpu = torch.device("cpu")
     return {str(g.group_desc): g._get_backend(cpu).options._timeout.total_seconds() for g in groups}
@@ -47,7 +47,7 @@ def test_a_group_made_later_by_somebody_else_is_not_changed():
 
 
 def hanging(how):
-    """Rank 1 hangs; rank 0 waits for it in a group of the two, the others for both."""
+    """Rank 1 hangs; rank 0 waits for it in a group of these two, and the others wait for both."""
 
     def work(world: World) -> None:
         pair = dist.new_group([0, 1])

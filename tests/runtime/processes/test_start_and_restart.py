@@ -1,4 +1,4 @@
-"""What comes back from ranks that do their work."""
+"""What ``run_ranks`` returns from the work of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However the run ends, no rank outlives it."""
+"""No rank outlives the run, however the run ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.ranks import on_ranks
 
 @contextmanager
 def waiting(*how: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A run in a process of its own, and a descriptor for each rank that turns readable when the rank has ended."""
+    """A run in another process, and a descriptor for each rank that becomes readable when the rank has ended."""
     with (
         tempfile.TemporaryDirectory() as tmp,  # a run that is killed leaves its store behind
         python("tests.runtime.waiting", *how, env={"TMPDIR": tmp}, stdout=subprocess.PIPE) as process,

@@ -1,4 +1,4 @@
-"""Why split backwards over level3 are refused: what torch makes of its own ZBV over ``reshard_after_forward``."""
+"""Why split backwards with level3 are refused: what torch's own ZBV does with ``reshard_after_forward``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 from tests.ranks import on_ranks
 
 RANKS, STAGES, MICROS = 2, 4, 4
-"""Ranks of the pipeline; each has as many shards."""
+"""``RANKS`` is the number of pipeline ranks, and also the number of shards of each."""
 V = {"there and back": ScheduleZBVZeroBubble, "in a loop": ScheduleInterleaved1F1B}
 
 
 class Stage(PipelineStage):
-    """torch 2.11 begins with a message to each neighbor, also to the rank itself, which gloo cannot send."""
+    """torch 2.11 first sends a message to each neighbor, also from a rank to itself, which gloo cannot do."""
 
     def _get_init_p2p_neighbors_ops(self):
         return []
@@ -49,12 +49,12 @@ def alone() -> dict[str, torch.Tensor]:
 
 
 def rank_gradients(world, order: str, drop: bool) -> dict[str, torch.Tensor | None]:
-    """Of this rank's stages, whole; ``None`` where there is none. Nothing here is ours."""
+    """The full gradients of this rank's stages; ``None`` where there is none. This uses torch only."""
     mesh = init_device_mesh("cpu", (RANKS, RANKS), mesh_dim_names=("pp", "dp"))
     at, shard = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
     held = (at, STAGES - 1 - at) if order == "there and back" else (at, RANKS + at)
 
-    # sums, not means, of what the shards find
+    # shards sum their gradients and do not average them
     parts = nn.ModuleDict({str(i): part for i, part in enumerate(layers()) if i in held})
     for part in parts.values():
         for module in (*part.children(), part):
@@ -71,7 +71,7 @@ def rank_gradients(world, order: str, drop: bool) -> dict[str, torch.Tensor | No
     last = {"target": y, "losses": []} if STAGES - 1 in held else {}
     schedule.step(*([x] if 0 in held else []), **last)
 
-    # every rank asks for all, so that none waits
+    # every rank calls full_tensor for all, so that none waits
     found = {name: p.grad for name, p in parts.named_parameters()}
     return {name: g.full_tensor() if isinstance(g, DTensor) else g for name, g in found.items()}
 
@@ -82,7 +82,7 @@ def rank_gradients(world, order: str, drop: bool) -> dict[str, torch.Tensor | No
     ids=["ZBV", "1F1B that drops weights", "ZBV that drops weights"],
 )
 def test_torch_loses_gradients_of_split_backwards_in_silence_where_weights_are_dropped(order, drop, right):
-    """Once the last case fails, this torch does it right: the refusal (``plan/settings/hsdp.py``) could go for it."""
+    """If the last case fails, this torch is correct, and the refusal in ``plan/settings/hsdp.py`` can be removed."""
     want = alone()
     ranks = on_ranks(RANKS * RANKS, rank_gradients, order, drop)
     close = [g is not None and torch.allclose(g, want[name], rtol=1e-10) for r in ranks for name, g in r.items()]

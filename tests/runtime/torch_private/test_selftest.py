@@ -1,4 +1,4 @@
-"""A torch that lacks what we build on is named at once."""
+"""If torch lacks something that we build on, the error names it at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples are read where, counted by a reader that writes down every one, on real ranks."""
+"""Which samples each rank reads, counted on real ranks by a reader that records every sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH, HELD_OUT = 8, 11
 
 
 class Counting:
-    """Sample ``i`` is made of the number ``i``; ``read`` is every one that was read, under what was read of it."""
+    """Sample ``i`` consists of the number ``i``; ``read`` records each read, with the kind of what was read."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -41,7 +41,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank read for a training step, and the samples that it then had; and of the held-out ones."""
+    """What one rank read for a training step, the samples that it then had, and its held-out samples."""
 
     read: list[tuple[str, int]]
     inputs: list[int]

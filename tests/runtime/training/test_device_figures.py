@@ -1,4 +1,4 @@
-"""What a step says of its device: nothing that is not known."""
+"""What a step reports about its device: nothing that is unknown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_device_is_known_by_the_name_that_torch_tells(device: str, tera: float
     ["cpu", "NVIDIA A10G", "NVIDIA L40", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "Tesla T4"],
 )
 def test_a_device_that_is_like_a_known_one_is_not_known(device: str) -> None:
-    """T4: half precision, but no bf16."""
+    """The T4 supports half precision, but not bf16."""
     assert peak_flops(device, "bfloat16") is None
 
 

@@ -1,4 +1,4 @@
-"""The first step of a compiled model: ranks wait for its compilation, and for nothing else, longer than usual."""
+"""In the first step of a compiled model, ranks wait longer than usual for compilation, and for nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYOUTS = {
 
 
 def slow(world: World, j: Any, plan: Any, late: bool) -> str:
-    """Rank 0 takes its time when it compiles for the first time or, ``late``, before the second step."""
+    """Rank 0 is slow when it compiles for the first time or, if ``late``, before the second step."""
     from torch._dynamo.callback import callback_handler
 
     waits = [SLOW_S] if world.rank == 0 else []
@@ -73,7 +73,7 @@ def test_they_wait_no_longer_than_was_said() -> None:
 
 def test_what_is_compiled_is_kept_below_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(FOLDER, default_cache_dir())  # torch writes it there itself
+    monkeypatch.setenv(FOLDER, default_cache_dir())  # torch itself sets this variable
     keep_compiled()
     folder = tmp_path / "launcher" / "compile"
     assert os.environ[FOLDER] == str(folder)

@@ -1,4 +1,4 @@
-"""Metrics survive a kill and go on where the run goes on."""
+"""Metrics survive a kill and continue when the run is resumed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_table_has_a_column_for_every_key(tmp_path):
 
 
 def test_a_file_that_may_not_grow_says_how_long_it_would_be(tmp_path):
-    """The rows that do not fit are fewer bytes than ``ulimit -f`` allows for the whole file."""
+    """The rows that do not fit have fewer bytes than ``ulimit -f`` allows for the full file."""
     path, before = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     with Metrics(path) as metrics:
         metrics.write({"step": 1, "loss": 1.0})

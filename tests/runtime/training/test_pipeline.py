@@ -1,4 +1,4 @@
-"""Training steps and evaluations side by side: neither disturbs the other."""
+"""Training steps and evaluations in turn do not affect each other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def evaluate(j, par, pipe) -> float:
 
 
 def images(parallel: dict[str, Any]) -> Any:
-    """A small network with BatchNorm, whose evaluation differs from its training."""
+    """A small network with BatchNorm, which behaves differently in evaluation than in training."""
     return own("nets.Normed", [2, 6, 6], stages=2, train__batch_size=8, parallel=parallel)
 
 

@@ -1,4 +1,4 @@
-"""The console shows how far a run is."""
+"""The console shows the progress of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.runtime.training.progress import PlainProgress, SilentProgress, pr
 
 
 class Clock:
-    """Seconds, moved by hand."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -81,7 +81,7 @@ def test_off_says_nothing():
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """A real terminal of 100 columns: what is written to it, and a way to read what arrived."""
+    """A real terminal of 100 columns: a file to write to, and a function that reads what arrived."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     there, here = os.openpty()

@@ -1,4 +1,4 @@
-"""What each rank's own work takes: time that it waits for others is not its own."""
+"""The time of each rank's own work, without the time that it waits for others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW_S = 0.2
 
 
 def _step(world: World, slow: int) -> list[float]:
-    """Two steps of a message, a collective and one that is waited for later; one rank sleeps before each."""
+    """Two steps with a message, a collective and an asynchronous one; one rank sleeps before each of them."""
     times = RankTimes(world.rank, world.size)
     for _ in range(2):
         times.begin()
@@ -33,7 +33,7 @@ def _step(world: World, slow: int) -> list[float]:
             dist.recv(x, 0)
         times.arrived()
     mine = times.share()
-    assert times.share().tolist() == [0, 0]  # nothing since
+    assert times.share().tolist() == [0, 0]  # no step since the last call
     dist.all_reduce(mine)
     found: list[float] = mine.tolist()
     return found
@@ -56,7 +56,7 @@ def test_a_step_that_nobody_began_is_none():
 
 
 def _beside(world: World) -> float:
-    """The other thread waits; this one does not."""
+    """Another thread waits, but this one does not."""
     selftest.seconds()
     group = dist.new_group()
     x = torch.ones(1)

@@ -1,4 +1,4 @@
-"""Copies that a thread writes are those of the moment at which they were asked for."""
+"""A thread writes copies of the values at the moment of the request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_next_copy_of_a_name_uses_the_memory_of_the_last():
 
 
 def test_memory_is_not_pinned_for_what_is_on_the_cpu():
-    """Nor does the thread wait for a device then."""
+    """The thread does not wait for a device in this case either."""
 
     def act(saver: Saver) -> None:
         assert not saver.host("t", torch.zeros(3)).is_pinned()

@@ -1,4 +1,4 @@
-"""The models, by what is odd about them; plain torch, nothing of the project."""
+"""The models, by what is odd about them: plain torch, without imports of the project's code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEEDS = {"theirs": "transformers"}
 
 def load() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit.script is on its way out, and people use it
+        warnings.simplefilter("ignore")  # torch.jit.script is deprecated but still in use
         for theme in THEMES:
             import_module(f"{__name__}.{theme}")
         for theme, package in NEEDS.items():

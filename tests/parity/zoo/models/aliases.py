@@ -32,7 +32,7 @@ class ViewChanged(Net):
 
 @odd(*ABCD)
 class BaseChangedAcross(Net):
-    """A view of an early value; its base is changed by what a late module says."""
+    """A view of an early value, whose base is changed by a late module's result."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x) * 1.0
@@ -55,7 +55,7 @@ class ViewChangedAcross(Net):
 
 @odd(*ABCD)
 class InplaceRelu(Net):
-    """ReLU in place on what was received."""
+    """ReLU in place on a value from another stage."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.b(self.a(x)) * 1.0, inplace=True)
@@ -75,7 +75,7 @@ class AddsInPlace(Net):
 
 @odd(*ABCD)
 class AddsBesideClone(Net):
-    """``x += y`` where y is made of a clone of something else."""
+    """``x += y`` where y is computed from a clone of something else."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x) * 1.0

@@ -1,4 +1,4 @@
-"""Architectures that are common, as people write them."""
+"""Common architectures, as people write them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.parity.zoo.case import D, block, image, odd, sequence, tokens
 
 @image("down1", "down2", "mid", "up2", "up1", "head")
 class UNet(nn.Module):
-    """Skips joined by cat, over max pooling and transposed convolutions."""
+    """Skips joined by cat, with max pooling and transposed convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Encoder(nn.Module):
 
 @sequence("inp", "attn", "cross", "head")
 class Attention(nn.Module):
-    """MultiheadAttention to itself and across, with its weights used."""
+    """MultiheadAttention as self- and cross-attention, with its attention weights used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Einsum(nn.Module):
 
 @sequence("inp", "mid", "head")
 class Scan(nn.Module):
-    """A state space scan in the glue, with its rates on the root."""
+    """A state space scan in the glue, with its rates as a root parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Variational(nn.Module):
 
 @odd("online.0", "online.1", "predict", "target.0", "target.1", "head")
 class Byol(nn.Module):
-    """An online and a target network under no_grad, whose likeness the head is given."""
+    """An online network, and a target under no_grad whose similarity the head uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class Byol(nn.Module):
 
 @sequence("proj", "code", "mid", "head")
 class VectorQuantized(nn.Module):
-    """The nearest of eight codes, straight through."""
+    """The nearest of eight codes, with a straight-through gradient."""
 
     def __init__(self) -> None:
         super().__init__()

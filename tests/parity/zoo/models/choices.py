@@ -1,4 +1,4 @@
-"""Ways through a model that data, chance or the step decide."""
+"""Models whose path depends on data, a count of calls, or the mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.parity.zoo.case import ABCD, D, Net, block, odd, sequence
 
 
 class _Experts(nn.Module):
-    """``top`` of four experts a token, the rest idle; ``bias`` pushes tokens to the first."""
+    """``top`` of four experts per token, the others idle; ``bias`` pushes tokens to the first."""
 
     def __init__(self, top: int, bias: float = 0.0) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class _Mixed(Net):
 
 @odd("a", "moe", "c", "d")
 class Top1(_Mixed):
-    """Experts in a module, one a token."""
+    """Experts in a module, one per token."""
 
 
 @odd("a", "moe", "c", "d")
 class Top2(_Mixed):
-    """Experts, two a token."""
+    """Experts, two per token."""
 
     top = 2
 
@@ -112,7 +112,7 @@ class _IfInside(nn.Module):
 
 @odd("a", "choice", "c", "d")
 class IfInModule(Net):
-    """A module that picks a branch by its input's sum."""
+    """A module that chooses a branch by the sum of its input."""
 
     def extra(self) -> None:
         self.choice = _IfInside()
@@ -124,7 +124,7 @@ class IfInModule(Net):
 
 @odd(*ABCD)
 class IfInGlue(Net):
-    """The glue picks a branch by a value of the first block."""
+    """The glue chooses a branch by a value of the first block."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -155,7 +155,7 @@ class _Drops(nn.Module):
 
 @odd("a", "drops", "c", "d")
 class LayerDrop(Net):
-    """A residual block is left out at every third call, decided inside."""
+    """A module leaves out its residual block at every third call."""
 
     def extra(self) -> None:
         self.drops = _Drops()
@@ -167,7 +167,7 @@ class LayerDrop(Net):
 
 @odd(*ABCD)
 class LayerDropInGlue(Net):
-    """The same decided in the glue, by a counter of the root."""
+    """The glue leaves out a residual block at every third call, by a counter of the root."""
 
     def extra(self) -> None:
         self.calls = 0
@@ -182,7 +182,7 @@ class LayerDropInGlue(Net):
 
 @odd(*ABCD)
 class EarlyExit(Net):
-    """The model returns early when it is sure enough, as it never is."""
+    """The model returns early above a threshold that no value reaches."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
@@ -208,7 +208,7 @@ class _Fixpoint(nn.Module):
 
 @odd("a", "fix", "c", "d")
 class Equilibrium(Net):
-    """A deep equilibrium: as many iterations as it takes."""
+    """A deep equilibrium: a module iterates until it converges."""
 
     def extra(self) -> None:
         self.fix = _Fixpoint()
@@ -245,7 +245,7 @@ class Recursive(Net):
 
 @odd(*ABCD)
 class LoopByItem(Net):
-    """The glue loops as often as a value says."""
+    """The number of loops in the glue depends on a value."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -256,7 +256,7 @@ class LoopByItem(Net):
 
 @odd(*ABCD)
 class MaskedSelect(Net):
-    """A boolean selection, whose size the data decides, is put back."""
+    """A boolean selection, whose size depends on the data, is added to the result."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
@@ -266,7 +266,7 @@ class MaskedSelect(Net):
 
 @odd(*ABCD)
 class Where(Net):
-    """A choice by torch.where, which is no branch."""
+    """A choice by torch.where, which is not a branch."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)

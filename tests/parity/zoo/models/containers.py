@@ -1,4 +1,4 @@
-"""How modules are held, named and called."""
+"""How modules are stored, named and called."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NestedSequential(nn.Module):
 
 @odd("0", "1", "2", "3")
 class IsSequential(nn.Sequential):
-    """The root is a Sequential itself."""
+    """The root itself is a Sequential."""
 
     def __init__(self) -> None:
         super().__init__(block(), block(), block(), nn.Linear(D, D))
@@ -81,7 +81,7 @@ class WrappedForward(Net):
 
 @odd(*ABCD)
 class WrappedInside(Net):
-    """The same on a layer within a block."""
+    """``forward`` is replaced on a layer within a block."""
 
     def extra(self) -> None:
         layer = self.c[0]
@@ -159,7 +159,7 @@ class _Passes(nn.Module):
 
 @odd(*ABCD)
 class PassesAttributes(Net):
-    """A wrapper that passes unknown attributes to what it wraps."""
+    """A wrapper that passes unknown attributes to the module inside."""
 
     def extra(self) -> None:
         self.b = _Passes(nn.Linear(D, D))
@@ -171,7 +171,7 @@ class PassesAttributes(Net):
 
 @odd(*ABCD)
 class Methods(Net):
-    """Blocks are called by other methods than forward."""
+    """Blocks are called by other methods than ``__call__``."""
 
     def features(self, x: Tensor) -> Tensor:
         return self.b.forward(self.a.forward(x))
@@ -182,7 +182,7 @@ class Methods(Net):
 
 @odd("inner.a", "inner.b", "inner.c", "inner.d")
 class Wrapped(nn.Module):
-    """The whole model is one module of the root, and is asked by a method."""
+    """The full model is one module of the root, which calls a method of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class Closures(Net):
 
 @odd(*ABCD)
 class AddedLate(Net):
-    """A module is replaced and one is added after construction of the rest, in another order than of the calls."""
+    """A module is registered again and one is added, so their order differs from that of the calls."""
 
     def extra(self) -> None:
         a = self.a
@@ -231,7 +231,7 @@ class _Holder:
 
 @odd(*ABCD)
 class HeldElsewhere(Net):
-    """A block is called through an object that is no module."""
+    """A block is called through an object that is not a module."""
 
     def extra(self) -> None:
         self.holder = _Holder(self.b)
@@ -242,7 +242,7 @@ class HeldElsewhere(Net):
 
 @odd("a", "parts.0", "parts.1", "parts.2", "d")
 class Iterated(nn.Module):
-    """A ModuleList walked in reverse, with an index in the sum."""
+    """A ModuleList run by index, each block scaled by its number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class Iterated(nn.Module):
 
 @odd(*ABCD)
 class ApplyInit(Net):
-    """Initialized by ``apply`` and by hand under no_grad."""
+    """Initialized by ``apply`` and by a copy under no_grad."""
 
     def extra(self) -> None:
         self.apply(self._start)

@@ -1,4 +1,4 @@
-"""Tables of tokens and of places."""
+"""Tables of tokens and of positions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.parity.zoo.models.ties import LM, Lm
 
 @tokens(*LM)
 class MaxNorm(Lm):
-    """An embedding that shortens its rows in the forward."""
+    """An embedding that scales its rows to a maximal norm in the forward."""
 
     def extra(self) -> None:
         self.embed = nn.Embedding(8, D, max_norm=1.0)
@@ -28,7 +28,7 @@ class SparseEmbedding(Lm):
 
 @tokens(*LM)
 class ByFrequency(Lm):
-    """An embedding whose gradients are divided by how often a token comes in a micro batch."""
+    """An embedding whose gradients are divided by the token's frequency in a micro batch."""
 
     def extra(self) -> None:
         self.embed = nn.Embedding(8, D, scale_grad_by_freq=True)
@@ -56,7 +56,7 @@ class Bag(Lm):
 
 @tokens(*LM)
 class RootPositions(Lm):
-    """A table of places is a parameter of the root."""
+    """A table of positions is a parameter of the root."""
 
     def extra(self) -> None:
         self.places = nn.Parameter(torch.randn(6, D) / 5)
@@ -67,7 +67,7 @@ class RootPositions(Lm):
 
 @tokens("embed", "places", "a", "b", "head")
 class PositionsByNumber(Lm):
-    """Places are looked up by an arange in the glue, with a causal mask made in the glue."""
+    """Positions are looked up by an arange in the glue, with a causal mask made in the glue."""
 
     def extra(self) -> None:
         self.places = nn.Embedding(8, D)
@@ -82,7 +82,7 @@ class PositionsByNumber(Lm):
 
 @tokens(*LM)
 class Rotary(Lm):
-    """Rotary angles as buffers that are not saved."""
+    """Rotary angles as non-persistent buffers."""
 
     def extra(self) -> None:
         angle = torch.outer(torch.arange(6.0), torch.tensor([1.0, 0.3, 0.1, 0.03]))
@@ -112,12 +112,12 @@ class OneHot(Lm):
 
 @tokens(*LM, ignored=True)
 class IgnoredTargets(Lm):
-    """A third of the targets are -100, in some samples all."""
+    """A third of the targets are -100, and all of them in some samples."""
 
 
 @tokens(*LM, ignored=True, optim="adamw")
 class IgnoredTied(Lm):
-    """The same with a tied head, under AdamW."""
+    """A third of the targets are -100, with a tied head, under AdamW."""
 
     def extra(self) -> None:
         self.head.weight = self.embed.weight
@@ -125,7 +125,7 @@ class IgnoredTied(Lm):
 
 @tokens(*LM)
 class PaddedTied(Lm):
-    """A padding token's row gets no gradient as an embedding, but one as a head."""
+    """A padding token's row gets no gradient as an embedding, but gets one as a head."""
 
     def extra(self) -> None:
         self.embed = nn.Embedding(8, D, padding_idx=0)

@@ -42,7 +42,7 @@ class CheckpointReentrant(CheckpointInside):
 
 @odd(*ABCD)
 class CheckpointModule(Net):
-    """One block is recomputed, from the glue."""
+    """One block is recomputed by the glue."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -111,7 +111,7 @@ class FunctionalCall(Net):
 
 @odd(*ABCD)
 class TorchFunctions(Net):
-    """Glue of many kinds of calls: methods, operators, out of torch, keyword dims, star arguments."""
+    """Many kinds of calls in the glue: methods, operators, torch functions, keyword dims."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -125,7 +125,7 @@ class TorchFunctions(Net):
 
 @odd(*ABCD)
 class ToNumpyShape(Net):
-    """Sizes taken as numbers and used in new tensors."""
+    """Sizes are read as numbers and used in new tensors."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -147,7 +147,7 @@ class DtypeInside(Net):
 
 @odd(*ABCD)
 class DefaultDevice(Net):
-    """New tensors say their device and dtype by those of a weight."""
+    """New tensors get their device and dtype from a weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         w = self.a[0].weight
@@ -158,7 +158,7 @@ class DefaultDevice(Net):
 
 @odd(*ABCD)
 class TryExcept(Net):
-    """Glue that tries one way and takes another when that fails."""
+    """The glue tries one way and takes another one if that fails."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -171,7 +171,7 @@ class TryExcept(Net):
 
 @odd(*ABCD)
 class RequiresGradInput(Net):
-    """The glue asks whether a gradient is needed, and requires one of the input."""
+    """The glue checks whether a gradient is needed, and requires one for the input."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.requires_grad_() if not x.requires_grad else x

@@ -1,4 +1,4 @@
-"""Values that take unusual ways through the glue: masks, sorts, contexts, generators, loops."""
+"""Values with unusual paths through the glue: masks, sorts, contexts, generators, loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MaskAssigned(Net):
 
 @odd(*ABCD)
 class MaskFilled(Net):
-    """A mask of an early stage fills a late one's value in place."""
+    """A mask from an early stage fills a value of a late stage in place."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -40,7 +40,7 @@ class MaskFilled(Net):
 
 @odd(*ABCD)
 class Sorted(Net):
-    """Values are sorted early, and put back in their order late."""
+    """Values are sorted early and restored to their order late."""
 
     def forward(self, x: Tensor) -> Tensor:
         h, order = self.a(x).sort(dim=1)
@@ -50,7 +50,7 @@ class Sorted(Net):
 
 @odd(*ABCD)
 class IndexPut(Net):
-    """index_add_ and index_put_ with places from a buffer."""
+    """index_add_ and index_put_ with indices from a buffer."""
 
     def extra(self) -> None:
         self.register_buffer("places", torch.tensor([1, 1, 3]))
@@ -64,7 +64,7 @@ class IndexPut(Net):
 
 @odd(*ABCD)
 class OutVariant(Net):
-    """``torch.add(..., out=)`` under no_grad into a table of the forward."""
+    """``torch.add(..., out=)`` under no_grad into a new tensor."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
@@ -76,7 +76,7 @@ class OutVariant(Net):
 
 @odd(*ABCD)
 class DetachedInPlace(Net):
-    """``h.detach_()`` cuts the way back."""
+    """``h.detach_()`` stops the gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x)) * 1.0
@@ -96,7 +96,7 @@ class RetainsGrad(Net):
 
 @odd(*ABCD)
 class SavedHooks(Net):
-    """What autograd saves of two blocks is rounded, by hooks in the glue."""
+    """Hooks in the glue round what autograd saves in two blocks."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -118,7 +118,7 @@ class _Rounds(nn.Module):
 
 @odd(*ABCD)
 class SavedHooksInside(Net):
-    """The same within a module."""
+    """Hooks within a module round what autograd saves."""
 
     def extra(self) -> None:
         self.b = _Rounds()
@@ -126,7 +126,7 @@ class SavedHooksInside(Net):
 
 @odd(*ABCD)
 class ReadsGradient(Net):
-    """The glue looks at the gradient that the backwards so far have left on a weight."""
+    """The glue reads the gradient that earlier backwards have left on a weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
@@ -146,7 +146,7 @@ class SavedOnCpu(Net):
 
 @sequence("a", "b", "c", "d")
 class SdpaKernel(Net):
-    """Attention in the glue under a context that picks its kernel."""
+    """Attention in the glue under a context that chooses its kernel."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k = self.a(x), self.b(x)
@@ -157,7 +157,7 @@ class SdpaKernel(Net):
 
 @odd(*ABCD)
 class SeedsItself(Net):
-    """Noise from torch's own stream, which the forward seeds, and puts back."""
+    """Noise from torch's own stream, which the forward seeds and restores."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]):
@@ -194,7 +194,7 @@ class DefaultDtype(Net):
 
 @odd(*ABCD)
 class FromNumpy(Net):
-    """A table in numpy is made a tensor in the forward."""
+    """A numpy table is converted to a tensor in the forward."""
 
     def extra(self) -> None:
         self.table = np.linspace(0, 1, D)
@@ -206,7 +206,7 @@ class FromNumpy(Net):
 
 @odd(*ABCD)
 class Generators(Net):
-    """Blocks come from a generator, values go through reduce and zip."""
+    """Blocks come from a generator, and values pass through reduce and zip."""
 
     def blocks(self) -> Iterator[nn.Module]:
         yield from (self.a, self.b, self.c)
@@ -218,7 +218,7 @@ class Generators(Net):
 
 @odd(*ABCD)
 class Slices(Net):
-    """Parts of one value go through different blocks, and meet in place."""
+    """Parts of one value go through different blocks and are added in place."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x).clone()
@@ -230,7 +230,7 @@ class Slices(Net):
 
 @odd(*ABCD)
 class OutputIsView(Net):
-    """The logits are a view of something longer, whose rest was changed."""
+    """The logits are a view of a longer tensor, the rest of which was changed."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.cat([self.d(self.c(self.b(self.a(x)))), x], 1)
@@ -252,7 +252,7 @@ class KeepsTimes(Net):
 
 @odd(*ABCD)
 class GradientScaled(Net):
-    """A hook on a value between two stages, set by the glue, counts on what has come from both its users."""
+    """A hook that the glue puts on a value between stages needs the gradients of both its users."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -263,7 +263,7 @@ class GradientScaled(Net):
 
 @odd(*ABCD)
 class BatchCentered(Net):
-    """The mean over the micro batch is taken off, between the blocks."""
+    """The mean over the micro batch is subtracted between the blocks."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
@@ -283,7 +283,7 @@ class _PreBackward(nn.Module):
 
 @odd(*ABCD)
 class BackwardPreHook(Net):
-    """A hook before a block's backward halves what comes."""
+    """A hook before a block's backward halves the incoming gradient."""
 
     def extra(self) -> None:
         self.b = _PreBackward()
@@ -299,7 +299,7 @@ class Traced(Net):
 
 @odd(*ABCD)
 class StatefulLstm(Net):
-    """An LSTM's state of one block starts another block's."""
+    """The final state of one LSTM is the initial state of another."""
 
     def extra(self) -> None:
         self.b, self.c = (nn.LSTM(D, D, batch_first=True) for _ in range(2))
@@ -312,7 +312,7 @@ class StatefulLstm(Net):
 
 @odd(*ABCD)
 class NumbersOfWeights(Net):
-    """The glue asks a late block for its sizes and dtype at the start."""
+    """The glue reads sizes and the dtype of late blocks at the start."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = x.to(self.d.weight.dtype) / self.d.in_features**0.5
@@ -321,7 +321,7 @@ class NumbersOfWeights(Net):
 
 
 class _Asking(nn.Module):
-    """Doubles what it returns where a tensor that it computes from its input is not contiguous."""
+    """Doubles its result if a tensor that it computes from its input is not contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,7 +334,7 @@ class _Asking(nn.Module):
 
 @odd(*ABCD)
 class ColumnsFirst(Net):
-    """A block asks how a tensor that it computes from a transposed input lies in memory."""
+    """A block checks the strides of a tensor that it computes from a transposed input."""
 
     def extra(self) -> None:
         self.c = _Asking()
@@ -346,7 +346,7 @@ class ColumnsFirst(Net):
 
 @odd(*ABCD)
 class EverySecond(Net):
-    """A block asks how its input lies in memory, which has gaps."""
+    """A block checks the strides of its input, which has gaps."""
 
     def extra(self) -> None:
         self.c = _Asking()

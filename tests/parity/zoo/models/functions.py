@@ -1,4 +1,4 @@
-"""Autograd functions of the user's own, in the glue and in modules."""
+"""A user's own autograd functions, in the glue and in modules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Mix(Function):
 
 @odd(*ABCD)
 class GradientReversal(Net):
-    """A gradient turned round in the glue."""
+    """A gradient is reversed in the glue."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
@@ -55,7 +55,7 @@ class GradientReversal(Net):
 
 @odd(*ABCD)
 class StraightThrough(Net):
-    """Rounding whose gradient is that of the identity, in the glue."""
+    """Rounding with the gradient of the identity, in the glue."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.d(_Round.apply(self.c(_Round.apply(self.b(self.a(x))))))
@@ -63,7 +63,7 @@ class StraightThrough(Net):
 
 @odd(*ABCD)
 class TwoInTwoOut(Net):
-    """A function of two tensors of two stages, with wrong gradients on purpose."""
+    """A function of two tensors from two stages, with wrong gradients on purpose."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -78,7 +78,7 @@ class _Quantized(nn.Linear):
 
 @odd("a", "q", "c", "d")
 class QuantizedWeights(Net):
-    """A layer that rounds its weights, straight through, inside."""
+    """A layer that rounds its weights inside, with a straight-through gradient."""
 
     def extra(self) -> None:
         self.q = _Quantized(D, D)
@@ -90,7 +90,7 @@ class QuantizedWeights(Net):
 
 @odd(*ABCD)
 class DetachTrick(Net):
-    """Straight-through by ``x + (y - x).detach()`` in the glue."""
+    """A straight-through gradient by ``x + (y - x).detach()`` in the glue."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
@@ -100,7 +100,7 @@ class DetachTrick(Net):
 
 @odd(*ABCD)
 class GumbelHard(Net):
-    """A hard choice, straight through a softmax."""
+    """A hard choice with the gradient of a softmax."""
 
     def forward(self, x: Tensor) -> Tensor:
         soft = self.b(self.a(x)).mul(3).softmax(-1)
@@ -110,7 +110,7 @@ class GumbelHard(Net):
 
 @odd(*ABCD)
 class GradInForward(Net):
-    """torch.autograd.grad within the forward: a penalty on the input's gradient."""
+    """torch.autograd.grad within the forward: the gradient is added to a block's output."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)

@@ -10,12 +10,12 @@ from tests.parity.zoo.case import ABCD, Net, odd
 
 @odd(*ABCD)
 class Plain(Net):
-    """Four blocks in a row: what must always work."""
+    """Four blocks in a row: this must always work."""
 
 
 @odd(*ABCD, optim="adamw")
 class PlainAdam(Net):
-    """The same under AdamW."""
+    """Four blocks in a row, under AdamW."""
 
 
 @odd(*ABCD)
@@ -100,7 +100,7 @@ class InferenceMode(Net):
 
 @odd(*ABCD)
 class Autocast(Net):
-    """Two blocks in bfloat16, of one stage and another."""
+    """Three blocks under autocast to bfloat16, over a stage boundary."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

@@ -27,7 +27,7 @@ class RootPreHook(Net):
 
 @odd(*ABCD)
 class RootBackwardHook(Net):
-    """A full backward hook on the root that only looks."""
+    """A full backward hook on the root that only counts."""
 
     def extra(self) -> None:
         self.seen = 0
@@ -57,7 +57,7 @@ class InnerBackwardHook(Net):
 
 @odd(*ABCD)
 class TensorHook(Net):
-    """Hooks on tensors of the glue scale gradients."""
+    """Hooks on tensors of the glue change gradients."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -78,7 +78,7 @@ class ParameterHook(Net):
 
 @odd(*ABCD)
 class MaskedGradient(Net):
-    """A hook on a weight keeps one half of its rows from being trained, as for new tokens of an embedding."""
+    """A hook on a weight masks the gradient of half of its rows, as for new tokens of an embedding."""
 
     def extra(self) -> None:
         self.d.weight.register_hook(self._mask)
@@ -92,7 +92,7 @@ class MaskedGradient(Net):
 
 @odd(*ABCD)
 class PostAccumulateHook(Net):
-    """A hook after accumulation that clamps what has come so far."""
+    """A hook after accumulation clamps the gradient so far."""
 
     def extra(self) -> None:
         self.c[0].weight.register_post_accumulate_grad_hook(self._clamp)

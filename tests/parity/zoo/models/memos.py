@@ -1,4 +1,4 @@
-"""Lists, dictionaries and objects of the forward that its modules write into."""
+"""Lists, dictionaries and objects of the forward that its modules change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Updates(nn.Module):
 
 @odd(*ABCD)
 class UpdatedDataclass(Net):
-    """Modules change a dataclass, and hand it on."""
+    """Modules change a dataclass and pass it on."""
 
     def extra(self) -> None:
         self.b, self.c = _Updates(), _Updates()
@@ -77,7 +77,7 @@ class _Collects(nn.Module):
 
 @odd(*ABCD)
 class CollectedLosses(Net):
-    """Modules append what they lose to a list of the forward, whose sum is taken at the end."""
+    """Modules append their losses to a list of the forward, which are summed at the end."""
 
     def extra(self) -> None:
         self.b, self.c = _Collects(), _Collects()
@@ -101,7 +101,7 @@ class _Notes(nn.Module):
 
 @odd(*ABCD)
 class NotedMean(Net):
-    """Modules note a value in a dictionary, which is read with a default."""
+    """Modules write a value into a dictionary, which is read with a default."""
 
     def extra(self) -> None:
         self.b, self.c = _Notes(), _Notes()

@@ -10,7 +10,7 @@ from tests.parity.zoo.case import Net, block, odd
 
 @odd("a", "self", "c", "d")
 class CalledSelf(Net):
-    """A module is called ``self``."""
+    """A module is named ``self``."""
 
     def extra(self) -> None:
         self.add_module("self", self.b)
@@ -22,7 +22,7 @@ class CalledSelf(Net):
 
 @odd("torch", "getattr", "given_0", "None_")
 class CalledAsTorch(nn.Module):
-    """Modules and buffers are called as functions and keywords of the code between them."""
+    """Modules and buffers are named like functions and keywords of the code between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class KeywordsAsArguments(Net):
 
 @odd("by.fi", "by.\ufb01", "by.x+y", "d")
 class OneLetterTwice(Net):
-    """Two keys that Python reads as one name, and one that is none."""
+    """Two keys that Python reads as one name, and one that is not a name."""
 
     def extra(self) -> None:
         self.by = nn.ModuleDict({"fi": self.a, "\ufb01": self.b, "x+y": self.c})

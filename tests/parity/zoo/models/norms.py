@@ -74,7 +74,7 @@ class GroupAndInstance(nn.Module):
 
 @odd(*ABCD)
 class WeightNorm(Net):
-    """Weight norm of the old kind, by a pre-forward hook."""
+    """The old weight norm, by a pre-forward hook."""
 
     def extra(self) -> None:
         self.b, self.d = weight_norm(nn.Linear(D, D)), weight_norm(nn.Linear(D, D), dim=None)
@@ -142,7 +142,7 @@ class WeightStandardized(Net):
 
 @odd("a", "n", "c", "d")
 class NormInGlue(Net):
-    """The glue calls the function of batch norm on a module's statistics."""
+    """The glue calls torch's batch norm function with a module's statistics."""
 
     def extra(self) -> None:
         self.n, self.b = nn.BatchNorm1d(D), block()
@@ -155,7 +155,7 @@ class NormInGlue(Net):
 
 @odd(*ABCD)
 class RmsNormByHand(Net):
-    """RMS norm by hand, with a root parameter used on two stages."""
+    """RMS norm in the glue, with a root parameter used on two stages."""
 
     def extra(self) -> None:
         self.gain = nn.Parameter(torch.ones(D))

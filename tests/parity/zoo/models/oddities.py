@@ -30,7 +30,7 @@ class OddNames(nn.Module):
 
 @odd("weight", "bias", "module", "stage")
 class NamedLikeTensors(nn.Module):
-    """Modules are called weight, bias, module and stage."""
+    """Modules are named weight, bias, module and stage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Falsy(nn.Module):
 
 @odd("a", "falsy", "c", "d")
 class FalsyModule(Net):
-    """A module whose length is 0, and which the glue asks for being none."""
+    """A module of length 0; the glue checks that it is not None."""
 
     def extra(self) -> None:
         self.falsy = _Falsy()
@@ -174,7 +174,7 @@ class FlatOutput(Net):
 
 @odd(*ABCD, target=(2,), classes=4)
 class TwoTargets(Net):
-    """Two classifications a sample, of four classes each."""
+    """Two classifications per sample, each of four classes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).unflatten(-1, (2, 4))
@@ -192,7 +192,7 @@ class MixtureOfLogits(Net):
 
 @odd("a.0", "a.1.0", "a.1.1", "d")
 class Ragged(nn.Module):
-    """The cut goes through the inside of a nested module."""
+    """The split goes through the inside of a nested module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class Bilinear(Net):
 
 @odd(*ABCD)
 class ConstantInput(Net):
-    """A block is fed a learned query instead of the input: its work does not depend on the batch."""
+    """A block gets a learned query and not the input: its work does not depend on the batch."""
 
     def extra(self) -> None:
         self.query = nn.Parameter(torch.randn(1, D))
@@ -229,7 +229,7 @@ class ConstantInput(Net):
 
 @odd(*ABCD)
 class NoGradientIntoFirst(Net):
-    """The last stages depend on the first through a rounding only: no gradient goes back."""
+    """The last stages depend on the first only through rounding: no gradient flows back."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.d(self.c(self.b(self.a(x)).round()))

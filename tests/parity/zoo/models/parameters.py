@@ -1,4 +1,4 @@
-"""Parameters of odd kinds, frozen, unused, swapped."""
+"""Parameters that are of odd kinds, frozen, unused or swapped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ComplexValues(Net):
 
 @odd(*ABCD)
 class FrozenStage(Net):
-    """The first two blocks are frozen: a whole stage."""
+    """The first two blocks are frozen: a full stage."""
 
     def extra(self) -> None:
         self.a.requires_grad_(False)
@@ -79,7 +79,7 @@ class _Lora(nn.Module):
 
 @odd(*ABCD, optim="adamw")
 class Lora(Net):
-    """Low-rank additions to two frozen layers, all else frozen too."""
+    """Low-rank additions to two frozen layers; all other weights are frozen too."""
 
     def extra(self) -> None:
         self.requires_grad_(False)
@@ -155,7 +155,7 @@ class IntegerBuffers(Net):
 
 @odd(*ABCD)
 class Swapped(Net):
-    """Weights are exchanged between layers by ``.data =`` when the model is made."""
+    """The constructor exchanges weights between layers by ``.data =``."""
 
     def extra(self) -> None:
         self.a[0].weight.data, self.b[0].weight.data = self.b[0].weight.data, self.a[0].weight.data * 0.5
@@ -193,7 +193,7 @@ class Lists(Net):
 
 @odd(*ABCD)
 class Uneven(Net):
-    """Nothing divides by the number of shards."""
+    """No width is divisible by the number of shards."""
 
     def extra(self) -> None:
         self.a, self.b, self.c, self.d = block(D, 7), block(7, 5), block(5, 3), nn.Linear(3, D)
@@ -201,7 +201,7 @@ class Uneven(Net):
 
 @odd(*ABCD)
 class Strided(Net):
-    """A weight that is a transposed tensor in memory."""
+    """A weight that is transposed in memory."""
 
     def extra(self) -> None:
         self.b[0].weight = nn.Parameter(torch.randn(D, D).t() / 3)
@@ -233,7 +233,7 @@ class Hypernetwork(Net):
 
 @odd(*ABCD)
 class Cloned(Net):
-    """The glue computes with a function of a weight: its square's root mean, its transposed clone."""
+    """The glue uses functions of weights: a root mean square, and a transposed clone."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x)) / self.b[0].weight.square().mean().sqrt()

@@ -1,4 +1,4 @@
-"""Tensors that are held in more ways than as parameters and buffers."""
+"""Tensors with other references than as parameters and buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.parity.zoo.case import ABCD, D, Net, block, odd
 
 @odd(*ABCD)
 class WeightsInList(Net):
-    """A plain list of the weights, whose sizes the glue adds as a scale."""
+    """A plain list of weights; the glue scales the logits by the mean squares of two of them."""
 
     def extra(self) -> None:
         self.weights = [p for p in self.parameters() if p.ndim == 2]
@@ -79,7 +79,7 @@ class _ByView(nn.Module):
 
 @odd("a", "held", "c", "d")
 class ViewsOfOne(WeightInDict):
-    """One flat parameter, used through views that were taken when the model was made."""
+    """One flat parameter, used through views that the constructor made."""
 
     def extra(self) -> None:
         self.held = _ByView()
@@ -98,7 +98,7 @@ class _SameMemory(nn.Module):
 
 @odd("a", "held", "c", "d")
 class SameMemory(WeightInDict):
-    """Two parameters of one memory: each has a gradient, both steps are taken."""
+    """Two parameters share memory: each has a gradient, and the optimizer steps both."""
 
     def extra(self) -> None:
         self.held = _SameMemory()
@@ -118,7 +118,7 @@ class _Follows(nn.Module):
 
 @odd("a", "held", "c", "d")
 class BufferOfWeight(WeightInDict):
-    """A buffer that shares a weight's memory, and so follows it."""
+    """A buffer that shares a weight's memory and therefore follows it."""
 
     def extra(self) -> None:
         self.held = _Follows()
@@ -170,7 +170,7 @@ class AttributeOfWeight(WeightInDict):
 
 
 class _Kind(nn.Parameter):
-    """A parameter of a class of its own."""
+    """A subclass of ``nn.Parameter``."""
 
 
 @odd("a", "held", "c", "d")
@@ -186,7 +186,7 @@ class ParameterSubclass(WeightInDict):
 
 @odd(*ABCD)
 class HiddenInList(Net):
-    """A fixed network in a list, which no state dict knows."""
+    """A fixed network in a list, which is not in the state dict."""
 
     def extra(self) -> None:
         hidden = nn.Linear(D, D, bias=False).requires_grad_(False)
@@ -210,7 +210,7 @@ class TensorAttribute(Net):
 
 @odd(*ABCD)
 class TogglesRequiresGrad(Net):
-    """The first block is frozen until the seventh call, by requires_grad_ in the forward."""
+    """The second block is frozen until the seventh call, by requires_grad_ in the forward."""
 
     def extra(self) -> None:
         self.calls = 0

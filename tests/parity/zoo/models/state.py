@@ -1,4 +1,4 @@
-"""What a forward changes besides its result: counters, teachers, running means, caches, random numbers."""
+"""State that a forward changes: counters, teachers, running means, caches, random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.parity.zoo.case import ABCD, D, Net, block, odd
 
 @odd(*ABCD)
 class TeacherInGlue(Net):
-    """A teacher that follows a layer by no_grad in the glue, and feeds the head."""
+    """A teacher that follows a layer under no_grad in the glue, and whose output is added."""
 
     def extra(self) -> None:
         self.teacher = nn.Linear(D, D).requires_grad_(False)
@@ -27,7 +27,7 @@ class TeacherInGlue(Net):
 
 @odd(*ABCD)
 class TeacherByData(Net):
-    """The same by ``.data``, and the teacher is used at the end."""
+    """A teacher that follows a layer by ``.data`` in the glue, used at the end."""
 
     def extra(self) -> None:
         self.teacher = nn.Linear(D, D).requires_grad_(False)
@@ -64,7 +64,7 @@ class TeacherInModule(Net):
 
 @odd(*ABCD)
 class Annealed(Net):
-    """A number of the root that falls with every call."""
+    """A number of the root decreases with every call."""
 
     def extra(self) -> None:
         self.temperature = 2.0
@@ -77,7 +77,7 @@ class Annealed(Net):
 
 @odd(*ABCD)
 class AnnealedByBuffer(Net):
-    """The same as a buffer that is counted up."""
+    """The glue divides by a buffer that counts the calls."""
 
     def extra(self) -> None:
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
@@ -113,7 +113,7 @@ class CountsInside(Net):
 
 @odd("counts", "b", "c", "d")
 class CountReadLate(CountsInside):
-    """The count of an early module is read by the glue at the end."""
+    """The glue reads an early module's count at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.c(self.b(self.counts(x)))
@@ -122,7 +122,7 @@ class CountReadLate(CountsInside):
 
 @odd(*ABCD)
 class RandomScale(Net):
-    """random.random() scales at one end and is taken out at the other: the same number everywhere."""
+    """random.random() scales a value and is divided out later, so the result does not change."""
 
     def forward(self, x: Tensor) -> Tensor:
         r = 0.5 + random.random()
@@ -133,7 +133,7 @@ class RandomScale(Net):
 
 @odd(*ABCD)
 class TorchRandomScale(Net):
-    """The same with torch.rand in the glue."""
+    """torch.rand in the glue scales a value and is divided out later."""
 
     def forward(self, x: Tensor) -> Tensor:
         r = 0.5 + torch.rand(len(x), 1, dtype=x.dtype)
@@ -165,7 +165,7 @@ class _Running(nn.Module):
 
 @odd("a", "running", "c", "d")
 class RunningMean(Net):
-    """A running mean by hand, in place, in a module."""
+    """A module updates a running mean in place."""
 
     def extra(self) -> None:
         self.running = _Running()
@@ -183,7 +183,7 @@ class _Rebound(_Running):
 
 @odd("a", "running", "c", "d")
 class RunningMeanRebound(RunningMean):
-    """The same, a new tensor put in the buffer's place."""
+    """A module replaces the buffer of its running mean by a new tensor."""
 
     def extra(self) -> None:
         self.running = _Rebound()
@@ -244,7 +244,7 @@ class _Leaves(nn.Module):
 
 @odd("a", "leaves", "c", "d")
 class AuxiliaryLoss(Net):
-    """An auxiliary loss is left on a module and collected at the end."""
+    """A module keeps an auxiliary loss, which the glue reads at the end."""
 
     def extra(self) -> None:
         self.leaves = _Leaves()
@@ -269,7 +269,7 @@ class _Cached(nn.Module):
 
 @odd("a", "cached", "c", "d")
 class CachedTable(Net):
-    """A module keeps a table that it made at its first call."""
+    """A module keeps a table that it makes at its first call."""
 
     def extra(self) -> None:
         self.cached = _Cached()

@@ -1,4 +1,4 @@
-"""Models of transformers, tiny: ids in, logits out."""
+"""Tiny models of transformers: ids in, logits out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IDS = {"inputs": (("int64", 6),), "target": (6,), "needs": "transformers"}
 
 
 class _Logits(nn.Module):
-    """All that an adapter has to do."""
+    """A minimal adapter."""
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Gpt2(_Logits):
 
 @odd(**IDS)
 class Llama(_Logits):
-    """Llama, tied, grouped queries."""
+    """Llama with a tied head and grouped queries."""
 
     def __init__(self) -> None:
         config = t.LlamaConfig(
@@ -48,7 +48,7 @@ class Llama(_Logits):
 
 @odd(**IDS)
 class LlamaCached(_Logits):
-    """Llama as it comes: with a cache of keys."""
+    """Llama with its default settings: with a cache of keys and values."""
 
     def __init__(self) -> None:
         config = t.LlamaConfig(
@@ -60,7 +60,7 @@ class LlamaCached(_Logits):
 
 @odd(**IDS)
 class Bert(_Logits):
-    """BERT with its masked language model's head."""
+    """BERT with its head for masked language modeling."""
 
     def __init__(self) -> None:
         config = t.BertConfig(
@@ -106,7 +106,7 @@ class Vit(nn.Module):
 
 @odd(**IDS)
 class Mixtral(_Logits):
-    """A mixture of experts: two of four a token."""
+    """A mixture of experts: two of four per token."""
 
     def __init__(self) -> None:
         config = t.MixtralConfig(
@@ -119,7 +119,7 @@ class Mixtral(_Logits):
 
 @odd(**IDS)
 class GptNeoX(_Logits):
-    """GPT-NeoX: attention and MLP side by side."""
+    """GPT-NeoX: attention and MLP in parallel."""
 
     def __init__(self) -> None:
         config = t.GPTNeoXConfig(
@@ -143,7 +143,7 @@ class Qwen3(_Logits):
 
 @odd(
     inputs=(("int64", 8),), target=(8,), classes=10, needs="transformers", rounds=1e-6
-)  # float32 logits: a power of two adds up exactly
+)  # float32 logits: sums of a power of two are exact
 class Mamba(_Logits):
     """A state space model."""
 

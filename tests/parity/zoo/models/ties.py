@@ -1,4 +1,4 @@
-"""Weights that more than one place uses."""
+"""Weights that are used in more than one place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lm(nn.Module):
         self.extra()
 
     def extra(self) -> None:
-        """More parts."""
+        """Make more parts."""
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.b(self.a(self.embed(x)).tanh()).tanh())
@@ -70,7 +70,7 @@ class TiedThrice(Lm):
 
 @odd(*ABCD)
 class SharedBiasOneStage(Net):
-    """A bias shared by two neighbors."""
+    """A bias shared by two adjacent blocks."""
 
     def extra(self) -> None:
         self.b[0].bias = self.a[0].bias
@@ -120,7 +120,7 @@ class CalledAgainLate(Net):
 
 @odd()
 class CalledAgainAuto(Net):
-    """The first module is called again after the third; cut by ``auto``."""
+    """The first module is called again after the third; split by ``auto``."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.d(self.a(self.c(self.b(self.a(x)))))
@@ -139,7 +139,7 @@ class TwoNames(Net):
 
 @odd("a", "b", "c", "d")
 class TiedByTranspose(Net):
-    """An autoencoder: decoding by the encoder's transposed weights."""
+    """An autoencoder whose decoder uses the encoder's transposed weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.c(self.b(self.a(x)))

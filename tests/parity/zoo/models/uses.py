@@ -69,7 +69,7 @@ class ScalesByLayer(Net):
 
 @odd(*ABCD)
 class ScalesUnbound(ScalesByLayer):
-    """The same parameter, split into its rows at the start."""
+    """A root parameter with a row for each block, split into its rows at the start."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = x
@@ -80,7 +80,7 @@ class ScalesUnbound(ScalesByLayer):
 
 @odd(*ABCD)
 class OneGate(Net):
-    """One number of the root is used after every block."""
+    """One scalar of the root is used after every block."""
 
     def extra(self) -> None:
         self.gate = nn.Parameter(torch.tensor(0.3))
@@ -104,7 +104,7 @@ class NormalizedInGlue(Net):
 
 @odd(*ABCD)
 class IntegerParameter(Net):
-    """A parameter of integers that takes no gradient."""
+    """An integer parameter without a gradient."""
 
     def extra(self) -> None:
         self.order = nn.Parameter(torch.randperm(D), requires_grad=False)
@@ -134,7 +134,7 @@ class _Dirty(Function):
 
 @odd(*ABCD)
 class DirtyFunction(Net):
-    """A Function of the user that changes its input in place."""
+    """A user's Function that changes its input in place."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x)) * 1.0
@@ -202,7 +202,7 @@ class _UsesOtherWeight(nn.Module):
 
 @odd(*ABCD)
 class WeightOfAnother(Net):
-    """A late module contains an early one, and uses its weight."""
+    """A late module contains an early one and uses its weight."""
 
     def extra(self) -> None:
         self.c = _UsesOtherWeight(self.a)

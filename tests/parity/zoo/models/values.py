@@ -1,4 +1,4 @@
-"""What is passed: keywords, dictionaries, dataclasses, nothing."""
+"""What modules pass on: keywords, dictionaries, dataclasses, None."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _ByKeyword(nn.Module):
 
 @odd(*ABCD)
 class KeywordsOnly(Net):
-    """The model's own input has defaults and keywords beside it."""
+    """The model's forward has an input, a default and a keyword argument."""
 
     def forward(self, x: Tensor, scale: float = 0.5, *, extra: Tensor | None = None) -> Tensor:
         h = self.b(self.a(x)) * scale
@@ -62,7 +62,7 @@ class _Dict(nn.Module):
 
 @odd("a", "p", "q", "d")
 class Dictionaries(Net):
-    """Modules hand dictionaries on, with a number and None in them."""
+    """Modules pass on dictionaries that contain a number and None."""
 
     def extra(self) -> None:
         self.p, self.q = _Dict(), _Dict()
@@ -90,7 +90,7 @@ class _Dataclass(nn.Module):
 
 @odd("a", "p", "q", "d")
 class Dataclasses(Net):
-    """Modules hand a dataclass on."""
+    """Modules pass on a dataclass."""
 
     def extra(self) -> None:
         self.p, self.q = _Dataclass(), _Dataclass()
@@ -156,7 +156,7 @@ class Nones(Net):
 
 @odd("left", "right", "c", "d", inputs=((D,), (4, D)))
 class TwoInputs(nn.Module):
-    """Two inputs, the second used late."""
+    """Two inputs, of which the second is also used late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class TwoInputs(nn.Module):
 
 @odd("embed", "a", "b", "d", inputs=(("int64", 3), (D,), ("int64", 8)))
 class MixedInputs(nn.Module):
-    """Integer and float inputs, one of them a mask that goes to the end."""
+    """Integer and float inputs, one of which is compared for a mask at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class MixedInputs(nn.Module):
 
 @odd("a", "b", "d", inputs=(("int64", 8),))
 class IntegerInput(nn.Module):
-    """Integers that are made floats in the glue."""
+    """Integers that the glue converts to floats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ class ManySkips(Net):
 
 @odd(*ABCD)
 class UnusedValue(Net):
-    """A block's result is thrown away."""
+    """A block's result is not used."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -240,7 +240,7 @@ class UnusedValue(Net):
 
 @odd(*ABCD)
 class InputAtTheEnd(Net):
-    """The last stage needs the input, and its own blocks do not depend on the first stage."""
+    """The last stage needs the input, and a late block does not depend on the first stage."""
 
     def forward(self, x: Tensor) -> Tensor:
         left = self.b(self.a(x))
