@@ -182,7 +182,7 @@ class RequiresGradInput(Net):
 
 @odd(*ABCD)
 class Asserts(Net):
-    """Checks on values: all finite, in range."""
+    """Checks on values: all are finite, and there are two dims."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x))
