@@ -56,7 +56,7 @@ def test_a_plan_is_made_of_frozen_values(recipe: str) -> None:
 def _frozen(value: Any) -> bool:
     if isinstance(value, BaseModel):
         return bool(value.model_config.get("frozen"))
-    return bool(getattr(value, "__dataclass_params__").frozen)  # noqa: B009  mypy does not know it
+    return bool(getattr(value, "__dataclass_params__").frozen)  # noqa: B009  mypy has no such attribute
 
 
 def test_planning_changes_nothing_it_was_given() -> None:
