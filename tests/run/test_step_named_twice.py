@@ -1,4 +1,4 @@
-"""A step that is named twice runs twice, each time with its own settings; a resume knows how far it came."""
+"""A step that is named twice runs twice, each time with its own settings; a resume knows which of them has run."""
 
 from __future__ import annotations
 
