@@ -1,4 +1,4 @@
-"""Strategies over device matrices, at random, train what one process trains: loss, every gradient, every buffer."""
+"""Random strategies over device matrices train as one process does: loss, every gradient, every buffer."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def network(net: str, ranks: int, stages: int = 1, **parallel: Any) -> Job:
 
 
 def drawn(net: str, seed: int) -> Job:
-    """Over 4, 6 or 8 ranks, every third time in two stages, at all levels of hsdp."""
+    """Return a job over 4, 6 or 8 ranks, every third one in two stages, over all levels of hsdp."""
     ranks = (4, 8, 6)[seed % 3]
-    stages = 2 if seed % 3 == 1 and net != "Convolutions" else 1  # which has one micro batch
+    stages = 2 if seed % 3 == 1 and net != "Convolutions" else 1  # it must have one micro batch
     job = network(net, ranks, stages, hsdp=HSDP[seed % 4])
     operators = strategies(job, ranks // stages, seed)
     return job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})

@@ -1,4 +1,4 @@
-"""However the tensors of a batch are cut, training is that of one process."""
+"""However the tensors of a batch are split, training equals that of one process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STRATEGIES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
 
 
 def network(net: str, shape: list[Any], parallel: dict[str, Any]) -> Job:
-    """Over 4 ranks."""
+    """Return a job over 4 ranks."""
     made = own(f"tests.extras.device_matrix.run.networks.{net}", shape, stages=1, train__batch_size=16)
     said = made.model_dump(by_alias=True)
     return Job.model_validate(said | {"parallel": said["parallel"] | parallel, "launch": {"nproc": 4}})

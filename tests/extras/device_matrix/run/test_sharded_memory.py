@@ -1,4 +1,4 @@
-"""Over device matrices, too, a rank holds what the plan says at the fullest moment of a step."""
+"""Over device matrices, too, a rank holds at the peak of a step what the plan says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CASES = list(product(PIPELINES, LEVELS, ("fp32", "bf16"), STRATEGIES))
 
 
 def layout(pipeline: str, level: str, precision: str, strategy: str) -> Job:
-    """On 4 ranks."""
+    """Return a job on 4 ranks."""
     matrix = [2, 2] if pipeline == "one stage" else [2, 1]
     operators = {key: {"matrix": matrix, "axes": ["x", "y"], "in": dims} for key, dims in STRATEGIES[strategy].items()}
     parallel: dict[str, Any] = {"pipeline": PIPELINES[pipeline], "operators": operators}

@@ -1,4 +1,4 @@
-"""Inferred strategies: as cheap as the cheapest of all, within the memory there is, what was written unchanged."""
+"""Inferred strategies cost no more than the cheapest choice, fit in memory, and keep those that were written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST = 8000
 
 
 def drawn(seed: int) -> tuple[OpGraph, int, CostModel, dict[int, OpStrategy]] | None:
-    """A graph, ranks, a model of cost and what is written; ``None`` where there is too much to look at."""
+    """Draw a graph, ranks, a cost model and written strategies; ``None`` if there are too many choices to try."""
     random = Random(seed)
     graph, ranks = random_graph(random, random.randint(1, 6)), random.choice((2, 3, 4, 6, 8))
     rules = rules_of(graph)
@@ -105,7 +105,7 @@ def test_the_same_text_each_time() -> None:
 
 
 def test_neighbours_follow_axes_in_an_order_of_their_own() -> None:
-    """As somebody wrote them who has slices 0, 4, 1, 5, ... of the batch on ranks 0, 1, 2, 3, ..."""
+    """The strategy is as written by a user whose ranks 0, 1, 2, 3, ... have slices 0, 4, 1, 5, ... of the batch."""
     graph = mlp(1 << 16)
     strided = OpStrategy((4, 2), (("d0", (1, 0)),))
     found = propagate(graph, rules_of(graph), 8, {3: strided})
