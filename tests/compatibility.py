@@ -1,4 +1,4 @@
-"""Every schedule on every layout, tied and untied: what is refused, and how far the rest is from one process."""
+"""Every schedule in every layout, tied and untied: what is refused, and how close the rest is to one process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MATRICES = {
         "head": {"in": [[2, 1, 1], [2, 1]]},
     }
 }  # fmt: skip
-"""Neighbors disagree; what is not named goes by samples."""
+"""Adjacent operators have different layouts; operators that are not named are split by samples."""
 
 
 def _matrices(level: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def asked(cell: Cell) -> Job:
 
 
 def planned(cell: Cell) -> Plan | str:
-    """The plan, or why there is none."""
+    """Return the plan, or the reason why there is none."""
     try:
         return plan_job(asked(cell))
     except RequestError as refused:
@@ -102,7 +102,10 @@ def planned(cell: Cell) -> Plan | str:
 
 
 def measured() -> dict[Cell, str]:
-    """``exact to 1e-12`` or ``refused: ...`` or what is wrong. One fork a size."""
+    """Return for each cell ``exact to 1e-12``, ``refused: ...``, or what is wrong.
+
+    Each number of ranks is forked once.
+    """
     cells = [*TRIED, *(("1f1b", "none", tie) for tie in TIES)]
     plans = {cell: planned(cell) for cell in cells}
     said = {cell: plan for cell, plan in plans.items() if isinstance(plan, str)}
@@ -127,7 +130,7 @@ def _all(world: World, cells: Mapping[Cell, tuple[Job, Plan]], want: Mapping[str
 
 
 def _one(world: World, j: Job, plan: Plan, want: Outcome) -> str:
-    """Loss, norm and every gradient of one step, on all ranks."""
+    """Compare the loss, the norm and every gradient of one step on all ranks with those of one process."""
     par, pipe = build(world, j, plan)
     both = torch.stack([step(j, par, pipe), grad_norm.build(par).squared()])
     torch.distributed.all_reduce(both)

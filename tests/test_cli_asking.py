@@ -1,4 +1,4 @@
-"""A command that only asks: answered at once, without torch, by the first rank alone."""
+"""A command that only asks is answered at once, without torch, by the first rank alone."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ ALWAYS = {"__main__", "__mp_main__", "_distutils_hack", "launcher", "_sysconfigd
 
 
 def imported(argv):
-    """The names below ``launcher``, and of libraries, that a command imports."""
+    """Return the modules of ``launcher`` and the libraries that a command imports."""
     script = (
         f"import sys; from launcher.__main__ import main; main({argv})\n"
         "own = {m.split('.')[0] for m in sys.modules}\n"

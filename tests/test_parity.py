@@ -1,4 +1,4 @@
-"""Law 6: N ranks = 1 rank. Loss, every gradient, every buffer and the norm, for all that can run today."""
+"""Law 6: N ranks equal 1 rank. Loss, every gradient, every buffer and the norm, for all layouts that can run today."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ PIECE_CELLS = some([
     *product(("seqpipe",), ("replicate2", "shard2_level1", "shard2_level2"), (True,)),
     *product(PIECES, ("plain", "shard2_level3"), (True,)),
 ], 3)  # fmt: skip
-"""Of pieces of unequal lengths; equal ones without a tie are in the compatibility matrix."""
+"""Cells with pieces of unequal lengths; equal ones without a tie are in the compatibility matrix."""
 
 
 @cache
@@ -297,7 +297,7 @@ TIED = job(parallel={"pipeline": {"stages": 2}, "grid": {"dp_replicate": 2}})
 
 
 def caught(text: str) -> dict[str, float]:
-    """The parity check fails for the layout that has everything, with ``text``; the errors that it then names."""
+    """Check that parity fails for the layout with everything, with ``text``; return the errors that it names."""
     with pytest.raises(AssertionError, match=text) as failed:
         assert_parity(TIED)
     return {name: float(e) for name, e in re.findall(r"'([\w.]+)': ([\d.e+-]+)", str(failed.value))}
