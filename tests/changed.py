@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALWAYS = ("tests/test_imports.py", "tests/test_surface.py")
-"""They read all sources."""
+"""Tests that read all sources."""
 OF_FOLDERS = {
     "conf": ("tests/test_golden_plans.py", "tests/job/test_conf.py"),
     "recipes": ("tests/test_golden_plans.py", "tests/run/test_recipes.py"),
@@ -24,7 +24,7 @@ OF_FOLDERS = {
     "CONTRIBUTING.md": ("tests/test_docs.py",),
     "pyproject.toml": ("tests/test_packaging.py",),
 }
-"""Tests of what has no mirror, or more than it."""
+"""Tests of paths without a mirror, or in addition to those in the mirror."""
 
 
 def paths_of(changed: Iterable[str]) -> list[str]:

@@ -28,13 +28,13 @@ PIECES: dict[str, dict[str, Any]] = {
     "seqvpp": {"seq_chunks": 2, "interleave": True},
     "seqsmartvpp": {"seq_chunks": 2, "interleave": True},
 }
-"""What the schedules of pieces of a sequence ask for."""
+"""The settings that schedules of sequence pieces need."""
 SCHEDULES: dict[str, dict[str, Any]] = {
     **{name: {"scheduler": name, **PIECES.get(name, {})} for name in get_args(Scheduler) if name != "auto"},
     "1f1b interleaved": {"scheduler": "1f1b", "interleave": True},
     "gpipe interleaved": {"scheduler": "gpipe", "interleave": True},
 }
-"""As the schema names them: a scheduler that it gains has its row by itself."""
+"""The names in the schema: a new scheduler gets its row automatically."""
 
 
 def _hsdp(level: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "device matrices level3": _matrices("level3"),
 }
 NPROC = {name: 8 for name in LAYOUTS if name.startswith("device matrices")}
-"""What the sizes of a layout do not say."""
+"""Numbers of ranks that do not follow from the sizes of the layout."""
 TIES = {"tied": True, "untied": False}
 Cell = tuple[str, str, str]
 """Schedule, layout, tie."""

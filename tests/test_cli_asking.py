@@ -50,7 +50,7 @@ def test_a_cure_of_what_needs_no_plan_is_tried_without_torch(argv, tmp_path):
 
 
 HEAVY = ("torch._dynamo", "torch.distributed.fsdp", "launcher.steps.on_ranks", "jinja2.sandbox", "rich")
-"""Half a second and 100 MB that neither a plan nor the process that starts ranks needs."""
+"""They cost half a second and 100 MB, and neither a plan nor the process that starts ranks needs them."""
 
 
 @pytest.mark.parametrize("act", [["show=plan"], ["train.steps=1", "steps=[train]"]], ids=["show=plan", "a run"])
@@ -87,7 +87,7 @@ HELP = {
 }
 """Modules of the launcher that ``--help`` may import."""
 JUDGES = ("job", "job.*", "run", "run.try_cures", "user_errors")
-"""Those that a misspelled request may import besides: what composes it, and what tries the cures."""
+"""The modules that a misspelled request may import in addition: those that compose it and try the cures."""
 LIBRARIES = {"_cython_*", "annotated_types", "antlr4", "cython_runtime", "hydra", "omegaconf", "packaging", "pydantic"}
 LIBRARIES |= {"pydantic_core", "typing_extensions", "typing_inspection", "yaml"}
 ALWAYS = {"__main__", "__mp_main__", "_distutils_hack", "launcher", "_sysconfigdata_*", "sitecustomize", "_virtualenv"}

@@ -38,7 +38,7 @@ from tests.test_parity_tp import MEGATRON, SEQUENCE
 
 BATCH, SEQ, END = 8, 12, 0
 LENGTHS = (3, 7, 1, 30, 5, 2, 11, 12, 4, 1, 1, 25) * 3
-"""Of documents, the token that ends each counted: shorter and longer than a window, and as long as one."""
+"""Lengths of documents with their end token: shorter than a window, longer, and equal."""
 
 SHARD: dict[str, Any] = {"shard_size": 2, "threshold": 0}
 PP: dict[str, Any] = {"stages": 2, "micro_batch_num": 4}

@@ -22,7 +22,7 @@ from tests.tiers import some
 ROOT = Path(__file__).parents[1]
 PLANS = Path(__file__).parent / "golden/plans"
 OF_FOLDERS = {"sft_hf_pp2_tp2"}
-"""Their plans come from what a folder holds, and from transformers: ``tests/real``."""
+"""Recipes whose plans depend on a folder and on transformers: see ``tests/real``."""
 RECIPES = sorted({path.stem for path in (ROOT / "recipes").glob("*.yaml")} - OF_FOLDERS)
 AGAIN = "the plan changed: if that is meant, run: python -m tests.test_golden_plans"
 

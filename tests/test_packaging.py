@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 BUILD = ("-m", "pip", "--quiet", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
 INSTALL = ("-m", "pip", "--quiet", "install", "--no-deps", "--no-index")
 COMES_WITH = {"yaml": "omegaconf", "pydantic_core": "pydantic", "mlflow": "mlflow-skinny"}
-"""Made for what they come with, and versioned by it."""
+"""Packages that are made for another package and follow its version."""
 
 
 def python(*words: str | Path, cwd: Path, path: Path | None = None) -> str:

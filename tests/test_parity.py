@@ -67,7 +67,7 @@ CELLS = some(
     if not (s in SPLIT and "level3" in d)
     and ((s == "single" or d == "plain") if precision == "fp32" else s not in ELSEWHERE or d == "replicate2")
 )
-"""In fp32, where only rounding is another: the plain layout of each schedule, and every one without stages."""
+"""In fp32, where only rounding differs: the plain layout of each schedule, and every layout without stages."""
 
 
 @cache
@@ -304,7 +304,7 @@ def caught(text: str) -> dict[str, float]:
 
 
 TWICE = pytest.approx(1.0, rel=1e-9)
-"""How far from one process a number is that is twice as large; its last digits are the machine's."""
+"""The error of a number that is twice that of one process; its last digits depend on the machine."""
 
 
 def test_a_loss_scale_that_forgets_the_micro_batches_is_caught(monkeypatch):

@@ -98,7 +98,7 @@ CELLS = some(
         ("2 x 2 x 2", "megatron", "tied"),
     ]
 )
-"""Untied in fp64, tied in fp32: the tie is cut alike with both kinds of operators."""
+"""Untied cells are in fp64, tied ones in fp32; both kinds of operators split the tie in the same way."""
 
 
 @cache

@@ -110,7 +110,7 @@ PARTS = {
     "slurm": Part(("tests/slurm",), ("launcher/run/slurm", "launcher/runtime/cluster", "Makefile", ".ci")),
 }
 MAKE_TARGETS = ("nodes", "slurm")
-"""Parts that are a target of the Makefile, tried as one."""
+"""Parts that are one target of the Makefile, and are tried as one."""
 
 
 def quarter_of(path: str) -> int:

@@ -52,14 +52,14 @@ BOTH: dict[str, tuple[Any, str, dict[str, Any]]] = {
 """Settings, a word that each accepts, a key below it, and what the request has if both are typed."""
 
 KEYS_DECIDE = {"parallel.pipeline.stage_config": (AUTO, "head=0")}
-"""Where the word is the default, and means that no key is set."""
+"""Settings whose default is the word, which means that no key is set."""
 
 REFUSED = {
     "parallel.operators": (AUTO, "head.weight=[tp,null]"),
     "parallel.recompute.modules": ("layers.0", "head=full"),
     "parallel.dataset_strategy": ("full_batch", "matrix=[2]"),
 }
-"""Where a key would replace the word, which is therefore refused."""
+"""Settings where a key would replace the word, so the request is refused."""
 
 
 def request(*words: str) -> Request:

@@ -23,7 +23,7 @@ from launcher.planner.plan_job import plan_job
 from tests.plan.made import job
 
 SECTIONS = ("train", "parallel", "parallel.pipeline", "debug")
-"""Those whose keys are of several classes."""
+"""Sections whose keys are in several classes."""
 KEYS = sorted({*schema_keys.everywhere()} - {*SECTIONS})
 
 

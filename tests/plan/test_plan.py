@@ -22,7 +22,7 @@ W = (64, 64)
 PP2 = ("launch.nproc=2", "parallel.pipeline.stages=2")
 AB = skeleton({"a.weight": W, "b.weight": W})
 ONE = graph("x: input x", "model: module . < x", "output: output output < model")
-"""What a model that is not cut looks like."""
+"""The graph of a model that is not split into stages."""
 
 
 def values(thing: Any) -> Iterator[Any]:

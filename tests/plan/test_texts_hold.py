@@ -50,7 +50,7 @@ PIPES: tuple[dict[str, Any], ...] = (
     {"stages": 2, "scheduler": "seqvpp", "interleave": True, "seq_chunks": 2},
 )
 SPLIT = ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
-"""Refused over level3."""
+"""Schedulers that level3 refuses."""
 FUSION: tuple[dict[str, Any], ...] = (
     {},
     {"openstate": False},

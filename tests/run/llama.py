@@ -14,7 +14,7 @@ from launcher.job.schema.models import LanguageModel
 from launcher.models.build import build_model
 
 SIZES = {"dim": 36, "layers": 2, "heads": 9, "kv_heads": 3, "ffn_dim": 64}
-"""As many heads as SmolLM2-135M, which no two ranks share evenly."""
+"""The sizes have as many heads as SmolLM2-135M, so that two ranks cannot share them evenly."""
 VOCABULARY = 270
 
 

@@ -80,7 +80,7 @@ BACKBONE = (
     )
     + "}"
 )
-"""As in AutoParallel's own example: the names of a WithLossCell around the network."""
+"""The names of a WithLossCell around the network, as in AutoParallel's own example."""
 
 
 def test_the_names_of_its_pipeline_are_those_of_a_loss_around_the_network() -> None:

@@ -12,7 +12,7 @@ from tests.run.launching import TINY, run, shape
 from tests.run.secret_words import FILES, FORMS, KEYS, NAMES, RIGHT, typed
 
 SOME = [("hex", RIGHT), ("words", "encryptt"), ("base64", "encrpyt")]
-"""The drill ``keys`` takes every name and every key."""
+"""A few keys and names; the drill ``keys`` takes all of them."""
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ def nth(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, n: int, rank: i
 
 
 LAUNCHER = os.getpid()
-"""Runs are carried out in the process of the test."""
+"""Runs are carried out in the process of the test, so this is the launcher."""
 
 
 def launcher() -> int:

@@ -37,9 +37,9 @@ SMALLER = {  # settings that make two steps of it short
     "tied_pp2_to_single": ("data.seq_len=16", "steps.evaluate.batches=1"),
 }
 PLANNED = ("lm_8b_h100x64",)
-"""For devices that no machine of these tests has: ``tests/test_golden_plans.py``."""
+"""Recipes for devices that no machine of these tests has: see ``tests/test_golden_plans.py``."""
 REAL = ("sft_hf_pp2_tp2",)
-"""Of a folder that transformers reads: ``tests/real/test_smollm2.py``."""
+"""Recipes of a folder that transformers reads: see ``tests/real/test_smollm2.py``."""
 
 
 def test_every_recipe_is_here():

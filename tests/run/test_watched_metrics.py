@@ -14,7 +14,7 @@ from launcher.checkpoint.read import open_checkpoint, read_rank
 from tests.run.launching import TINY, checkpoints, metrics, run, say, shape, status, steps
 
 RISES = ("schedule=constant", "optim.lr=0.03", "train.eval_every=2", "train.precision=fp64")
-"""The loss of what is held out falls, then rises: the tokens are random."""
+"""The held-out loss falls, then rises, because the tokens are random."""
 STOP = "train.early_stop={patience: 2}"
 BEST = ("checkpoint.best=val_loss", "checkpoint.keep=1")
 

@@ -20,7 +20,7 @@ NET = (
 OPS = "parallel.operators"
 SET = "parallel.dataset_strategy"
 X = f"{OPS}.layer2={{matrix:[8],axes:[x],in:[[x,null]]}}"
-"""So that there is a device matrix."""
+"""An override that makes the plan use device matrices."""
 THERE = "these have: flatten, layer1, relu1, layer2, relu2, layer3"
 XY = "matrix:[2,4],axes:[x,y]"
 

@@ -19,7 +19,7 @@ from tests.extras.device_matrix.simulated import carried_out, parts_of, received
 
 RANKS = st.sampled_from([2, 4, 6, 8, 12])
 ITEMSIZE = st.sampled_from([1, 4, 1 << 12, 1 << 20])
-"""The last two stand for large tensors, whose bytes outweigh the start of collectives."""
+"""The last two stand for large tensors, whose bytes cost more than the start of collectives."""
 
 
 def pair_of(ranks: int, rng: random.Random, most_dims: int = 3) -> tuple[TensorLayout, TensorLayout, tuple[int, ...]]:

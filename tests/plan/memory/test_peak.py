@@ -76,7 +76,7 @@ LEAVING = (
     (Segment("a", 100, left=3), Segment("b", 200, left=7)),
     (Segment("a", 1), Segment("b", 1)),
 )
-"""Three pieces; the last one leaves nothing."""
+"""Three pieces; the last one leaves nothing for later pieces."""
 
 
 @pytest.mark.parametrize(

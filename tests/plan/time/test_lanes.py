@@ -28,7 +28,7 @@ from tests.plan.time.test_prediction import (
 )
 
 TP = (("all_gather", 2 * 10**10, 1),)
-"""0.1 s over two ranks."""
+"""A collective of 0.1 s over two ranks."""
 SENDING = replace(STAGE, forward=ActionWork(SECOND, TP), backward=ActionWork(TWO, TP))
 TWO_TP = Grid.of(pp=1, dp_replicate=1, dp_shard=1, tp=2)
 HALVES = Grid.of(pp=1, dp_replicate=1, dp_shard=2, tp=1)

@@ -96,7 +96,7 @@ def test_few_devices_of_a_mesh_have_few_of_its_lines() -> None:
 
 
 MEASURED_910B = {2: (38, 18), 4: (64, 30), 8: (149, 72)}
-"""GB/s of a whole tensor: all-gather and all-reduce of that many devices of an Atlas 800T A2 (HCCL, CANN 8.0)."""
+"""GB/s of a full tensor: all-gather and all-reduce over that many devices of an Atlas 800T A2 (HCCL, CANN 8.0)."""
 
 
 @pytest.mark.parametrize("ranks", MEASURED_910B)

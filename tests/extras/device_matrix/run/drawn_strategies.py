@@ -18,7 +18,7 @@ from launcher.parallel.trace.model_facts import meta
 from launcher.planner.plan_job import builder, inputs
 
 SHARE = 0.7
-"""Of the operators, that get a strategy."""
+"""The share of operators that get a strategy."""
 
 
 def strategies(job: Job, ranks: int, seed: int) -> dict[str, dict[str, Any]]:

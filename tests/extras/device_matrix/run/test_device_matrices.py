@@ -19,7 +19,7 @@ SHAPES: dict[str, list[Any]] = {
     "TwoBranches": [[12], [12]],
 }
 DRAWN = 40
-"""Times each network is cut at random."""
+"""How many random strategies each network gets."""
 HSDP: list[dict[str, Any] | None] = [
     None,
     {"threshold": 0},
@@ -77,7 +77,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "whole": {"matmul2": {"in": [[1, 1], [1, 1]]}},
     "samples": {"matmul2": {"in": [[4, 1], [1, 1]]}},
 }
-"""Strategies that one axis tp beside data-parallel ranks cannot have, or that say nothing of one."""
+"""Strategies that one axis tp beside data-parallel ranks cannot express, or that do not use it."""
 
 
 def test_slices_that_fit_no_axis_tp_train_as_one_process() -> None:

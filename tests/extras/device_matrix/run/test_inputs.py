@@ -9,7 +9,7 @@ from tests.parity import own, together
 from tests.tiers import some_of
 
 CUT = {"fc1": {"matrix": [2, 2], "axes": ["x", "y"], "in": [["x", "y"], [None, "y"]]}}
-"""The first product, by samples and by what it adds up."""
+"""A strategy that splits the first product by samples and by the dim that it sums over."""
 
 STRATEGIES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "rows": ("Mlp", [4, 4], {"dataset_strategy": [[1, 4, 1], [1]]}),

@@ -21,7 +21,7 @@ from tests.ranks import on_ranks
 from tests.tiers import ALL, some
 
 MANY = 30
-"""Operators of a case beyond which they are alike."""
+"""Cases with this many operators are tried over one device matrix only."""
 MEETING = ("softmax", "logsumexp", "layer norm", "rms norm", "batch norm", "cross entropy")
 
 

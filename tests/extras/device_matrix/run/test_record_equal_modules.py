@@ -21,7 +21,7 @@ OURS: dict[str, tuple[list[str], int]] = {
     "too few layers": (["model=lm_tiny", "model.layers=3"], 0),
     "no two alike": (["model=mlp", "data=mnist5k"], 0),
 }
-"""Of each model how many modules are left out."""
+"""The overrides of each model, and how many of its modules are not recorded."""
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -138,7 +138,7 @@ MODELS: dict[str, tuple[Any, set[str]]] = {
     "the same module twice": (_twice, set()),
     "what makes another kind of tensor": (_Tables, {"layers.2", "layers.3"}),
 }
-"""And the modules that are left out at first."""
+"""Each model, and the modules that are not recorded at first."""
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -21,13 +21,13 @@ from tests.ranks import on_ranks
 from tests.tiers import ALL
 
 PAIRS = 48 if ALL else 10
-"""Drawn for each number of ranks, plus those of ``KNOWN``."""
+"""How many pairs are drawn for each number of ranks, in addition to those of ``KNOWN``."""
 
 MOVED = [torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.int16, torch.complex64]
 SUMMED = [torch.float64, torch.float32, torch.bfloat16, torch.int64]
 
 Case = tuple[Redistribution, Redistribution, tuple[int, ...]]
-"""There, back, and the axes over which the gradient comes as terms."""
+"""The redistribution there, the one back, and the axes over which the gradient comes as terms of a sum."""
 
 
 def planned(src: TensorLayout, dst: TensorLayout, terms: tuple[int, ...], shape: tuple[int, ...], size: int) -> Case:

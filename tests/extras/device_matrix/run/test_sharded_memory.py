@@ -21,7 +21,7 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "interleaved": {"stages": 2, "interleave": True, "micro_batch_num": 4},
 }
 COLUMNS = [["y", None, None], ["x", None]]
-"""Of a product: samples over y, its columns over x."""
+"""A layout of a matrix product: samples over y, columns of the weight over x."""
 STRATEGIES: dict[str, dict[str, Any]] = {
     "samples": {"layers.*.mlp.*": [["x", None, None], [None, None]], "head": [["x", None, None], ["y", None]]},
     "columns": {"layers.*.attn.*": COLUMNS, "layers.*.mlp.*": COLUMNS},

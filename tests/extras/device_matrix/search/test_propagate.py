@@ -19,10 +19,10 @@ from launcher.extras.device_matrix.search.variables import variables
 from tests.extras.device_matrix.search.small_graphs import Maker, cheapest, every_choice, random_graph, rules_of
 
 SLOW = CostModel(flops_per_second=1e9, bytes_per_second=1e9, memory_bytes_per_second=1e10, latency=1e-9, state_bytes=8)
-"""Such that small graphs are worth cutting."""
+"""A cost model with which it is worth splitting small graphs."""
 MODELS = (CostModel(), CostModel(latency=0), SLOW, CostModel(latency=0, bytes_per_second=1e13, flops_per_second=1e9))
 MOST = 8000
-"""Choices that are looked at one by one."""
+"""The most choices that are tried one by one."""
 
 
 def drawn(seed: int) -> tuple[OpGraph, int, CostModel, dict[int, OpStrategy]] | None:
