@@ -170,7 +170,7 @@ def test_sums_are_scattered_in_the_order_that_leaves_least_to_gather() -> None:
 
 
 def test_hand_written_tensor_parallelism_needs_nothing_but_its_two_sums() -> None:
-    """A linear layer by columns, then one by rows: an all-reduce ends the forward, and another begins the backward."""
+    """A linear layer by columns, then one by rows: one all-reduce ends the forward, and one ends the backward."""
     whole, columns = TensorLayout.replicated(2, 4), TensorLayout((4,), ((), (0,)))
     terms = TensorLayout((4,), ((), ()), (0,))
     assert redistribution(whole, whole, (8, 8)).steps == ()
